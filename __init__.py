@@ -1,0 +1,1 @@
+"""fp4dse: which FP4 training techniques buy the most quality for the least overhead."""

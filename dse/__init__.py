@@ -1,0 +1,27 @@
+"""What a configuration is: formats, quantizers, recipes, spaces, and what they cost. No training, no torch."""
+
+from fp4dse.dse.errors import ConfigError, StoreError
+from fp4dse.dse.library import load_recipe, recipe_files, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from fp4dse.dse.overhead import points
+from fp4dse.dse.quantizer import QUANTIZERS, Quantizer
+from fp4dse.dse.recipe import SLOTS, STAGES, Hadamard, Recipe, Signature
+from fp4dse.dse.space import Space
+
+__all__ = [
+    "QUANTIZERS",
+    "SLOTS",
+    "STAGES",
+    "ConfigError",
+    "Hadamard",
+    "Quantizer",
+    "Recipe",
+    "Signature",
+    "Space",
+    "StoreError",
+    "load_recipe",
+    "points",
+    "recipe_files",
+    "recipe_from_dict",
+    "recipe_to_dict",
+    "recipe_to_toml",
+]

@@ -1,0 +1,212 @@
+"""A recipe: the three GEMMs of a linear layer, each with two quantizers and one rotation. Immutable, hashable.
+
+    fprop   Y  = X Wᵀ     operands x [M, K], w [N, K]      contraction K
+    dgrad   dX = dY W     operands g [M, N], w [K, N]      contraction N
+    wgrad   dW = dYᵀ X    operands g [N, M], x [K, M]      contraction M
+
+Every operand is quantized along the contraction axis of the GEMM that consumes it, so there are six slots. A rotation
+belongs to the GEMM: both operands get the same one and it cancels in the product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.formats import SCALES
+from fp4dse.dse.quantizer import E8M0, Part, Quantizer, Stochastic, scale_format, scale_name
+
+ID_VERSION = 1
+"""Raised only if the canonical form itself changes meaning; it is part of the hash."""
+
+
+class Hadamard(Part):
+    """Block Hadamard of `size` along the contraction axis, normalised by 1/sqrt(size).
+
+    `signs`: `random` flips the input by a ±1 vector of length `size`, drawn once per GEMM and step; `none` does not.
+    """
+
+    size: Literal[16, 32, 64, 128]
+    signs: Literal["random", "none"] = "random"
+
+
+ROTATION_NAMES: dict[str, Hadamard | None] = {
+    "none": None,
+    **{f"rht{n}": Hadamard(size=n) for n in (16, 32, 64, 128)},
+    **{f"hadamard{n}": Hadamard(size=n, signs="none") for n in (16, 32, 64, 128)},
+}
+
+
+class Fprop(Part):
+    x: Quantizer
+    w: Quantizer
+    rotation: Hadamard | None = None
+
+
+class Dgrad(Part):
+    g: Quantizer
+    w: Quantizer
+    rotation: Hadamard | None = None
+
+
+class Wgrad(Part):
+    g: Quantizer
+    x: Quantizer
+    rotation: Hadamard | None = None
+
+
+STAGES: dict[str, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("g", "w"), "wgrad": ("g", "x")}
+"""Stage name -> its two operands, in the order of the product."""
+SLOTS = tuple(f"{stage}.{operand}" for stage, operands in STAGES.items() for operand in operands)
+"""The six operand slots."""
+
+
+class Recipe(Part):
+    """Three stages. `config_id` is the identity of what is computed; learning rate and seed are not part of it."""
+
+    fprop: Fprop
+    dgrad: Dgrad
+    wgrad: Wgrad
+
+    @staticmethod
+    def named(name: str) -> Recipe:
+        """A recipe shipped as a data file in `dse/recipes/`; ConfigError names the known ones."""
+        from fp4dse.dse.library import recipe_files
+
+        files = recipe_files()
+        if name not in files:
+            raise ConfigError("recipe", name, ", ".join(sorted(files)))
+        return files[name].recipe
+
+    @staticmethod
+    def uniform(quantizer: Quantizer) -> Recipe:
+        """The same quantizer in all six slots, no rotation."""
+        q = quantizer
+        return Recipe(fprop=Fprop(x=q, w=q), dgrad=Dgrad(g=q, w=q), wgrad=Wgrad(g=q, x=q))
+
+    def slot(self, name: str) -> Quantizer:
+        """The quantizer in slot `fprop.x` … `wgrad.x`."""
+        stage, operand = name.split(".")
+        return getattr(getattr(self, stage), operand)
+
+    def rotation(self, stage: str) -> Hadamard | None:
+        return getattr(self, stage).rotation
+
+    def canonical(self) -> Recipe:
+        """The one spelling of all recipes that compute the same."""
+        stages = {}
+        for stage, (a, b) in STAGES.items():
+            old = getattr(self, stage)
+            qa, qb = getattr(old, a).canonical(), getattr(old, b).canonical()
+            rotation = None if qa.is_plain and qb.is_plain else old.rotation  # nothing is quantized: no effect
+            stages[stage] = type(old)(**{a: qa, b: qb, "rotation": rotation})
+        return Recipe(**stages)
+
+    @property
+    def config_id(self) -> str:
+        """16 hex digits: SHA-256 of the canonical recipe as sorted JSON without defaults."""
+        text = msgspec.json.encode([ID_VERSION, self.canonical()], order="sorted")
+        return hashlib.sha256(text).hexdigest()[:16]
+
+    @property
+    def is_plain(self) -> bool:
+        """True where no slot has a block scale."""
+        return all(self.slot(s).is_plain for s in SLOTS)
+
+    def validate(self) -> list[tuple[str, str]]:
+        """Reasons why this recipe makes no sense, as (rule name, sentence); empty if it does.
+
+        Combinations that make no sense within one quantizer are unwritable or have no effect; what is left
+        concerns several fields.
+        """
+        return [(rule, reason) for rule, check, reason in RULES if check(self)]
+
+    def signature(self) -> Signature:
+        """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
+        r = self.canonical()
+        return Signature(
+            blocks=tuple(0 if r.slot(s).is_plain else r.slot(s).block for s in SLOTS),
+            rotations=tuple(_rotation_key(r.rotation(stage)) for stage in STAGES),
+        )
+
+    def label(self) -> str:
+        """The recipe in words: forward and backward quantizers grouped where equal, then rotations."""
+        r = self.canonical()
+        groups: list[tuple[list[str], str]] = []
+        for slot in SLOTS:
+            text = r.slot(slot).label()
+            for slots, known in groups:
+                if known == text:
+                    slots.append(slot)
+                    break
+            else:
+                groups.append(([slot], text))
+        parts = [text if len(groups) == 1 else f"{_slots_in_words(slots)} {text}" for slots, text in groups]
+        parts += [f"{stage} {_rotation_key(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
+        return ", ".join(parts)
+
+    def columns(self) -> dict[str, str | int | float | None]:
+        """Every axis as its own flat column, for the store: `fprop_x_scale`, `wgrad_rotation`, …"""
+        r = self.canonical()
+        out: dict[str, str | int | float | None] = {}
+        for slot in SLOTS:
+            q, prefix = r.slot(slot), slot.replace(".", "_")
+            block_scaled = not q.is_plain
+            out[f"{prefix}_element"] = q.element
+            out[f"{prefix}_block"] = q.block if block_scaled else None
+            out[f"{prefix}_scale"] = scale_name(q.scale) if block_scaled else None
+            out[f"{prefix}_tensor_scale"] = q.tensor_scale.target if q.tensor_scale else None
+            rounding = "stochastic" if isinstance(q.rounding, Stochastic) else "nearest"
+            out[f"{prefix}_rounding"] = rounding if block_scaled else None
+            out[f"{prefix}_range"] = q.range if block_scaled else None
+        for stage in STAGES:
+            out[f"{stage}_rotation"] = _rotation_key(r.rotation(stage))
+        return out
+
+
+class Signature(msgspec.Struct, frozen=True, order=True):
+    """Structural signature: block size per slot (0 = plain) and rotation per stage."""
+
+    blocks: tuple[int, ...]  # in the order of SLOTS
+    rotations: tuple[str, ...]  # in the order of STAGES
+
+
+def _target_above_scale(r: Recipe) -> bool:
+    scaled = [q for q in map(r.canonical().slot, SLOTS) if q.tensor_scale and not isinstance(q.scale, E8M0)]
+    return any(q.tensor_scale.target > SCALES[scale_format(q.scale)].max for q in scaled)
+
+
+RULES: tuple[tuple[str, Callable[[Recipe], bool], str], ...] = (
+    (
+        "target-above-scale-format",
+        _target_above_scale,
+        "the tensor-scale target is above the largest block scale, so the largest blocks would always clip",
+    ),
+)
+"""(rule name, predicate that is true where it is broken, reason)."""
+
+
+def _rotation_key(rotation: Hadamard | None) -> str:
+    if rotation is None:
+        return "none"
+    return f"{'rht' if rotation.signs == 'random' else 'hadamard'}{rotation.size}"
+
+
+_GROUPS = {
+    frozenset(SLOTS): "all",
+    frozenset(SLOTS[:2]): "forward",
+    frozenset(SLOTS[2:]): "backward",
+    frozenset({"dgrad.g", "wgrad.g"}): "gradients",
+    frozenset(set(SLOTS) - {"dgrad.g", "wgrad.g"}): "x, w",
+    frozenset({"fprop.w", "dgrad.w"}): "weights",
+    frozenset({"fprop.x", "wgrad.x"}): "activations",
+    frozenset({"dgrad.w", "wgrad.x"}): "backward x, w",
+}
+
+
+def _slots_in_words(slots: list[str]) -> str:
+    return _GROUPS.get(frozenset(slots), "+".join(slots))
