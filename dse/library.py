@@ -158,7 +158,11 @@ def _field_type(type_: object, key: str, found: object):
 
 
 def _options(type_: object) -> tuple:
-    return typing.get_args(type_) if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union else (type_,)
+    return (
+        typing.get_args(type_)
+        if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union
+        else (type_,)
+    )
 
 
 def accepted(type_: object) -> str:
