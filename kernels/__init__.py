@@ -1,0 +1,25 @@
+"""The quantized-GEMM backend: reference definition, lane GEMM, rotations, counter-based random numbers, layers."""
+
+from fp4dse.kernels.activations import silu
+from fp4dse.kernels.backend import backend, why_not_compiled
+from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.layers import QuantLinear, add_bias
+from fp4dse.kernels.quantize import Quantized, quantize
+from fp4dse.kernels.reduce import lane_mean, lane_sum
+
+NUMERICS_REV = 1
+"""Revision of what quantizers and layers compute; raised when a fix changes results."""
+
+__all__ = [
+    "NUMERICS_REV",
+    "LaneNumerics",
+    "QuantLinear",
+    "Quantized",
+    "add_bias",
+    "backend",
+    "lane_mean",
+    "lane_sum",
+    "quantize",
+    "silu",
+    "why_not_compiled",
+]

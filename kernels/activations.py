@@ -1,0 +1,51 @@
+"""Activations whose bits do not depend on where in a tensor an element stands.
+
+Library kernels compute exp with vector code and the last few elements of a chunk with scalar code, which differ in the
+last bit, so a lane's values would depend on its neighbours and on the number of threads. These are built from single
+IEEE additions and multiplications, the same on every device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LOG2E = 1.44269504
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody–Waite: the high part has few bits, so n · high is exact
+_COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # Taylor on |r| <= ln2/2: 2 ulp
+
+
+def exp_nonpositive(x: Tensor) -> Tensor:
+    """exp(x) for x <= 0, float32; 0 below about -87. NaN stays NaN."""
+    x = torch.clamp(x, min=-87.0)
+    n = torch.round(x * _LOG2E)
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    p = torch.full_like(r, _COEFFICIENTS[0])
+    for c in _COEFFICIENTS[1:]:
+        p = p * r
+        p = p + c
+    return p * (n.to(torch.int32) + 127 << 23).view(torch.float32)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) without overflow."""
+    e = exp_nonpositive(-x.abs())
+    return torch.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        s = sigmoid(x)
+        ctx.save_for_backward(x, s)
+        return x * s
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> Tensor:
+        x, s = ctx.saved_tensors
+        return g * (s * (1.0 + x * (1.0 - s)))
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x)."""
+    return _SiLU.apply(x)

@@ -1,0 +1,106 @@
+"""The numerics of a population: what each lane's six slots do, as tables on the device, and the GEMM that uses them.
+
+One function serves the three GEMMs: both operands are laid out [L, rows, contraction], rotated, padded with zeros
+to whole blocks, quantized along the contraction, and multiplied in FP32; the tensor decode factors are applied to the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fp4dse.dse import SLOTS, STAGES, Recipe
+from fp4dse.kernels.backend import Backend, backend
+from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.philox import STREAMS, random16, signs
+from fp4dse.kernels.reference import round_bf16
+from fp4dse.kernels.rotation import rotate
+
+
+class SlotTable:
+    """One operand slot of all lanes: block size, descriptor rows, and which lanes round to BF16 if it is plain."""
+
+    def __init__(self, recipes: Sequence[Recipe], slot: str, device: torch.device) -> None:
+        quantizers = [recipe.slot(slot).canonical() for recipe in recipes]
+        self.site = SLOTS.index(slot)
+        self.block = 0 if quantizers[0].is_plain else quantizers[0].block
+        if self.block:
+            self.floats, self.ints = descriptor(quantizers, device)
+            self.stochastic = bool(self.ints[:, -1].any())
+        else:
+            bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
+            self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
+            self.bf16_lanes = bf16[:, None, None]
+
+
+class LaneNumerics:
+    """Recipes of equal structural signature with their seeds, ready to run: `gemm(stage, …)`.
+
+    recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
+    own would not have the bits that it has in company). `step` is a device scalar that the training loop advances.
+    """
+
+    def __init__(self, recipes: Sequence[Recipe], seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
+        if len({r.signature() for r in recipes}) != 1:
+            raise ValueError("lanes of one population must share their structural signature")
+        if len(recipes) < 2 or len(recipes) != len(seeds):
+            raise ValueError(f"a population needs two lanes or more and a seed each: {len(recipes)}, {len(seeds)}")
+        device = torch.device(device)
+        self.lanes = len(recipes)
+        self.backend: Backend = backend(str(device))
+        self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.slots = {slot: SlotTable(recipes, slot, device) for slot in SLOTS}
+        self.rotations = {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}
+
+    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
+        """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
+
+        a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
+        """
+        slot_a, slot_b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
+        rotation = self.rotations[stage]
+        unit = max(slot_a.block, slot_b.block, rotation.size if rotation else 0, 1)
+        a, b = _pad(a, a_dim, unit), _pad(b, b_dim, unit)
+        if rotation:
+            flips = None
+            if rotation.signs == "random":
+                site = torch.tensor(8 * layer + list(STAGES).index(stage), device=a.device)
+                flips = signs(self.seeds, self.step, site, rotation.size)
+            a, b = (rotate(t, rotation.size, d, flips) for t, d in ((a, a_dim), (b, b_dim)))
+        qa, dec_a = self._operand(slot_a, layer, a, a_dim)
+        qb, dec_b = self._operand(slot_b, layer, b, b_dim)
+        out = torch.bmm(qa, qb.mT)
+        for dec in (dec_a, dec_b):
+            out = out if dec is None else out * dec[:, None, None]
+        return out
+
+    def _operand(self, slot: SlotTable, layer: int, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
+        """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any."""
+        x = x if dim == 2 else x.mT
+        if not slot.block:
+            if slot.bf16 == "none":
+                return x, None
+            rounded = round_bf16(x)
+            return (rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x)), None
+        blocks = x.contiguous().view(self.lanes, -1, slot.block)
+        random = None
+        if slot.stochastic:
+            site = torch.tensor(8 * layer + slot.site, device=x.device)
+            draw = partial(random16, self.seeds, STREAMS["rounding"], self.step, site, words=self.backend.words)
+            random = draw(blocks[0].numel()).view_as(blocks)
+        values, dec = self.backend.decode_operand(blocks, slot.floats, slot.ints, random)
+        return values.view(x.shape), dec
+
+
+def _pad(x: Tensor, dim: int, unit: int) -> Tensor:
+    """Zeros after the end of `dim`, up to a multiple of `unit`."""
+    missing = -x.shape[dim] % unit
+    if not missing:
+        return x
+    return F.pad(x, (0, missing) if dim == 2 else (0, 0, 0, missing))

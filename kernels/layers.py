@@ -1,0 +1,67 @@
+"""Layers with a lane axis whose three GEMMs are quantized slot by slot."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.reduce import lane_sum
+
+
+class _QuantLinear(torch.autograd.Function):
+    """Y = X Wᵀ with each of the six operands quantized along its own contraction axis, from its unquantized source.
+
+    The estimator is straight-through: the gradient of a quantizer is taken to be one.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.numerics, ctx.layer = numerics, layer
+        return numerics.gemm("fprop", layer, x, 2, w, 2)  # [L, M, N]
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        x, w = ctx.saved_tensors
+        dx = ctx.numerics.gemm("dgrad", ctx.layer, g, 2, w, 1) if ctx.needs_input_grad[0] else None  # [L, M, K]
+        dw = ctx.numerics.gemm("wgrad", ctx.layer, g, 1, x, 1) if ctx.needs_input_grad[1] else None  # [L, N, K]
+        return dx, dw, None, None
+
+
+class _AddBias(torch.autograd.Function):
+    """y + b over the rows, [L, M, N] + [L, N]; the gradient of b is summed in a fixed order."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, b: Tensor) -> Tensor:
+        return y + b[:, None, :]
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return g, lane_sum(g, 1)
+
+
+def add_bias(y: Tensor, b: Tensor) -> Tensor:
+    """y [L, M, N] + b [L, N], with a gradient of b that does not depend on the number of lanes."""
+    return _AddBias.apply(y, b)
+
+
+class QuantLinear(nn.Module):
+    """A linear layer of L lanes: x [L, …, in] -> [L, …, out], every lane with its own weights and its own recipe.
+
+    weight: [L, out, in], bias: [L, out] or None. `layer` keys this layer's random numbers: no two layers of a model
+    may share it. Sizes that the block does not divide are padded with zeros inside.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, numerics: LaneNumerics, layer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.numerics, self.layer = numerics, layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]
+        y = _QuantLinear.apply(rows, self.weight, self.numerics, self.layer)
+        if self.bias is not None:
+            y = add_bias(y, self.bias)
+        return y.view(*x.shape[:-1], y.shape[-1])

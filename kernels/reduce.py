@@ -1,0 +1,26 @@
+"""The one reduction that lanes use: a fixed tree of additions, so that bits do not depend on the number of lanes.
+
+Library reductions choose their order from the whole tensor's shape and the number of threads. Here the axis is halved
+again and again by element-wise additions, which gives the same bits on every device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lane_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum over one dimension in a fixed order: first half + second half, until one is left. Odd middles carry over."""
+    while x.shape[dim] > 1:
+        n = x.shape[dim]
+        half = n // 2
+        head = x.narrow(dim, 0, half) + x.narrow(dim, n - half, half)
+        x = torch.cat([head, x.narrow(dim, half, 1)], dim) if n % 2 else head
+    return x.squeeze(dim)
+
+
+def lane_mean(x: Tensor) -> Tensor:
+    """Mean of everything but the lane axis: [L, …] -> [L]."""
+    flat = x.reshape(len(x), -1)
+    return lane_sum(flat, 1) / flat.shape[1]

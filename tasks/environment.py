@@ -1,0 +1,94 @@
+"""What this machine is: the columns that a row carries so that it can be compared, and what `doctor` prints."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import subprocess
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from fp4dse.dse import ConfigError
+from fp4dse.kernels import NUMERICS_REV, why_not_compiled
+from fp4dse.tasks import engine
+
+
+def check_device(device: str) -> None:
+    """ConfigError unless tensors can be put on `device`."""
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError("device", device, "cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", device, "cpu (this machine has no usable CUDA device)")
+
+
+def environment(device: str, threads: int) -> dict[str, str | int]:
+    """Device, versions and revisions as row columns.
+
+    device_class and software_class are part of a row's identity: results are bitwise repeatable within them.
+    """
+    cpu = torch.device(device).type == "cpu"
+    name = _cpu_name() if cpu else torch.cuda.get_device_name(device)
+    vector = torch.backends.cpu.get_cpu_capability()
+    return {
+        "device": device,
+        "device_name": name,
+        "device_class": f"cpu {vector} {threads} thread{'s' if threads > 1 else ''}" if cpu else name,
+        "software_class": "torch " + ".".join(torch.__version__.split(".")[:2]),
+        "threads": threads,
+        "dtype": "float32",
+        "torch_version": torch.__version__,
+        "python_version": platform.python_version(),
+        "fp4dse_version": version("fp4dse"),
+        "git_commit": _git_commit(),
+        "host": socket.gethostname(),
+        "rev_quantizers": NUMERICS_REV,
+        "rev_engine": engine.REV,
+    }
+
+
+def diagnose(device: str) -> list[tuple[str, str, str]]:
+    """(topic, what was found, note) for `fp4dse doctor`."""
+    reason = why_not_compiled(device)
+    cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    vector = torch.backends.cpu.get_cpu_capability()
+    return [
+        ("python", platform.python_version(), ""),
+        ("torch", torch.__version__, ""),
+        ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
+        ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB", ""),
+        ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
+        ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
+        ("fused GPU kernels", "none", "Triton kernels are not part of this version; a GPU runs the reference"),
+        ("gemm", "fp32", "bmm with a BF16 operand and FP32 output is not available on the CPU"),
+    ]
+
+
+@cache
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@cache
+def _git_commit() -> str:
+    """The commit of a source checkout, `+dirty` if it was changed; empty for an installed package."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    try:
+        git = ["git", "-C", str(root)]
+        commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.stdout.strip() + ("+dirty" if dirty.stdout.strip() else "")

@@ -1,0 +1,132 @@
+"""Regression: a student MLP that must find its teacher again, and the linear Gaussian task of arXiv 2509.17791.
+
+Teacher–student (specification: arXiv 2609.02846): X ~ N(0,1), teacher weights N(0, 1/fan_in), SiLU between layers, no
+bias, student = teacher + noise/sqrt(fan_in) · N(0,1), targets without noise, AdamW at a constant learning rate without
+weight decay. Everything is drawn per seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.kernels import LaneNumerics, QuantLinear, silu
+from fp4dse.kernels.philox import STREAMS, normal
+from fp4dse.tasks.task import Problem, Task
+
+REV = 1
+
+
+class Mlp(nn.Module):
+    """Linear layers with SiLU between them: x [L, B, in] -> [L, B, out]. Parameters `w0`, `w1` …, and `b0` … if any."""
+
+    def __init__(self, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
+        super().__init__()
+        depth = sum(name.startswith("w") for name in parameters)
+        self.layers = nn.ModuleList(
+            QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, layer=i) for i in range(depth)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = layer(x) if i == 0 else layer(silu(x))
+        return x
+
+
+def squared_error(out: Tensor, y: Tensor) -> Tensor:
+    """Element-wise squared error."""
+    return (out - y) * (out - y)
+
+
+def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: float, seeds: Sequence[int]) -> Problem:
+    """The teacher–student problem for each seed; `widths` = in, hidden …, out."""
+    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    draw = lambda stream, site, *shape: normal(keys, STREAMS[stream], 0, site, _size(shape)).view(-1, *shape)  # noqa: E731
+    teacher, student = {}, {}
+    for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        teacher[f"w{i}"] = draw("data", 16 + i, fan_out, fan_in) / fan_in**0.5
+        student[f"w{i}"] = teacher[f"w{i}"] + noise / fan_in**0.5 * draw("init", i, fan_out, fan_in)
+    x_train, x_val = draw("data", 0, n_train, widths[0]), draw("data", 1, n_val, widths[0])
+    return Problem(x_train, _teach(teacher, x_train), x_val, _teach(teacher, x_val), student)
+
+
+def _teach(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Targets, seed by seed: a batched product would depend on how many seeds there are."""
+    targets = []
+    for seed in range(len(x)):
+        h = x[seed].double()
+        for i in range(len(weights)):
+            h = (h if i == 0 else h * torch.sigmoid(h)) @ weights[f"w{i}"][seed].double().T
+        targets.append(h.float())
+    return torch.stack(targets)
+
+
+def gaussian(width: int, n_train: int, n_val: int, seeds: Sequence[int]) -> Problem:
+    """y = Xw with X, w ~ N(0,1), shared by all seeds; one Linear with bias from uniform ±1/sqrt(width) weights."""
+    shared = torch.zeros(1, dtype=torch.int64)
+    x = normal(shared, STREAMS["data"], 0, 0, (n_train + n_val) * width).view(1, -1, width)
+    w = normal(shared, STREAMS["data"], 0, 1, width).view(width, 1)
+    y = (x[0].double() @ w.double()).float()[None]
+    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    weight = normal(keys, STREAMS["init"], 0, 0, width).view(-1, 1, width) / (3 * width) ** 0.5
+    init = {"w0": weight, "b0": torch.zeros(len(keys), 1)}
+    return Problem(x[:, :n_train], y[:, :n_train], x[:, n_train:], y[:, n_train:], init)
+
+
+def _size(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _teacher_task(preset: str, widths: tuple[int, ...], n: tuple[int, int], batch: int, steps: int) -> Task:
+    shape = "-".join(map(str, widths))
+    return Task(
+        name="regression",
+        preset=preset,
+        rev=REV,
+        summary=f"teacher–student MLP {shape}, {n[0]} samples",
+        problem=partial(teacher_student, widths, *n, 0.25),
+        model=Mlp,
+        loss=squared_error,
+        digest_of=partial(_digest, f"teacher-student {shape} {n} 0.25"),
+        steps=steps,
+        batch=batch,
+        lr=2e-3,
+    )
+
+
+def _gaussian_task(preset: str, width: int, n: tuple[int, int], batch: int, steps: int) -> Task:
+    return Task(
+        name="regression",
+        preset=preset,
+        rev=REV,
+        summary=f"linear {width}-1 on Gaussian data, {n[0]} samples",
+        problem=partial(gaussian, width, *n),
+        model=Mlp,
+        loss=squared_error,
+        digest_of=partial(_digest, f"gaussian {width} {n}"),
+        steps=steps,
+        batch=batch,
+        lr=1e-2,
+        betas=(0.9, 0.999),
+    )
+
+
+PRESETS = {
+    task.preset: task
+    for task in (
+        _teacher_task("smoke", (32, 32, 16), (256, 128), 32, 40),
+        _teacher_task("quickstart", (64, 64, 32), (1024, 512), 64, 200),
+        _teacher_task("small", (256, 256, 64), (2048, 1024), 128, 500),
+        _gaussian_task("gaussian-smoke", 64, (1024, 256), 128, 40),
+        _gaussian_task("gaussian", 1024, (80_000, 20_000), 4096, 400),
+    )
+}
+"""`small` is the published teacher–student fixture, `gaussian` the paper's Gaussian regression at its size."""
