@@ -29,28 +29,19 @@ class FloatFormat(msgspec.Struct, frozen=True):
     @property
     def emax(self) -> int:
         """Exponent of the largest value: floor(log2(max))."""
-        _, exponent = _frexp(self.max)
-        return exponent
+        return math.frexp(self.max)[1] - 1
 
     def magnitudes(self) -> list[float]:
         """Every non-negative value of the format, ascending; the index is the magnitude code."""
-        values, code = [], 0
-        while True:
-            exponent, fraction = divmod(code, 1 << self.mantissa)
-            if exponent == 0:
-                value = fraction * 2.0 ** (self.emin - self.mantissa)
+        binade = 1 << self.mantissa
+        values: list[float] = []
+        while not values or values[-1] < self.max:
+            exponent, fraction = divmod(len(values), binade)
+            if exponent == 0:  # subnormal: no hidden bit, and the step of the first binade
+                values.append(fraction * 2.0 ** (self.emin - self.mantissa))
             else:
-                value = (fraction + (1 << self.mantissa)) * 2.0 ** (self.emin + exponent - 1 - self.mantissa)
-            if value > self.max:
-                return values
-            values.append(value)
-            code += 1
-
-
-def _frexp(x: float) -> tuple[float, int]:
-    """x as (significand in [1, 2), exponent)."""
-    significand, exponent = math.frexp(x)
-    return significand * 2, exponent - 1
+                values.append((binade + fraction) * 2.0 ** (self.emin + exponent - 1 - self.mantissa))
+        return values
 
 
 ELEMENTS: dict[str, FloatFormat] = {
@@ -80,5 +71,5 @@ def e8m0_carry(rule: str, element: FloatFormat) -> int:
     """
     if rule == "floor":
         return 0
-    significand, _ = _frexp(element.max)  # 6 -> 1.5: amax/6 exceeds a power of two iff its significand exceeds 1.5
+    significand = 2 * math.frexp(element.max)[0]  # 6 -> 1.5: amax/6 exceeds a power of two iff its own exceeds 1.5
     return (1 << 23) - (int((significand - 1) * (1 << 23)) + 1)

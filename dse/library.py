@@ -1,4 +1,4 @@
-"""Reading recipes: from dicts, TOML text and the data files shipped in `dse/recipes/`.
+"""Reading and writing recipes: plain dicts, TOML text, and the data files shipped in `dse/recipes/`.
 
 Shorthand that files may use, expanded here and nowhere else:
 
@@ -8,9 +8,7 @@ Shorthand that files may use, expanded here and nowhere else:
 
 from __future__ import annotations
 
-import re
 import tomllib
-import types
 import typing
 from functools import cache
 from pathlib import Path
@@ -18,17 +16,27 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.quantizer import QUANTIZERS, ROUNDING_NAMES, SCALE_NAMES, TENSOR_SCALE_NAMES
-from fp4dse.dse.recipe import ROTATION_NAMES, STAGES, Recipe
+from fp4dse.dse.quantizer import (
+    QUANTIZERS,
+    ROUNDING_NAMES,
+    SCALE_NAMES,
+    TENSOR_SCALE_NAMES,
+    Quantizer,
+    Rounding,
+    Scale,
+    TensorScale,
+)
+from fp4dse.dse.recipe import ROTATION_NAMES, STAGES, Hadamard, Recipe
+from fp4dse.dse.record import Part, accepted, defaults, field_types, fits, options, plain
 
-PART_NAMES: dict[str, dict] = {
-    "scale": SCALE_NAMES,
-    "tensor_scale": TENSOR_SCALE_NAMES,
-    "rounding": ROUNDING_NAMES,
-    "rotation": ROTATION_NAMES,
-    **{operand: QUANTIZERS for operand in ("x", "w", "g")},
+NAMES: dict[typing.Any, dict[str, typing.Any]] = {
+    Quantizer: QUANTIZERS,
+    Scale: SCALE_NAMES,
+    TensorScale | None: TENSOR_SCALE_NAMES,
+    Rounding: ROUNDING_NAMES,
+    Hadamard | None: ROTATION_NAMES,
 }
-"""Field name -> what may stand there by name."""
+"""Type of a field -> what may stand there by name."""
 
 
 class RecipeFile(msgspec.Struct, frozen=True):
@@ -47,141 +55,121 @@ def recipe_files() -> dict[str, RecipeFile]:
     return {path.stem: read_recipe_file(path) for path in sorted(folder.glob("*.toml"))}
 
 
+def load_recipe(source: str, folder: Path = Path(), where: str = "recipe") -> Recipe:
+    """A recipe by name, or from a `.toml` file (relative to `folder`). ConfigError at `where` if there is none."""
+    if source.endswith(".toml"):
+        return read_recipe_file(folder / source).recipe
+    if source not in recipe_files():
+        raise ConfigError(where, source, f"{', '.join(recipe_files())}, or a .toml file")
+    return recipe_files()[source].recipe
+
+
 def read_recipe_file(path: Path) -> RecipeFile:
     """A recipe from a TOML file with `summary`, `source` and the three stages. ConfigError on wrong content."""
-    data = read_toml(path)
-    texts = {key: data.pop(key, "") for key in ("summary", "source")}
-    return RecipeFile(name=path.stem, recipe=recipe_from_dict(data, path.name), **texts)
+    data, where = read_toml(path), str(path)
+    texts = {key: read(data.pop(key, ""), str, where, key) for key in ("summary", "source")}
+    return RecipeFile(name=path.stem, recipe=recipe_from_dict(data, where), **texts)
 
 
-def read_toml(path: Path) -> dict:
-    """The file as a dict; ConfigError if it is missing or not TOML."""
+def read_toml(path: Path) -> dict[str, typing.Any]:
+    """The file as a dict; ConfigError if it is missing, not UTF-8 or not TOML."""
     try:
-        return tomllib.loads(Path(path).read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror, "a readable TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"byte {error.start} is not UTF-8", "a TOML file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), f"not TOML: {error}", "a TOML file (see `fp4dse recipe show nvfp4`)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), type(error).__name__, "a readable TOML file") from None
+        raise ConfigError(str(path), str(error), "a TOML file (see `fp4dse recipe show nvfp4`)") from None
 
 
-def load_recipe(text: str) -> Recipe:
-    """A recipe by name, or from a `.toml` file."""
-    return read_recipe_file(Path(text)).recipe if text.endswith(".toml") else Recipe.named(text)
+def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
+    """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
+    recipe = read(data, Recipe, where)
+    for _, key, found, allowed in recipe.validate():
+        raise ConfigError(place(where, key), found, allowed)
+    return recipe
 
 
-def recipe_from_dict(data: dict, where: str = "recipe") -> Recipe:
-    """A recipe from plain dicts with shorthand. ConfigError names file, key, found and accepted."""
-    if not isinstance(data, dict):
-        raise ConfigError(where, data, "a table with fprop, dgrad and wgrad")
-    return convert(_expand(data, where), Recipe, where)
-
-
-def recipe_to_dict(recipe: Recipe) -> dict:
+def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
     """Plain dicts, defaults left out; `recipe_from_dict` reads them back."""
-    return msgspec.to_builtins(recipe)
+    return plain(recipe)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
-    """TOML text that `recipe_from_dict(tomllib.loads(text))` reads back to the same recipe."""
-    lines: list[str] = []
-    for stage, table in recipe_to_dict(recipe).items():
-        lines.append(f"[{stage}]")
-        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
-        lines.append("")
-    return "\n".join(lines)
+    """TOML text that reads back to the same recipe, with parts by name where they have one."""
+    tables = []
+    for stage in STAGES:
+        part = getattr(recipe, stage)
+        tables.append("\n".join([f"[{stage}]", *(f"{key} = {text}" for key, text in _toml_fields(part).items())]))
+    return "\n\n".join(tables) + "\n"
 
 
-def _toml_value(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items()) + " }" if value else "{}"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def _toml_fields(part: Part) -> dict[str, str]:
+    """Field -> TOML of its value, defaults left out."""
+    types = field_types(type(part))
+    return {
+        name: _toml_value(getattr(part, name), types[name])
+        for name, default in defaults(type(part)).items()
+        if getattr(part, name) != default
+    }
 
 
-def expand_part(field: str, value: object, where: str) -> object:
-    """A part given by name, as its record's dict (None for the absent one); anything else unchanged."""
-    names = PART_NAMES.get(field)
-    if names is None or not isinstance(value, str):
-        return value
-    if value not in names:
-        raise ConfigError(where, value, ", ".join(names) + ", or a table")
-    return msgspec.to_builtins(names[value])
+def _toml_value(value: object, type_: typing.Any) -> str:
+    name = next((name for name, known in NAMES.get(type_, {}).items() if known == value), None)
+    if name is None and isinstance(value, Part):
+        config = value.__struct_config__
+        fields = ({config.tag_field: f'"{config.tag}"'} if config.tag_field else {}) | _toml_fields(value)
+        return "{ " + ", ".join(f"{key} = {text}" for key, text in fields.items()) + " }"
+    text = name or value
+    return f'"{text}"' if isinstance(text, str) else repr(text)
 
 
-def _expand(data: dict, where: str) -> dict:
-    out = {}
-    for key, value in data.items():
-        here = f"{where}: {key}" if ":" not in where else f"{where}.{key}"
-        value = expand_part(key, value, here)
-        if isinstance(value, dict):
-            value = _expand(value, here)
-            if "like" in value:
-                like = value.pop("like")
-                value = {**expand_part("x", like, f"{here}.like"), **value}  # type: ignore[dict-item]
-        if value is None and key in ("tensor_scale", "rotation"):
-            continue
-        out[key] = value
-    return out
+def place(where: str, *keys: str) -> str:
+    """`file: key.key`"""
+    return f"{where}: {'.'.join(keys)}" if keys else where
 
 
-def convert(data: object, type_: type, where: str):
-    """msgspec.convert with an error that says what would be accepted at the failing key."""
-    try:
-        return msgspec.convert(data, type_)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        keys = [k for k in re.split(r"[.\[\]`]", path) if k and k != "..."]
-        unknown = re.match(r"Object contains unknown field `(.*)`", text)
-        missing = re.match(r"Object missing required field `(.*)`", text)
-        found, expected = data, type_
-        for key in keys:
-            found = found.get(key, found) if isinstance(found, dict) else found
-            expected = _field_type(expected, key, found)
-        spot = ".".join(keys)
-        if unknown:
-            spot, found = f"{spot}.{unknown[1]}".strip("."), unknown[1]
-        if missing:
-            found = f"no {missing[1]}"
-        place = f"{where}.{spot}" if ":" in where else f"{where}: {spot}".rstrip(": ")
-        raise ConfigError(place, found, accepted(expected)) from None
+def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any:
+    """Plain data as what a field of `type_` holds. ConfigError names `where` (the file) and the path of `keys`."""
+    if isinstance(value, str) and value in NAMES.get(type_, {}):
+        return NAMES[type_][value]
+    parts = [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
+    if isinstance(value, dict) and parts:
+        return _read_part(value, parts, where, *keys)
+    if not fits(type_)(value):
+        raise ConfigError(place(where, *keys), value, _in_words(type_))
+    return value
 
 
-def _field_type(type_: object, key: str, found: object):
-    for option in _options(type_):
-        if isinstance(option, type) and issubclass(option, msgspec.Struct):
-            hints = typing.get_type_hints(option, include_extras=False)
-            if key in hints:
-                return hints[key]
-            if key == option.__struct_config__.tag_field:
-                tags = [o.__struct_config__.tag for o in _options(type_) if o is not type(None)]
-                return typing.Literal[tuple(tags)]
-    return type_
+def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str, *keys: str) -> Part:
+    """The table as one of `parts`, which its tag picks where there are several."""
+    data, cls = dict(data), parts[0]
+    if tag_field := cls.__struct_config__.tag_field:
+        tags = {str(part.__struct_config__.tag): part for part in parts}
+        tag = data.pop(tag_field, None)
+        if not isinstance(tag, str) or tag not in tags:
+            raise ConfigError(place(where, *keys, tag_field), tag, ", ".join(tags))
+        cls = tags[tag]
+    if cls is Quantizer and "like" in data:
+        base = read(data.pop("like"), Quantizer, where, *keys, "like")
+        return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
+    fields = read_fields(data, cls, where, *keys)
+    required = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
+    for name in cls.__struct_fields__[:required]:
+        if name not in fields:
+            raise ConfigError(place(where, *keys, name), None, _in_words(field_types(cls)[name]))
+    return cls(**fields)
 
 
-def _options(type_: object) -> tuple:
-    return (
-        typing.get_args(type_)
-        if isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union
-        else (type_,)
-    )
+def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys: str) -> dict[str, typing.Any]:
+    """Some fields of a record, each read as its type; ConfigError on a field that `cls` does not have."""
+    known = field_types(cls)
+    for key in data:
+        if key not in known:
+            raise ConfigError(place(where, *keys, key), key, ", ".join(known) or "no fields")
+    return {key: read(value, known[key], where, *keys, key) for key, value in data.items()}
 
 
-def accepted(type_: object) -> str:
-    """What a field of this type takes, in words."""
-    words = []
-    for option in _options(type_):
-        if typing.get_origin(option) is typing.Literal:
-            words += [str(v) for v in typing.get_args(option)]
-        elif option is type(None):
-            words.append('"none"')
-        elif isinstance(option, type) and issubclass(option, msgspec.Struct):
-            config = option.__struct_config__
-            fields = [*option.__struct_fields__]
-            if config.tag_field:
-                fields.insert(0, f'{config.tag_field} = "{config.tag}"')
-            words.append("a table with " + (", ".join(fields) or "no fields"))
-        else:
-            words.append({float: "a number", int: "a whole number", str: "a text"}.get(option, str(option)))  # type: ignore[call-overload]
-    return " | ".join(words)
-
-
-assert set(STAGES) == set(Recipe.__struct_fields__)
+def _in_words(type_: typing.Any) -> str:
+    return f"{', '.join(NAMES[type_])}, or a table" if type_ in NAMES else accepted(type_)

@@ -14,28 +14,22 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import ELEMENTS, PLAIN, SCALES
+from fp4dse.dse.record import Part
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all records that make up a recipe: frozen, strict, and silent about defaults when written out.
-
-    Defaults are left out of the hashed form, so a field added later leaves the ids of old recipes as they were.
-    """
-
-
-class E8M0(Part, tag_field="format", tag="e8m0"):
+class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
     """Power-of-two block scale; `rule` picks the exponent from the block maximum (see formats.E8M0_RULES)."""
 
     rule: Literal["floor", "rceil"] = "floor"
 
 
-class E4M3(Part, tag_field="format", tag="e4m3"):
+class E4M3(Part, frozen=True, tag_field="format", tag="e4m3"):
     """Block scale with 4 exponent and 3 mantissa bits, max 448. `zero`: what a scale that rounds to 0 becomes."""
 
     zero: Literal["keep", "one"] = "keep"
 
 
-class UE5M3(Part, tag_field="format", tag="ue5m3"):
+class UE5M3(Part, frozen=True, tag_field="format", tag="ue5m3"):
     """Unsigned block scale with 5 exponent and 3 mantissa bits, max 114,688 (only 0xFF is NaN)."""
 
     zero: Literal["keep", "one"] = "one"
@@ -47,7 +41,7 @@ DEFAULT_TARGET = {"e8m0": 1.0, "e4m3": 448.0, "ue5m3": 448.0}
 """Tensor-scale target where none is given: the value that the block scale of the tensor's largest block gets."""
 
 
-class TensorScale(Part):
+class TensorScale(Part, frozen=True):
     """A per-tensor FP32 factor from the current maximum: the largest block's scale becomes `target` before rounding.
 
     `target = None` stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer.
@@ -56,11 +50,11 @@ class TensorScale(Part):
     target: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-class Nearest(Part, tag_field="mode", tag="nearest"):
+class Nearest(Part, frozen=True, tag_field="mode", tag="nearest"):
     """Round to nearest, ties to the even code."""
 
 
-class Stochastic(Part, tag_field="mode", tag="stochastic"):
+class Stochastic(Part, frozen=True, tag_field="mode", tag="stochastic"):
     """Round up with the probability of the fractional position, from 16 random bits an element, midpoint form.
 
     With r uniform in 0 … 65535, the magnitude is rounded up iff fraction + (2r+1)/2^17 >= 1.
@@ -80,7 +74,7 @@ TENSOR_SCALE_NAMES: dict[str, TensorScale | None] = {"none": None, "amax": Tenso
 ROUNDING_NAMES: dict[str, Rounding] = {"nearest": Nearest(), "stochastic": Stochastic()}
 
 
-class Quantizer(Part):
+class Quantizer(Part, frozen=True):
     """What is done to one operand of one GEMM.
 
     element       codebook (formats.ELEMENTS), or a plain operand: `none` (untouched) or `bf16` (one rounding)
@@ -121,15 +115,28 @@ class Quantizer(Part):
         """Stored bits per element: element bits plus the block scale's share."""
         if self.is_plain:
             return PLAIN[self.element]
-        return ELEMENTS[self.element].bits + 8 / self.block
+        scale = 8 if isinstance(self.scale, E8M0) else SCALES[scale_format(self.scale)].bits
+        return ELEMENTS[self.element].bits + scale / self.block
 
     def canonical(self) -> Quantizer:
         """The one spelling of all quantizers that compute the same: what has no effect is set to its default."""
         return _canonical(self)
 
     def label(self) -> str:
-        """A short name for people: the dict name where there is one, else name plus what differs."""
-        return _label(self.canonical())
+        """A short name for people: the dict name where there is one, else the format's label and its modifier."""
+        q = self.canonical()
+        name = next((name for name, known in QUANTIZERS.items() if known.canonical() == q), None)
+        return name or " ".join(filter(None, (q.format_label(), q.modifier_label())))
+
+    def format_label(self) -> str:
+        """How numbers are stored, in words: the label without range and rounding."""
+        return _format_label(self.canonical())
+
+    def modifier_label(self) -> str:
+        """Range and rounding in words: empty, `SR`, `16/17` or `16/17 SR`."""
+        q = self.canonical()
+        words = [q.range] if q.range != "full" else []
+        return " ".join(words + ["SR"] * isinstance(q.rounding, Stochastic))
 
 
 @lru_cache(maxsize=4096)
@@ -146,7 +153,7 @@ def _canonical(q: Quantizer) -> Quantizer:
 
 def scale_format(scale: Scale) -> str:
     """The storage format's name: the tag of the union."""
-    return scale.__struct_config__.tag  # type: ignore[return-value]
+    return str(scale.__struct_config__.tag)
 
 
 QUANTIZERS: dict[str, Quantizer] = {
@@ -164,18 +171,13 @@ QUANTIZERS: dict[str, Quantizer] = {
 
 
 @lru_cache(maxsize=4096)
-def _label(q: Quantizer) -> str:
+def _format_label(q: Quantizer) -> str:
+    q = msgspec.structs.replace(q, rounding=Nearest(), range="full")
     for name, known in QUANTIZERS.items():
         if known.canonical() == q:
             return name
-    if q.rounding != Nearest():
-        return _label(msgspec.structs.replace(q, rounding=Nearest())) + " SR"
-    words = [q.element, f"1×{q.block}", scale_name(q.scale)]
-    if q.tensor_scale is not None:
-        words.append(f"T{q.tensor_scale.target:g}")
-    if q.range != "full":
-        words.append(q.range)
-    return " ".join(words)
+    target = q.tensor_scale.target if q.tensor_scale else None
+    return f"{q.element} 1×{q.block} {scale_name(q.scale)}" + (f" T{target:g}" if target else "")
 
 
 def scale_name(scale: Scale) -> str:
@@ -184,6 +186,3 @@ def scale_name(scale: Scale) -> str:
     if isinstance(scale, E8M0):
         return f"{name}-{scale.rule}"
     return name if scale == type(scale)() else f"{name}-zero-{scale.zero}"
-
-
-assert set(DEFAULT_TARGET) == {"e8m0", *SCALES}

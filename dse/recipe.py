@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import SCALES
-from fp4dse.dse.quantizer import E8M0, Part, Quantizer, Stochastic, scale_format, scale_name
+from fp4dse.dse.quantizer import E8M0, Quantizer, Stochastic, scale_format, scale_name
+from fp4dse.dse.record import Part, plain
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
 
 
-class Hadamard(Part):
+class Hadamard(Part, frozen=True):
     """Block Hadamard of `size` along the contraction axis, normalised by 1/sqrt(size).
 
     `signs`: `random` flips the input by a ±1 vector of length `size`, drawn once per GEMM and step; `none` does not.
@@ -41,19 +42,25 @@ ROTATION_NAMES: dict[str, Hadamard | None] = {
 }
 
 
-class Fprop(Part):
+class Fprop(Part, frozen=True):
+    """Y = X Wᵀ, contraction over the input width."""
+
     x: Quantizer
     w: Quantizer
     rotation: Hadamard | None = None
 
 
-class Dgrad(Part):
+class Dgrad(Part, frozen=True):
+    """dX = dY W, contraction over the output width."""
+
     g: Quantizer
     w: Quantizer
     rotation: Hadamard | None = None
 
 
-class Wgrad(Part):
+class Wgrad(Part, frozen=True):
+    """dW = dYᵀ X, contraction over the batch."""
+
     g: Quantizer
     x: Quantizer
     rotation: Hadamard | None = None
@@ -65,7 +72,7 @@ SLOTS = tuple(f"{stage}.{operand}" for stage, operands in STAGES.items() for ope
 """The six operand slots."""
 
 
-class Recipe(Part):
+class Recipe(Part, frozen=True):
     """Three stages. `config_id` is the identity of what is computed; learning rate and seed are not part of it."""
 
     fprop: Fprop
@@ -75,12 +82,11 @@ class Recipe(Part):
     @staticmethod
     def named(name: str) -> Recipe:
         """A recipe shipped as a data file in `dse/recipes/`; ConfigError names the known ones."""
-        from fp4dse.dse.library import recipe_files
+        from fp4dse.dse.library import recipe_files  # the library needs Recipe
 
-        files = recipe_files()
-        if name not in files:
-            raise ConfigError("recipe", name, ", ".join(sorted(files)))
-        return files[name].recipe
+        if name not in recipe_files():
+            raise ConfigError("recipe", name, ", ".join(recipe_files()))
+        return recipe_files()[name].recipe
 
     @staticmethod
     def uniform(quantizer: Quantizer) -> Recipe:
@@ -109,7 +115,7 @@ class Recipe(Part):
     @property
     def config_id(self) -> str:
         """16 hex digits: SHA-256 of the canonical recipe as sorted JSON without defaults."""
-        text = msgspec.json.encode([ID_VERSION, self.canonical()], order="sorted")
+        text = msgspec.json.encode([ID_VERSION, plain(self.canonical())], order="sorted")
         return hashlib.sha256(text).hexdigest()[:16]
 
     @property
@@ -117,37 +123,32 @@ class Recipe(Part):
         """True where no slot has a block scale."""
         return all(self.slot(s).is_plain for s in SLOTS)
 
-    def validate(self) -> list[tuple[str, str]]:
-        """Reasons why this recipe makes no sense, as (rule name, sentence); empty if it does.
+    def validate(self) -> list[Broken]:
+        """The rules that this recipe breaks, empty if it makes sense.
 
-        Combinations that make no sense within one quantizer are unwritable or have no effect; what is left
-        concerns several fields.
+        What makes no sense within one part is unwritable or has no effect; rules concern several fields.
         """
-        return [(rule, reason) for rule, check, reason in RULES if check(self)]
+        found = ((rule, check(self)) for rule, check in RULES.items())
+        return [Broken(rule, *what) for rule, what in found if what]
 
     def signature(self) -> Signature:
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
         r = self.canonical()
         return Signature(
             blocks=tuple(0 if r.slot(s).is_plain else r.slot(s).block for s in SLOTS),
-            rotations=tuple(_rotation_key(r.rotation(stage)) for stage in STAGES),
+            rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
         )
 
     def label(self) -> str:
-        """The recipe in words: forward and backward quantizers grouped where equal, then rotations."""
+        """The recipe in words: formats, where ranges and stochastic rounding apply, rotations.
+
+        `nvfp4, gradients 16/17 SR, wgrad rht16`; a word for the slots stands before all that is not everywhere.
+        """
         r = self.canonical()
-        groups: list[tuple[list[str], str]] = []
-        for slot in SLOTS:
-            text = r.slot(slot).label()
-            for slots, known in groups:
-                if known == text:
-                    slots.append(slot)
-                    break
-            else:
-                groups.append(([slot], text))
-        parts = [text if len(groups) == 1 else f"{_slots_in_words(slots)} {text}" for slots, text in groups]
-        parts += [f"{stage} {_rotation_key(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
-        return ", ".join(parts)
+        words = _grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
+        words += _grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
+        words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
+        return ", ".join(words)
 
     def columns(self) -> dict[str, str | int | float | None]:
         """Every axis as its own flat column, for the store: `fprop_x_scale`, `wgrad_rotation`, …"""
@@ -164,7 +165,7 @@ class Recipe(Part):
             out[f"{prefix}_rounding"] = rounding if block_scaled else None
             out[f"{prefix}_range"] = q.range if block_scaled else None
         for stage in STAGES:
-            out[f"{stage}_rotation"] = _rotation_key(r.rotation(stage))
+            out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
         return out
 
 
@@ -175,38 +176,63 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     rotations: tuple[str, ...]  # in the order of STAGES
 
 
-def _target_above_scale(r: Recipe) -> bool:
-    scaled = [q for q in map(r.canonical().slot, SLOTS) if q.tensor_scale and not isinstance(q.scale, E8M0)]
-    return any(q.tensor_scale.target > SCALES[scale_format(q.scale)].max for q in scaled)
+class Broken(NamedTuple):
+    """A rule that a recipe breaks: its name, the key, what was found there, what is accepted."""
+
+    rule: str
+    key: str
+    found: object
+    accepted: str
 
 
-RULES: tuple[tuple[str, Callable[[Recipe], bool], str], ...] = (
-    (
-        "target-above-scale-format",
-        _target_above_scale,
-        "the tensor-scale target is above the largest block scale, so the largest blocks would always clip",
-    ),
-)
-"""(rule name, predicate that is true where it is broken, reason)."""
+def _target_above_scale(r: Recipe) -> tuple[str, object, str] | None:
+    """A tensor-scale target above the largest block scale would always clip the largest blocks."""
+    for slot in SLOTS:
+        q = r.slot(slot).canonical()
+        if q.tensor_scale and not isinstance(q.scale, E8M0):
+            name = scale_format(q.scale)
+            target, largest = q.tensor_scale.target, SCALES[name].max
+            if target and target > largest:
+                return f"{slot}.tensor_scale.target", target, f"at most {largest:g}, the largest {name} block scale"
+    return None
 
 
-def _rotation_key(rotation: Hadamard | None) -> str:
+RULES: dict[str, Callable[[Recipe], tuple[str, object, str] | None]] = {
+    "target-above-scale-format": _target_above_scale,
+}
+"""Rule name -> what breaks it in a recipe (key, found, accepted), or None."""
+
+
+def rotation_name(rotation: Hadamard | None) -> str:
+    """`none`, `rht16` (random signs), `hadamard16` (no signs): the key in ROTATION_NAMES."""
     if rotation is None:
         return "none"
     return f"{'rht' if rotation.signs == 'random' else 'hadamard'}{rotation.size}"
 
 
-_GROUPS = {
-    frozenset(SLOTS): "all",
-    frozenset(SLOTS[:2]): "forward",
-    frozenset(SLOTS[2:]): "backward",
-    frozenset({"dgrad.g", "wgrad.g"}): "gradients",
-    frozenset(set(SLOTS) - {"dgrad.g", "wgrad.g"}): "x, w",
-    frozenset({"fprop.w", "dgrad.w"}): "weights",
-    frozenset({"fprop.x", "wgrad.x"}): "activations",
-    frozenset({"dgrad.w", "wgrad.x"}): "backward x, w",
+_GROUPS: dict[str, set[str]] = {
+    "all": set(SLOTS),
+    "x+w": set(SLOTS) - {"dgrad.g", "wgrad.g"},
+    "backward": set(SLOTS[2:]),
+    "forward": set(SLOTS[:2]),
+    "gradients": {"dgrad.g", "wgrad.g"},
+    "weights": {"fprop.w", "dgrad.w"},
+    "activations": {"fprop.x", "wgrad.x"},
+    "backward x+w": {"dgrad.w", "wgrad.x"},
+    **{slot: {slot} for slot in SLOTS},
 }
+"""Words for sets of slots, larger sets first."""
 
 
-def _slots_in_words(slots: list[str]) -> str:
-    return _GROUPS.get(frozenset(slots), "+".join(slots))
+def _grouped(texts: dict[str, str]) -> list[str]:
+    """Slot -> text as phrases: each distinct text once, after the slots that have it; empty texts are left out."""
+    phrases = []
+    for text in dict.fromkeys(filter(None, texts.values())):
+        left = {slot for slot in SLOTS if texts[slot] == text}
+        words = []
+        for word, slots in _GROUPS.items():
+            if slots <= left:
+                words.append(word)
+                left -= slots
+        phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
+    return phrases

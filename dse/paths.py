@@ -1,0 +1,125 @@
+"""A path names places in a recipe, so that spaces and rules can speak of them in TOML.
+
+    recipe                   the whole recipe
+    *, fprop, backward.g     operand slots: stage, then operand
+    *.g.rounding             a field of the quantizers there; `backward.rounding` is short for `backward.*.rounding`
+    wgrad.rotation           the rotation of a GEMM
+
+Stages: fprop (= forward), dgrad, wgrad, backward (= dgrad, wgrad), *. Operands: x, w, g, *.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.library import load_recipe, place, read, read_fields
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import STAGES, Hadamard, Recipe
+from fp4dse.dse.record import field_types
+
+STAGE_GROUPS: dict[str, tuple[str, ...]] = {
+    **{stage: (stage,) for stage in STAGES},
+    "forward": ("fprop",),
+    "backward": ("dgrad", "wgrad"),
+    "*": tuple(STAGES),
+}
+FIELDS = tuple(Quantizer.__struct_fields__)
+
+
+class RecipePath(msgspec.Struct, frozen=True):
+    """The places (stage, then operand or `rotation`) that a path names, none for the whole recipe, and the field."""
+
+    places: tuple[tuple[str, str], ...]
+    field: str = ""
+
+
+def parse_path(text: str, where: str, *keys: str) -> RecipePath:
+    """The path written as `text`; ConfigError on anything that is none."""
+    if text == "recipe":
+        return RecipePath(())
+    stage, *rest = text.split(".")
+    if stage not in STAGE_GROUPS:
+        raise ConfigError(
+            place(where, *keys), text, f"recipe, or a path that starts with one of {', '.join(STAGE_GROUPS)}"
+        )
+    if not rest or rest[0] in FIELDS:
+        rest = ["*", *rest]
+    operand, *fields = rest
+    if operand == "rotation":
+        if fields:
+            raise ConfigError(place(where, *keys), text, f"{stage}.rotation, set as a whole: a name or a table")
+        return RecipePath(tuple((s, "rotation") for s in STAGE_GROUPS[stage]))
+    places = tuple((s, o) for s in STAGE_GROUPS[stage] for o in STAGES[s] if operand in ("*", o))
+    if not places:
+        operands = dict.fromkeys(o for s in STAGE_GROUPS[stage] for o in STAGES[s])
+        raise ConfigError(
+            place(where, *keys), text, f"{stage}, then {', '.join(operands)}, *, rotation or one of {', '.join(FIELDS)}"
+        )
+    if len(fields) > 1 or not set(fields) <= set(FIELDS):
+        raise ConfigError(place(where, *keys), text, f"at most one field, of {', '.join(FIELDS)}")
+    return RecipePath(places, *fields)
+
+
+def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys: str) -> Any:
+    """What `write` and `holds` take for this path: a Recipe, a rotation, a Quantizer, some of its fields, or one.
+
+    A table without `like` stands for the fields that it names; what has been read already stays as it is.
+    """
+    if not path.places:
+        if isinstance(value, Recipe):
+            return value
+        if not isinstance(value, str):
+            raise ConfigError(place(where, *keys), value, "the name of a recipe or a .toml file")
+        return load_recipe(value, folder, place(where, *keys))
+    if path.places[0][1] == "rotation":
+        return read(value, Hadamard | None, where, *keys)
+    if path.field:
+        return read(value, field_types(Quantizer)[path.field], where, *keys)
+    if isinstance(value, dict) and "like" not in value:
+        return read_fields(value, Quantizer, where, *keys)
+    return read(value, Quantizer, where, *keys)
+
+
+def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
+    """The recipe with `value` at the path."""
+    if not path.places:
+        return value
+    fields = _fields(path, value)
+    stages: dict[str, Any] = {}
+    for stage, attribute in path.places:
+        part = stages.get(stage) or getattr(recipe, stage)
+        new = value if fields is None else _replace(getattr(part, attribute), **fields)
+        stages[stage] = _replace(part, **{attribute: new})
+    return _replace(recipe, **stages)
+
+
+def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
+    """Whether every place of the path has this value in a canonical recipe."""
+    if not path.places:
+        return recipe == value.canonical()
+    found = [getattr(getattr(recipe, stage), attribute) for stage, attribute in path.places]
+    fields = _fields(path, value)
+    if fields is not None:
+        return all(_has(q, field, want) for q in found for field, want in fields.items())
+    want = value.canonical() if isinstance(value, Quantizer) else value
+    return all(have == want for have in found)
+
+
+def _fields(path: RecipePath, value: Any) -> dict[str, Any] | None:
+    """The quantizer fields that a value sets, None where it stands for the whole."""
+    return {path.field: value} if path.field else value if isinstance(value, dict) else None
+
+
+def _has(q: Quantizer, field: str, want: object) -> bool:
+    if q.is_plain and field != "element":
+        return False  # there is no block, scale or rounding that could have a value
+    if field == "tensor_scale":  # "amax" stands for the scale format's own target
+        want = _replace(q, tensor_scale=want).canonical().tensor_scale
+    return getattr(q, field) == want
+
+
+_replace: Any = msgspec.structs.replace

@@ -1,0 +1,114 @@
+"""The base of all records that make up a recipe: frozen, checked when made, and written out without defaults.
+
+msgspec gives immutability, hashing and JSON. What is added here: a record made in Python is checked as strictly as
+one that is read from a file (msgspec checks only the latter), and defaults are left out *by value*, so that equal
+records are written alike and an id never depends on how a record came about.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable
+from functools import cache
+
+import msgspec
+
+from fp4dse.dse.errors import ConfigError
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A strict record. Making one with a value that its field does not take raises ConfigError."""
+
+    def __post_init__(self) -> None:
+        for field, fits, is_number in _checks(type(self)):
+            value = getattr(self, field)
+            if not fits(value):
+                raise ConfigError(f"{type(self).__name__}.{field}", value, accepted(field_types(type(self))[field]))
+            if is_number and type(value) is int:  # 448 and 448.0 are equal: make them the same in JSON too
+                msgspec.structs.force_setattr(self, field, float(value))
+
+
+def plain(part: Part) -> dict[str, object]:
+    """The record as plain dicts, tag first, fields that have their default value left out.
+
+    Leaving defaults out means that a field added later does not change how older records are written.
+    """
+    config = part.__struct_config__
+    out: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
+    for name, default in defaults(type(part)).items():
+        value = getattr(part, name)
+        if value != default:
+            out[name] = plain(value) if isinstance(value, Part) else value
+    return out
+
+
+@cache
+def defaults(cls: type[Part]) -> dict[str, object]:
+    """Field name -> its default value, msgspec.NODEFAULT where the field must be given."""
+    return {field.name: field.default for field in msgspec.structs.fields(cls)}
+
+
+@cache
+def field_types(cls: type[Part]) -> dict[str, typing.Any]:
+    """Field name -> its type, in the order of definition."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {name: hints[name] for name in cls.__struct_fields__}
+
+
+def options(type_: typing.Any) -> tuple:
+    """The members of a union, or the type alone."""
+    is_union = isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union
+    return typing.get_args(type_) if is_union else (type_,)
+
+
+@cache
+def fits(type_: typing.Any) -> Callable[[object], bool]:
+    """A test whether a value may stand where `type_` is asked for. Strict: True is no 1, 16.0 no 16, inf no number."""
+    classes, literals = set(), set()
+    bounds: list[msgspec.Meta] = []
+    for option in options(type_):
+        if typing.get_origin(option) is typing.Literal:
+            literals |= {(type(v), v) for v in typing.get_args(option)}
+        elif typing.get_origin(option) is typing.Annotated:  # Annotated[float, Meta(gt=0)] is the only one in use
+            bounds += option.__metadata__
+        else:
+            classes.add(option)
+    literal_types = {t for t, _ in literals}
+
+    def test(value: object) -> bool:
+        t = type(value)
+        if t in classes or (t in literal_types and (t, value) in literals):
+            return True
+        return any(t in (int, float) and math.isfinite(value) and value > b.gt for b in bounds)  # type: ignore[arg-type,operator]
+
+    return test
+
+
+@cache
+def _checks(cls: type[Part]) -> tuple[tuple[str, Callable[[object], bool], bool], ...]:
+    """For each field: name, test, and whether it holds a number."""
+    return tuple(
+        (name, fits(type_), any(typing.get_origin(o) is typing.Annotated for o in options(type_)))
+        for name, type_ in field_types(cls).items()
+    )
+
+
+def accepted(type_: typing.Any) -> str:
+    """What may stand where `type_` is asked for, in words."""
+    words: list[str] = []
+    for option in options(type_):
+        if typing.get_origin(option) is typing.Literal:
+            words += [str(v) for v in typing.get_args(option)]
+        elif typing.get_origin(option) is typing.Annotated:
+            words.append(f"a number above {option.__metadata__[0].gt}")
+        elif option is type(None):
+            words.append("none")
+        elif issubclass(option, Part):
+            config = option.__struct_config__
+            fields = [f'{config.tag_field} = "{config.tag}"'] if config.tag_field else []
+            words.append("a table with " + (", ".join([*fields, *option.__struct_fields__]) or "no fields"))
+        else:
+            words.append({str: "a text", dict: "a table", list: "a list"}[option])
+    return ", ".join(words)
