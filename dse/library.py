@@ -26,7 +26,7 @@ from fp4dse.dse.quantizer import (
     Scale,
     TensorScale,
 )
-from fp4dse.dse.recipe import ROTATION_NAMES, STAGES, Hadamard, Recipe
+from fp4dse.dse.recipe import ROTATION_NAMES, RULES, STAGES, Hadamard, Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, fits, options, plain
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
@@ -86,8 +86,9 @@ def read_toml(path: Path) -> dict[str, typing.Any]:
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
     recipe = read(data, Recipe, where)
-    for _, key, found, allowed in recipe.validate():
-        raise ConfigError(place(where, key), found, allowed)
+    for check in RULES.values():
+        if error := check(recipe):
+            raise ConfigError(place(where, error.where), error.found, error.accepted)
     return recipe
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -123,13 +123,12 @@ class Recipe(Part, frozen=True):
         """True where no slot has a block scale."""
         return all(self.slot(s).is_plain for s in SLOTS)
 
-    def validate(self) -> list[Broken]:
-        """The rules that this recipe breaks, empty if it makes sense.
+    def validate(self) -> list[tuple[str, str]]:
+        """The rules that this recipe breaks, as (name, one line that says how); empty if it makes sense.
 
         What makes no sense within one part is unwritable or has no effect; rules concern several fields.
         """
-        found = ((rule, check(self)) for rule, check in RULES.items())
-        return [Broken(rule, *what) for rule, what in found if what]
+        return [(rule, str(error)) for rule, check in RULES.items() if (error := check(self))]
 
     def signature(self) -> Signature:
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
@@ -176,16 +175,7 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     rotations: tuple[str, ...]  # in the order of STAGES
 
 
-class Broken(NamedTuple):
-    """A rule that a recipe breaks: its name, the key, what was found there, what is accepted."""
-
-    rule: str
-    key: str
-    found: object
-    accepted: str
-
-
-def _target_above_scale(r: Recipe) -> tuple[str, object, str] | None:
+def _target_above_scale(r: Recipe) -> ConfigError | None:
     """A tensor-scale target above the largest block scale would always clip the largest blocks."""
     for slot in SLOTS:
         q = r.slot(slot).canonical()
@@ -193,14 +183,15 @@ def _target_above_scale(r: Recipe) -> tuple[str, object, str] | None:
             name = scale_format(q.scale)
             target, largest = q.tensor_scale.target, SCALES[name].max
             if target and target > largest:
-                return f"{slot}.tensor_scale.target", target, f"at most {largest:g}, the largest {name} block scale"
+                accepted = f"at most {largest:g}, the largest {name} block scale"
+                return ConfigError(f"{slot}.tensor_scale.target", target, accepted)
     return None
 
 
-RULES: dict[str, Callable[[Recipe], tuple[str, object, str] | None]] = {
+RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
     "target-above-scale-format": _target_above_scale,
 }
-"""Rule name -> what breaks it in a recipe (key, found, accepted), or None."""
+"""Rule name -> what breaks it in a recipe, or None."""
 
 
 def rotation_name(rotation: Hadamard | None) -> str:
