@@ -1,0 +1,88 @@
+"""What people type, as values: `regression:small`, `3` or `0,1,2` seeds, `1e-3,3e-3`, `1h30m`, the name of a space.
+
+ConfigError says what would be accepted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files
+
+DEFAULT_PRESET = "small"
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def shipped_spaces() -> dict[str, Path]:
+    """Name -> file of the spaces that come with the package."""
+    return {path.stem: path for path in sorted(Path(__file__).with_name("spaces").glob("*.toml"))}
+
+
+def find_space(text: str) -> Space:
+    """A space from a TOML file, or a shipped one by name."""
+    if not text.endswith(".toml") and text not in shipped_spaces():
+        raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
+    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text])
+
+
+def find_config_id(text: str) -> str:
+    """The config_id of a recipe given by name, by `.toml` file, or as the id itself."""
+    if re.fullmatch(r"[0-9a-f]{16}", text):
+        return text
+    if not text.endswith(".toml") and text not in recipe_files():
+        raise ConfigError("recipe", text, f"a .toml file, a config_id (16 hex digits), or {', '.join(recipe_files())}")
+    return load_recipe(text).config_id
+
+
+def recipe_names() -> dict[str, str]:
+    """config_id -> name, of the shipped recipes."""
+    return {file.recipe.config_id: name for name, file in recipe_files().items()}
+
+
+def parse_tasks(texts: Iterable[str], preset: str | None = None) -> list[tuple[str, str]]:
+    """`task` or `task:preset` each, as (task, preset); whether they exist is asked elsewhere."""
+    pairs = []
+    for text in texts:
+        task, colon, own = text.partition(":")
+        pairs.append((task, own if colon else preset or DEFAULT_PRESET))
+    return pairs
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` is three seeds: 0, 1, 2. `4,7` is those two."""
+    accepted = "a number of seeds (3), or a list of seeds (0,1,2)"
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
+        raise ConfigError("--seeds", text, accepted)
+    numbers = [int(part) for part in parts]
+    seeds = numbers if len(numbers) > 1 else list(range(numbers[0]))
+    if not seeds:
+        raise ConfigError("--seeds", text, accepted)
+    return seeds
+
+
+def parse_lrs(texts: Iterable[str]) -> list[float] | None:
+    """Learning rates, each text one or a comma list; None (the task's own) where there is no text."""
+    lrs = []
+    for text in texts:
+        for part in text.split(","):
+            try:
+                lr = float(part)
+            except ValueError:
+                lr = math.nan
+            if not (0 < lr < math.inf):
+                raise ConfigError("--lr", part, "a number above 0, or several with commas: 1e-3,3e-3")
+            lrs.append(lr)
+    return lrs or None
+
+
+def parse_duration(text: str | None) -> float | None:
+    """`90s`, `30m`, `1h30m` in seconds; None stays None."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
+        raise ConfigError("--budget", text, "a duration: 90s, 30m, 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([hms])", text))

@@ -1,0 +1,84 @@
+"""A job on disk: one folder under `<store>/jobs/`, and what a worker leaves there is not lost with the driver.
+
+    job.json       what the worker is given
+    context.json   what the driver knows and the worker does not: the rest of a result row
+    out.json       what the worker gives back; it appears whole or not at all
+    stderr.txt     what the worker said when it failed
+
+The folder is deleted once the store has the rows. A folder with `out.json` that a new driver finds was finished by a
+worker whose driver died in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fp4dse.tasks.job import Job, JobResult
+
+STDERR_LINES = 3
+"""Lines of a worker's standard error that are kept as the reason of a failure."""
+STDERR_CHARACTERS = 600
+
+
+def job_name(job: Job) -> str:
+    """The same lanes have the same name, so that storing them twice writes one file."""
+    return f"{job.task}-{job.preset}-{hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:12]}"
+
+
+def write_job(folder: Path, job: Job, context: dict) -> None:
+    """A fresh folder for a job; an earlier attempt's files are removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(msgspec.json.encode(job))
+    (folder / "context.json").write_bytes(msgspec.json.encode(context))
+
+
+def read_result(folder: Path, job: Job) -> JobResult | None:
+    """The worker's result, or None if there is none that fits the job."""
+    try:
+        result = msgspec.json.decode((folder / "out.json").read_bytes(), type=JobResult)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return result if len(result.lanes) == len(job.lanes) else None
+
+
+def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult]]:
+    """Finished jobs of a driver that died before it stored them. Folders without a result are deleted."""
+    for folder in sorted(work.glob("*")):
+        try:
+            job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
+            context = msgspec.json.decode((folder / "context.json").read_bytes(), type=dict)
+        except (OSError, msgspec.DecodeError):
+            result = None
+        else:
+            result = read_result(folder, job)
+        if result is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            yield folder, job, context, result
+
+
+def last_words(folder: Path) -> str:
+    """The end of a worker's standard error, `STDERR_LINES` lines at most."""
+    try:
+        with open(folder / "stderr.txt", "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 20_000))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-STDERR_LINES:])[-STDERR_CHARACTERS:]
+
+
+def keep_stderr(folder: Path, kept: Path) -> Path:
+    """Move a failed job's standard error to `kept`, where it outlives the folder. Returns where it is."""
+    kept.mkdir(parents=True, exist_ok=True)
+    target = kept / f"{folder.name}.txt"
+    (folder / "stderr.txt").replace(target)
+    return target

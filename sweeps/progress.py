@@ -1,0 +1,100 @@
+"""How a sweep looks while it runs: a live table on a terminal, a plain line now and then elsewhere.
+
+Everything shown comes from the one SweepState, so that `fp4dse status` in another terminal shows the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fp4dse.sweeps.state import SweepState
+
+LINE_S = 10.0
+"""Fewest seconds between two plain lines, unless there is nothing new: then six times as many."""
+
+Show = Callable[[SweepState], None]
+
+
+@contextlib.contextmanager
+def display(progress: bool | Show) -> Iterator[Show]:
+    """The function to call with the state: a given one, the display on standard error, or one that shows nothing."""
+    if callable(progress):
+        yield progress
+    elif not progress:
+        yield lambda state: None
+    elif sys.stderr.isatty():
+        # refreshed by the sweep's own loop: no thread, and the table never shows half a state
+        with Live(console=Console(stderr=True), auto_refresh=False) as live:
+            yield lambda state: live.update(render(state), refresh=True)
+    else:
+        yield _plain_lines()
+
+
+def render(state: SweepState) -> RenderableType:
+    """Headline with a bar, one row per running job, the best recipe so far, what went wrong."""
+    bar = ProgressBar(total=max(state.asked, 1), completed=state.finished + state.failed, width=30)
+    head = Table.grid(padding=(0, 2))
+    head.add_row(Text(state.name, style="bold"), bar, headline(state))
+    jobs = Table.grid(padding=(0, 2))
+    for job in state.running:
+        steps = f"{job.phase} {job.step}/{job.steps}" if job.steps else job.phase
+        loss = "" if job.loss is None else f"median loss {job.loss:.4g}"
+        dead = f"{job.lanes - job.alive} dead" if job.loss is not None and job.alive < job.lanes else ""
+        bar = ProgressBar(total=max(job.steps, 1), completed=job.step, width=16)
+        jobs.add_row(f"  {job.task}:{job.preset}", f"{job.lanes} lanes", bar, steps, loss, dead)
+    notes = [Text(line, overflow="fold") for line in remarks(state)]
+    return Group(head, *([jobs] if state.running else []), *notes)
+
+
+def headline(state: SweepState) -> str:
+    """`120/294 lanes, 2 diverged, 0 failed; 2 jobs running, 6 waiting; about 1m40s left`."""
+    parts = [f"{state.finished}/{state.asked} lanes"]
+    parts += [f"{n} {word}" for n, word in ((state.diverged, "diverged"), (state.failed, "failed")) if n]
+    text = ", ".join(parts)
+    if state.ended:
+        return f"{text}; {state.ended}"
+    if state.running or state.jobs_waiting:
+        text += f"; {len(state.running)} jobs running, {state.jobs_waiting} waiting"
+    return text if state.eta_s is None else f"{text}; about {duration(state.eta_s)} left"
+
+
+def remarks(state: SweepState) -> list[str]:
+    """What else there is to say, a line each."""
+    lines = [f"best so far: {best}" for best in state.best]
+    lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
+    lines += [f"{n} lanes failed: {reason}" for reason, n in state.failures.items()]
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """`42s`, `3m05s`, `2h10m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def _plain_lines() -> Show:
+    last = {"time": -60 * LINE_S, "finished": -1}
+
+    def show(state: SweepState) -> None:
+        now, finished = time.monotonic(), state.finished + state.failed
+        wait = LINE_S if finished != last["finished"] else 6 * LINE_S
+        if state.ended or now - last["time"] >= wait:
+            last.update(time=now, finished=finished)
+            losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
+            extra = [f"median losses: {', '.join(losses)}"] if losses else []
+            extra += [f"best so far: {best}" for best in state.best]
+            print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,66 @@
+"""A lane and what became of it, as a row of the store. The driver alone writes rows; workers know nothing of them.
+
+What every lane of a task shares is its *context*: the task's identity and the environment it is trained in.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fp4dse.results.schema import recipe_columns, run_id
+from fp4dse.tasks.job import Job, JobResult, Lane
+
+if TYPE_CHECKING:
+    from fp4dse.tasks import Task
+
+
+def task_context(task: Task, environment: dict) -> dict:
+    """The columns that all lanes of a task in an environment share."""
+    return {
+        **environment,
+        "task": task.name,
+        "preset": task.preset,
+        "dataset_digest": task.digest,
+        "rev_task": task.rev,
+        "metric_name": task.metric_name,
+        "steps": task.steps,
+    }
+
+
+def lane_id(lane: Lane, context: dict) -> str:
+    """The run_id that the lane's row has."""
+    config_id = recipe_columns(lane.recipe)["config_id"]
+    return run_id({**context, "config_id": config_id, "lr": lane.lr, "seed": lane.seed})
+
+
+def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
+    """One row per lane of a job that came back. What the population took stands in each of its rows."""
+    shared = {
+        "train_s": result.train_s,
+        "setup_s": result.setup_s,
+        "lane_s": result.train_s / len(job.lanes),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "quantizer_backend": result.quantizer_backend,
+        "fallbacks": result.fallbacks,
+    }
+    pairs = zip(job.lanes, result.lanes, strict=True)
+    return [{**_row(lane, job, context), **shared, **msgspec.structs.asdict(outcome)} for lane, outcome in pairs]
+
+
+def failed_rows(job: Job, reason: str, context: dict) -> list[dict]:
+    """One row per lane of a job that was given up."""
+    return [{**_row(lane, job, context), "status": "failed", "failure": reason} for lane in job.lanes]
+
+
+def _row(lane: Lane, job: Job, context: dict) -> dict:
+    return {
+        **context,
+        **recipe_columns(lane.recipe),
+        "lr": lane.lr,
+        "seed": lane.seed,
+        "lanes": len(job.lanes),
+        "created_at": datetime.now(UTC),
+    }

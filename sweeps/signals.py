@@ -1,0 +1,27 @@
+"""Ctrl-C ends a sweep between two steps of its loop, never in the middle of storing a result."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[list[str]]:
+    """Within, SIGINT, SIGTERM and SIGHUP end nothing: their names are added to the list that this yields.
+
+    A signal that is ignored stays so (nohup). Outside the main thread, where Python allows no handlers, nothing changes.
+    """
+    received: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    wanted = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, lambda number, _: received.append(signal.Signals(number).name)) for s in wanted}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,164 @@
+"""Where a sweep stands: one record, rewritten in `<store>/state.json` while it runs, shown by `fp4dse status`.
+
+The same record feeds the live display, so both say the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.sweeps.executor import Pace, Running
+from fp4dse.tasks.job import Job
+
+STALE_S = 30.0
+"""A driver that has not written its state for this long is taken for dead."""
+RUNS = Path("runs")
+"""Where sweeps go by default: `runs/<name>/store`."""
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """A running job. `loss`: median training loss of the lanes that are alive, None before the first report."""
+
+    task: str
+    preset: str
+    lanes: int
+    phase: str
+    step: int
+    steps: int
+    alive: int
+    loss: float | None
+
+
+class SweepState(msgspec.Struct):
+    """Counts are lanes. `ended`: None while running, else why it ended. Times are seconds since 1970."""
+
+    name: str
+    asked: int
+    stored: int
+    jobs_waiting: int = 0
+    done: int = 0
+    diverged: int = 0
+    failed: int = 0
+    failures: dict[str, int] = {}  # reason -> lanes
+    failed_jobs: int = 0
+    retries: dict[str, int] = {}  # reason and what was done -> jobs
+    running: list[JobState] = []
+    best: list[str] = []  # one sentence per task
+    eta_s: float | None = None
+    ended: str | None = None
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    pid: int = msgspec.field(default_factory=os.getpid)
+    started: float = msgspec.field(default_factory=time.time)
+    updated: float = msgspec.field(default_factory=time.time)
+
+    @property
+    def finished(self) -> int:
+        """Lanes with a result, those from earlier sweeps included."""
+        return self.stored + self.done + self.diverged
+
+    @property
+    def lanes_per_minute(self) -> float:
+        return 60 * (self.done + self.diverged) / max(self.updated - self.started, 1e-9)
+
+    @property
+    def driver_is_alive(self) -> bool:
+        """The driver neither ended nor died; on another host, as far as its last sign of life tells."""
+        if self.ended is not None or time.time() - self.updated > STALE_S:
+            return False
+        if self.host != socket.gethostname():
+            return True
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+
+def job_state(run: Running) -> JobState:
+    """What is known of a running job."""
+    progress = run.progress
+    losses = [loss for loss in progress.losses if loss is not None] if progress else []
+    return JobState(
+        task=run.job.task,
+        preset=run.job.preset,
+        lanes=len(run.job.lanes),
+        phase=progress.phase if progress else "start",
+        step=progress.step if progress else 0,
+        steps=progress.steps if progress else 0,
+        alive=len(losses),
+        loss=statistics.median(losses) if losses else None,
+    )
+
+
+def write_state(store: Path, state: SweepState) -> None:
+    """Replace `<store>/state.json`. A disk that takes nothing is reported where results are written, not here."""
+    state.updated = time.time()
+    hidden = store / f".state-{state.pid}"
+    with contextlib.suppress(OSError):
+        hidden.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        hidden.replace(store / "state.json")
+
+
+def read_state(store: Path) -> SweepState:
+    """The state of the store's last sweep. ConfigError if there is no store, StoreError if none was run into it."""
+    if not store.is_dir():
+        raise ConfigError("--store", str(store), "the folder of a store")
+    try:
+        return msgspec.json.decode((store / "state.json").read_bytes(), type=SweepState)
+    except (OSError, msgspec.DecodeError):
+        raise StoreError(f"{store}: no sweep was run into this store") from None
+
+
+def latest_store(runs: Path = RUNS) -> Path:
+    """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
+    states = sorted(runs.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
+    if not states:
+        raise ConfigError("--store", f"nothing, and no store under {runs}/", "the folder of a store")
+    return states[-1].parent
+
+
+class Clock:
+    """How long what is left will take, from the pace of jobs so far: start seconds, seconds per lane and step."""
+
+    def __init__(self, steps: dict[tuple[str, str], int], workers: int) -> None:
+        self.steps, self.workers = steps, workers
+        self.seen: list[tuple[Job, Pace]] = []
+
+    def add(self, job: Job, pace: Pace) -> None:
+        """Learn from a finished job."""
+        self.seen.append((job, pace))
+
+    def eta_s(self, waiting: Sequence[Job], running: Sequence[Running]) -> float | None:
+        """Seconds until all are done, None as long as the speed of a task that is left is unknown."""
+        now = [(run.job, run.pace()) for run in running]
+        sums: dict[tuple[str, str], list[float]] = {}
+        for job, pace in [*self.seen, *now]:
+            total = sums.setdefault((job.task, job.preset), [0.0, 0.0])
+            total[0] += pace.seconds
+            total[1] += pace.steps * len(job.lanes)
+        rates = {task: seconds / size for task, (seconds, size) in sums.items() if size}
+        if not {(job.task, job.preset) for job in [*waiting, *(job for job, _ in now)]} <= set(rates):
+            return None
+        start_s = statistics.fmean([pace.start_s for _, pace in self.seen or now] or [0.0])
+        last = 0.0
+        total_s = sum(start_s + self._full_s(job, rates) for job in waiting)
+        for job, pace in now:
+            left_s = max(start_s - pace.start_s, 0.0) if not pace.steps else 0.0
+            left_s += self._full_s(job, rates) * (1 - pace.steps / self.steps[job.task, job.preset])
+            last = max(last, left_s)
+            total_s += left_s
+        return max(last, total_s / self.workers)
+
+    def _full_s(self, job: Job, rates: dict[tuple[str, str], float]) -> float:
+        return rates[job.task, job.preset] * len(job.lanes) * self.steps[job.task, job.preset]

@@ -1,0 +1,83 @@
+"""A worker that trains nothing: `fake_worker.py MODE[=VALUE] JOB.json OUT.json`. It starts in a moment, and fails on demand.
+
+Every lane that it takes is written as a line to `lanes.txt` above the store, so that tests can count trainings.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main(mode: str, job_file: str, out_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    lanes, out = job["lanes"], Path(out_file)
+    mode, _, value = mode.partition("=")
+    note(out.parents[2].parent / "lanes.txt", lanes)
+    report("setup", 0, lanes)
+    if mode == "crash":
+        sys.exit("Traceback ...\nRuntimeError: the die was cast")
+    if mode == "crash-once":
+        try:
+            Path(value).touch(exist_ok=False)
+            sys.exit("RuntimeError: only once")
+        except FileExistsError:
+            pass
+    if mode == "memory" and len(lanes) > int(value):
+        sys.exit(17)
+    if mode == "killed" and len(lanes) > int(value):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "hang":
+        time.sleep(600)
+    if mode == "garbage":
+        os.write(1, b"\xff\xfe{]\n" + b"x" * 300_000 + b"\n[1, 2]\n")
+    if mode == "slow":
+        time.sleep(float(value))
+    report("train", 5, lanes)
+    report("evaluate", 10, lanes)
+    hidden = out.with_name(".out")
+    hidden.write_text(json.dumps(result(lanes, diverged=mode == "diverge")))
+    hidden.replace(out)
+    if mode == "crash-late":
+        sys.exit("an error on the way out")
+
+
+def note(path: Path, lanes: list[dict]) -> None:
+    with open(path, "a") as file:
+        file.write("".join(f"{json.dumps(lane, sort_keys=True)}\n" for lane in lanes))
+
+
+def report(phase: str, step: int, lanes: list[dict]) -> None:
+    print(json.dumps({"phase": phase, "step": step, "steps": 10, "losses": [0.5] * len(lanes)}), flush=True)
+
+
+def result(lanes: list[dict], diverged: bool) -> dict:
+    return {
+        "lanes": [outcome(lane, diverged) for lane in lanes],
+        "train_s": 0.01,
+        "setup_s": 0.01,
+        "quantizer_backend": "none",
+        "fallbacks": [],
+        "peak_memory_bytes": 1,
+    }
+
+
+def outcome(lane: dict, diverged: bool) -> dict:
+    loss = 1 + hashlib.sha256(json.dumps(lane, sort_keys=True).encode()).digest()[0] / 256
+    return {
+        "status": "diverged" if diverged else "done",
+        "diverged_step": 3 if diverged else None,
+        "train_loss_min": None if diverged else loss,
+        "train_loss_final": None if diverged else loss,
+        "val_loss": None if diverged else loss,
+        "val_metric": None,
+        "curve_step": [1],
+        "curve_loss": [loss],
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,170 @@
+"""The executor says how each job ended, and no end of one job touches another."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import Recipe
+from fp4dse.sweeps.executor import Executor, Outcome
+from fp4dse.sweeps.jobfolder import job_name, last_words
+from fp4dse.tasks.job import Job, Lane
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+LEASH = str(Path(__file__).parents[2] / "sweeps" / "leash.py")
+
+
+def job(lanes=3, lr=0.1) -> Job:
+    recipe = Recipe.named("nvfp4").canonical()
+    return Job("regression", "quickstart", [Lane(recipe, lr, seed) for seed in range(lanes)])
+
+
+def run(tmp_path, mode, *jobs, workers=2, **limits) -> list[Outcome]:
+    executor = Executor(tmp_path / "jobs", [{}] * workers, (sys.executable, FAKE, mode), **limits)
+    waiting, outcomes = list(jobs or [job()]), []
+    deadline = time.monotonic() + 30
+    while waiting or executor.running:
+        while waiting and executor.has_room:
+            executor.start(waiting.pop(0), {})
+        outcomes += executor.poll(0.05)
+        assert time.monotonic() < deadline
+    return outcomes
+
+
+def test_a_job_that_comes_back_is_done(tmp_path):
+    [outcome] = run(tmp_path, "ok")
+    assert outcome.kind == "done"
+    assert outcome.result is not None
+    assert len(outcome.result.lanes) == 3
+
+
+def test_jobs_run_side_by_side_up_to_the_number_of_slots(tmp_path):
+    executor = Executor(tmp_path / "jobs", [{}, {}], (sys.executable, FAKE, "hang"))
+    executor.start(job(lr=1.0), {})
+    assert executor.has_room
+    executor.start(job(lr=2.0), {})
+    assert not executor.has_room
+    assert {run.slot for run in executor.running} == {0, 1}
+    assert [outcome.kind for outcome in executor.stop()] == ["stopped", "stopped"]
+    assert executor.has_room
+
+
+def test_the_slot_and_the_threads_reach_the_worker_as_environment(tmp_path):
+    program = "import os, sys; print(os.environ['CARD'], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(1)"
+    executor = Executor(tmp_path / "jobs", [{"CARD": "third"}], (sys.executable, "-c", program))
+    executor.start(job(), {})
+    while executor.running:
+        outcomes = executor.poll(0.05)
+    assert outcomes[0].reason == "exit code 1: third 1"
+
+
+def test_a_crash_gives_exit_code_and_the_last_words(tmp_path):
+    [outcome] = run(tmp_path, "crash")
+    assert outcome.kind == "failed"
+    assert outcome.reason == "exit code 1: Traceback ... | RuntimeError: the die was cast"
+    assert "RuntimeError" in (outcome.folder / "stderr.txt").read_text()
+
+
+@pytest.mark.parametrize("mode", ["memory=0", "killed=0"])
+def test_too_little_memory_is_told_from_a_crash(tmp_path, mode):
+    [outcome] = run(tmp_path, mode)
+    assert outcome.kind == "memory"
+    assert "memory" in outcome.reason
+
+
+def test_a_result_counts_though_the_worker_crashed_on_its_way_out(tmp_path):
+    [outcome] = run(tmp_path, "crash-late")
+    assert outcome.kind == "done"
+
+
+def test_a_worker_over_its_time_is_killed(tmp_path):
+    [outcome] = run(tmp_path, "hang", limit_s=0.5)
+    assert (outcome.kind, outcome.reason) == ("timeout", "no result within 0 s")
+
+
+def test_a_worker_that_falls_silent_is_killed(tmp_path):
+    [outcome] = run(tmp_path, "hang", silence_s=0.5)
+    assert outcome.kind == "timeout"
+    assert "no report" in outcome.reason
+
+
+def test_garbage_on_standard_output_is_no_report_and_no_harm(tmp_path):
+    [outcome] = run(tmp_path, "garbage")
+    assert outcome.kind == "done"
+
+
+def test_a_result_for_other_lanes_is_no_result(tmp_path):
+    fake = "import sys; open(sys.argv[2], 'w').write(open(sys.argv[1]).read())"
+    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, "-c", fake))
+    executor.start(job(), {})
+    while executor.running:
+        outcomes = executor.poll(0.05)
+    assert outcomes[0].kind == "failed"
+
+
+def test_one_crash_leaves_the_neighbour_alone(tmp_path):
+    mode = f"crash-once={tmp_path / 'crashed'}"
+    outcomes = run(tmp_path, mode, job(lr=1.0), job(lr=2.0))
+    assert sorted(outcome.kind for outcome in outcomes) == ["done", "failed"]
+
+
+def test_a_stop_kills_what_a_worker_has_started(tmp_path):
+    program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    # the child's pid is told in a file, as reports go to the executor
+    program = program.replace("print(", "open('child', 'w').write(str(").replace(", flush=True)", "))")
+    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"))
+    executor.start(job(), {})
+    child = wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
+    executor.stop()
+    wait_for(lambda: not alive(int(child)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl")
+def test_a_worker_dies_with_its_driver_even_by_kill_9(tmp_path):
+    driver = (
+        "import os, subprocess, sys, time\n"
+        f"p = subprocess.Popen([sys.executable, {LEASH!r}, str(os.getpid()), 'sleep', '600'], start_new_session=True)\n"
+        "print(p.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", driver], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        wait_for(lambda: Path(f"/proc/{worker}/comm").read_text() == "sleep\n")
+        process.kill()
+    wait_for(lambda: not alive(worker))
+
+
+def test_a_worker_whose_driver_is_gone_does_not_start():
+    done = subprocess.run([sys.executable, LEASH, "1", "echo", "started"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_the_name_of_a_job_is_its_content():
+    assert job_name(job()) == job_name(job())
+    assert job_name(job()) != job_name(job(lr=0.2))
+
+
+def test_last_words_are_the_end_of_a_long_standard_error(tmp_path):
+    (tmp_path / "stderr.txt").write_text("noise\n" * 100_000 + "a\n\nb\nc\n")
+    assert last_words(tmp_path) == "a | b | c"
+
+
+def alive(pid: int) -> bool:
+    """True unless the process is gone or a zombie, which nobody has collected in a container without init."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+

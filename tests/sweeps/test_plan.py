@@ -1,0 +1,127 @@
+"""A plan holds every missing lane exactly once, in jobs that one worker can train in lock-step."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
+from fp4dse.dse.quantizer import TensorScale
+from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.plan import job_size, plan, split, uses_random_bits
+from fp4dse.tasks import get_task
+from fp4dse.tasks.job import Lane
+
+TASKS = [get_task("regression", "quickstart"), get_task("vision", "quickstart")]
+RECIPES = [file.recipe for file in recipe_files().values()]
+SPACE = list(find_space("quickstart").recipes())
+
+
+def make(recipes=SPACE, tasks=TASKS, seeds=(0, 1, 2), lrs=None, stored=(), **more):
+    is_stored = lambda task, lane: (task.name, lane) in stored  # noqa: E731
+    return plan(recipes, tasks, seeds=seeds, lrs=lrs, is_stored=is_stored, **more)
+
+
+def lanes(planned) -> Counter:
+    return Counter((job.task, job.preset, lane) for job in planned.jobs for lane in job.lanes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    recipes=st.lists(st.sampled_from(RECIPES), max_size=8),
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True),
+    lrs=st.lists(st.sampled_from([1e-3, 2e-3, 1e-2]), min_size=1, max_size=3, unique=True),
+    max_lanes=st.integers(1, 40),
+)
+def test_every_lane_is_planned_exactly_once(recipes, seeds, lrs, max_lanes):
+    planned = make(recipes, seeds=seeds, lrs=lrs, max_lanes=max_lanes)
+    configs = {recipe.canonical() for recipe in [*recipes, Recipe.named("bf16")]}
+    expected = {
+        (task.name, task.preset, Lane(recipe, lr, seed))
+        for task in TASKS
+        for recipe in configs
+        for lr in lrs
+        for seed in seeds
+    }
+    assert lanes(planned) == Counter(dict.fromkeys(expected, 1))
+    assert planned.asked == planned.left == len(expected)
+    assert max(len(job.lanes) for job in planned.jobs) <= max_lanes
+
+
+def test_a_job_holds_one_structural_signature():
+    for job in make().jobs:
+        assert len({lane.recipe.signature() for lane in job.lanes}) == 1
+
+
+def test_the_baseline_is_planned_for_every_task_rate_and_seed_though_the_space_lacks_it():
+    planned = make([Recipe.named("nvfp4")], seeds=(4, 7), lrs=[1e-3, 1e-2])
+    baseline = Recipe.named("bf16").canonical()
+    found = {(task, lane.lr, lane.seed) for task, _, lane in lanes(planned) if lane.recipe == baseline}
+    assert found == {(task.name, lr, seed) for task in TASKS for lr in (1e-3, 1e-2) for seed in (4, 7)}
+
+
+def test_baselines_start_first_and_the_longest_jobs_next():
+    jobs = make().jobs
+    steps = {task.name: task.steps for task in TASKS}
+    plain = [job.lanes[0].recipe.is_plain for job in jobs]
+    sizes = [len(job.lanes) * steps[job.task] for job in jobs if not job.lanes[0].recipe.is_plain]
+    assert plain == sorted(plain, reverse=True)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_same_question_gives_the_same_jobs():
+    assert make(workers=2) == make(list(SPACE), workers=2)
+
+
+def test_each_task_is_trained_at_its_own_learning_rate_unless_one_is_given():
+    assert {(job.task, lane.lr) for job in make().jobs for lane in job.lanes} == {(t.name, t.lr) for t in TASKS}
+    assert {lane.lr for job in make(lrs=[0.5]).jobs for lane in job.lanes} == {0.5}
+
+
+def test_what_is_stored_is_not_planned_again():
+    everything = lanes(make())
+    half = {(task, lane) for index, (task, _, lane) in enumerate(everything) if index % 2}
+    rest = make(stored=half)
+    assert {(task, lane) for task, _, lane in lanes(rest)} == {(task, lane) for task, _, lane in everything} - half
+    assert (rest.asked, rest.stored) == (len(everything), len(half))
+    assert make(stored={(task, lane) for task, _, lane in everything}).jobs == []
+
+
+def test_lanes_that_draw_no_random_bits_are_kept_together():
+    mixed = 0
+    planned = make(max_lanes=12)
+    for job in planned.jobs:
+        mixed += len({uses_random_bits(lane.recipe) for lane in job.lanes}) > 1
+    assert mixed <= planned.populations
+
+
+def test_few_jobs_for_two_workers_on_the_quickstart():
+    planned = make(workers=2)
+    assert planned.asked == 2 * 3 * (48 + 1)
+    assert planned.populations <= len(planned.jobs) <= 2 * planned.populations
+
+
+@pytest.mark.parametrize(("lanes", "workers", "size"), [(3, 2, 16), (200, 2, 50), (10_000, 2, 64)])
+def test_job_size_gives_each_worker_a_few_jobs_within_bounds(lanes, workers, size):
+    assert job_size(lanes, "cpu", workers) == size
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_splitting_keeps_order_and_balance(n, size):
+    parts = split(list(range(n)), size)
+    assert [x for part in parts for x in part] == list(range(n))
+    assert max(map(len, parts)) <= size
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_an_invalid_recipe_is_refused_by_its_rule():
+    bad = Recipe.uniform(Quantizer(tensor_scale=TensorScale(target=1e6)))
+    with pytest.raises(ConfigError, match="target-above-scale-format"):
+        make([bad])
+
+
+def test_a_hundred_thousand_lanes_are_planned_from_a_space():
+    space = Space.from_dict({"axes": {"*": ["mxfp4", "nvfp4"], "fprop.rotation": ["none", "rht16"]}})
+    planned = make(space.recipes(), seeds=range(10_000), tasks=TASKS[:1], lrs=[1e-3, 1e-2])
+    assert planned.asked == 10_000 * 2 * (4 + 1)
