@@ -1,0 +1,43 @@
+# Needs Linux, make and Python 3.11 or newer; everything else goes into .venv.
+#   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
+#   make test       [ARGS=…]    the tests, e.g. ARGS="tests/dse -k canonical"
+#   make lint                   ruff and mypy
+#   make install                the package alone, editable
+#   make clean                  delete .venv and caches; results under runs/ stay
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test lint install clean
+
+quickstart: install
+	$(BIN)/fp4dse quickstart $(ARGS)
+
+# One thread a worker: two workers that each take every core are slower than one.
+test: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+install: .venv/install.stamp
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are written last, so an installation that was interrupted is taken up again.
+.venv/install.stamp: pyproject.toml | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/dev.stamp: pyproject.toml | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ .venv/install.stamp
+
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $$($(PYTHON) --version) is too old, fp4dse needs 3.11 or newer; name another: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
