@@ -1,0 +1,102 @@
+"""Files that are whole or absent, one writer at a time, and errors that say what to do.
+
+A file is written under a hidden name, flushed to the disk and renamed: whoever looks sees all of it or none of it,
+whenever the writer is killed. Hidden files that a killed writer left behind are nobody's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from fp4dse.dse import StoreError
+
+ADVICE = {
+    errno.ENOSPC: "the disk is full; what was stored before is safe, free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; what was stored before is safe, free some space and run again",
+    errno.EROFS: "the file system is read-only; copy the store to a place that can be written",
+    errno.EACCES: "no permission to write here; copy the store to a place that can be written",
+    errno.EPERM: "no permission to write here; copy the store to a place that can be written",
+}
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError inside into a StoreError of one line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, f"cannot be written ({error.strerror or error})")
+        raise StoreError(f"{path}: {advice}") from error
+
+
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Put `data` at `path`, whole or not at all, on the disk before this returns. StoreError if it cannot be done."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            with open(hidden, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(hidden, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, so that a rename survives a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel frees it however the process ends.
+
+    StoreError names the process that holds it, if another does.
+    """
+    with writing(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreError(f"{path.parent}: {_holder(fd)} is writing to this store; wait, or use another") from None
+        with writing(path):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int) -> str:
+    try:
+        record = json.loads(os.pread(fd, 4096, 0))
+        return f"process {record['pid']} on {record['host']}"
+    except (ValueError, KeyError, OSError):  # it has just taken the lock and not yet written its name
+        return "another process"
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object; StoreError if the file is unreadable or holds something else."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(data, dict):
+        raise StoreError(f"{path}: found {type(data).__name__}; accepted: a JSON object")
+    return data

@@ -1,0 +1,296 @@
+"""The store: a folder of Parquet files that survives anything but the loss of its disk.
+
+    store.json      schema version
+    inbox/          one file per finished job, written atomically
+    parts/          many inbox files joined into one: the part is written first, then its inputs are deleted
+    retired.json    component -> revision below which rows are hidden
+    torn/           inbox files that turned out to be unreadable
+
+A crash between writing a part and deleting its inputs leaves rows twice, so rows are deduped whenever they are read.
+Nothing is ever deleted but copies. Writers hold a lock; readers hold nothing and look again if a file was joined
+into a part under their eyes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.results.files import exclusive, read_json, write_atomic, writing
+from fp4dse.results.parquet import IDENTITY, encode, read, scan, to_pandas, why_unreadable, winners
+from fp4dse.results.query import run_sql
+from fp4dse.results.schema import CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
+from fp4dse.results.stats import DERIVED, NEEDED, SUMMARIZED, add_gap, summarize
+
+log = logging.getLogger(__name__)
+
+ANY = pc.scalar(True)
+FILES_PER_PART = 1024
+T = TypeVar("T")
+
+
+def open_store(path: str | Path, create: bool = False) -> Store:
+    """The store in folder `path`; with `create`, a new or empty folder becomes one.
+
+    StoreError if there is none, if the folder holds something else, or if a newer program wrote it.
+    """
+    path = Path(path)
+    if not (path / "store.json").exists():
+        if not create:
+            hint = "it has no store.json" if path.is_dir() else "there is no such folder"
+            raise StoreError(f"{path}: not a store ({hint}); `fp4dse sweep --store {path}` makes one")
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            strangers = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
+        if strangers:
+            raise StoreError(f"{path}: not a store, and it holds {strangers[0]}; give a new or an empty folder")
+        _write_version(path)
+    store = Store(path)
+    store.version()
+    return store
+
+
+def _write_version(path: Path) -> None:
+    write_atomic(path / "store.json", f'{{"schema_version": {SCHEMA_VERSION}}}\n'.encode())
+
+
+class Store:
+    """A store that exists; `open_store` makes these. Holds no data, only the path and whether it has the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._locked = False
+        self._torn: set[Path] = set()
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one writer. Every writing method takes the lock by itself; a driver holds it for its whole run.
+
+        StoreError if another process holds it.
+        """
+        if self._locked:
+            yield
+            return
+        with exclusive(self.path / ".lock"):
+            if self.version() < SCHEMA_VERSION:
+                _write_version(self.path)  # from here on older programs refuse instead of dropping our columns
+            with writing(self.path):
+                for folder in ("inbox", "parts"):
+                    (self.path / folder).mkdir(exist_ok=True)
+                    for leftover in (self.path / folder).glob(".*.tmp"):
+                        leftover.unlink(missing_ok=True)
+            self._locked = True
+            try:
+                yield
+            finally:
+                self._locked = False
+
+    def add(self, rows: list[dict], name: str) -> None:
+        """Store rows as one file; when this returns they are on the disk. `name` is for people who look inside.
+
+        The same rows added twice are one file. StoreError on a wrong row (nothing is written) or a full disk.
+        """
+        data = encode(to_table(rows))
+        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
+        with self.lock():
+            write_atomic(self.path / "inbox" / f"{stem}-{hashlib.sha256(data).hexdigest()[:8]}.parquet", data)
+
+    def compact(self, minimum: int = 256) -> int:
+        """Join the inbox into parts if it holds at least `minimum` files; returns how many files were joined.
+
+        Inbox files that cannot be read are moved to `torn/` and logged.
+        """
+        with self.lock():
+            files = self._files("inbox")
+            if len(files) < minimum:
+                return 0
+            joined = 0
+            for start in range(0, len(files), FILES_PER_PART):
+                chunk = [file for file in files[start : start + FILES_PER_PART] if not self._moved_aside(file)]
+                if chunk:
+                    self._write_part(scan(chunk, ROW.names))
+                with writing(self.path):
+                    for file in chunk:
+                        file.unlink()
+                joined += len(chunk)
+            return joined
+
+    def merge(self, other: Store) -> int:
+        """Take over what `other` has and this store lacks, its retirement rules too; returns the rows added.
+
+        Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
+        """
+        with self.lock():
+            theirs = other._read(ROW.names, ANY)
+            # ours come last: of two equally good rows the last one wins, so only better ones come over
+            both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ANY)])
+            new = theirs.take(np.flatnonzero(winners(both)[: len(theirs)]))
+            if len(new):
+                self._write_part(new)
+            rules = self.retired()
+            for component, below in other.retired().items():
+                rules[component] = max(below, rules.get(component, below))
+            self._write_retired(rules)
+            return len(new)
+
+    def invalidate(self, component: str, below: int) -> int:
+        """Hide rows whose revision of `component` is lower than `below`; returns how many runs that hid.
+
+        component: quantizers, engine, or a task that the store holds (ConfigError otherwise). The rows stay.
+        """
+        with self.lock():
+            before = self._read(["task"])
+            tasks = before["task"].unique().to_pylist()
+            if component not in ("quantizers", "engine", *tasks):
+                raise ConfigError("component", component, ", ".join(["quantizers", "engine", *tasks]))
+            rules = self.retired()
+            rules[component] = max(below, rules.get(component, below))
+            self._write_retired(rules)
+            return len(before) - len(self._read(["run_id"]))
+
+    def _write_retired(self, rules: dict[str, int]) -> None:
+        if rules != self.retired():
+            text = ",\n".join(f'  "{component}": {below}' for component, below in sorted(rules.items()))
+            write_atomic(self.path / "retired.json", f"{{\n{text}\n}}\n".encode())
+
+    def _write_part(self, table: pa.Table) -> None:
+        data = encode(table)
+        write_atomic(self.path / "parts" / f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data)
+
+    def _moved_aside(self, file: Path) -> bool:
+        reason = why_unreadable(file)
+        if reason is None:
+            return False
+        with writing(self.path):
+            (self.path / "torn").mkdir(exist_ok=True)
+            os.replace(file, self.path / "torn" / file.name)
+        log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
+        return True
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def runs(self, columns: Sequence[str] | None = None, curves: bool = False) -> pd.DataFrame:
+        """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
+
+        Holds every schema column (`columns`: only these), baseline_loss and gap (see stats.add_gap); the curves, as
+        arrays, only if asked for. ConfigError on an unknown column.
+        """
+        columns = list(columns or [*SCALARS, *DERIVED, *(CURVES if curves else ())])
+        for name in columns:
+            if name not in ROW.names and name not in DERIVED:
+                raise ConfigError("column", name, ", ".join([*ROW.names, *DERIVED]))
+        stored = [name for name in columns if name not in DERIVED]
+        if len(stored) == len(columns):
+            return to_pandas(self._read(stored))
+        return add_gap(to_pandas(self._read([*dict.fromkeys([*stored, *NEEDED])])))[columns]
+
+    def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
+        """run_id, curve_step and curve_loss (arrays) of some runs."""
+        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
+        return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
+
+    def done(self) -> set[str]:
+        """Ids of the runs that need no training: done or diverged, and not retired."""
+        finished = self._valid() & ds.field("status").isin(["done", "diverged"])
+        return set(self._reading(lambda files: scan(files, ["run_id"], finished))["run_id"].to_pylist())
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
+        return self._reading(lambda files: run_sql(files, self._valid(), query))
+
+    def pareto(self) -> pd.DataFrame:
+        """The lines of stats.summarize that are on the front."""
+        summary = summarize(self.runs(SUMMARIZED))
+        return summary[summary["on_front"]].reset_index(drop=True)
+
+    def retired(self) -> dict[str, int]:
+        """Component -> revision below which its rows are hidden."""
+        path = self.path / "retired.json"
+        return read_json(path) if path.exists() else {}
+
+    def version(self) -> int:
+        """The schema version of the store; StoreError if it is newer than this program's."""
+        found = read_json(self.path / "store.json").get("schema_version")
+        if not isinstance(found, int):
+            raise StoreError(f"{self.path / 'store.json'}: schema_version is {found!r}; accepted: a whole number")
+        if found > SCHEMA_VERSION:
+            limit = f"it has schema {found}, this program reads up to {SCHEMA_VERSION}"
+            raise StoreError(f"{self.path}: made by a newer fp4dse ({limit}); upgrade fp4dse")
+        return found
+
+    def info(self) -> dict:
+        """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
+        everything = len(self._read(["run_id"], ANY))
+        visible = to_pandas(self._read(["status", "task"]))
+        counts = visible["status"].value_counts()
+        inbox, parts = self._files("inbox"), self._files("parts")
+        return {
+            "path": str(self.path),
+            "schema_version": self.version(),
+            "runs": len(visible),
+            **{status: int(counts.get(status, 0)) for status in STATUSES},
+            "retired": everything - len(visible),
+            "retired_below": self.retired(),
+            "tasks": sorted(visible["task"].unique()),
+            "inbox_files": len(inbox),
+            "part_files": len(parts),
+            "bytes": sum(file.stat().st_size for file in [*inbox, *parts]),
+            "torn": sorted(str(file) for file in [*self._files("torn"), *self._torn]),
+        }
+
+    def _read(self, columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+        condition = self._valid() if condition is None else condition
+        return self._reading(lambda files: read(files, columns, condition))
+
+    def _valid(self) -> ds.Expression:
+        """The rows that no rule hides."""
+        valid = ANY
+        for component, below in self.retired().items():
+            if component in ("quantizers", "engine"):
+                valid &= ds.field(f"rev_{component}") >= below
+            else:
+                valid &= (ds.field("task") != component) | (ds.field("rev_task") >= below)
+        return valid
+
+    def _reading(self, action: Callable[[list[Path]], T]) -> T:
+        """`action` on all files; again if one was joined into a part meanwhile, or turned out to be unreadable."""
+        for _ in range(10):
+            # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
+            files = [file for file in [*self._files("inbox"), *self._files("parts")] if file not in self._torn]
+            try:
+                return action(files)
+            except FileNotFoundError:
+                continue
+            except (pa.ArrowException, OSError):
+                if not self._skip_unreadable(files):
+                    raise
+        raise StoreError(f"{self.path}: files keep vanishing while they are read; is something deleting them?")
+
+    def _skip_unreadable(self, files: list[Path]) -> bool:
+        """Leave unreadable inbox files out from now on, logged; True if there was one. StoreError for a part."""
+        reasons = {file: reason for file in files if (reason := why_unreadable(file))}
+        for file, reason in reasons.items():
+            if file.parent.name == "parts":
+                advice = "restore it from a copy, or move it away and lose its rows"
+                raise StoreError(f"{file}: cannot be read ({reason}); {advice}")
+            log.warning("%s: cannot be read (%s); its lanes count as missing", file, reason)
+        self._torn.update(reasons)
+        return bool(reasons)
+
+    def _files(self, folder: str) -> list[Path]:
+        return sorted(path for path in (self.path / folder).glob("*.parquet") if not path.name.startswith("."))
