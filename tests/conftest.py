@@ -1,0 +1,22 @@
+"""Set-up for all tests: hypothesis without deadlines, GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("fp4dse", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("fp4dse")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch  # only where a test asks for it: the tests of dse run without
+
+    if not torch.cuda.is_available():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,191 @@
+"""What is installed is what is in the tree, under one name, and the arrows between the folders run one way."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import fp4dse
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("dse", "kernels", "tasks", "sweeps", "results")
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def packages_on_disk() -> dict[str, Path]:
+    """Import name -> folder of everything that has modules, `fp4dse` itself included."""
+    folders = [file.parent for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    names = {".".join(("fp4dse", *folder.relative_to(ROOT).parts)): folder for folder in folders}
+    return {"fp4dse": ROOT, **names}
+
+
+def modules() -> list[Path]:
+    return [ROOT / "__init__.py", ROOT / "cli.py", *(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))]
+
+
+def test_the_tests_see_this_tree():
+    assert Path(fp4dse.__file__).resolve().parent == ROOT
+    assert fp4dse.__version__ == importlib.metadata.version("fp4dse")
+
+
+def test_every_folder_with_modules_is_a_listed_package():
+    on_disk = packages_on_disk()
+    assert set(SETUP["packages"]) == set(on_disk)
+    assert {name: (ROOT / folder).resolve() for name, folder in SETUP["package-dir"].items()} == on_disk
+    assert all((folder / "__init__.py").exists() for folder in on_disk.values())
+
+
+def test_the_top_of_the_tree_holds_no_module_but_the_cli():
+    """All that lies there is shipped as `fp4dse.<name>`."""
+    assert {file.name for file in ROOT.glob("*.py")} == {"__init__.py", "cli.py"}
+
+
+# --- imports -----------------------------------------------------------------------------------------------------
+
+MAY_IMPORT = {
+    "dse": set(),
+    "kernels": {"dse"},
+    "tasks": {"dse", "kernels"},
+    "results": {"dse"},
+    "sweeps": {"dse", "tasks", "results"},
+    "cli": set(ROOMS),
+    "__init__": set(),
+}
+NO_TORCH = ("dse", "results")
+
+
+def imports_of(file: Path) -> set[str]:
+    """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_run_one_way(file):
+    room = file.relative_to(ROOT).parts[0].removesuffix(".py")
+    imports = imports_of(file)
+    rooms = {name.split(".")[1] for name in imports if name.startswith("fp4dse.")}
+    assert rooms - {room} <= MAY_IMPORT[room]
+    assert not {name.split(".")[0] for name in imports} & {*ROOMS, "cli"}, "rooms are imported as fp4dse.<room>"
+    if room in NO_TORCH:
+        assert not {name for name in imports if name.split(".")[0] == "torch"}
+
+
+DRIVER_ONLY = ("optuna", "duckdb", "plotly", "ray", "pandas", "pyarrow")
+
+REFUSE = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {refused}:
+            raise ImportError("a worker must not import " + name)
+sys.meta_path.insert(0, Refuse())
+import {wanted}
+"""
+
+
+def import_without(wanted: str, refused: tuple[str, ...]) -> subprocess.CompletedProcess:
+    code = REFUSE.format(refused=set(refused), wanted=wanted)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_worker_imports_without_the_packages_of_the_driver():
+    modules = ", ".join(
+        ".".join(("fp4dse", *file.relative_to(ROOT).with_suffix("").parts))
+        for room in ("dse", "kernels", "tasks")
+        for file in (ROOT / room).rglob("*.py")
+        if file.name != "__init__.py"
+    )
+    done = import_without(modules, DRIVER_ONLY)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_design_space_imports_without_torch():
+    done = import_without("fp4dse.dse", ("torch", "numpy", *DRIVER_ONLY))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_refusal_refuses():
+    assert "must not import pandas" in import_without("pandas", DRIVER_ONLY).stderr
+
+
+# --- wheel -------------------------------------------------------------------------------------------------------
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output; with the end of standard error in the failure if the command fails."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def tracked_files() -> list[Path]:
+    """Files that git would have in a clone made now, relative to the root."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    return [Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built from the source distribution of a clean copy of the tree."""
+    copy = tmp_path_factory.mktemp("clone")
+    for file in tracked_files():
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_bytes((ROOT / file).read_bytes())
+    build = "import sys, setuptools.build_meta as b; print(b.build_sdist(sys.argv[1]))"
+    dist = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-W", "error", "-c", build, dist, cwd=copy)
+    sdist = next(dist.glob("*.tar.gz"))
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation")
+    run(*pip, "--wheel-dir", dist, sdist, cwd=dist)
+    return next(dist.glob("*.whl"))
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_module_and_data_file_of_the_tree_and_nothing_else(wheel):
+    rooms = [file for file in tracked_files() if file.parts[0] in ROOMS]
+    expected = {Path("fp4dse", file) for file in [*rooms, Path("__init__.py"), Path("cli.py"), Path("py.typed")]}
+    shipped = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
+    assert {file for file in shipped if not file.parts[0].endswith(".dist-info")} == expected
+
+
+@pytest.mark.slow
+def test_the_wheel_works_from_anywhere_beside_a_package_named_kernels(wheel, tmp_path):
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    (site / "kernels").mkdir()
+    (site / "kernels" / "__init__.py").write_text("origin = 'another project'\n")
+    # torch and the rest come from this environment, but not fp4dse: a .pth line adds no finder of editable packages
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "--no-deps")
+    run(*pip, "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
+
+    where = (
+        "import kernels, fp4dse, fp4dse.kernels; print(kernels.origin, fp4dse.__file__, fp4dse.__version__, sep='|')"
+    )
+    origin, file, version = run(python, "-c", where, cwd=tmp_path).strip().split("|")
+    assert origin == "another project"
+    assert Path(file) == site / "fp4dse" / "__init__.py"
+    assert version == importlib.metadata.version("fp4dse")
+
+    script = tmp_path / "venv" / "bin" / "fp4dse"
+    assert "sweep" in run(script, "--help", cwd=tmp_path)
+    recipes = run(script, "recipe", "list", cwd=tmp_path)
+    assert all(file.stem in recipes for file in (ROOT / "dse" / "recipes").glob("*.toml"))
