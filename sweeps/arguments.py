@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files
+from fp4dse.dse import ConfigError, Space, load_recipe
 
 DEFAULT_PRESET = "small"
+RUNS = Path("runs")
+"""Where sweeps go by default: `runs/NAME/store`, with the report beside."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -30,16 +32,27 @@ def find_space(text: str) -> Space:
 
 def find_config_id(text: str) -> str:
     """The config_id of a recipe given by name, by `.toml` file, or as the id itself."""
-    if re.fullmatch(r"[0-9a-f]{16}", text):
-        return text
-    if not text.endswith(".toml") and text not in recipe_files():
-        raise ConfigError("recipe", text, f"a .toml file, a config_id (16 hex digits), or {', '.join(recipe_files())}")
-    return load_recipe(text).config_id
+    return text if re.fullmatch(r"[0-9a-f]{16}", text) else load_recipe(text).config_id
 
 
-def recipe_names() -> dict[str, str]:
-    """config_id -> name, of the shipped recipes."""
-    return {file.recipe.config_id: name for name, file in recipe_files().items()}
+def default_store(space: str) -> Path:
+    """Where a sweep goes if nobody says."""
+    return RUNS / space / "store"
+
+
+def latest_store() -> Path:
+    """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
+    states = sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
+    if not states:
+        raise ConfigError(
+            "--store", None, f"the folder of a store (there is none under {RUNS}/; try `fp4dse quickstart`)"
+        )
+    return states[-1].parent
+
+
+def report_path(store: Path) -> Path:
+    """Next to the store: `runs/NAME/report.html`."""
+    return store.with_name("report.html" if store.name == "store" else f"{store.name}-report.html")
 
 
 def parse_tasks(texts: Iterable[str], preset: str | None = None) -> list[tuple[str, str]]:

@@ -35,7 +35,7 @@ def write_job(folder: Path, job: Job, context: dict) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
-    (folder / "context.json").write_bytes(msgspec.json.encode(context))
+    (folder / "context.json").write_bytes(msgspec.json.encode(context, enc_hook=str))  # torch's version is no plain str
 
 
 def read_result(folder: Path, job: Job) -> JobResult | None:

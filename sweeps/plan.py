@@ -10,14 +10,16 @@ Everything here is deterministic: the same question gives the same jobs in the s
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fp4dse.dse import SLOTS, ConfigError, Recipe
+from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane
 
 if TYPE_CHECKING:
@@ -44,6 +46,12 @@ class Plan(msgspec.Struct, frozen=True):
     def left(self) -> int:
         return sum(len(job.lanes) for job in self.jobs)
 
+    def facts(self) -> dict:
+        """For people and scripts: the counts, and lanes per job in the order of start."""
+        counts = {"recipes": self.recipes, "lanes": self.asked, "stored": self.stored, "to_train": self.left}
+        jobs = [f"{job.task}:{job.preset} × {len(job.lanes)}" for job in self.jobs]
+        return {**counts, "populations": self.populations, "jobs": jobs}
+
 
 def plan(
     recipes: Iterable[Recipe],
@@ -59,7 +67,8 @@ def plan(
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes."""
     configs = _with_baseline(recipes)
-    asked, populations = 0, {}
+    asked = 0
+    populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
     for task in tasks:
         for order, recipe in enumerate(configs):
             signature = recipe.signature()
@@ -68,10 +77,10 @@ def plan(
                 if not is_stored(task, lane):
                     key = (task.name, task.preset, order == 0, signature)
                     populations.setdefault(key, []).append((uses_random_bits(recipe), order, lane))
-    left = sum(map(len, populations.values()))
+    left = sum(len(members) for members in populations.values())
     size = max_lanes or job_size(left, device, workers)
     steps = {(task.name, task.preset): task.steps for task in tasks}
-    jobs = []
+    jobs: list[tuple[bool, int, int, Job]] = []
     for (name, preset, baseline, _), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         for part in split([lane for *_, lane in members], size):
@@ -87,6 +96,13 @@ def plan(
     )
 
 
+def count_space(space: Space) -> dict:
+    """What enumerating a space meets: raw product, merged as equivalent, rejected by rule, left, populations."""
+    count = Count()
+    populations = {recipe.signature() for recipe in space.recipes(count)}
+    return {"space": space.name, **msgspec.structs.asdict(count), "populations": len(populations)}
+
+
 def job_size(lanes: int, device: str, workers: int) -> int:
     """Most lanes in a job: so that each worker gets about `JOBS_PER_WORKER` jobs, within the bounds of `JOB_LANES`."""
     fewest, most = JOB_LANES[device]
@@ -97,7 +113,7 @@ def split(lanes: list[Lane], size: int) -> list[list[Lane]]:
     """Consecutive parts of at most `size` lanes that differ in length by one at most."""
     parts = math.ceil(len(lanes) / size)
     cuts = [len(lanes) * i // parts for i in range(parts + 1)]
-    return [lanes[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [lanes[a:b] for a, b in itertools.pairwise(cuts)]
 
 
 def uses_random_bits(recipe: Recipe) -> bool:

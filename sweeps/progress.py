@@ -94,7 +94,7 @@ def _plain_lines() -> Show:
             last.update(time=now, finished=finished)
             losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
             extra = [f"median losses: {', '.join(losses)}"] if losses else []
-            extra += [f"best so far: {best}" for best in state.best]
+            extra += [f"best so far: {' | '.join(state.best)}"] if state.best else []
             print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=sys.stderr, flush=True)
 
     return show

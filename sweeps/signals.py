@@ -12,7 +12,7 @@ from collections.abc import Iterator
 def stop_signals() -> Iterator[list[str]]:
     """Within, SIGINT, SIGTERM and SIGHUP end nothing: their names are added to the list that this yields.
 
-    A signal that is ignored stays so (nohup). Outside the main thread, where Python allows no handlers, nothing changes.
+    A signal that is ignored stays so (nohup). Outside the main thread Python allows no handlers: nothing changes.
     """
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():

@@ -15,14 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse import StoreError
 from fp4dse.sweeps.executor import Pace, Running
 from fp4dse.tasks.job import Job
 
 STALE_S = 30.0
 """A driver that has not written its state for this long is taken for dead."""
-RUNS = Path("runs")
-"""Where sweeps go by default: `runs/<name>/store`."""
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -111,21 +109,13 @@ def write_state(store: Path, state: SweepState) -> None:
 
 
 def read_state(store: Path) -> SweepState:
-    """The state of the store's last sweep. ConfigError if there is no store, StoreError if none was run into it."""
-    if not store.is_dir():
-        raise ConfigError("--store", str(store), "the folder of a store")
+    """The state of the last sweep into a store. StoreError if there is none."""
     try:
         return msgspec.json.decode((store / "state.json").read_bytes(), type=SweepState)
-    except (OSError, msgspec.DecodeError):
-        raise StoreError(f"{store}: no sweep was run into this store") from None
-
-
-def latest_store(runs: Path = RUNS) -> Path:
-    """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
-    states = sorted(runs.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
-    if not states:
-        raise ConfigError("--store", f"nothing, and no store under {runs}/", "the folder of a store")
-    return states[-1].parent
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(
+            f"{store / 'state.json'}: cannot be read ({error}); was a sweep run into this store?"
+        ) from None
 
 
 class Clock:

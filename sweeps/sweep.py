@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse import Recipe, Space
-from fp4dse.results import open_store
-from fp4dse.results.store import Store
+from fp4dse.results import Store, open_store, summarize
+from fp4dse.results.stats import SETTING, percent
 from fp4dse.sweeps.executor import LIMIT_S, WORKER, Executor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, keep_stderr, leftovers
 from fp4dse.sweeps.plan import Plan
@@ -61,6 +61,11 @@ class SweepResult(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         return self.asked - self.stored - self.done - self.diverged - self.failed
+
+    @property
+    def exit_code(self) -> int:
+        """130 if interrupted, 1 if lanes failed, else 0."""
+        return 130 if self.interrupted else int(self.failed > 0)
 
 
 def plan_sweep(
@@ -121,6 +126,7 @@ def run_sweep(
         sweep = _Sweep(opened, executor, setting, state, deque(todo.jobs), Clock(steps, len(setting.machine.slots)))
         try:
             stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, state), show)
+            state.best = best_gaps(opened, setting)
             state.ended = stopped or "finished"
         except BaseException as error:
             state.ended = f"{type(error).__name__}: {error}"
@@ -154,7 +160,8 @@ class _Sweep:
     queue: deque[Job]
     clock: Clock
     retried: set[str] = field(default_factory=set)
-    written: float = -STATE_S
+    written: float = 0.0
+    judge_after: float = 0.0
 
     def run(self, stop: Callable[[], str | None], show: Callable[[SweepState], None]) -> str | None:
         """Until nothing is left, or `stop` gives a reason, which is returned."""
@@ -181,6 +188,7 @@ class _Sweep:
             self.state.diverged += sum(row["status"] == "diverged" for row in rows)
             self.state.done += sum(row["status"] == "done" for row in rows)
             self.clock.add(job, outcome.pace)
+            self.judge()
         elif outcome.kind == "memory" and len(job.lanes) > 1:
             half = len(job.lanes) // 2
             parts = (job.lanes[:half], job.lanes[half:])
@@ -198,6 +206,13 @@ class _Sweep:
             self.state.failures[outcome.reason] = self.state.failures.get(outcome.reason, 0) + len(job.lanes)
         shutil.rmtree(folder, ignore_errors=True)
 
+    def judge(self) -> None:
+        """The best gaps so far. On a big store this takes a while, so it is left out until 20 times that has passed."""
+        begin = time.monotonic()
+        if begin >= self.judge_after:
+            self.state.best = best_gaps(self.store, self.setting)
+            self.judge_after = time.monotonic() + 20 * (time.monotonic() - begin)
+
     def note_retry(self, what: str) -> None:
         self.state.retries[what] = self.state.retries.get(what, 0) + 1
 
@@ -214,6 +229,19 @@ class _Sweep:
             write_state(self.store.path, state)
             self.written = time.monotonic()
         show(state)
+
+
+def best_gaps(store: Store, setting: Setting) -> list[str]:
+    """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
+    table = summarize(store.runs())
+    lines = []
+    for (task, preset), context in setting.contexts.items():
+        here = (table[list(SETTING)] == [context[name] for name in SETTING]).all(axis="columns")
+        gaps = table[here & table["points"].gt(0)].dropna(subset="gap")
+        if len(gaps):
+            best = gaps.loc[gaps["gap"].idxmin()]
+            lines.append(f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({best['pairs']} seeds)")
+    return lines
 
 
 def _take_in_leftovers(store: Store, work: Path) -> None:

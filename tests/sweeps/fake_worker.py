@@ -1,4 +1,4 @@
-"""A worker that trains nothing: `fake_worker.py MODE[=VALUE] JOB.json OUT.json`. It starts in a moment, and fails on demand.
+"""A worker that trains nothing: `fake_worker.py MODE[=VALUE] JOB.json OUT.json`. It starts fast and fails on demand.
 
 Every lane that it takes is written as a line to `lanes.txt` above the store, so that tests can count trainings.
 """

@@ -1,6 +1,5 @@
 """The executor says how each job ended, and no end of one job touches another."""
 
-import os
 import subprocess
 import sys
 import time
@@ -115,7 +114,9 @@ def test_a_stop_kills_what_a_worker_has_started(tmp_path):
     program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     # the child's pid is told in a file, as reports go to the executor
     program = program.replace("print(", "open('child', 'w').write(str(").replace(", flush=True)", "))")
-    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}"))
+    executor = Executor(
+        tmp_path / "jobs", [{}], (sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}")
+    )
     executor.start(job(), {})
     child = wait_for(lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text())
     executor.stop()
@@ -166,5 +167,3 @@ def wait_for(condition, seconds=20.0):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return value
-
-

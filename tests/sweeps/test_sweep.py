@@ -1,0 +1,295 @@
+"""Whatever happens to a sweep, running the same command again ends with every lane stored exactly once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe, Space, StoreError
+from fp4dse.results import Store, open_store
+from fp4dse.sweeps import plan_sweep, read_state, run_sweep
+from fp4dse.sweeps.jobfolder import job_name, write_job
+from fp4dse.sweeps.setting import MOST_WORKERS, find_machine, find_setting
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
+SPACE = Space.from_dict({"name": "few", "axes": {"*": ["mxfp4", "nvfp4"], "wgrad.rotation": ["none", "rht16"]}})
+LANES = 2 * 2 * (4 + 1)  # tasks × seeds × (recipes and the baseline)
+
+
+def sweep(tmp_path, mode="ok", **more):
+    arguments = {"tasks": TASKS, "seeds": [0, 1], "jobs": 2, "store": tmp_path / "store", **more}
+    return run_sweep(SPACE, worker=(sys.executable, FAKE, mode), **arguments)
+
+
+def trained(tmp_path) -> int:
+    """Lanes given to workers so far."""
+    return len((tmp_path / "lanes.txt").read_text().splitlines())
+
+
+def assert_every_lane_once(tmp_path, status="done"):
+    runs = open_store(tmp_path / "store").runs()
+    assert Counter(runs["status"]) == {status: LANES}
+    assert not runs.duplicated(["config_id", "lr", "task", "seed"]).any()
+    assert len(runs[runs["is_baseline"]]) == 2 * 2
+
+
+def test_a_sweep_stores_every_lane_and_the_baselines_once(tmp_path):
+    result = sweep(tmp_path)
+    assert (result.done, result.left, result.stopped, result.exit_code) == (LANES, 0, None, 0)
+    assert trained(tmp_path) == LANES
+    assert_every_lane_once(tmp_path)
+    assert list((tmp_path / "store" / "jobs").iterdir()) == []
+
+
+def test_a_row_tells_recipe_task_machine_and_population(tmp_path):
+    sweep(tmp_path, tasks=TASKS[:1])
+    runs = open_store(tmp_path / "store").runs()
+    row = runs[runs["recipe_name"] == "mxfp4"].iloc[0]
+    assert (row["task"], row["preset"], row["device"], row["threads"]) == ("regression", "quickstart", "cpu", 1)
+    assert row["wgrad_rotation"] == "none"
+    assert row["lanes"] == 2
+    assert row["lane_s"] == pytest.approx(row["train_s"] / 2)
+    assert row["gap"] == row["gap"]
+
+
+def test_the_same_command_again_trains_nothing(tmp_path):
+    sweep(tmp_path)
+    again = sweep(tmp_path)
+    assert (again.stored, again.done) == (LANES, 0)
+    assert trained(tmp_path) == LANES
+
+
+def test_rerun_trains_all_again_and_stores_them_once(tmp_path):
+    sweep(tmp_path)
+    assert sweep(tmp_path, rerun=True).done == LANES
+    assert trained(tmp_path) == 2 * LANES
+    assert_every_lane_once(tmp_path)
+
+
+def test_more_seeds_train_only_the_new_ones(tmp_path):
+    sweep(tmp_path, seeds=[0])
+    result = sweep(tmp_path)
+    assert (result.stored, result.done) == (LANES // 2, LANES // 2)
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_dry_run_plans_the_same_and_writes_nothing(tmp_path):
+    planned = plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=tmp_path / "store")
+    assert (planned.asked, planned.stored, planned.left) == (LANES, 0, LANES)
+    assert list(tmp_path.iterdir()) == []
+    sweep(tmp_path, seeds=[0])
+    assert plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=tmp_path / "store").left == LANES // 2
+
+
+def test_diverged_is_a_result_and_is_not_trained_again(tmp_path):
+    assert sweep(tmp_path, "diverge").diverged == LANES
+    assert_every_lane_once(tmp_path, "diverged")
+    assert sweep(tmp_path).done == 0
+
+
+@pytest.mark.parametrize("mode", ["memory=1", "killed=1"])
+def test_a_population_that_does_not_fit_is_cut_in_halves_until_it_does(tmp_path, mode):
+    result = sweep(tmp_path, mode)
+    assert (result.done, result.failed) == (LANES, 0)
+    assert any("halves" in reason for reason in read_state(tmp_path / "store").retries)
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_crash_is_tried_once_more(tmp_path):
+    result = sweep(tmp_path, f"crash-once={tmp_path / 'crashed'}")
+    assert (result.done, result.failed) == (LANES, 0)
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_second_crash_is_recorded_with_its_reason_and_tried_again_by_the_next_sweep(tmp_path):
+    result = sweep(tmp_path, "crash", tasks=TASKS[:1], seeds=[0], jobs=1)
+    reason = "exit code 1: Traceback ... | RuntimeError: the die was cast"
+    assert (result.failed, result.failures, result.exit_code) == (3, {reason: 3}, 1)
+    runs = open_store(tmp_path / "store").runs()
+    assert set(runs[runs["status"] == "failed"]["failure"]) == {reason}
+    kept = list((tmp_path / "store" / "stderr").iterdir())
+    assert kept
+    assert "the die was cast" in kept[0].read_text()
+    assert sweep(tmp_path).failed == 0
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_fault_that_all_jobs_share_ends_the_sweep_early(tmp_path):
+    result = sweep(tmp_path, "crash")
+    assert result.stopped == "given up: the first 3 jobs all failed"
+    assert result.left > 0
+
+
+def test_a_sweep_that_is_over_before_it_began_stores_nothing(tmp_path):
+    result = sweep(tmp_path, budget_s=0.0)
+    assert (result.left, result.done) == (LANES, 0)
+
+
+def test_a_hanging_job_fails_at_its_limit(tmp_path):
+    result = sweep(tmp_path, "hang", tasks=TASKS[:1], job_limit_s=0.5)
+    assert result.failed > 0
+    assert "no result within" in next(iter(result.failures))
+
+
+def test_the_budget_stops_running_jobs_and_keeps_what_is_finished(tmp_path):
+    sweep(tmp_path, seeds=[0])
+    result = sweep(tmp_path, "hang", budget_s=2.0)
+    assert result.stopped == "the budget of 2 s is spent"
+    assert (result.stored, result.left, result.exit_code) == (LANES // 2, LANES // 2, 0)
+    assert sweep(tmp_path).done == LANES // 2
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_full_disk_ends_the_sweep_and_the_finished_job_is_taken_in_later(tmp_path, monkeypatch):
+    def full(*_):
+        raise StoreError("the disk is full") from OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", full)
+        with pytest.raises(StoreError, match="disk is full"):
+            sweep(tmp_path)
+    before = trained(tmp_path)
+    assert before < LANES
+    assert "disk is full" in read_state(tmp_path / "store").ended
+    result = sweep(tmp_path)
+    assert result.stored > 0  # came from the job folder
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_job_that_was_stored_but_whose_folder_was_left_is_stored_once(tmp_path):
+    """The driver died between the two."""
+    sweep(tmp_path)
+    lane_file = (tmp_path / "lanes.txt").read_text().splitlines()
+    setting = find_setting(TASKS, jobs=2)
+    job = next(iter(setting.plan(SPACE, [0, 1], None, set()).jobs))
+    folder = tmp_path / "store" / "jobs" / job_name(job)
+    write_job(folder, job, setting.contexts[job.task, job.preset])
+    command = [sys.executable, FAKE, "ok", str(folder / "job.json"), str(folder / "out.json")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert sweep(tmp_path).done == 0
+    assert_every_lane_once(tmp_path)
+    assert not folder.exists()
+    assert len(lane_file) == LANES
+
+
+def test_two_sweeps_do_not_write_one_store_at_a_time(tmp_path):
+    with open_store(tmp_path / "store", create=True).lock(), pytest.raises(StoreError, match="is writing"):
+        sweep(tmp_path)
+
+
+def test_wrong_tasks_and_devices_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="accepted: regression, vision"):
+        sweep(tmp_path, tasks=[("chess", "small")])
+    with pytest.raises(ConfigError, match="quickstart"):
+        sweep(tmp_path, tasks=[("vision", "huge")])
+    with pytest.raises(ConfigError, match="accepted: cpu, cuda"):
+        sweep(tmp_path, device="abacus")
+    with pytest.raises(ConfigError, match="--jobs"):
+        sweep(tmp_path, jobs=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_threads_of_a_worker_do_not_depend_on_the_number_of_workers():
+    assert len({find_machine("cpu", jobs).threads for jobs in (None, 1, 2, 5)}) == 1
+    assert len(find_machine("cpu").slots) <= MOST_WORKERS
+    assert len(find_machine("cpu", 5).slots) == 5
+
+
+def test_the_state_names_what_runs_and_what_is_left(tmp_path):
+    seen = []
+    sweep(tmp_path, "slow=0.5", progress=lambda state: seen.append(json.loads(json.dumps(_plain(state)))))
+    assert {job["task"] for state in seen for job in state["running"]} == {"regression", "vision"}
+    assert seen[0]["jobs_waiting"] > seen[-1]["jobs_waiting"] == 0
+    assert seen[-1]["ended"] == "finished"
+    assert "nvfp4" in " ".join(seen[-1]["best"]) or "mxfp4" in " ".join(seen[-1]["best"])
+
+
+def _plain(state):
+    import msgspec
+
+    return msgspec.to_builtins(state)
+
+
+# --- chaos: a driver in a process of its own -------------------------------------------------------------------------
+
+DRIVER = f"""
+import signal, sys
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pathlib import Path
+from test_sweep import sweep
+result = sweep(Path(sys.argv[1]), sys.argv[2])
+sys.exit(result.exit_code)
+"""
+
+
+def start_driver(tmp_path, mode) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), mode])
+
+
+def wait_until_half_done(tmp_path, process):
+    """Some jobs stored, others running."""
+    store, deadline = tmp_path / "store", time.monotonic() + 40
+    while not (list(store.glob("inbox/*.parquet")) and list(store.glob("jobs/*/stderr.txt"))):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_kill_9_of_the_driver_in_the_middle_loses_only_what_was_running(tmp_path):
+    for _ in range(2):
+        process = start_driver(tmp_path, "slow=0.3")
+        wait_until_half_done(tmp_path, process)
+        process.kill()
+        process.wait()
+    state = read_state(tmp_path / "store")
+    assert (state.ended, state.driver_is_alive) == (None, False)
+    before = len(open_store(tmp_path / "store").done())
+    result = sweep(tmp_path)
+    assert before <= result.stored < LANES
+    assert_every_lane_once(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_cleanly_and_the_same_command_continues(tmp_path, number):
+    process = start_driver(tmp_path, "slow=0.5")
+    wait_until_half_done(tmp_path, process)
+    os.kill(process.pid, number)
+    assert process.wait(20) == 130
+    state = read_state(tmp_path / "store")
+    assert state.ended == f"stopped by {number.name}"
+    assert list((tmp_path / "store" / "jobs").iterdir()) == []
+    assert sweep(tmp_path).stored == state.done
+    assert_every_lane_once(tmp_path)
+
+
+def test_a_worker_killed_in_the_middle_is_made_up_for(tmp_path):
+    process = start_driver(tmp_path, "slow=0.5")
+    wait_until_half_done(tmp_path, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert process.wait(40) == 0
+    assert_every_lane_once(tmp_path)
+
+
+def test_job_files_of_an_unknown_form_are_thrown_away_and_trained_again(tmp_path):
+    folder = tmp_path / "store" / "jobs" / "old"
+    open_store(tmp_path / "store", create=True)
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text("{")
+    (folder / "out.json").write_text("{}")
+    assert sweep(tmp_path).done == LANES
+    assert not folder.exists()
+
+
+def test_the_recipes_of_a_sweep_may_be_a_list(tmp_path):
+    worker = (sys.executable, FAKE, "ok")
+    result = run_sweep([Recipe.named("nvfp4")], tasks=TASKS[:1], seeds=[0], store=tmp_path / "store", worker=worker)
+    assert result.done == 2
