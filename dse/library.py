@@ -27,7 +27,7 @@ from fp4dse.dse.quantizer import (
     TensorScale,
 )
 from fp4dse.dse.recipe import ROTATION_NAMES, RULES, STAGES, Hadamard, Recipe
-from fp4dse.dse.record import Part, accepted, defaults, field_types, fits, options, plain
+from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
@@ -52,7 +52,7 @@ class RecipeFile(msgspec.Struct, frozen=True):
 def recipe_files() -> dict[str, RecipeFile]:
     """All shipped recipes by name."""
     folder = Path(__file__).parent / "recipes"
-    return {path.stem: read_recipe_file(path) for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: read_recipe_file(path) for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_recipe(source: str, folder: Path = Path(), where: str = "recipe") -> Recipe:
@@ -138,7 +138,7 @@ def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any
     parts = [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
     if isinstance(value, dict) and parts:
         return _read_part(value, parts, where, *keys)
-    if not fits(type_)(value):
+    if not takes(type_).fits(value):
         raise ConfigError(place(where, *keys), value, _in_words(type_))
     return value
 

@@ -10,6 +10,7 @@ Stages: fprop (= forward), dgrad, wgrad, backward (= dgrad, wgrad), *. Operands:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,19 @@ def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
     if not path.places:
         return value
     fields = _fields(path, value)
-    stages: dict[str, Any] = {}
+    changes: dict[str, dict[str, Any]] = {}
     for stage, attribute in path.places:
-        part = stages.get(stage) or getattr(recipe, stage)
-        new = value if fields is None else _replace(getattr(part, attribute), **fields)
-        stages[stage] = _replace(part, **{attribute: new})
-    return _replace(recipe, **stages)
+        new = value
+        if fields is not None:
+            new = _changed(getattr(getattr(recipe, stage), attribute), tuple(fields.items()))
+        changes.setdefault(stage, {})[attribute] = new
+    return _replace(recipe, **{stage: _replace(getattr(recipe, stage), **new) for stage, new in changes.items()})
+
+
+@lru_cache(maxsize=4096)
+def _changed(q: Quantizer, fields: tuple[tuple[str, Any], ...]) -> Quantizer:
+    """Cached, since a product of many recipes is made of few quantizers."""
+    return _replace(q, **dict(fields))
 
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:

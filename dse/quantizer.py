@@ -108,7 +108,8 @@ class Quantizer(Part, frozen=True):
     @property
     def val_max(self) -> float:
         """The scaled value that the block maximum is mapped to before the scale is rounded."""
-        return ELEMENTS[self.element].max * (16 / 17 if self.range == "16/17" else 1.0)
+        largest = ELEMENTS[self.element].max
+        return largest * 16 / 17 if self.range == "16/17" else largest
 
     @property
     def bits_per_element(self) -> float:

@@ -1,0 +1,40 @@
+"""Random records of any kind: `st.from_type(Recipe)` draws every field from what its type accepts.
+
+Fields added later are drawn too, without a line here.
+"""
+
+from __future__ import annotations
+
+import typing
+
+from hypothesis import strategies as st
+
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import Dgrad, Fprop, Hadamard, Recipe, Wgrad
+from fp4dse.dse.record import Part, field_types, options
+
+NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
+"""Few and far apart, so that equal recipes are drawn now and then; some are above a scale format's largest value."""
+
+
+def values(type_: typing.Any) -> st.SearchStrategy:
+    """What a field of this type may hold."""
+    choices = []
+    for option in options(type_):
+        if typing.get_origin(option) is typing.Literal:
+            choices.append(st.sampled_from(typing.get_args(option)))
+        elif typing.get_origin(option) is typing.Annotated:
+            choices.append(NUMBERS)
+        elif option is type(None):
+            choices.append(st.none())
+        else:
+            choices.append(records(option))
+    return st.one_of(choices)
+
+
+def records(cls: type[Part]) -> st.SearchStrategy:
+    return st.builds(cls, **{name: values(type_) for name, type_ in field_types(cls).items()})
+
+
+for cls in (Hadamard, Quantizer, Fprop, Dgrad, Wgrad, Recipe):
+    st.register_type_strategy(cls, records(cls))

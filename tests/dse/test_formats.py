@@ -1,0 +1,118 @@
+"""The grids are those of the standards, and the E8M0 rules are exact."""
+
+import math
+from fractions import Fraction
+
+import gfloat
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, SCALES, FloatFormat, e8m0_carry
+
+FORMATS = {**ELEMENTS, **SCALES}
+
+
+def codes_of(dtype) -> list[float]:
+    """Every finite non-negative value of a small ml_dtypes format, in the order of its codes."""
+    half = np.arange(2 ** (ml_dtypes.finfo(dtype).bits - 1), dtype=np.uint8).view(dtype).astype(float)
+    return half[np.isfinite(half)].tolist()
+
+
+def test_e2m1_has_the_eight_magnitudes_of_the_standard():
+    assert ELEMENTS["e2m1"].magnitudes() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert ELEMENTS["e2m1"].magnitudes() == codes_of(ml_dtypes.float4_e2m1fn)
+
+
+def test_e4m3_is_the_ofp8_format():
+    assert SCALES["e4m3"].magnitudes() == codes_of(ml_dtypes.float8_e4m3fn)
+
+
+def test_ue5m3_has_every_code_but_0xff():
+    ue5m3 = gfloat.FormatInfo(
+        "ue5m3",
+        8,
+        4,
+        bias=15,
+        is_signed=False,
+        domain=gfloat.Domain.Finite,
+        has_nz=False,
+        num_high_nans=1,
+        has_subnormals=True,
+        is_twos_complement=False,
+    )
+    assert SCALES["ue5m3"].magnitudes() == [gfloat.decode_float(ue5m3, code).fval for code in range(255)]
+    assert math.isnan(gfloat.decode_float(ue5m3, 255).fval)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_magnitudes_ascend_from_zero_to_max(name):
+    values = FORMATS[name].magnitudes()
+    assert values[0] == 0
+    assert values[-1] == FORMATS[name].max
+    assert values == sorted(set(values))
+    assert 2.0 ** FORMATS[name].emin in values
+    assert 2.0 ** FORMATS[name].emax <= values[-1] < 2.0 ** (FORMATS[name].emax + 1)
+
+
+# --- E8M0 rules --------------------------------------------------------------------------------------------------
+
+TOPS = {
+    "e2m1": ELEMENTS["e2m1"],
+    "a power of two on top": FloatFormat(mantissa=0, emin=-2, max=16.0, bits=4),
+    "all ones on top": FloatFormat(mantissa=2, emin=0, max=3.5, bits=4),
+}
+
+
+def exponent_by_bits(amax: np.float32, rule: str, element: FloatFormat) -> int:
+    """As a kernel takes it: an integer added to the bits, the exponent field, less the element's own exponent."""
+    bits = int(amax.view(np.int32)) + e8m0_carry(rule, element)
+    return (bits >> 23) - 127 - element.emax
+
+
+def exponent_by_definition(amax: np.float32, rule: str, element: FloatFormat) -> int:
+    """In exact arithmetic. floor: 2^e · 2^emax is the largest power of two not above amax. rceil: the smallest
+    2^e with amax ≤ max · 2^e."""
+    x, e = Fraction(float(amax)), -200
+    if rule == "floor":
+        while Fraction(2) ** (e + 1 + element.emax) <= x:
+            e += 1
+    else:
+        while Fraction(element.max) * Fraction(2) ** e < x:
+            e += 1
+    return e
+
+
+@pytest.mark.parametrize("element", TOPS.values(), ids=TOPS)
+@pytest.mark.parametrize("rule", E8M0_RULES)
+@pytest.mark.parametrize("exponent", [-120, -1, 0, 1, 120])
+@pytest.mark.parametrize("ulps", [-1, 0, 1])
+def test_e8m0_rules_are_exact_around_every_boundary(rule, element, exponent, ulps):
+    for boundary in (element.max, 2.0**element.emax):
+        at = np.float32(boundary * 2.0**exponent)
+        amax = (at.view(np.int32) + np.int32(ulps)).view(np.float32)
+        assert exponent_by_bits(amax, rule, element) == exponent_by_definition(amax, rule, element)
+
+
+@given(
+    amax=st.floats(min_value=2.0**-126, width=32, allow_infinity=False),
+    rule=st.sampled_from(E8M0_RULES),
+    element=st.sampled_from(list(TOPS.values())),
+)
+def test_e8m0_rules_are_exact_for_every_normal_maximum(amax, rule, element):
+    x = np.float32(amax)
+    assert exponent_by_bits(x, rule, element) == exponent_by_definition(x, rule, element)
+
+
+def test_rceil_clips_nothing_and_floor_may():
+    """Worked values of arXiv 2502.20853 and of the OCP standard: scaled maximum of a block, largest element 6."""
+    scaled = {
+        rule: [
+            amax / 2.0 ** exponent_by_bits(np.float32(amax), rule, ELEMENTS["e2m1"])
+            for amax in (5.0, 6.0, 6.5, 7.5, 8.0)
+        ]
+        for rule in E8M0_RULES
+    }
+    assert scaled == {"floor": [5.0, 6.0, 6.5, 7.5, 4.0], "rceil": [5.0, 6.0, 3.25, 3.75, 4.0]}

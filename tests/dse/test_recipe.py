@@ -1,0 +1,225 @@
+"""One recipe, one id, however it is written; and its words, columns and signature say the same."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
+from fp4dse.dse.quantizer import Nearest, Stochastic, TensorScale
+from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
+
+replace = msgspec.structs.replace
+
+IDS = {
+    "bf16": "dcabd31f7251d4dd",
+    "mxfp4": "a740e70ed3ccc2fa",
+    "mxfp4-sr-rht": "66ca00ece65e0769",
+    "nvfp4": "9fd2de50b6aaddf5",
+    "nvfp4-sr": "76ad2ed4a00025cd",
+    "nvfp4-sr-rht": "91b423faf96c3139",
+    "ue5m3-sr": "28c1a441ff051161",
+}
+"""Stores are keyed by these: a recipe may be added, but what is here never changes."""
+
+
+@st.composite
+def pairs(draw) -> tuple[Recipe, Recipe]:
+    """Two recipes that differ in one place at most, so that equal, equivalent and different ones are all drawn."""
+    a = draw(st.from_type(Recipe))
+    stage = draw(st.sampled_from(list(STAGES)))
+    part = getattr(a, stage)
+    attribute = draw(st.sampled_from([*STAGES[stage], "rotation"]))
+    if attribute == "rotation":
+        new = draw(st.none() | st.from_type(Hadamard))
+    else:
+        other, field = draw(st.from_type(Quantizer)), draw(st.sampled_from(Quantizer.__struct_fields__))
+        new = replace(getattr(part, attribute), **{field: getattr(other, field)})
+    return a, replace(a, **{stage: replace(part, **{attribute: new})})
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_of_shipped_recipes_are_for_ever(name):
+    assert Recipe.named(name).config_id == IDS[name]
+
+
+def test_every_shipped_recipe_has_its_id_pinned():
+    assert set(IDS) == set(recipe_files())
+    assert len(set(IDS.values())) == len(IDS)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: bf16, mxfp4, .*ue5m3-sr"):
+        Recipe.named("nvfp5")
+
+
+@given(recipe=st.from_type(Recipe))
+def test_canonical_is_idempotent(recipe):
+    assert recipe.canonical().canonical() == recipe.canonical()
+
+
+@given(recipe=st.from_type(Recipe))
+def test_the_canonical_spelling_keeps_the_id(recipe):
+    assert recipe.canonical().config_id == recipe.config_id
+
+
+@given(pair=pairs())
+def test_ids_labels_and_columns_are_equal_exactly_if_the_canonical_forms_are(pair):
+    a, b = pair
+    same = a.canonical() == b.canonical()
+    assert (a.config_id == b.config_id) == same
+    assert (a.label() == b.label()) == same
+    assert (a.columns() == b.columns()) == same
+
+
+@given(recipe=st.from_type(Recipe))
+def test_an_id_does_not_depend_on_how_the_record_was_made(recipe):
+    """Read from JSON every object is new; ids that compare defaults by identity would differ."""
+    again = msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe)
+    assert again.config_id == recipe.config_id
+
+
+def test_equivalent_spellings_have_one_id():
+    nvfp4 = Recipe.named("nvfp4")
+    spelled_out = Quantizer(block=16, tensor_scale=TensorScale(target=448), rounding=Nearest(), range="full")
+    assert Recipe.uniform(spelled_out).config_id == nvfp4.config_id
+    bf16 = Recipe.named("bf16")
+    noisy = Recipe.uniform(Quantizer(element="bf16", block=32, rounding=Stochastic()))
+    assert replace(noisy, wgrad=replace(noisy.wgrad, rotation=Hadamard(size=16))).config_id == bf16.config_id
+
+
+def test_a_rotation_counts_where_one_operand_is_quantized():
+    half = Recipe.named("bf16")
+    half = replace(half, wgrad=Wgrad(g=QUANTIZERS["nvfp4"], x=QUANTIZERS["bf16"]))
+    turned = replace(half, wgrad=replace(half.wgrad, rotation=Hadamard(size=16)))
+    assert turned.config_id != half.config_id
+
+
+def test_uniform_has_one_quantizer_in_six_slots():
+    assert len(SLOTS) == 6
+    recipe = Recipe.uniform(QUANTIZERS["mxfp4"])
+    assert recipe == Recipe.named("mxfp4")
+    assert {recipe.slot(slot) for slot in SLOTS} == {QUANTIZERS["mxfp4"]}
+    assert [recipe.rotation(stage) for stage in STAGES] == [None, None, None]
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def with_target(scale_name: str, target: float) -> Recipe:
+    q = replace(QUANTIZERS[scale_name], tensor_scale=TensorScale(target=target))
+    return replace(Recipe.named("nvfp4"), dgrad=Dgrad(g=q, w=QUANTIZERS["nvfp4"]))
+
+
+@pytest.mark.parametrize(
+    ("q", "target"), [("nvfp4", 448.0), ("ue5m3", 449.0), ("ue5m3", 114688.0), ("mxfp4", 1e6), ("bf16", 1e6)]
+)
+def test_a_target_within_the_scale_format_is_valid(q, target):
+    assert with_target(q, target).validate() == []
+
+
+@pytest.mark.parametrize(("q", "target", "largest"), [("nvfp4", 449.0, "448"), ("ue5m3", 114689.0, "114688")])
+def test_a_target_above_the_scale_format_is_forbidden(q, target, largest):
+    [(rule, sentence)] = with_target(q, target).validate()
+    assert rule == "target-above-scale-format"
+    assert sentence.startswith(f"dgrad.g.tensor_scale.target: found {target}; accepted: at most {largest}")
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_shipped_recipes_are_valid(name):
+    assert Recipe.named(name).validate() == []
+
+
+# --- words, columns, signature -----------------------------------------------------------------------------------
+
+
+def changed(name: str, *slots: str, rotations: dict[str, str] | None = None, **fields) -> Recipe:
+    recipe = Recipe.named(name)
+    for slot in slots:
+        stage, operand = slot.split(".")
+        part = getattr(recipe, stage)
+        recipe = replace(recipe, **{stage: replace(part, **{operand: replace(getattr(part, operand), **fields)})})
+    for stage, rotation in (rotations or {}).items():
+        recipe = replace(recipe, **{stage: replace(getattr(recipe, stage), rotation=ROTATION_NAMES[rotation])})
+    return recipe
+
+
+LABELS = {
+    "bf16": Recipe.named("bf16"),
+    "nvfp4": Recipe.named("nvfp4"),
+    "nvfp4, gradients 16/17 SR, wgrad rht16": Recipe.named("nvfp4-sr-rht"),
+    "mxfp4-rceil, gradients SR, wgrad rht32": Recipe.named("mxfp4-sr-rht"),
+    "mxfp4, SR": changed("mxfp4", *SLOTS, rounding=Stochastic()),
+    "mxfp4, forward and gradients SR": changed(
+        "mxfp4", "fprop.x", "fprop.w", "dgrad.g", "wgrad.g", rounding=Stochastic()
+    ),
+    "mxfp4, wgrad.x SR": changed("mxfp4", "wgrad.x", rounding=Stochastic()),
+    "forward bf16, backward nvfp4": replace(
+        Recipe.named("nvfp4"), fprop=Fprop(x=QUANTIZERS["bf16"], w=QUANTIZERS["bf16"])
+    ),
+    "mxfp4, fprop hadamard64, wgrad rht16": changed("mxfp4", rotations={"fprop": "hadamard64", "wgrad": "rht16"}),
+}
+
+
+@pytest.mark.parametrize(("label", "recipe"), LABELS.items(), ids=LABELS)
+def test_labels_can_be_read(label, recipe):
+    assert recipe.label() == label
+
+
+COLUMN_TYPES = {
+    "element": {str},
+    "block": {int, type(None)},
+    "scale": {str, type(None)},
+    "tensor_scale": {float, type(None)},
+    "rounding": {str, type(None)},
+    "range": {str, type(None)},
+    "rotation": {str},
+}
+
+
+@given(recipe=st.from_type(Recipe))
+def test_every_axis_has_its_typed_column(recipe):
+    columns = recipe.columns()
+    expected = {f"{slot.replace('.', '_')}_{field}" for slot in SLOTS for field in Quantizer.__struct_fields__}
+    assert set(columns) == expected | {f"{stage}_rotation" for stage in STAGES}
+    for name, value in columns.items():
+        assert type(value) in COLUMN_TYPES[name.split("_", 2)[2] if "rotation" not in name else "rotation"]
+
+
+def test_columns_of_a_plain_operand_hold_no_block_scale():
+    columns = Recipe.named("bf16").columns()
+    assert {name: value for name, value in columns.items() if name.startswith("fprop_x")} == {
+        "fprop_x_element": "bf16",
+        "fprop_x_block": None,
+        "fprop_x_scale": None,
+        "fprop_x_tensor_scale": None,
+        "fprop_x_rounding": None,
+        "fprop_x_range": None,
+    }
+
+
+def test_columns_read_as_a_person_would_ask():
+    columns = Recipe.named("nvfp4-sr-rht").columns()
+    assert columns["wgrad_g_scale"] == "e4m3"
+    assert columns["wgrad_g_tensor_scale"] == 448.0
+    assert columns["wgrad_g_rounding"] == "stochastic"
+    assert (columns["fprop_rotation"], columns["wgrad_rotation"]) == ("none", "rht16")
+
+
+@given(pair=pairs())
+def test_recipes_share_a_signature_exactly_if_blocks_and_rotations_agree(pair):
+    def structure(recipe):
+        r = recipe.canonical()
+        blocks = [None if r.slot(slot).is_plain else r.slot(slot).block for slot in SLOTS]
+        return blocks, [r.rotation(stage) for stage in STAGES]
+
+    a, b = pair
+    assert (a.signature() == b.signature()) == (structure(a) == structure(b))
+
+
+def test_formats_scales_and_roundings_share_a_signature():
+    """They are numbers that a lane reads, not shapes."""
+    names = ["nvfp4", "nvfp4-sr", "ue5m3-sr"]
+    assert len({Recipe.named(name).signature() for name in names}) == 1
+    assert Recipe.named("mxfp4").signature() != Recipe.named("nvfp4").signature()
+    assert Recipe.named("nvfp4-sr-rht").signature() != Recipe.named("nvfp4-sr").signature()

@@ -1,0 +1,272 @@
+"""Enumeration is product, canonical form, first of each, rules; and what it met adds up."""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.space import Count
+
+FPROP, GRADIENTS = [("fprop", "x"), ("fprop", "w")], [("dgrad", "g"), ("wgrad", "g")]
+EVERYWHERE = [*FPROP, ("dgrad", "g"), ("dgrad", "w"), ("wgrad", "g"), ("wgrad", "x")]
+
+AXES = {
+    # path: (its slots, its values)
+    "*": (EVERYWHERE, ["mxfp4", "nvfp4", "bf16", {"like": "nvfp4", "block": 32}]),
+    "forward": (FPROP, ["bf16", "ue5m3", {"scale": {"format": "e8m0"}, "block": 32}]),
+    "*.g": (GRADIENTS, [{"rounding": "stochastic", "range": "16/17"}, {"rounding": "nearest"}]),
+    "forward.rounding": (FPROP, ["nearest", "stochastic"]),
+    "backward.g.tensor_scale": (GRADIENTS, ["none", "amax", {"target": 448}, {"target": 1000}]),
+    "*.range": (EVERYWHERE, ["16/17", "full"]),
+    "wgrad.x.scale": ([("wgrad", "x")], ["e4m3", "ue5m3", {"format": "ue5m3", "zero": "keep"}]),
+    "wgrad.rotation": ([("wgrad", "rotation")], ["none", "rht16", {"size": 16, "signs": "none"}]),
+}
+
+
+def naively(base: str, axes: dict[str, list]) -> tuple[int, list[Recipe]]:
+    """Size of the product, and the recipes, by editing plain dicts one combination at a time."""
+    kept: dict[str, Recipe] = {}
+    products = list(itertools.product(*axes.values()))
+    for values in products:
+        data = recipe_to_dict(Recipe.named(base))
+        for path, value in zip(axes, values, strict=True):
+            for stage, attribute in AXES[path][0]:
+                part = data[stage]
+                if path in ("wgrad.rotation",):
+                    part[attribute] = value
+                elif path.rsplit(".", 1)[-1] in ("rounding", "tensor_scale", "range", "scale"):
+                    part[attribute] = {**part[attribute], path.rsplit(".", 1)[-1]: value}
+                elif isinstance(value, dict) and "like" not in value:
+                    part[attribute] = {**part[attribute], **value}
+                elif isinstance(value, dict):
+                    like = recipe_to_dict(Recipe.uniform(QUANTIZERS[value["like"]]))["fprop"]["x"]
+                    part[attribute] = {**like, **value}
+                    del part[attribute]["like"]
+                else:
+                    part[attribute] = recipe_to_dict(Recipe.uniform(QUANTIZERS[value]))["fprop"]["x"]
+        try:
+            recipe = recipe_from_dict(data)
+        except ConfigError as error:
+            if "block scale" not in error.accepted:  # the one rule there is
+                raise
+            continue
+        kept.setdefault(recipe.config_id, recipe.canonical())
+    return len(products), list(kept.values())
+
+
+@st.composite
+def small_spaces(draw) -> tuple[str, dict[str, list]]:
+    paths = draw(st.lists(st.sampled_from(list(AXES)), unique=True, max_size=4))
+    values = {path: draw(st.lists(st.sampled_from(AXES[path][1]), min_size=1, max_size=3)) for path in paths}
+    return draw(st.sampled_from(["bf16", "mxfp4", "nvfp4-sr-rht"])), values
+
+
+@given(space=small_spaces())
+def test_enumeration_agrees_with_the_naive_product(space):
+    base, axes = space
+    raw, expected = naively(base, axes)
+    count = Count()
+    assert list(Space.from_dict({"base": base, "axes": axes}).recipes(count)) == expected
+    assert count.raw == raw
+    assert count.left == len(expected)
+    assert count.raw == count.merged + sum(count.rejected.values()) + count.left
+
+
+def test_the_order_is_that_of_the_product_and_the_first_spelling_counts():
+    space = Space.from_dict({"axes": {"*": ["nvfp4", "bf16"], "wgrad.rotation": ["none", "rht16"]}})
+    count = Count()
+    assert [recipe.label() for recipe in space.recipes(count)] == ["nvfp4", "nvfp4, wgrad rht16", "bf16"]
+    assert (count.raw, count.merged, count.left) == (4, 1, 3)
+
+
+def test_a_later_axis_refines_an_earlier_one():
+    axes = {"*": ["mxfp4"], "*.g": [{"rounding": "stochastic"}]}
+    assert [r.label() for r in Space.from_dict({"axes": axes}).recipes()] == ["mxfp4, gradients SR"]
+    assert [r.label() for r in Space.from_dict({"axes": dict(reversed(axes.items()))}).recipes()] == ["mxfp4"]
+
+
+def test_a_space_without_axes_is_its_base():
+    assert list(Space.from_dict({"base": "mxfp4"}).recipes()) == [Recipe.named("mxfp4").canonical()]
+
+
+def test_axes_may_hold_records_and_whole_recipes():
+    axes = {"recipe": ["nvfp4", Recipe.named("mxfp4")], "fprop.x": [QUANTIZERS["bf16"]], "*.g.rounding": [Stochastic()]}
+    labels = [recipe.label() for recipe in Space.from_dict({"axes": axes}).recipes()]
+    assert labels == [f"fprop.x bf16, backward and fprop.w {q}, gradients SR" for q in ("nvfp4", "mxfp4")]
+
+
+def test_a_hundred_thousand_combinations_enumerate_and_hash():
+    rounding = {f"{stage}.{operand}.rounding": ["nearest", "stochastic"] for stage, operand in EVERYWHERE}
+    rotations = {f"{stage}.rotation": ["none", "rht16", "rht32"] for stage in ("fprop", "dgrad", "wgrad")}
+    ranges = {"*.g.range": ["full", "16/17"], "*.tensor_scale": ["none", "amax"]}
+    axes = {"*": [*QUANTIZERS][1:], "*.w.block": [16, 32], **rounding, **rotations, **ranges}
+    count, start = Count(), time.perf_counter()
+    ids = {recipe.config_id for recipe in Space.from_dict({"axes": axes}).recipes(count)}
+    print(f"{count.raw:,} combinations in {time.perf_counter() - start:.1f} s: {count}")
+    assert count.raw == 8 * 2 * 2**6 * 3**3 * 4 > 100_000
+    assert len(ids) == count.left == count.raw - count.merged
+
+
+# --- rules -------------------------------------------------------------------------------------------------------
+
+
+def test_recipes_that_break_a_rule_are_rejected_and_counted_by_it():
+    axes = {"*.tensor_scale": ["amax", {"target": 500}], "*.scale": ["e4m3", "ue5m3"]}
+    count = Count()
+    assert len(list(Space.from_dict({"axes": axes}).recipes(count))) == 3
+    assert count.rejected == {"target-above-scale-format": 1}
+
+
+def left(axes: dict, **when) -> list[str]:
+    """Labels of what a rule leaves; what it rejects is counted under its reason."""
+    rules = [{"when": {path.replace("_", "."): value for path, value in when.items()}, "reason": "because"}]
+    count = Count()
+    labels = [r.label() for r in Space.from_dict({"axes": axes, "forbid": rules}).recipes(count)]
+    assert count.rejected == {"because": count.raw - count.merged - count.left}
+    return labels
+
+
+ALL = {"*": ["nvfp4", "mxfp4", "bf16"]}
+
+
+def test_a_rule_may_name_a_whole_quantizer():
+    """As everyone writes it, without the target that its canonical form has."""
+    assert left(ALL, fprop_x="nvfp4") == ["mxfp4", "bf16"]
+
+
+def test_a_rule_may_name_a_field():
+    assert left(ALL, fprop_x_block=16) == ["mxfp4", "bf16"]
+    assert left({"*": ["nvfp4", "e4m3-b16"]}, wgrad_g_scale="e4m3") == []
+
+
+def test_a_tensor_scale_by_name_is_the_one_with_the_formats_target():
+    targets = {"*": ["nvfp4"], "*.tensor_scale": ["none", "amax", {"target": 448}, {"target": 256}]}
+    rule = [{"when": {"fprop.x.tensor_scale": "amax"}, "reason": "because"}]
+    kept = Space.from_dict({"axes": targets, "forbid": rule}).recipes()
+    assert [r.fprop.x.tensor_scale and r.fprop.x.tensor_scale.target for r in kept] == [None, 256]
+
+
+def test_a_rule_may_name_several_fields_of_an_operand():
+    axes = {"*": ["nvfp4", "nvfp4-1716"], "*.g.rounding": ["nearest", "stochastic"]}
+    kept = left(axes, wgrad_g={"rounding": "stochastic", "range": "full"})
+    assert kept == ["nvfp4", "nvfp4, 16/17", "nvfp4, x+w 16/17, gradients 16/17 SR"]
+
+
+def test_a_rule_over_several_places_asks_for_all_of_them():
+    axes = {"*": ["nvfp4"], "fprop.rounding": ["stochastic"], "backward.rounding": ["nearest", "stochastic"]}
+    rule = [{"when": {"*.rounding": "stochastic"}, "reason": "because"}]
+    assert [r.label() for r in Space.from_dict({"axes": axes, "forbid": rule}).recipes()] == ["nvfp4, forward SR"]
+
+
+def test_every_condition_of_a_rule_must_hold():
+    axes = {**ALL, "wgrad.rotation": ["none", "rht16"]}
+    assert left(axes, wgrad_rotation="rht16", fprop_x="mxfp4") == ["nvfp4", "nvfp4, wgrad rht16", "mxfp4", "bf16"]
+
+
+def test_a_plain_operand_has_no_rounding_that_a_rule_could_forbid():
+    assert left(ALL, fprop_x_rounding="nearest") == ["bf16"]
+    assert left(ALL, fprop_x_element="bf16") == ["nvfp4", "mxfp4"]
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_space_is_read_from_a_file_with_recipes_beside_it(tmp_path):
+    (tmp_path / "mine.toml").write_text(recipe_to_toml(Recipe.named("ue5m3-sr")))
+    (tmp_path / "try.toml").write_text(
+        'summary = "two"\nbase = "mine.toml"\n[axes]\n"fprop.rotation" = ["none", "rht16"]\n'
+    )
+    space = Space.load(tmp_path / "try.toml")
+    assert (space.name, space.summary, space.base) == ("try", "two", Recipe.named("ue5m3-sr"))
+    assert len(list(space.recipes())) == 2
+
+
+def test_the_shipped_quickstart_has_at_least_48_recipes():
+    count = Count()
+    recipes = list(Space.load(Path(__file__).parents[2] / "sweeps" / "spaces" / "quickstart.toml").recipes(count))
+    assert count.left == len({recipe.config_id for recipe in recipes}) >= 48
+    assert not any(recipe.is_plain for recipe in recipes)
+
+
+FIELDS = "element, block, scale, tensor_scale, rounding, range"
+PATHS = "recipe, or a path that starts with one of fprop, dgrad, wgrad, forward, backward, *"
+RULE = '[[forbid]]\nreason = "r"\n'
+
+MISTAKES = {
+    # what: (file, key, found, accepted)
+    "unknown key": ("axis = 1", "axis", "'axis'", "name, summary, base, axes, forbid"),
+    "name is a number": ("name = 1", "name", "1", "a text"),
+    "base is a table": ("[base]", "base", "{}", "a text"),
+    "unknown base": ('base = "nvfp5"', "base", "'nvfp5'", "or a .toml file"),
+    "axes is a list": ("axes = []", "axes", "[]", "a table"),
+    "forbid is a table": ("[forbid]", "forbid", "{}", "a list"),
+    "no list": ('axes."*" = "nvfp4"', "axes.*", "'nvfp4'", "a list with at least one value"),
+    "empty list": ('axes."*" = []', "axes.*", "[]", "a list with at least one value"),
+    "unknown stage": ('axes."fwd" = ["nvfp4"]', "axes.fwd", "'fwd'", PATHS),
+    "empty path": ('axes."" = ["nvfp4"]', "axes.", "''", PATHS),
+    "unquoted path": ('axes.fprop.x = ["nvfp4"]', "axes.fprop", "{'x': ['nvfp4']}", "a list"),
+    "operand of another stage": (
+        'axes."fprop.g" = ["nvfp4"]',
+        "axes.fprop.g",
+        "'fprop.g'",
+        f"x, w, *, rotation or one of {FIELDS}",
+    ),
+    "unknown field": ('axes."*.round" = ["nearest"]', "axes.*.round", "'*.round'", FIELDS),
+    "unknown field of an operand": ('axes."*.x.round" = ["nearest"]', "axes.*.x.round", "'*.x.round'", FIELDS),
+    "field of a field": ('axes."*.scale.rule" = ["floor"]', "axes.*.scale.rule", "'*.scale.rule'", FIELDS),
+    "field of a rotation": ('axes."*.rotation.size" = [16]', "axes.*.rotation.size", "'*.rotation.size'", "*.rotation"),
+    "recipe of a recipe": ('axes."recipe.x" = ["nvfp4"]', "axes.recipe.x", "'recipe.x'", PATHS),
+    "unknown quantizer": ('axes."*" = ["nvfp4", "nvfp5"]', "axes.*[1]", "'nvfp5'", "none, bf16, mxfp4"),
+    "unknown rounding": ('axes."*.rounding" = ["sr"]', "axes.*.rounding[0]", "'sr'", "nearest, stochastic"),
+    "unlisted block": ('axes."*.block" = [16, 24]', "axes.*.block[1]", "24", "16, 32"),
+    "unknown field in a table": ('axes."*.g" = [{ round = 1 }]', "axes.*.g[0].round", "'round'", FIELDS),
+    "wrong value in a table": ('axes."*.g" = [{ block = 24 }]', "axes.*.g[0].block", "24", "16, 32"),
+    "wrong value beside like": (
+        'axes."*.g" = [{ like = "nvfp4", block = 24 }]',
+        "axes.*.g[0].block",
+        "24",
+        "16, 32",
+    ),
+    "unknown rotation": ('axes."wgrad.rotation" = ["rht8"]', "axes.wgrad.rotation[0]", "'rht8'", "none, rht16"),
+    "unknown recipe": ('axes.recipe = ["nvfp5"]', "axes.recipe[0]", "'nvfp5'", "bf16, mxfp4"),
+    "recipe of a wrong type": ("axes.recipe = [4]", "axes.recipe[0]", "4", "the name of a recipe or a .toml file"),
+    "rule without reason": (
+        '[[forbid]]\nwhen = { "*" = "nvfp4" }',
+        "forbid[0].reason",
+        "nothing",
+        "a text",
+    ),
+    "rule without conditions": (f"{RULE}when = {{}}", "forbid[0].when", "{}", "at least one path = value"),
+    "rule with an unknown key": (f"{RULE}when = {{}}\nif = 1", "forbid[0].if", "'if'", "when, reason"),
+    "rule that is a text": ('forbid = ["nvfp4"]', "forbid[0]", "'nvfp4'", "a table with when, reason"),
+    "rule with an unknown path": (f'{RULE}when = {{ "fwd" = "nvfp4" }}', "forbid[0].when.fwd", "'fwd'", PATHS),
+    "rule with an unknown value": (
+        f'{RULE}when = {{ "*.scale" = "e5m2" }}',
+        "forbid[0].when.*.scale",
+        "'e5m2'",
+        "e8m0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "key", "found", "accepted"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_gives_one_line_with_file_key_found_and_accepted(text, key, found, accepted, tmp_path):
+    file = tmp_path / "try.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Space.load(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: {key}: found {found}; accepted: ")
+    assert accepted in message.partition("; accepted: ")[2]
+    assert "\n" not in message
+
+
+def test_a_missing_recipe_file_is_named(tmp_path):
+    (tmp_path / "try.toml").write_text('base = "absent.toml"\n')
+    with pytest.raises(ConfigError, match=r"absent.toml: found 'No such file or directory'"):
+        Space.load(tmp_path / "try.toml")
