@@ -1,16 +1,23 @@
 """What became of the lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report."""
 
+from fp4dse.results.pareto import front
+from fp4dse.results.report import write_report
 from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.results.stats import add_gap, compare, noise_floor, summarize
 from fp4dse.results.store import Store, open_store
+from fp4dse.results.tables import pareto_table, records
 
 __all__ = [
     "Store",
     "add_gap",
     "compare",
+    "front",
     "noise_floor",
     "open_store",
+    "pareto_table",
     "recipe_columns",
+    "records",
     "run_id",
     "summarize",
+    "write_report",
 ]

@@ -244,12 +244,15 @@ def _verdict(line: dict) -> str:
     if blown:
         return f"{where}: {' and '.join(blown)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
-        return f"{where}: {line['pairs']} paired seed{'s' * (line['pairs'] != 1)}; at least 2 are needed to tell."
-    size = f"interval {percent(line['low'])} to {percent(line['high'])} %, p = {line['p']:.2g}, {line['pairs']} pairs"
-    if line["p"] >= 1 - CONFIDENCE:
-        return f"{where}: no difference can be told between {a} and {b}: {percent(line['difference'])} % ({size})."
-    better, worse = (a, b) if line["difference"] < 0 else (b, a)
-    return f"{where}: {better} is better than {worse}: loss {percent(line['difference'])} % for {a} ({size})."
+        return f"{where}: {counted(line['pairs'], 'paired seed')}; at least 2 are needed to tell."
+    sign = 1 if line["difference"] < 0 else -1
+    better, worse = (a, b) if sign > 0 else (b, a)
+    bounds = sorted(-sign * line[end] for end in ("low", "high"))
+    size = f"{percent(-sign * line['difference'])} %, interval {percent(bounds[0])} to {percent(bounds[1])} %"
+    facts = f"({size}, p = {line['p']:.2g}, {line['pairs']} paired seeds)"
+    if line["p"] < 1 - CONFIDENCE:
+        return f"{where}: {better} has a lower loss than {worse} {facts}."
+    return f"{where}: no difference can be told; {better} has the lower loss by chance or by merit {facts}."
 
 
 def half_width(std: pd.Series, n: pd.Series) -> pd.Series:
@@ -269,6 +272,11 @@ def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
 def percent(log_ratio: float) -> str:
     """A gap as text in %, signed, two decimals."""
     return f"{100 * log_ratio:+.2f}"
+
+
+def counted(n: int, word: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
 def _log(values) -> np.ndarray:
