@@ -1,0 +1,334 @@
+"""The `fp4dse` command: arguments in, tables and exit codes out. What a command does is done by the rooms it calls.
+
+Exit codes: 0 done, 1 some lanes failed or the machine did, 2 wrong input, 130 interrupted.
+What is slow to import (torch, pandas, duckdb, plotly) is imported where it is used, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fp4dse.dse import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from fp4dse.results import Store
+    from fp4dse.sweeps import SweepResult
+
+_plain: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None}
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, **_plain)
+recipe_app = typer.Typer(help="The recipes that come with fp4dse.", **_plain)
+store_app = typer.Typer(help="Look after stores.", **_plain)
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(store_app, name="store")
+
+Form = Literal["table", "csv", "json"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StorePath = Annotated[
+    Path | None, typer.Option("--store", help="Folder of the store. Default: the latest under runs/.")
+]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
+Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
+SpaceName = Annotated[str, typer.Argument(metavar="SPACE", help="A .toml file, or the name of a shipped space.")]
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name, .toml file, or (for compare) config_id.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: run a command; wrong input becomes one line and an exit code."""
+    try:
+        app(arguments, prog_name="fp4dse")
+    except (ConfigError, StoreError, OSError) as error:
+        print(f"fp4dse: {error}", file=sys.stderr)
+        machine = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+        sys.exit(1 if machine else 2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(metadata.version("fp4dse"))
+        raise typer.Exit
+
+
+@app.callback(epilog="Start with: fp4dse quickstart")
+def root(
+    show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Which FP4 training techniques buy the most model quality for the least overhead?"""
+
+
+@app.command(epilog="Example: fp4dse sweep quickstart --task vision:small --seeds 5 --budget 30m")
+def sweep(
+    space: SpaceName,
+    task: Annotated[list[str], typer.Option(help="TASK or TASK:PRESET; may be repeated.")] = ["regression"],  # noqa: B006
+    preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
+    seeds: Annotated[str, typer.Option(help="How many (3), or which (0,1,2).")] = "3",
+    lr: Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the task's own.")] = [],  # noqa: B006
+    store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    budget: Budget = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
+
+    The same command continues a sweep that was stopped, and tries failed lanes again.
+    """
+    from fp4dse.sweeps import arguments, plan_sweep, run_sweep
+
+    found = arguments.find_space(space)
+    asked: dict[str, Any] = {
+        "tasks": arguments.parse_tasks(task, preset),
+        "seeds": arguments.parse_seeds(seeds),
+        "lrs": arguments.parse_lrs(lr),
+        "store": store or arguments.default_store(found.name),
+        "device": device,
+        "jobs": jobs,
+        "rerun": rerun,
+    }
+    budget_s = arguments.parse_duration(budget)
+    if dry_run:
+        _print_facts(plan_sweep(found, **asked).facts(), as_json)
+    else:
+        _conclude(run_sweep(found, **asked, budget_s=budget_s, progress=True), as_json)
+
+
+@app.command(epilog="Example: fp4dse quickstart --budget 5m")
+def quickstart(
+    store: Annotated[Path, typer.Option(help="Folder of the store.")] = Path("runs/quickstart/store"),
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    budget: Budget = None,
+    as_json: AsJson = False,
+) -> None:
+    """48 recipes × 3 seeds on two small real tasks, in a few minutes: table, store and report."""
+    from fp4dse.sweeps import arguments, run_sweep
+
+    result = run_sweep(
+        arguments.find_space("quickstart"),
+        tasks=arguments.parse_tasks(["regression", "vision"], "quickstart"),
+        store=store,
+        device=device,
+        jobs=jobs,
+        budget_s=arguments.parse_duration(budget),
+        progress=True,
+    )
+    _conclude(result, as_json)
+
+
+def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
+    """Print the trade-off and write the report; end the program with the sweep's exit code."""
+    from fp4dse.results import noise_floor, open_store, summarize
+    from fp4dse.results.report import write_report
+    from fp4dse.results.tables import pareto_table, records
+    from fp4dse.sweeps.arguments import report_path
+    from fp4dse.sweeps.progress import conclusion
+
+    store = open_store(result.store)
+    runs = store.runs()
+    summary = summarize(runs)
+    page = report_path(store.path) if len(runs) else None
+    if page:
+        write_report(store, page)
+    if as_json:
+        _print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
+    else:
+        print(pareto_table(summary, noise_floor(runs)), conclusion(result), f"report: {page}", sep="\n\n")
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(epilog="Example: fp4dse status --store runs/quickstart/store")
+def status(store: StorePath = None, as_json: AsJson = False) -> None:
+    """How far a sweep is, from any terminal: lanes, what runs, what failed and why, time left."""
+    from fp4dse.sweeps import arguments, read_state
+    from fp4dse.sweeps.progress import render
+
+    state = read_state(store or arguments.latest_store())
+    if as_json:
+        _print_json(state.facts())
+    else:
+        _console().print(render(state))
+
+
+@app.command(epilog="Example: fp4dse report --store runs/quickstart/store --out front.html")
+def report(
+    store: StorePath = None,
+    out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
+) -> None:
+    """Write a store's report: one HTML file that needs no network."""
+    from fp4dse.results.report import write_report
+    from fp4dse.sweeps.arguments import report_path
+
+    found = _open(store)
+    page = out or report_path(found.path)
+    write_report(found, page)
+    print(page)
+
+
+@app.command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')
+def query(
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="DuckDB SQL over the table runs, one row a lane.")],
+    store: StorePath = None,
+    form: Annotated[Form, typer.Option("--format")] = "table",
+) -> None:
+    """Ask a store in SQL; `DESCRIBE runs` lists the columns."""
+    from fp4dse.results.tables import records
+
+    answer = _open(store).sql(sql)
+    _print_rows([str(name) for name in answer.columns], records(answer), form)
+
+
+@app.command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
+def compare(recipe_a: RecipeName, recipe_b: RecipeName, store: StorePath = None, as_json: AsJson = False) -> None:
+    """Is one recipe better than another? Losses paired over seeds, with interval and p."""
+    from fp4dse.results import compare as compare_runs
+    from fp4dse.results.tables import records
+    from fp4dse.sweeps.arguments import find_config_id
+
+    lines = compare_runs(_open(store).runs(), find_config_id(recipe_a), find_config_id(recipe_b))
+    if as_json:
+        _print_json(records(lines))
+    else:
+        print(*lines["verdict"], sep="\n")
+
+
+@app.command(epilog="Example: fp4dse space quickstart")
+def space(space: SpaceName, as_json: AsJson = False) -> None:
+    """Count a space: raw product, merged as equivalent, rejected and by which rule, left."""
+    from fp4dse.sweeps.arguments import find_space
+    from fp4dse.sweeps.plan import count_space
+
+    _print_facts(count_space(find_space(space)), as_json)
+
+
+@recipe_app.command("list", epilog="Example: fp4dse recipe list")
+def recipe_list(as_json: AsJson = False) -> None:
+    """All of them: name, points, what it is, where it is from."""
+    from fp4dse.dse import points, recipe_files
+
+    columns = ["name", "points", "summary", "source"]
+    rows = [
+        {"name": name, "points": points(file.recipe), "summary": file.summary, "source": file.source}
+        for name, file in recipe_files().items()
+    ]
+    _print_rows(columns, rows, "json" if as_json else "table")
+
+
+@recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")
+def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
+    """One recipe as TOML: to read, or to change and to name as the base of a space."""
+    from fp4dse.dse import load_recipe, recipe_to_dict, recipe_to_toml
+
+    found = load_recipe(recipe)
+    if as_json:
+        _print_json({"config_id": found.config_id, "label": found.label(), **recipe_to_dict(found)})
+    else:
+        print(f"# {found.label()}\n# config_id {found.config_id}\n{recipe_to_toml(found)}")
+
+
+@store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")
+def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
+    """What a store holds: runs by status, tasks, files, bytes, hidden and unreadable rows."""
+    _print_facts(_open(store).info(), as_json)
+
+
+@store_app.command("merge", epilog="Example: fp4dse store merge runs/all/store runs/a/store runs/b/store")
+def store_merge(
+    into: Annotated[Path, typer.Argument(help="The store that grows; made if it is not there.")],
+    others: Annotated[list[Path], typer.Argument(metavar="OTHER…", help="Stores to take over; they stay as they are.")],
+) -> None:
+    """Take over what other stores have, once each."""
+    from fp4dse.results import open_store
+
+    sources = [open_store(path) for path in others]
+    target = open_store(into, create=True)
+    for source in sources:
+        print(f"{target.merge(source)} rows from {source.path}")
+
+
+@store_app.command("invalidate", epilog="Example: fp4dse store invalidate quantizers 2")
+def store_invalidate(
+    component: Annotated[str, typer.Argument(help="quantizers, engine, or a task.")],
+    below: Annotated[int, typer.Argument(help="The first revision that counts.")],
+    store: StorePath = None,
+) -> None:
+    """Hide rows that an old revision of a component made, so that a sweep trains them again."""
+    print(f"{_open(store).invalidate(component, below)} rows hidden")
+
+
+@app.command(epilog="Example: fp4dse doctor")
+def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """What this machine has, which paths a sweep will take, and why not the others."""
+    from fp4dse.sweeps.setting import find_machine
+    from fp4dse.tasks import diagnose
+
+    machine = find_machine(device)
+    workers = ("workers", str(len(machine.slots)), f"{machine.threads} threads each; --jobs changes the number")
+    columns = ["topic", "found", "note"]
+    rows = [dict(zip(columns, line, strict=True)) for line in [*diagnose(device), workers]]
+    _print_rows(columns, rows, "json" if as_json else "table")
+
+
+def _open(store: Path | None) -> Store:
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.arguments import latest_store
+
+    return open_store(store or latest_store())
+
+
+def _print_rows(columns: list[str], rows: list[dict], form: Form) -> None:
+    if form == "json":
+        _print_json(rows)
+    elif form == "csv":
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        table = Table(*columns, box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(*(_cell(row[name]) for name in columns))
+        _console().print(table)
+
+
+def _print_facts(facts: dict, as_json: bool) -> None:
+    if as_json:
+        _print_json(facts)
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in facts.items():
+            table.add_row(name.replace("_", " "), _cell(value))
+        _console().print(table)
+
+
+def _print_json(data: object) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{number} {name}" for name, number in value.items()) or "none"
+    if isinstance(value, list):
+        return "\n".join(map(_cell, value)) or "none"
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _console() -> Console:
+    """As wide as the terminal; wide enough for any table where there is none."""
+    return Console(width=None if sys.stdout.isatty() else 400, highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    main()

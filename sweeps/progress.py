@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,6 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fp4dse.sweeps.state import SweepState
+
+if TYPE_CHECKING:
+    from fp4dse.sweeps.sweep import SweepResult
 
 LINE_S = 10.0
 """Fewest seconds between two plain lines, unless there is nothing new: then six times as many."""
@@ -62,6 +66,8 @@ def headline(state: SweepState) -> str:
     text = ", ".join(parts)
     if state.ended:
         return f"{text}; {state.ended}"
+    if not state.driver_is_alive:
+        return f"{text}; its process {state.pid} on {state.host} is gone, the same command continues"
     if state.running or state.jobs_waiting:
         text += f"; {len(state.running)} jobs running, {state.jobs_waiting} waiting"
     return text if state.eta_s is None else f"{text}; about {duration(state.eta_s)} left"
@@ -73,6 +79,18 @@ def remarks(state: SweepState) -> list[str]:
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
     lines += [f"{n} lanes failed: {reason}" for reason, n in state.failures.items()]
     return lines
+
+
+def conclusion(result: SweepResult) -> str:
+    """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
+    counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
+    lines = [f"{result.asked} lanes in {duration(result.wall_s)}: {counts}"]
+    lines += [f"{n} lanes failed: {reason}" for reason, n in result.failures.items()]
+    if result.failed:
+        lines.append(f"what failed workers said is in {result.store}/stderr/; the same command tries them again")
+    if result.stopped:
+        lines.append(f"{result.stopped}; {result.left} lanes are left, the same command continues")
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:

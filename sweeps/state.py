@@ -82,6 +82,11 @@ class SweepState(msgspec.Struct):
             pass
         return True
 
+    def facts(self) -> dict:
+        """For scripts."""
+        more = {"finished": self.finished, "lanes_per_minute": self.lanes_per_minute, "alive": self.driver_is_alive}
+        return {**msgspec.to_builtins(self), **more}
+
 
 def job_state(run: Running) -> JobState:
     """What is known of a running job."""

@@ -23,7 +23,7 @@ import msgspec
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
-from fp4dse.results.stats import SETTING, percent
+from fp4dse.results.stats import SETTING, SUMMARIZED, percent
 from fp4dse.sweeps.executor import LIMIT_S, WORKER, Executor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, keep_stderr, leftovers
 from fp4dse.sweeps.plan import Plan
@@ -61,6 +61,10 @@ class SweepResult(msgspec.Struct, frozen=True):
     @property
     def left(self) -> int:
         return self.asked - self.stored - self.done - self.diverged - self.failed
+
+    def facts(self) -> dict:
+        """For scripts."""
+        return {**msgspec.to_builtins(self), "left": self.left}
 
     @property
     def exit_code(self) -> int:
@@ -233,7 +237,7 @@ class _Sweep:
 
 def best_gaps(store: Store, setting: Setting) -> list[str]:
     """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
-    table = summarize(store.runs())
+    table = summarize(store.runs(SUMMARIZED))
     lines = []
     for (task, preset), context in setting.contexts.items():
         here = (table[list(SETTING)] == [context[name] for name in SETTING]).all(axis="columns")

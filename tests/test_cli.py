@@ -1,0 +1,255 @@
+"""The commands as a user meets them: what they print, what they write, and how they fail."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fp4dse import cli
+from fp4dse.dse import StoreError
+from fp4dse.results import Store, open_store
+from fp4dse.sweeps import run_sweep
+from fp4dse.sweeps.executor import WORKER
+
+FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"))
+FEW = """
+summary = "few"
+[axes]
+"*" = ["mxfp4", "nvfp4"]
+"wgrad.rotation" = ["none", "rht16"]
+"""
+
+
+class Answer:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a command in an empty folder that holds the space few.toml; workers are fakes."""
+    monkeypatch.chdir(tmp_path)
+    Path("few.toml").write_text(FEW)
+    worker_mode(monkeypatch, "ok")
+
+    def run(*arguments: str) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(arguments))
+        code = ended.value.code
+        return Answer(code if isinstance(code, int) else 0, *capsys.readouterr())
+
+    return run
+
+
+def worker_mode(monkeypatch, mode):
+    monkeypatch.setitem(run_sweep.__kwdefaults__, "worker", (*FAKE, mode))
+
+
+def assert_one_line(answer: Answer, code: int, *words: str):
+    assert answer.code == code
+    assert len(answer.err.splitlines()) == 1
+    assert not answer.out
+    for word in words:
+        assert word in answer.err
+
+
+def swept(run, *more):
+    return run("sweep", "few.toml", "--task", "regression:quickstart", "--seeds", "2", *more)
+
+
+def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run):
+    answer = swept(run)
+    assert answer.code == 0
+    assert "regression (quickstart)" in answer.out
+    assert "nvfp4" in answer.out
+    assert "10 lanes" in answer.out
+    assert len(open_store("runs/few/store").done()) == 10
+    assert "<html" in Path("runs/few/report.html").read_text()[:200].lower()
+
+
+def test_a_sweep_as_json_prints_nothing_else_on_standard_output(run):
+    answer = swept(run, "--json")
+    data = json.loads(answer.out)
+    assert (data["done"], data["failed"]) == (10, 0)
+    assert {recipe["name"] for recipe in data["recipes"]} >= {"bf16", "mxfp4", "nvfp4"}
+
+
+def test_the_same_sweep_again_trains_nothing(run):
+    swept(run)
+    assert json.loads(swept(run, "--json").out)["done"] == 0
+
+
+def test_a_dry_run_writes_nothing(run):
+    facts = json.loads(swept(run, "--dry-run", "--json").out)
+    assert (facts["lanes"], facts["to_train"]) == (10, 10)
+    assert not Path("runs").exists()
+
+
+def test_failed_lanes_give_exit_code_1_and_their_reason(run, monkeypatch):
+    worker_mode(monkeypatch, "crash")
+    answer = swept(run)
+    assert answer.code == 1
+    assert "the die was cast" in answer.out
+    assert "failed" in run("status").out
+
+
+def test_the_quickstart_sweeps_48_recipes_on_two_tasks(run):
+    answer = run("quickstart")
+    assert answer.code == 0
+    runs = open_store("runs/quickstart/store").runs()
+    assert len(runs) == 2 * 3 * (48 + 1)
+    assert "vision (quickstart)" in answer.out
+    assert Path("runs/quickstart/report.html").exists()
+
+
+def test_status_shows_the_latest_sweep(run):
+    swept(run)
+    assert "10/10 lanes; finished" in run("status").out
+    state = json.loads(run("status", "--json").out)
+    assert (state["done"], state["alive"], state["ended"]) == (10, False, "finished")
+
+
+def test_report_can_be_written_anywhere(run):
+    swept(run)
+    assert run("report", "--out", "here.html").code == 0
+    assert Path("here.html").exists()
+
+
+def test_query_answers_in_three_forms(run):
+    swept(run)
+    sql = "SELECT recipe_name, count(*) AS n FROM runs WHERE recipe_name IS NOT NULL GROUP BY 1 ORDER BY 1"
+    expected = [{"recipe_name": name, "n": 2} for name in ("bf16", "mxfp4", "nvfp4")]
+    assert json.loads(run("query", sql, "--format", "json").out) == expected
+    lines = csv.DictReader(io.StringIO(run("query", sql, "--format", "csv").out))
+    assert [{"recipe_name": line["recipe_name"], "n": int(line["n"])} for line in lines] == expected
+    assert "mxfp4" in run("query", sql).out
+
+
+def test_compare_takes_names_and_files_and_ids(run):
+    swept(run)
+    shown = run("recipe", "show", "nvfp4").out
+    Path("mine.toml").write_text(shown)
+    config_id = json.loads(run("recipe", "show", "nvfp4", "--json").out)["config_id"]
+    answers = {run("compare", "mxfp4", b).out for b in ("nvfp4", "mine.toml", config_id)}
+    assert len(answers) == 1
+    assert "mxfp4" in answers.pop()
+    assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "compare")
+
+
+def test_space_counts(run):
+    facts = json.loads(run("space", "quickstart", "--json").out)
+    assert (facts["raw"], facts["left"], facts["merged"], facts["rejected"]) == (48, 48, 0, {})
+    assert "raw" in run("space", "few.toml").out
+
+
+def test_recipe_list_names_every_shipped_recipe(run):
+    names = {row["name"] for row in json.loads(run("recipe", "list", "--json").out)}
+    assert names >= {"bf16", "mxfp4", "nvfp4", "nvfp4-sr", "nvfp4-sr-rht", "ue5m3-sr", "mxfp4-sr-rht"}
+
+
+def test_stores_are_merged_counted_and_retired(run):
+    swept(run)
+    merged = run("store", "merge", "all", "runs/few/store")
+    assert "10 rows" in merged.out
+    assert "0 rows" in run("store", "merge", "all", "runs/few/store").out
+    assert json.loads(run("store", "info", "--store", "all", "--json").out)["done"] == 10
+    assert run("store", "invalidate", "quantizers", "99", "--store", "all").code == 0
+    assert json.loads(run("store", "info", "--store", "all", "--json").out)["done"] == 0
+
+
+def test_doctor_says_which_path_and_how_many_workers(run):
+    topics = {row["topic"] for row in json.loads(run("doctor", "--json").out)}
+    assert {"torch", "quantizer path", "workers"} <= topics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep", "no-such-space"], ["no-such-space", "quickstart"]),
+        (["sweep", "missing.toml"], ["missing.toml"]),
+        (["sweep", "broken.toml"], ["broken.toml", "TOML"]),
+        (["sweep", "binary.toml"], ["binary.toml", "UTF-8"]),
+        (["sweep", "typo.toml"], ["typo.toml", "axis", "axes"]),
+        (["sweep", "few.toml", "--task", "chess"], ["chess", "regression, vision"]),
+        (["sweep", "few.toml", "--preset", "huge"], ["huge", "quickstart"]),
+        (["sweep", "few.toml", "--seeds", "many"], ["--seeds", "many"]),
+        (["sweep", "few.toml", "--seeds", "0"], ["--seeds"]),
+        (["sweep", "few.toml", "--lr", "1e-3,-1"], ["--lr", "-1"]),
+        (["sweep", "few.toml", "--budget", "soon"], ["--budget", "soon", "30m"]),
+        (["sweep", "few.toml", "--jobs", "0"], ["--jobs"]),
+        (["sweep", "few.toml", "--device", "abacus"], ["abacus", "cpu"]),
+        (["recipe", "show", "nvfp5"], ["nvfp5", "nvfp4-sr"]),
+        (["status"], ["--store", "quickstart"]),
+        (["status", "--store", "nowhere"], ["nowhere"]),
+        (["report", "--store", "nowhere"], ["nowhere"]),
+        (["query", "SELECT 1", "--store", "."], ["not a store"]),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(run, arguments, words):
+    Path("broken.toml").write_text("axes = [")
+    Path("binary.toml").write_bytes(b"\xff\xfe\x00")
+    Path("typo.toml").write_text('[axis]\n"*" = ["nvfp4"]')
+    assert_one_line(run(*arguments), 2, *words)
+    assert not Path("runs").exists()
+
+
+def test_wrong_sql_is_one_line(run):
+    swept(run)
+    assert_one_line(run("query", "SELEC 1"), 2, "SELEC 1")
+
+
+def test_a_store_of_a_newer_version_is_refused(run):
+    open_store("new", create=True)
+    Path("new/store.json").write_text('{"schema_version": 999}')
+    assert_one_line(swept(run, "--store", "new"), 2, "999", "upgrade")
+
+
+def test_a_store_that_cannot_be_written_is_the_machines_fault(run):
+    Path("file").write_text("")
+    assert_one_line(swept(run, "--store", "file/store"), 1, "file/store")
+
+
+def test_a_full_disk_is_the_machines_fault_and_loses_nothing(run, monkeypatch):
+    def full(*_):
+        raise StoreError("runs: the disk is full") from OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", full)
+        answer = swept(run)
+    assert answer.code == 1
+    assert answer.err.splitlines()[-1] == "fp4dse: runs: the disk is full"
+    assert json.loads(swept(run, "--json").out)["stored"] > 0
+
+
+def test_every_command_has_help_with_an_example(run):
+    commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor"]
+    lines = [[command] for command in commands] + [["recipe", "list"], ["recipe", "show"]]
+    lines += [["store", command] for command in ("info", "merge", "invalidate")]
+    for line in lines:
+        answer = run(*line, "--help")
+        assert answer.code == 0
+        assert f"Example: fp4dse {' '.join(line)}" in answer.out
+
+
+def test_help_imports_nothing_slow():
+    code = (
+        "import sys\n"
+        "from fp4dse import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "slow = {'torch', 'pandas', 'pyarrow', 'duckdb', 'plotly', 'scipy', 'sklearn'} & set(sys.modules)\n"
+        "sys.exit(f'imported {slow}' if slow else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_default_worker_is_the_real_one():
+    assert WORKER[-1] == "fp4dse.tasks.worker"
