@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,12 @@ def test_dicts_read_back(recipe):
 @given(recipe=VALID)
 def test_toml_reads_back(recipe):
     assert recipe_from_dict(tomllib.loads(recipe_to_toml(recipe))) == recipe
+
+
+@given(recipe=VALID)
+def test_json_with_every_default_spelled_out_reads_back(recipe):
+    """As a store keeps it."""
+    assert recipe_from_dict(msgspec.json.decode(msgspec.json.encode(recipe))) == recipe
 
 
 def reordered(value):
