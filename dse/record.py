@@ -22,13 +22,13 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A strict record. Making one with a value that its field does not take raises ConfigError."""
 
     def __post_init__(self) -> None:
-        for field, takes in _takes_by_field(type(self)):
+        for field, allowed in _takes_by_field(type(self)):
             value = getattr(self, field)
-            if type(value) in takes.classes:  # by far the most frequent, and spaces make records by the million
+            if type(value) in allowed.classes:  # by far the most frequent, and spaces make records by the million
                 continue
-            if not takes.fits(value):
+            if not allowed.fits(value):
                 raise ConfigError(f"{type(self).__name__}.{field}", value, accepted(field_types(type(self))[field]))
-            if takes.above is not None:  # 448 and 448.0 are equal: make them the same in JSON too
+            if allowed.above is not None:  # 448 and 448.0 are equal: make them the same in JSON too
                 msgspec.structs.force_setattr(self, field, float(value))
 
 
