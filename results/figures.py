@@ -140,7 +140,7 @@ def _limits(finite: pd.DataFrame, noise_floor: float) -> tuple[float, float]:
     front = finite[finite["on_front"]]
     low = np.nanmin([finite["gap"].min(), front["gap_low"].min()])
     high = np.nanmax([finite["gap"].max(), front["gap_high"].max()])
-    usual = np.nanmax([finite["gap"].quantile(0.9), front["gap"].max()])
+    usual = np.nanmax([finite["gap"].quantile(0.9, interpolation="lower"), front["gap"].max()])
     if high - low > 3 * (usual - low) > 0:
         high = low + 1.5 * (usual - low)
     span = max(high - low, 1e-3)

@@ -55,7 +55,7 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     finite = done & np.isfinite(loss)
     return pd.DataFrame(
         {
-            "setting": runs.groupby(list(SETTING), sort=False).ngroup(),
+            "setting": runs.groupby(list(SETTING)).ngroup(),
             "config_id": runs["config_id"],
             "lr": runs["lr"],
             "seed": runs["seed"],
@@ -213,7 +213,7 @@ def compare(runs: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
     """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both.
 
     Columns: SETTING, label_a, label_b, lr_a, lr_b, pairs, diverged_a, diverged_b, difference, low, high, p, verdict
-    (a plain sentence). ConfigError if an id has no rows.
+    (a plain sentence). ConfigError if an id has no rows, or no SETTING has both.
     """
     for config_id in (a, b):
         if not runs["config_id"].eq(config_id).any():
@@ -234,8 +234,9 @@ def compare(runs: pd.DataFrame, a: str, b: str) -> pd.DataFrame:
         line |= {"difference": mean, "low": mean - half, "high": mean + half}
         line["p"] = p_value(pd.Series([mean]), pd.Series([std]), pd.Series([n])).iloc[0]
         lines.append({**line, "verdict": _verdict(line)})
-    names = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b"]
-    return pd.DataFrame(lines, columns=[*names, "difference", "low", "high", "p", "verdict"])
+    if not lines:
+        raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
+    return pd.DataFrame(lines)
 
 
 def _verdict(line: dict) -> str:
@@ -245,14 +246,14 @@ def _verdict(line: dict) -> str:
         return f"{where}: {' and '.join(blown)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
         return f"{where}: {counted(line['pairs'], 'paired seed')}; at least 2 are needed to tell."
-    sign = 1 if line["difference"] < 0 else -1
-    better, worse = (a, b) if sign > 0 else (b, a)
-    bounds = sorted(-sign * line[end] for end in ("low", "high"))
-    size = f"{percent(-sign * line['difference'])} %, interval {percent(bounds[0])} to {percent(bounds[1])} %"
-    facts = f"({size}, p = {line['p']:.2g}, {line['pairs']} paired seeds)"
-    if line["p"] < 1 - CONFIDENCE:
-        return f"{where}: {better} has a lower loss than {worse} {facts}."
-    return f"{where}: no difference can be told; {better} has the lower loss by chance or by merit {facts}."
+    sure = f"p = {line['p']:.2g}, {line['pairs']} paired seeds"
+    if line["p"] >= 1 - CONFIDENCE:
+        bounds = f"interval {percent(line['low'])} to {percent(line['high'])} %"
+        return f"{where}: {a} and {b} are not told apart: {percent(line['difference'])} % in loss ({bounds}, {sure})."
+    better, worse = (a, b) if line["difference"] < 0 else (b, a)
+    low, size, high = sorted(abs(100 * line[name]) for name in ("low", "difference", "high"))
+    bounds = f"interval {low:.2f} to {high:.2f} %"
+    return f"{where}: {better} has a lower loss than {worse}, by {size:.2f} % ({bounds}, {sure})."
 
 
 def half_width(std: pd.Series, n: pd.Series) -> pd.Series:

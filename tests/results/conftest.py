@@ -1,0 +1,71 @@
+"""Rows as a sweep writes them, with outcomes that the tests choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from fp4dse.dse import Recipe
+from fp4dse.results import Store, open_store, recipe_columns
+
+STEPS = [1, 4, 16, 64, 200]
+WRITTEN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def _row(recipe: str | Recipe = "nvfp4", seed: int = 0, loss: float | None = 0.5, **columns: object) -> dict:
+    recipe = Recipe.named(recipe) if isinstance(recipe, str) else recipe
+    finished = loss is not None
+    return {
+        **recipe_columns(recipe),
+        "lr": 1e-3,
+        "task": "vision",
+        "preset": "quickstart",
+        "dataset_digest": "0123abcd",
+        "seed": seed,
+        "device_class": "cpu-2t",
+        "software_class": "torch-2.13",
+        "rev_quantizers": 1,
+        "rev_engine": 1,
+        "rev_task": 1,
+        "status": "done" if finished else "diverged",
+        "diverged_step": None if finished else 37,
+        "train_loss_min": loss,
+        "train_loss_final": loss,
+        "val_loss": loss,
+        "val_metric": 0.9 if finished else None,
+        "metric_name": "accuracy",
+        "steps": 200,
+        "train_s": 12.5,
+        "setup_s": 3.0,
+        "lane_s": 12.5 / 32,
+        "lanes": 32,
+        "peak_memory_bytes": 300 << 20,
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "threads": 2,
+        "dtype": "float32",
+        "quantizer_backend": "compiled",
+        "fallbacks": [],
+        "torch_version": "2.13.0",
+        "python_version": "3.11.2",
+        "fp4dse_version": "0.1.0",
+        "git_commit": "abc1234",
+        "host": "somewhere",
+        "created_at": WRITTEN,
+        "curve_step": STEPS if finished else [1, 4],
+        "curve_loss": [(loss or 1.0) * (1 + 9 / step) for step in (STEPS if finished else [1, 4])],
+        **columns,
+    }
+
+
+@pytest.fixture(scope="session")
+def row() -> Callable[..., dict]:
+    """row(recipe, seed, loss, **columns): a finished lane, or a diverged one with loss = None."""
+    return _row
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    return open_store(tmp_path / "store", create=True)

@@ -1,0 +1,99 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fp4dse.results import noise_floor, pareto_table, records, summarize
+from fp4dse.results.tables import setting_titles
+
+LOSSES = {"bf16": 0.5, "nvfp4": 0.55, "mxfp4": 0.7, "nvfp4-sr": 0.6, "nvfp4-sr-rht": 0.52, "mxfp4-sr-rht": 0.9}
+
+
+@pytest.fixture
+def runs(row):
+    noise = {name: np.random.default_rng(i).normal(0, 0.02, 3) for i, name in enumerate(LOSSES)}
+    rows = [row(name, s, loss * np.exp(noise[name][s])) for name, loss in LOSSES.items() for s in range(3)]
+    rows += [row("ue5m3-sr", 0, 0.5), row("ue5m3-sr", 1, None), row("ue5m3-sr", 2, 0.5)]
+    return pd.DataFrame(rows)
+
+
+def table(runs, **options) -> str:
+    return pareto_table(summarize(runs), noise_floor(runs), **options)
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_no_line_is_wider_than_the_terminal_and_no_label_is_cut(runs, width):
+    text = table(runs, width=width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    words = set(text.split())
+    for label in runs["recipe_label"].unique():
+        assert label == "bf16" or set(label.split()) <= words
+
+
+def test_the_front_comes_first_and_is_marked(runs):
+    lines = table(runs).splitlines()
+    summary = summarize(runs)
+    marked = [i for i, line in enumerate(lines) if line.startswith("★")]
+    first = next(i for i, line in enumerate(lines) if "recipe" in line) + 1
+    assert len(marked) == summary["on_front"].sum() > 1
+    assert marked[0] == first
+
+
+def test_it_states_the_baseline_the_noise_floor_and_what_diverged(runs):
+    text = table(runs)
+    noise = noise_floor(runs)["noise_floor"].iloc[0]
+    assert f"noise floor {100 * noise:.2f} %" in text
+    assert "diverged 1/3" in text
+    assert "6 recipes" in text
+    assert "1 diverged, 0 failed" in text
+    assert "accuracy" in text
+
+
+def test_there_is_no_colour_code_in_it(runs):
+    assert "\x1b" not in table(runs)
+
+
+def test_the_limit_never_hides_the_front(runs):
+    front = summarize(runs)["on_front"].sum()
+    text = table(runs, limit=1)
+    assert text.count("★  ") == front
+    assert f"… and {6 - front} more" in text
+    assert "more" not in table(runs, limit=None)
+
+
+def test_one_seed_and_no_metric_are_said_as_they_are(row):
+    runs = pd.DataFrame([row(n, 0, v, val_metric=None, metric_name=None) for n, v in (("bf16", 0.5), ("nvfp4", 0.6))])
+    text = table(runs)
+    assert "+18.23 (1 seed)" in text
+    assert "val loss" in text
+    assert "0.6000" in text
+    assert "noise floor unknown" in text
+
+
+def test_without_a_baseline_the_table_says_so(row):
+    text = table(pd.DataFrame([row("nvfp4", 0, 0.6)]))
+    assert "no BF16 baseline" in text
+    assert "no baseline" in text
+
+
+def test_settings_of_one_task_are_told_apart_by_what_differs(row):
+    frame = pd.DataFrame([row(), row(device_class="cuda-h100"), row(task="regression")])
+    assert sorted(setting_titles(frame).values()) == [
+        "regression (quickstart)",
+        "vision (quickstart), device_class cpu-2t",
+        "vision (quickstart), device_class cuda-h100",
+    ]
+
+
+def test_records_are_what_any_json_writer_takes(store, row):
+    store.add([row("bf16", 0, 0.5), row("mxfp4", 0, None), row("nvfp4", 1)], "job")
+    for frame in (store.runs(curves=True), summarize(store.runs())):
+        plain = records(frame)
+        assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    runs = {line["recipe_name"]: line for line in records(store.runs(curves=True))}
+    assert runs["mxfp4"]["gap"] is None
+    assert runs["bf16"]["fprop_x_block"] is None
+    assert runs["nvfp4"]["fprop_x_block"] == 16
+    assert runs["nvfp4"]["created_at"] == "2026-01-02T03:04:05+00:00"
+    assert runs["nvfp4"]["curve_loss"] == row("nvfp4", 1)["curve_loss"]
