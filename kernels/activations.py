@@ -7,6 +7,8 @@ IEEE additions and multiplications, the same on every device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ _COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # 
 
 
 def exp_nonpositive(x: Tensor) -> Tensor:
-    """exp(x) for x <= 0, float32; 0 below about -87. NaN stays NaN."""
+    """exp(max(x, -87)) for x <= 0, float32, within 2 ulp. NaN stays NaN."""
     x = torch.clamp(x, min=-87.0)
     n = torch.round(x * _LOG2E)
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -35,17 +37,17 @@ def sigmoid(x: Tensor) -> Tensor:
 
 class _SiLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        s = sigmoid(x)
+    def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+        s = sigmoid(x.detach())
         ctx.save_for_backward(x, s)
         return x * s
 
     @staticmethod
-    def backward(ctx, g: Tensor) -> Tensor:
+    def backward(ctx, g: Tensor):
         x, s = ctx.saved_tensors
-        return g * (s * (1.0 + x * (1.0 - s)))
+        return g * (s * (1.0 + x * (1.0 - s))), None
 
 
-def silu(x: Tensor) -> Tensor:
-    """x · sigmoid(x)."""
-    return _SiLU.apply(x)
+def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
+    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above."""
+    return _SiLU.apply(x, sigmoid)

@@ -15,15 +15,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.kernels import philox, reference
+from fp4dse.dse import Quantizer
+from fp4dse.kernels import activations, philox, reference
+from fp4dse.kernels.descriptor import descriptor
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A named implementation of `reference.decode_operand` and `philox.words`; `why_not` says what was passed over."""
+    """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
+
+    `why_not` says what was passed over, one sentence each.
+    """
 
     name: str
     decode_operand: Callable[..., tuple[Tensor, Tensor]]
     words: Callable[..., tuple[Tensor, ...]]
+    sigmoid: Callable[[Tensor], Tensor]
     why_not: tuple[str, ...] = ()
 
 
@@ -45,21 +51,25 @@ def backend(device: str) -> Backend:
     return _eager(reason) if reason else _compiled()
 
 
+PLAIN = Backend("plain", reference.decode_operand, philox.words, activations.sigmoid)
+"""For populations without a block-scaled slot: nothing to compile."""
+
+
 def _eager(*reasons: str) -> Backend:
-    return Backend("eager", reference.decode_operand, philox.words, reasons)
+    return Backend("eager", reference.decode_operand, philox.words, activations.sigmoid, reasons)
 
 
-@cache
 def _compiled() -> Backend:
     import torch._dynamo
 
     # A population meets each (block size, stochastic or not) once; past the limit fullgraph=True raises, so there
     # is no silent return to eager.
     torch._dynamo.config.recompile_limit = 64
-    compiled = [torch.compile(f, fullgraph=True, dynamic=True) for f in (reference.decode_operand, philox.words)]
+    functions = (reference.decode_operand, philox.words, activations.sigmoid)
+    decode, words, sigmoid = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
     try:
-        seeds, step = torch.arange(2), torch.tensor(0)
-        compiled[1](seeds, 1, step, step, 5)
+        decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
-        return _eager(f"compiled quantizer not taken: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
-    return Backend("compiled", *compiled)
+        what = " ".join(str(error).split())[:200]
+        return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
+    return Backend("compiled", decode, words, sigmoid)  # type: ignore[arg-type]

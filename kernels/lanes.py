@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Recipe
-from fp4dse.kernels.backend import Backend, backend
+from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.philox import STREAMS, random16, signs
 from fp4dse.kernels.reference import round_bf16
@@ -52,10 +52,11 @@ class LaneNumerics:
             raise ValueError(f"a population needs two lanes or more and a seed each: {len(recipes)}, {len(seeds)}")
         device = torch.device(device)
         self.lanes = len(recipes)
-        self.backend: Backend = backend(str(device))
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.slots = {slot: SlotTable(recipes, slot, device) for slot in SLOTS}
+        plain = not any(table.block for table in self.slots.values())
+        self.backend: Backend = PLAIN if plain else backend(str(device))
         self.rotations = {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
@@ -71,7 +72,7 @@ class LaneNumerics:
             flips = None
             if rotation.signs == "random":
                 site = torch.tensor(8 * layer + list(STAGES).index(stage), device=a.device)
-                flips = signs(self.seeds, self.step, site, rotation.size)
+                flips = signs(self.seeds, self.step, site, rotation.size, self.backend.words)
             a, b = (rotate(t, rotation.size, d, flips) for t, d in ((a, a_dim), (b, b_dim)))
         qa, dec_a = self._operand(slot_a, layer, a, a_dim)
         qb, dec_b = self._operand(slot_b, layer, b, b_dim)

@@ -50,9 +50,9 @@ def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int,
     return four.view(torch.int16).to(torch.int32).view(len(seeds), count) & 0xFFFF
 
 
-def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
+def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
     """float32 [L, count], ±1: the lowest bit of each 16-bit draw."""
-    return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count) & 1).to(torch.float32)
+    return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count, words) & 1).to(torch.float32)
 
 
 def random32(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Tensor:

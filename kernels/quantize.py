@@ -50,7 +50,7 @@ def quantize(
     shape, k = x.shape, x.shape[-1]
     seeds = torch.tensor([seed], dtype=torch.int64, device=x.device)
     step_, site_ = (torch.tensor(v, dtype=torch.int64, device=x.device) for v in (step, site))
-    rows = x.to(torch.float32).reshape(1, -1, k)
+    rows = x.detach().to(torch.float32).reshape(1, -1, k)
     flips = None
     if rotation:
         if rotation.signs == "random":
@@ -89,6 +89,9 @@ def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
     if x.numel() == 0 or x.ndim == 0:
         raise ConfigError("x.shape", tuple(x.shape), "at least one element along a last axis")
     k = x.shape[-1]
-    for name, unit in (("block", 0 if quantizer.is_plain else quantizer.block), ("rotation", rotation.size if rotation else 0)):
+    for name, unit in (
+        ("block", 0 if quantizer.is_plain else quantizer.block),
+        ("rotation", rotation.size if rotation else 0),
+    ):
         if unit and k % unit:
             raise ConfigError("x.shape[-1]", k, f"a multiple of the {name} size {unit} (pad it, or change the {name})")

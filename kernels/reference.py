@@ -77,7 +77,9 @@ def quantize_blocks(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | No
 
     y = torch.minimum(magnitude * mult[:, :, None], f["elem_max"][:, :, None])
     threshold = None if random is None else stochastic_threshold(random)
-    q = round_magnitude(y, f["elem_pmin"][:, :, None], f["elem_ulps"][:, :, None], threshold, i["stochastic"][:, :, None] > 0)
+    q = round_magnitude(
+        y, f["elem_pmin"][:, :, None], f["elem_ulps"][:, :, None], threshold, i["stochastic"][:, :, None] > 0
+    )
     return torch.copysign(q, x), scale, dec[:, 0]
 
 

@@ -14,15 +14,17 @@ from torch import Tensor
 
 
 def hadamard(x: Tensor, size: int, dim: int) -> Tensor:
-    """Rotate consecutive groups of `size` along `dim`, whose length must be a multiple of `size`. FP32 in and out."""
+    """Rotate consecutive groups of `size` along `dim`, whose length must be a multiple of `size`. FP32, no autograd."""
     dim %= x.ndim
     before, length, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
     stride = 1
     while stride < size:
         x = x.reshape(*before, length // (2 * stride), 2, stride, *after)
         a, b = x.select(dim + 1, 0), x.select(dim + 1, 1)
-        x = torch.stack([a + b, a - b], dim=dim + 1)
-        stride *= 2
+        out = torch.empty_like(x)
+        torch.add(a, b, out=out.select(dim + 1, 0))
+        torch.sub(a, b, out=out.select(dim + 1, 1))
+        x, stride = out, 2 * stride
     return x.reshape(*before, length, *after) * _f32(1 / math.sqrt(size))
 
 

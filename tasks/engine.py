@@ -70,9 +70,8 @@ class _Population:
         self.task = task
         seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(seeds)
-        self.problem = Problem(
-            *(t.to(device) for t in (problem.train_x, problem.train_y, problem.val_x, problem.val_y)), init={}
-        )
+        data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
+        self.problem = Problem(**data, init={})
         of_lane = torch.tensor([seeds.index(lane.seed) for lane in lanes], device=device)
         self.seed_index = of_lane
         self.data_index = of_lane if len(problem.train_x) > 1 or len(seeds) == 1 else torch.zeros_like(of_lane)

@@ -8,6 +8,7 @@ weight decay. Everything is drawn per seed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from functools import partial
 
@@ -26,6 +27,7 @@ class Mlp(nn.Module):
 
     def __init__(self, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
+        self.sigmoid = numerics.backend.sigmoid
         depth = sum(name.startswith("w") for name in parameters)
         self.layers = nn.ModuleList(
             QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, layer=i) for i in range(depth)
@@ -33,7 +35,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.layers):
-            x = layer(x) if i == 0 else layer(silu(x))
+            x = layer(x) if i == 0 else layer(silu(x, self.sigmoid))
         return x
 
 
@@ -45,9 +47,12 @@ def squared_error(out: Tensor, y: Tensor) -> Tensor:
 def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: float, seeds: Sequence[int]) -> Problem:
     """The teacher–student problem for each seed; `widths` = in, hidden …, out."""
     keys = torch.tensor(list(seeds), dtype=torch.int64)
-    draw = lambda stream, site, *shape: normal(keys, STREAMS[stream], 0, site, _size(shape)).view(-1, *shape)  # noqa: E731
+
+    def draw(stream: str, site: int, *shape: int) -> Tensor:
+        return normal(keys, STREAMS[stream], 0, site, _size(shape)).view(-1, *shape)
+
     teacher, student = {}, {}
-    for i, (fan_in, fan_out) in enumerate(zip(widths, widths[1:], strict=False)):
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
         teacher[f"w{i}"] = draw("data", 16 + i, fan_out, fan_in) / fan_in**0.5
         student[f"w{i}"] = teacher[f"w{i}"] + noise / fan_in**0.5 * draw("init", i, fan_out, fan_in)
     x_train, x_val = draw("data", 0, n_train, widths[0]), draw("data", 1, n_val, widths[0])

@@ -28,6 +28,7 @@ class PatchClassifier(nn.Module):
 
     def __init__(self, depth: int, heads: int, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
+        self.sigmoid = numerics.backend.sigmoid
         self.depth, self.heads = depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
         names = [name.removesuffix(".w") for name in parameters if name.endswith(".w")]
@@ -40,12 +41,12 @@ class PatchClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.linear["embed"](x)
-        lanes, batch, tokens, width = h.shape
+        lanes, batch, tokens, _ = h.shape
         h = add_bias(h.reshape(lanes, batch, -1), self.position).view_as(h)
         for i in range(self.depth):
             h = h + self._attention(i, _norm(h))
             hidden = self.linear[f"block{i}_up"](_norm(h))
-            h = h + self.linear[f"block{i}_down"](silu(hidden))
+            h = h + self.linear[f"block{i}_down"](silu(hidden, self.sigmoid))
         pooled = lane_sum(_norm(h), 2) / tokens  # [L, B, D]
         return self.linear["head"](pooled)
 
@@ -143,7 +144,7 @@ PRESETS = {
     task.preset: task
     for task in (
         _task("smoke", 4, 16, 1, 2, 32, 40, 5e-3),
-        _task("quickstart", 4, 32, 1, 2, 64, 200, 5e-3),
-        _task("small", 2, 64, 2, 4, 128, 600, 2e-3),
+        _task("quickstart", 4, 32, 1, 2, 32, 240, 5e-3),
+        _task("small", 2, 48, 2, 4, 64, 400, 3e-3),
     )
 }

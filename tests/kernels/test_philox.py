@@ -1,0 +1,68 @@
+"""Random numbers are a pure function of what they are for."""
+
+import pytest
+import torch
+
+from fp4dse.kernels import philox
+
+
+def _hex(words):
+    return [f"{int(w):08x}" for w in words]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # the known-answer vectors published with Random123
+        ((0, 0, 0, 0), (0, 0), ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, ["408f276d", "41c83b0e", "a20bc7c6", "6d5451fd"]),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            ["d16cfe09", "94fdcceb", "5001e420", "24126ea1"],
+        ),
+    ],
+)
+def test_equals_the_published_vectors(counter, key, expected):
+    as_tensor = [torch.tensor(v) for v in (*counter, *key)]
+    assert _hex(philox.philox4x32(*as_tensor)) == expected
+
+
+def test_a_draw_does_not_depend_on_neighbours_or_length():
+    step, site = torch.tensor(5), torch.tensor(9)
+    many = philox.random16(torch.arange(7), 1, step, site, 256)
+    one = philox.random16(torch.tensor([3, 3]), 1, step, site, 64)
+    assert torch.equal(many[3, :64], one[0])
+    assert torch.equal(one[0], one[1])
+
+
+def test_streams_steps_sites_and_seeds_are_different_sequences():
+    draws = {
+        (seed, stream, step, site): tuple(
+            philox.random16(torch.tensor([seed]), stream, torch.tensor(step), torch.tensor(site), 64)[0].tolist()
+        )
+        for seed in (0, 1)
+        for stream in (1, 2)
+        for step in (0, 1)
+        for site in (0, 1)
+    }
+    assert len(set(draws.values())) == len(draws)
+
+
+def test_sixteen_bit_draws_are_uniform():
+    draws = philox.random16(torch.tensor([11]), 1, torch.tensor(0), torch.tensor(0), 1 << 20)[0]
+    assert int(draws.min()) >= 0
+    assert int(draws.max()) <= 65535
+    counts = torch.bincount(draws >> 8, minlength=256).double()  # 256 cells of 4096 expected
+    chi2 = float(((counts - 4096) ** 2 / 4096).sum())
+    assert 170 < chi2 < 350  # 255 degrees of freedom: mean 255, standard deviation 22.6
+
+
+def test_signs_are_fair_and_normals_are_normal():
+    step = torch.tensor(0)
+    signs = philox.signs(torch.tensor([1]), step, step, 1 << 16)
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    assert abs(float(signs.mean())) < 4 / 256
+    x = philox.normal(torch.tensor([1]), 3, 0, 0, 1 << 18)[0].double()
+    assert abs(float(x.mean())) < 4 / 512
+    assert abs(float(x.var()) - 1) < 4 * (2 / (1 << 18)) ** 0.5
+    assert abs(float((x**4).mean()) - 3) < 4 * (96 / (1 << 18)) ** 0.5

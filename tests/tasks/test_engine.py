@@ -1,0 +1,205 @@
+"""A lane's trajectory is its own: the same bits in any company, order and size, beside a NaN, in any process."""
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.kernels import LaneNumerics
+from fp4dse.tasks import TASKS, Lane, get_task, train
+from fp4dse.tasks.engine import _Population, batch_order, curve_steps
+
+PRESETS = [("regression", "smoke"), ("regression", "gaussian-smoke"), ("vision", "smoke")]
+NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
+
+
+def lanes_of(task, names=NAMES, seeds=(0, 1, 2)) -> list[Lane]:
+    return [Lane(Recipe.named(n), task.lr * (1 + seed / 4), seed) for n in names for seed in seeds]
+
+
+def short(name, preset, steps=12):
+    return msgspec.structs.replace(get_task(name, preset), steps=steps)
+
+
+def results(task, lanes):
+    return train(task, lanes).lanes
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_lane_does_not_depend_on_its_company(name, preset, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        task = short(name, preset)
+        lanes = lanes_of(task)
+        together = results(task, lanes)
+        for chosen in ([4], [8, 0], [5, 1, 7], [3, 2, 1, 0, 8]):
+            assert results(task, [lanes[i] for i in chosen]) == [together[i] for i in chosen]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS)
+def test_a_lane_beside_one_that_diverges_does_not_notice(name, preset):
+    task = short(name, preset)
+    lanes = lanes_of(task)
+    calm = results(task, lanes)
+    wild = Lane(lanes[0].recipe, 1e30, 5)
+    mixed = results(task, [lanes[0], wild, *lanes[1:]])
+    assert mixed[1].status == "diverged"
+    assert mixed[1].diverged_step is not None
+    assert mixed[1].val_loss is None
+    assert [mixed[0], *mixed[2:]] == calm
+
+
+def test_a_diverged_lane_keeps_the_weights_it_had():
+    task = short("regression", "smoke")
+    lanes = [Lane(Recipe.named("nvfp4"), 1e30, 0), Lane(Recipe.named("nvfp4"), 1e-3, 0)]
+    population = _Population(task, lanes, "cpu")
+    seen = []
+    for step in range(task.steps):
+        population.train_step(step)
+        seen.append(population.optimizer.flat[0].clone())
+    at = int(population.diverged[0])
+    assert at >= 0
+    assert population.diverged[1] == -1
+    assert all(torch.equal(seen[at], w) for w in seen[at:])
+    assert population.alive.tolist() == [False, True]
+
+
+def test_lanes_of_a_seed_start_from_the_same_weights_and_see_the_same_batches():
+    task = short("vision", "smoke")
+    population = _Population(task, lanes_of(task, seeds=(3, 9)), "cpu")
+    flat = population.optimizer.flat
+    assert torch.equal(flat[0], flat[2])
+    assert not torch.equal(flat[0], flat[1])
+    alone = task.problem([9]).init
+    together = task.problem([3, 9]).init
+    assert all(torch.equal(alone[k][0], together[k][1]) for k in alone)
+
+
+def test_seeds_of_the_teacher_do_not_depend_on_each_other():
+    task = get_task("regression", "smoke")
+    alone, together = task.problem([9]), task.problem([3, 9])
+    for field in ("train_x", "train_y", "val_x", "val_y"):
+        assert torch.equal(getattr(alone, field)[0], getattr(together, field)[1])
+
+
+def test_every_epoch_is_a_new_permutation():
+    order = batch_order([0, 1], n=100, batch=30, steps=7)  # three batches an epoch
+    assert order.shape == (7, 2, 30)
+    for seed in (0, 1):
+        for epoch in (order[:3, seed], order[3:6, seed]):
+            assert len(set(epoch.flatten().tolist())) == 90
+        assert not torch.equal(order[0, seed], order[3, seed])
+    assert torch.equal(order[:, 1], batch_order([1], 100, 30, 7)[:, 0])
+    with pytest.raises(ValueError, match="batch 30 is larger than the 20"):
+        batch_order([0], 20, 30, 1)
+
+
+def test_curves_are_log_spaced_and_hold_both_ends():
+    for steps in (1, 2, 40, 500, 10_000):
+        points = curve_steps(steps)
+        assert points == sorted(set(points))
+        assert points[0] == 0
+        assert points[-1] == steps - 1
+        assert len(points) <= 66
+
+
+def test_results_hold_what_the_curve_shows():
+    task = get_task("regression", "smoke")
+    (lane,) = results(task, lanes_of(task, names=("nvfp4",), seeds=(0,)))
+    assert lane.curve_step[0] == 1
+    assert lane.curve_step[-1] == task.steps
+    assert lane.train_loss_min <= min(lane.curve_loss)
+    assert lane.status == "done"
+
+
+@pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("vision", "smoke")])
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+def test_losses_fall(name, preset, recipe):
+    task = get_task(name, preset)
+    for lane in results(task, lanes_of(task, names=(recipe,))):
+        assert lane.train_loss_final < 0.7 * lane.curve_loss[0]
+
+
+def test_progress_is_reported_for_the_lanes_that_were_asked_for():
+    task = get_task("regression", "smoke")
+    seen = []
+    train(task, lanes_of(task, names=("bf16",), seeds=(0,)), report=seen.append, every_s=0)
+    assert {p.phase for p in seen} == {"setup", "train", "evaluate"}
+    assert all(len(p.losses) == 1 for p in seen)
+    assert [p.step for p in seen] == sorted(p.step for p in seen)
+
+
+def test_the_optimizer_is_adamw():
+    task = msgspec.structs.replace(get_task("regression", "smoke"), weight_decay=0.1)
+    lanes = lanes_of(task, names=("bf16",), seeds=(0, 1))
+    population = _Population(task, lanes, "cpu")
+    twins = [[w[i].detach().clone().requires_grad_() for w in population.model.parameters()] for i in range(2)]
+    optimizers = [
+        torch.optim.AdamW(twin, lr=lane.lr, betas=task.betas, eps=task.eps, weight_decay=task.weight_decay)
+        for twin, lane in zip(twins, lanes, strict=True)
+    ]
+    torch.manual_seed(0)
+    for _ in range(5):
+        gradient = torch.randn_like(population.optimizer.flat)
+        population.optimizer.step(gradient, population.alive)
+        for i, optimizer in enumerate(optimizers):
+            for p, g in zip(twins[i], gradient[i].split([p.numel() for p in twins[i]]), strict=True):
+                p.grad = g.view_as(p)
+            optimizer.step()
+    for i, twin in enumerate(twins):
+        flat = torch.cat([p.detach().flatten() for p in twin])
+        assert torch.allclose(population.optimizer.flat[i], flat, rtol=1e-5, atol=1e-7)
+
+
+def test_unknown_tasks_and_presets_are_named():
+    with pytest.raises(ConfigError, match="task: found 'regresion'; accepted: regression, vision"):
+        get_task("regresion")
+    with pytest.raises(ConfigError, match="preset of vision: found 'huge'; accepted: smoke"):
+        get_task("vision", "huge")
+
+
+def test_every_preset_has_a_digest_of_its_own_data():
+    digests = {(t.name, t.preset): t.digest for presets in TASKS.values() for t in presets.values()}
+    assert all(len(d) == 16 for d in digests.values())
+    regression = [d for (name, _), d in digests.items() if name == "regression"]
+    assert len(set(regression)) == len(regression)
+
+
+def test_the_population_uses_the_lanes_own_learning_rates():
+    task = short("regression", "smoke")
+    slow, fast = (Lane(Recipe.named("bf16"), lr, 0) for lr in (1e-5, 1e-2))
+    a, b = results(task, [slow, fast])
+    assert a.train_loss_final > b.train_loss_final
+    assert isinstance(_Population(task, [slow, fast], "cpu").numerics, LaneNumerics)
+
+
+@pytest.mark.slow
+def test_the_teacher_student_fixture_holds_its_published_value_and_ordering():
+    """Published (2609.02846, seeds 41–43): BF16 0.001956, nearest 0.02713, stochastic 0.02758."""
+    task = get_task("regression", "small")
+    mean = {}
+    for name in ("bf16", "ue5m3-t448", "ue5m3-sr"):
+        recipe = Recipe.named(name) if name != "ue5m3-t448" else Recipe.uniform(_quantizer(name))
+        lanes = [Lane(recipe, task.lr, seed) for seed in (41, 42, 43)]
+        losses = [lane.val_loss for lane in results(task, lanes)]
+        mean[name] = sum(losses) / 3
+    assert mean["bf16"] == pytest.approx(0.00196, rel=0.05)
+    assert mean["ue5m3-t448"] > 5 * mean["bf16"]
+    assert mean["ue5m3-sr"] == pytest.approx(mean["ue5m3-t448"], rel=0.1)
+
+
+def _quantizer(name):
+    from fp4dse.dse import Quantizer
+
+    return Quantizer.named(name)
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_at_the_quickstart_size():
+    task = get_task("vision", "quickstart")
+    accuracies = [lane.val_metric for lane in results(task, lanes_of(task, names=("bf16",), seeds=(0, 1, 2)))]
+    assert sum(accuracies) / 3 >= 0.9
