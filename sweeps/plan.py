@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BASELINE = "bf16"
 """Name of the recipe that gaps are measured against."""
 
-JOBS_PER_WORKER = 2
 JOB_LANES = {"cpu": (16, 64), "cuda": (64, 512)}
 """Fewest and most lanes that `job_size` aims at. A population that is smaller is one job."""
 
@@ -104,9 +103,9 @@ def count_space(space: Space) -> dict:
 
 
 def job_size(lanes: int, device: str, workers: int) -> int:
-    """Most lanes in a job: so that each worker gets about `JOBS_PER_WORKER` jobs, within the bounds of `JOB_LANES`."""
+    """Most lanes in a job: a worker's share of what is left, within the bounds of `JOB_LANES`."""
     fewest, most = JOB_LANES[device]
-    return min(max(math.ceil(lanes / (JOBS_PER_WORKER * workers)), fewest), most)
+    return min(max(math.ceil(lanes / workers), fewest), most)
 
 
 def split(lanes: list[Lane], size: int) -> list[list[Lane]]:

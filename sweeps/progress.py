@@ -56,7 +56,7 @@ def render(state: SweepState) -> RenderableType:
         bar = ProgressBar(total=max(job.steps, 1), completed=job.step, width=16)
         jobs.add_row(f"  {job.task}:{job.preset}", f"{job.lanes} lanes", bar, steps, loss, dead)
     notes = [Text(line, overflow="fold") for line in remarks(state)]
-    return Group(head, *([jobs] if state.running else []), *notes)
+    return Group(head, *([jobs] if state.running and state.driver_is_alive else []), *notes)
 
 
 def headline(state: SweepState) -> str:

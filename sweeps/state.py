@@ -107,7 +107,7 @@ def job_state(run: Running) -> JobState:
 def write_state(store: Path, state: SweepState) -> None:
     """Replace `<store>/state.json`. A disk that takes nothing is reported where results are written, not here."""
     state.updated = time.time()
-    hidden = store / f".state-{state.pid}"
+    hidden = store / ".state.json"
     with contextlib.suppress(OSError):
         hidden.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         hidden.replace(store / "state.json")
@@ -117,10 +117,10 @@ def read_state(store: Path) -> SweepState:
     """The state of the last sweep into a store. StoreError if there is none."""
     try:
         return msgspec.json.decode((store / "state.json").read_bytes(), type=SweepState)
+    except FileNotFoundError:
+        raise StoreError(f"{store}: no sweep was run into it, it has no state.json") from None
     except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(
-            f"{store / 'state.json'}: cannot be read ({error}); was a sweep run into this store?"
-        ) from None
+        raise StoreError(f"{store / 'state.json'}: cannot be read ({error})") from None
 
 
 class Clock:

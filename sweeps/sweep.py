@@ -12,6 +12,7 @@ Failed lanes are missing too as far as planning goes: the same command tries the
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import deque
@@ -241,7 +242,7 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
     lines = []
     for (task, preset), context in setting.contexts.items():
         here = (table[list(SETTING)] == [context[name] for name in SETTING]).all(axis="columns")
-        gaps = table[here & table["points"].gt(0)].dropna(subset="gap")
+        gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]
             lines.append(f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({best['pairs']} seeds)")

@@ -13,7 +13,6 @@ from fp4dse import cli
 from fp4dse.dse import StoreError
 from fp4dse.results import Store, open_store
 from fp4dse.sweeps import run_sweep
-from fp4dse.sweeps.executor import WORKER
 
 FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"))
 FEW = """
@@ -249,7 +248,3 @@ def test_help_imports_nothing_slow():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_default_worker_is_the_real_one():
-    assert WORKER[-1] == "fp4dse.tasks.worker"

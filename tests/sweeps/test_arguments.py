@@ -1,0 +1,85 @@
+"""What people type becomes values, or one line that says what would be accepted."""
+
+import os
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.sweeps.arguments import (
+    default_store,
+    find_config_id,
+    find_space,
+    latest_store,
+    parse_duration,
+    parse_lrs,
+    parse_seeds,
+    parse_tasks,
+    report_path,
+    shipped_spaces,
+)
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("0,1", [0, 1]), ("7, 4", [7, 4])])
+def test_seeds_are_a_count_or_a_list(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1.5h", 5400)])
+def test_durations(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "m", "-5s", "1d", "30m later"])
+def test_wrong_durations_are_refused(text):
+    with pytest.raises(ConfigError, match="1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1,", "1.5"])
+def test_wrong_seeds_are_refused(text):
+    with pytest.raises(ConfigError, match="--seeds"):
+        parse_seeds(text)
+
+
+def test_learning_rates_are_collected_from_lists_and_repetitions():
+    assert parse_lrs(["1e-3,3e-3", "0.01"]) == [1e-3, 3e-3, 1e-2]
+    assert parse_lrs([]) is None
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
+def test_wrong_learning_rates_are_refused(text):
+    with pytest.raises(ConfigError, match="--lr"):
+        parse_lrs([text])
+
+
+def test_a_task_carries_its_preset_or_takes_the_common_one():
+    assert parse_tasks(["vision", "regression:smoke"]) == [("vision", "small"), ("regression", "smoke")]
+    assert parse_tasks(["vision"], "paper") == [("vision", "paper")]
+
+
+def test_every_shipped_space_loads_by_its_name():
+    assert "quickstart" in shipped_spaces()
+    for name in shipped_spaces():
+        assert find_space(name).name == name
+
+
+def test_a_recipe_is_found_by_name_and_by_id():
+    config_id = Recipe.named("nvfp4").config_id
+    assert find_config_id("nvfp4") == find_config_id(config_id) == config_id
+
+
+def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="quickstart"):
+        latest_store()
+    for age, name in enumerate(("new", "old")):
+        store = default_store(name)
+        store.mkdir(parents=True)
+        (store / "state.json").write_text("{}")
+        os.utime(store / "state.json", (1e9 - age, 1e9 - age))
+    assert latest_store() == default_store("new")
+
+
+def test_reports_of_stores_side_by_side_have_different_names(tmp_path):
+    assert report_path(default_store("a")) == default_store("a").with_name("report.html")
+    assert report_path(tmp_path / "s1") != report_path(tmp_path / "s2")

@@ -1,0 +1,96 @@
+"""The state of a sweep: whether its driver lives, how long it will take, and how it is shown."""
+
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from fp4dse.dse import Recipe, StoreError
+from fp4dse.sweeps.executor import Pace
+from fp4dse.sweeps.progress import display, duration, headline, render
+from fp4dse.sweeps.state import Clock, JobState, SweepState, read_state, write_state
+from fp4dse.tasks.job import Job, Lane
+
+TASK = ("regression", "small")
+
+
+def job(lanes: int) -> Job:
+    return Job(*TASK, [Lane(Recipe.named("nvfp4"), 0.1, seed) for seed in range(lanes)])
+
+
+def state(**changes) -> SweepState:
+    running = [JobState(*TASK, lanes=24, phase="train", step=50, steps=200, alive=23, loss=0.25)]
+    fields = {"done": 40, "diverged": 2, "failed": 1, "jobs_waiting": 3, "running": running, "eta_s": 100.0, **changes}
+    return SweepState(name="few", asked=120, stored=10, **fields)
+
+
+def shown(of: SweepState) -> str:
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(render(of))
+        return console.export_text()
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path):
+    written = state(failures={"why": 1}, best=["vision +1 %"])
+    write_state(tmp_path, written)
+    assert read_state(tmp_path) == written
+
+
+def test_a_store_without_a_sweep_has_no_state(tmp_path):
+    with pytest.raises(StoreError, match="no sweep was run into it"):
+        read_state(tmp_path)
+
+
+def test_a_driver_lives_until_it_ended_or_died_or_fell_silent():
+    assert state().driver_is_alive
+    assert not state(ended="finished").driver_is_alive
+    assert not state(pid=2**22 + 1).driver_is_alive
+    assert not state(updated=time.time() - 3600).driver_is_alive
+    assert state(host="elsewhere", pid=2**22 + 1).driver_is_alive
+
+
+def test_everything_worth_knowing_is_shown():
+    text = shown(state(best=["vision:small +1 % with nvfp4"], failures={"it broke": 1}, retries={"too big": 2}))
+    for words in ("52/120 lanes", "2 diverged", "1 failed", "1 jobs running, 3 waiting", "1m40s left", "train 50/200"):
+        assert words in text
+    for words in ("median loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big"):
+        assert words in text
+
+
+def test_the_status_of_a_dead_driver_says_how_to_go_on():
+    text = shown(state(pid=2**22 + 1))
+    assert "is gone, the same command continues" in text
+    assert "train 50/200" not in text
+
+
+def test_plain_lines_come_when_there_is_news_and_not_at_every_call(capsys):
+    with display(True) as show:
+        for _ in range(10):
+            show(state())
+        show(state(ended="finished"))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "median losses: regression 0.25" in lines[0]
+    assert lines[1].startswith(f"few: {headline(state(ended='finished'))}")
+
+
+def test_nothing_is_shown_where_nothing_was_asked_for(capsys):
+    with display(False) as show:
+        show(state())
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(42.4, "42s"), (185, "3m05s"), (7800, "2h10m")])
+def test_durations_are_short(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_time_left_counts_starts_and_steps_of_all_lanes_over_the_workers():
+    clock = Clock({TASK: 100}, workers=2)
+    assert clock.eta_s([job(10)], []) is None
+    clock.add(job(10), Pace(start_s=6.0, seconds=20.0, steps=100))  # 0.02 s per lane and step
+    assert clock.eta_s([job(10)], []) == pytest.approx((6 + 20) / 2)
+    assert clock.eta_s([job(10), job(20)], []) == pytest.approx((6 + 20 + 6 + 40) / 2)
+    assert clock.eta_s([], []) == 0
