@@ -67,7 +67,7 @@ class LaneNumerics:
         slot_a, slot_b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
         rotation = self.rotations[stage]
         unit = max(slot_a.block, slot_b.block, rotation.size if rotation else 0, 1)
-        a, b = _pad(a, a_dim, unit), _pad(b, b_dim, unit)
+        a, b = _pad(a.detach(), a_dim, unit), _pad(b.detach(), b_dim, unit)
         if rotation:
             flips = None
             if rotation.signs == "random":
