@@ -7,6 +7,7 @@ dark. Nothing depends on colour: the front is numbered, and shapes and dashes di
 from __future__ import annotations
 
 import textwrap
+from html import escape
 
 import numpy as np
 import pandas as pd
@@ -191,7 +192,7 @@ def _hover(line: pd.Series) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return "<br>".join(textwrap.wrap(text, 40, break_long_words=False, break_on_hyphens=False))
+    return "<br>".join(textwrap.wrap(escape(text, quote=False), 40, break_long_words=False, break_on_hyphens=False))
 
 
 def _note(text: str, y: float, anchor: str) -> dict:

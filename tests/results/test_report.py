@@ -121,7 +121,11 @@ def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(swept, own):
     assert "seeds 0, 1, 2" in text
 
 
-def test_texts_from_the_store_cannot_become_markup(html):
+def test_texts_from_the_store_cannot_become_markup(html, store, row, tmp_path):
+    evil = "</script><x>"
+    store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6, recipe_label=evil, metric_name=evil)], "job")
+    write_report(store, tmp_path / "report.html")
+    assert evil not in (tmp_path / "report.html").read_text()
     assert "&lt;b&gt;killed&lt;/b&gt;" in html
     assert "<title>Q &amp; A &lt;x&gt;</title>" in html
     assert "<x>" not in html

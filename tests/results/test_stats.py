@@ -81,9 +81,10 @@ def test_recipe_and_baseline_each_stand_at_their_own_best_learning_rate(runs):
 
 
 def test_a_learning_rate_where_a_seed_diverged_loses_to_one_where_none_did(runs):
-    frame = runs(**{"bf16": [0.5, 0.5], "nvfp4@0.001": [0.9, 0.9], "nvfp4@0.01": [0.1, None]})
-    found = line(summarize(frame), "nvfp4")
-    assert (found["lr"], found["diverged"]) == (0.001, 0)
+    for clean in ([0.9, 0.9, 0.9], [0.9]):
+        frame = runs(**{"bf16": [0.5, 0.5], "nvfp4@0.001": clean, "nvfp4@0.01": [0.1, 0.1, None]})
+        found = line(summarize(frame), "nvfp4")
+        assert (found["lr"], found["diverged"]) == (0.001, 0)
 
 
 def test_a_learning_rate_with_one_lucky_seed_does_not_beat_one_with_all(runs):

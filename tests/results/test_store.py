@@ -168,6 +168,9 @@ def test_merge_brings_the_rules_of_retirement_along(store, row, tmp_path):
     assert store.runs()["seed"].tolist() == [1]
     assert store.info()["retired"] == 1
     assert store.merge(other) == 0
+    store.invalidate("engine", below=3)
+    store.merge(other)  # its rule is the weaker one
+    assert store.retired() == {"engine": 3}
 
 
 @pytest.mark.parametrize(
@@ -347,7 +350,7 @@ def test_a_file_joined_into_a_part_while_reading_is_found_there(store, row, monk
 
     def list_then_compact(self, folder):
         files = listed(self, folder)
-        if folder == "inbox" and not compacted:
+        if not compacted:  # after the first folder is listed, before the second
             compacted.append(True)
             open_store(store.path).compact(minimum=1)
         return files
