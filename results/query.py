@@ -10,6 +10,7 @@ A run with several rows (see parquet.read) is left out of the scan and joined ba
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,10 +62,15 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
             raise ConfigError("query", query, f"DuckDB SQL over the views runs and curves ({reason})") from None
-    return to_pandas(_without_decimals(answer))
+    return to_pandas(_plain_columns(answer))
 
 
-def _without_decimals(table: pa.Table) -> pa.Table:
-    """DuckDB sums integers into 128-bit decimals, which pandas would hold as Python objects."""
-    fields = [f.with_type(pa.float64()) if pa.types.is_decimal(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(fields))
+def _plain_columns(table: pa.Table) -> pa.Table:
+    """Every column under a name of its own, and sums of integers, which DuckDB makes 128-bit decimals, as floats."""
+    seen: Counter[str] = Counter()
+    fields = []
+    for field in table.schema:
+        again, seen[field.name] = seen[field.name], seen[field.name] + 1
+        type_ = pa.float64() if pa.types.is_decimal(field.type) else field.type
+        fields.append(pa.field(f"{field.name}_{again}" if again else field.name, type_))
+    return table.rename_columns([field.name for field in fields]).cast(pa.schema(fields))

@@ -119,7 +119,8 @@ def _certainty(best: pd.Series, ranked: pd.DataFrame) -> list[str]:
         return []
     alike = ["BF16"] if best["gap_low"] <= 0 <= best["gap_high"] else []
     if others := int(ranked["p_best"].iloc[1:].ge(1 - CONFIDENCE).sum()):
-        alike.append(f"{others} of the {counted(len(ranked) - 1, 'other recipe')}")
+        share = "any" if others == len(ranked) - 1 else others
+        alike.append(f"{share} of the {counted(len(ranked) - 1, 'other recipe')}")
     return [f"The seeds do not tell it apart from {' nor from '.join(alike)}."] if alike else []
 
 

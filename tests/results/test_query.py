@@ -50,6 +50,11 @@ def test_sums_of_integers_are_numbers_and_not_objects(full):
     assert full.sql("SELECT sum(seed) AS s FROM runs")["s"].dtype == np.float64
 
 
+def test_columns_of_the_same_name_are_told_apart(full):
+    found = full.sql("SELECT a.seed, b.seed, b.seed FROM runs a JOIN runs b USING (run_id)")
+    assert list(found) == ["seed", "seed_1", "seed_2"]
+
+
 @pytest.mark.parametrize(
     ("query", "says"),
     [
