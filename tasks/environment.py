@@ -41,7 +41,7 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
         "software_class": "torch " + ".".join(torch.__version__.split(".")[:2]),
         "threads": threads,
         "dtype": "float32",
-        "torch_version": torch.__version__,
+        "torch_version": str(torch.__version__),
         "python_version": platform.python_version(),
         "fp4dse_version": version("fp4dse"),
         "git_commit": _git_commit(),
@@ -58,7 +58,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     vector = torch.backends.cpu.get_cpu_capability()
     return [
         ("python", platform.python_version(), ""),
-        ("torch", torch.__version__, ""),
+        ("torch", str(torch.__version__), ""),
         ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),

@@ -1,0 +1,67 @@
+"""On a CUDA device the same code gives the same quantizers, bit for bit, and the same independence of lanes."""
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.quantizer import Stochastic
+from fp4dse.kernels import LaneNumerics, lane_sum, philox, quantize, silu
+from fp4dse.kernels.rotation import hadamard
+from fp4dse.tasks import Lane, get_task, train
+
+pytestmark = pytest.mark.gpu
+
+NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")
+
+
+def wide(rows: int = 512, columns: int = 128) -> torch.Tensor:
+    """Random rows of very different size, a zero row, and a row of subnormal numbers."""
+    x = torch.randn(rows, columns) * torch.exp2(torch.randint(-40, 40, (rows, 1)).float())
+    x[3] = 0
+    x[4] = torch.randn(columns) * 1e-41
+    return x
+
+
+@pytest.mark.parametrize("name", [n for n, q in QUANTIZERS.items() if not q.is_plain])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantizers_have_the_bits_of_the_cpu(name, dtype):
+    x = wide().to(dtype)
+    for rounding in (QUANTIZERS[name].rounding, Stochastic()):
+        q = msgspec.structs.replace(QUANTIZERS[name], rounding=rounding)
+        here, there = quantize(x, q, seed=3), quantize(x.cuda(), q, seed=3)
+        for field in ("values", "codes", "scales", "tensor_scale"):
+            assert torch.equal(getattr(here, field), getattr(there, field).cpu()), field
+
+
+def test_random_bits_rotations_sums_and_activations_have_the_bits_of_the_cpu():
+    seeds, step = torch.arange(3), torch.tensor(7)
+    drawn = philox.random16(seeds.cuda(), 1, step.cuda(), step.cuda(), 4096).cpu()
+    assert torch.equal(drawn, philox.random16(seeds, 1, step, step, 4096))
+    x = torch.randn(4, 96, 128)
+    assert torch.equal(hadamard(x.cuda(), 32, 1).cpu(), hadamard(x, 32, 1))
+    assert torch.equal(lane_sum(x.cuda(), 1).cpu(), lane_sum(x, 1))
+    assert torch.equal(silu(x.cuda()).cpu(), silu(x))
+
+
+def test_a_lane_has_the_same_bits_in_any_company():
+    recipes = [Recipe.named(n) for n in (*NAMES, "nvfp4", "ue5m3-sr")]
+    x, w = torch.randn(5, 256, 192, device="cuda"), torch.randn(5, 64, 192, device="cuda")
+    together = LaneNumerics(recipes, range(5), "cuda").gemm("dgrad", 1, x, 2, w, 2)
+    for chosen in ([3, 1], [4, 2, 1]):
+        few = LaneNumerics([recipes[i] for i in chosen], chosen, "cuda").gemm("dgrad", 1, x[chosen], 2, w[chosen], 2)
+        assert torch.equal(few, together[chosen])
+
+
+@pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("regression", "small"), ("vision", "smoke")])
+def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
+    task = msgspec.structs.replace(get_task(name, preset), steps=20)
+    lanes = [Lane(Recipe.named(n), task.lr, seed) for n in NAMES for seed in (0, 1)]
+    wild = Lane(lanes[0].recipe, 1e30, 5)
+    together = train(task, lanes, "cuda").lanes
+    mixed = train(task, [wild, lanes[4], lanes[1]], "cuda").lanes
+    assert mixed[0].status == "diverged"
+    assert mixed[1:] == [together[4], together[1]]
+    assert train(task, lanes, "cuda").lanes == together
+    for here, there in zip(train(task, lanes).lanes, together, strict=True):
+        assert there.val_loss == pytest.approx(here.val_loss, rel=0.2)
