@@ -96,7 +96,7 @@ class _Population:
         finite = torch.isfinite(loss.detach()) & torch.isfinite(gradient).all(dim=1)
         self.diverged = torch.where(self.alive & ~finite, step, self.diverged)
         self.alive = self.alive & finite
-        self.optimizer.step(gradient, self.alive)
+        self.optimizer.step(gradient, self.alive, self.task.lr_factor(step))
         self.losses[step] = loss.detach()
 
     @torch.no_grad()

@@ -36,8 +36,8 @@ class LaneAdamW:
             p.grad = None
         return out
 
-    def step(self, gradient: Tensor, alive: Tensor) -> None:
-        """One update of the lanes that are alive (bool [L]); the others keep their bits."""
+    def step(self, gradient: Tensor, alive: Tensor, lr_factor: float = 1.0) -> None:
+        """One update of the lanes that are alive (bool [L]), at lr · lr_factor; the others keep their bits."""
         self.count += 1
         b1, b2 = self.betas
         keep = alive[:, None]
@@ -49,4 +49,4 @@ class LaneAdamW:
             update = update + self.flat * self.weight_decay
         self.mean = torch.where(keep, mean, self.mean)
         self.square = torch.where(keep, square, self.square)
-        self.flat.copy_(torch.where(keep, self.flat - self.lr * update, self.flat))
+        self.flat.copy_(torch.where(keep, self.flat - self.lr * lr_factor * update, self.flat))

@@ -33,6 +33,7 @@ class Task(msgspec.Struct, frozen=True):
     metric      (outputs, y) -> float32 [L, …], higher is better, or None
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
+    decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     """
 
     name: str
@@ -51,6 +52,11 @@ class Task(msgspec.Struct, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay: float = 0.0
+
+    def lr_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by at a step."""
+        return min(1.0, (self.steps - step) / (self.decay * self.steps)) if self.decay else 1.0
 
     @property
     def digest(self) -> str:

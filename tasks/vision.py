@@ -137,6 +137,7 @@ def _task(preset: str, patch: int, width: int, depth: int, heads: int, batch: in
         steps=steps,
         batch=batch,
         lr=lr,
+        decay=0.9,
     )
 
 

@@ -203,3 +203,9 @@ def test_digits_are_learnt_at_the_quickstart_size():
     task = get_task("vision", "quickstart")
     accuracies = [lane.val_metric for lane in results(task, lanes_of(task, names=("bf16",), seeds=(0, 1, 2)))]
     assert sum(accuracies) / 3 >= 0.9
+
+
+def test_the_learning_rate_falls_linearly_at_the_end():
+    task = msgspec.structs.replace(get_task("vision", "smoke"), steps=100, decay=0.2)
+    assert [task.lr_factor(step) for step in (0, 79, 80, 90, 99)] == pytest.approx([1, 1, 1, 0.5, 0.05])
+    assert get_task("regression", "small").lr_factor(499) == 1
