@@ -144,7 +144,7 @@ def _task(preset: str, patch: int, width: int, depth: int, heads: int, batch: in
 PRESETS = {
     task.preset: task
     for task in (
-        _task("smoke", 4, 16, 1, 2, 32, 40, 5e-3),
+        _task("smoke", 4, 16, 1, 2, 32, 60, 1e-2),
         _task("quickstart", 4, 32, 1, 2, 32, 240, 5e-3),
         _task("small", 2, 48, 2, 4, 64, 400, 3e-3),
     )
