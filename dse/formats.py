@@ -46,6 +46,11 @@ class FloatFormat(msgspec.Struct, frozen=True):
 
 ELEMENTS: dict[str, FloatFormat] = {
     "e2m1": FloatFormat(mantissa=1, emin=0, max=6.0, bits=4),
+    "e1m2": FloatFormat(mantissa=2, emin=1, max=3.5, bits=4),  # uniform: 0 … 3.5 in steps of 0.5
+    "e3m0": FloatFormat(mantissa=0, emin=-2, max=16.0, bits=4),  # powers of two
+    "int4": FloatFormat(mantissa=2, emin=2, max=7.0, bits=4),  # symmetric, sign and magnitude: -7 … 7
+    "e4m3": FloatFormat(mantissa=3, emin=-6, max=448.0, bits=8),
+    "e5m2": FloatFormat(mantissa=2, emin=-14, max=57344.0, bits=8),
 }
 """Element formats that share a block scale."""
 
@@ -55,21 +60,48 @@ PLAIN = {"none": 32, "bf16": 16}
 SCALES: dict[str, FloatFormat] = {
     "e4m3": FloatFormat(mantissa=3, emin=-6, max=448.0, bits=8),
     "ue5m3": FloatFormat(mantissa=3, emin=-14, max=114688.0, bits=8),
+    "ue5m3-61440": FloatFormat(mantissa=3, emin=-14, max=61440.0, bits=8),  # top exponent reserved: 2609.02846
+    "ue5m3-122880": FloatFormat(mantissa=3, emin=-14, max=122880.0, bits=8),  # every code finite
+    "e5m2": FloatFormat(mantissa=2, emin=-14, max=57344.0, bits=8),
+    "ue4m4": FloatFormat(mantissa=4, emin=-6, max=496.0, bits=8),  # bias 7, every code finite; nobody has fixed it yet
+    "bf16": FloatFormat(mantissa=7, emin=-126, max=(2 - 2**-7) * 2.0**127, bits=16),
+    "fp32": FloatFormat(mantissa=23, emin=-126, max=(2 - 2**-23) * 2.0**127, bits=32),
 }
 """Block-scale formats with a mantissa. E8M0, the pure power of two, is described by its rule instead."""
 
-E8M0_RULES = ("floor", "rceil")
-"""floor: OCP, 2^(floor(log2 amax) - emax), the block maximum may clip. rceil: the smallest power of two that
-clips nothing, 2^ceil(log2(amax / max)); also called truncation-free (TetraJet)."""
+E8M0_RULES = {
+    "floor": "OCP: 2^(floor(log2 amax) - emax); the block maximum may clip",
+    "ceil": "2^(ceil(log2 amax) - emax); never clips, the top codes stay unused",
+    "rceil": "2^ceil(log2(amax / max)), the smallest that clips nothing; also called truncation-free",
+    "even": "floor, and one more from the significand on at which the element would round up to a power of two",
+    "nearest": "2^round(log2(amax / max)), the nearest in the exponent",
+}
+"""How an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
 
 
-def e8m0_carry(rule: str, element: FloatFormat) -> int:
-    """What to add to the FP32 bits of amax so that its exponent field, less `element.emax`, is the E8M0 exponent.
+def e8m0_rule(rule: str, element: FloatFormat) -> tuple[int, int]:
+    """(carry, offset): the E8M0 exponent is that of the FP32 number with bits(amax) + carry, less the offset.
 
-    Both rules are floor(log2 amax) - emax + [significand of amax > t]; an integer added to the bits carries into
-    the exponent exactly when the 23 fraction bits exceed the threshold, so no floating log2 is involved.
+    Every rule is floor(log2 amax) - offset + [significand of amax >= t]; an integer added to the bits carries into
+    the exponent exactly when the 23 fraction bits reach the threshold, so no floating log2 is involved.
     """
+    top = 2 * math.frexp(element.max)[0]  # significand of the largest element, 1.5 for E2M1
+    half_step = 2.0 ** -(element.mantissa + 1)
     if rule == "floor":
-        return 0
-    significand = 2 * math.frexp(element.max)[0]  # 6 -> 1.5: amax/6 exceeds a power of two iff its own exceeds 1.5
-    return (1 << 23) - (int((significand - 1) * (1 << 23)) + 1)
+        return 0, element.emax
+    if rule == "ceil":
+        return _carry(1.0, above=True), element.emax
+    if rule == "rceil":  # amax / max exceeds a power of two iff its significand exceeds that of max
+        return _carry(top, above=True), element.emax
+    if rule == "even":
+        return _carry(top + half_step, above=False), element.emax
+    threshold = top * math.sqrt(2)  # nearest: halfway between two powers of two in the exponent
+    if threshold < 2:
+        return _carry(threshold, above=True), element.emax
+    return _carry(threshold / 2, above=True), element.emax + 1
+
+
+def _carry(threshold: float, above: bool) -> int:
+    """What carries iff the significand is at least `threshold` (above: greater); 0 if it never can be."""
+    fraction = math.floor((threshold - 1) * (1 << 23)) + above
+    return max(0, (1 << 23) - fraction)

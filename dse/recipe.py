@@ -18,7 +18,7 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import SCALES
-from fp4dse.dse.quantizer import E8M0, Quantizer, Stochastic, scale_format, scale_name
+from fp4dse.dse.quantizer import E8M0, Quantizer, block_name, rounding_name, scale_key, scale_name
 from fp4dse.dse.record import Part, plain
 
 ID_VERSION = 1
@@ -134,7 +134,7 @@ class Recipe(Part, frozen=True):
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
         r = self.canonical()
         return Signature(
-            blocks=tuple(0 if r.slot(s).is_plain else r.slot(s).block for s in SLOTS),
+            blocks=tuple("" if r.slot(s).is_plain else block_name(r.slot(s).block) for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
         )
 
@@ -157,11 +157,10 @@ class Recipe(Part, frozen=True):
             q, prefix = r.slot(slot), slot.replace(".", "_")
             block_scaled = not q.is_plain
             out[f"{prefix}_element"] = q.element
-            out[f"{prefix}_block"] = q.block if block_scaled else None
+            out[f"{prefix}_block"] = block_name(q.block) if block_scaled else None
             out[f"{prefix}_scale"] = scale_name(q.scale) if block_scaled else None
             out[f"{prefix}_tensor_scale"] = q.tensor_scale.target if q.tensor_scale else None
-            rounding = "stochastic" if isinstance(q.rounding, Stochastic) else "nearest"
-            out[f"{prefix}_rounding"] = rounding if block_scaled else None
+            out[f"{prefix}_rounding"] = rounding_name(q.rounding) if block_scaled else None
             out[f"{prefix}_range"] = q.range if block_scaled else None
         for stage in STAGES:
             out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
@@ -169,9 +168,9 @@ class Recipe(Part, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
-    """Structural signature: block size per slot (0 = plain) and rotation per stage."""
+    """Structural signature: block shape per slot (empty = plain) and rotation per stage."""
 
-    blocks: tuple[int, ...]  # in the order of SLOTS
+    blocks: tuple[str, ...]  # in the order of SLOTS
     rotations: tuple[str, ...]  # in the order of STAGES
 
 
@@ -180,7 +179,7 @@ def _target_above_scale(r: Recipe) -> ConfigError | None:
     for slot in SLOTS:
         q = r.slot(slot).canonical()
         if q.tensor_scale and not isinstance(q.scale, E8M0):
-            name = scale_format(q.scale)
+            name = scale_key(q.scale)
             target, largest = q.tensor_scale.target, SCALES[name].max
             if target and target > largest:
                 accepted = f"at most {largest:g}, the largest {name} block scale"

@@ -11,24 +11,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.dse.formats import ELEMENTS, SCALES, e8m0_carry
-from fp4dse.dse.quantizer import E8M0, Quantizer, Stochastic, scale_format
+from fp4dse.dse.formats import ELEMENTS, SCALES, e8m0_rule
+from fp4dse.dse.quantizer import E8M0, Nearest, Quantizer, Stochastic, scale_key
 
 FLOATS = (
     "elem_pmin",  # 2^emin of the element format
     "elem_ulps",  # 2^mantissa: grid points in a binade
     "elem_max",
     "inv_val_max",  # 1 / (value that the block maximum is mapped to)
-    "tensor_target",  # target · val_max, or 0 for no tensor scale
+    "tensor_target",  # target · val_max, or 0 for no tensor scale; encode: val_max / target
     "scale_pmin",
     "scale_ulps",
     "scale_max",
+    "scale_zero",  # what a scale that rounds to zero becomes
+    "prescale",  # elements are those of prescale · x …
+    "postscale",  # … and the product is multiplied by this
+    "random_step",  # 2^-(b+1) for b random bits
 )
 INTS = (
     "float_scale",  # 1: scale with a mantissa, 0: E8M0
     "e8m0_carry",  # added to the FP32 bits of amax before the exponent is taken
-    "e8m0_offset",  # emax of the element format
-    "zero_to_one",  # a scale that rounds to zero becomes 1
+    "e8m0_offset",
+    "scale_up",  # the scale is rounded up
+    "encode",  # the stored scale is the multiplier
+    "hybrid",  # elements are made with the unrounded scale
+    "log_ties",  # element without mantissa bits: the even code is the one of even exponent
+    "half_away",
+    "random_shift",  # 16 - b
     "stochastic",
 )
 
@@ -43,30 +52,39 @@ def descriptor(quantizers: Sequence[Quantizer], device: torch.device | str = "cp
 
 def _row(q: Quantizer) -> dict[str, float]:
     element = ELEMENTS[q.element]
-    row = {
+    bits = q.rounding.bits if isinstance(q.rounding, Stochastic) else 16
+    row = dict.fromkeys((*FLOATS, *INTS), 0.0) | {
         "elem_pmin": 2.0**element.emin,
         "elem_ulps": 2.0**element.mantissa,
         "elem_max": element.max,
         "inv_val_max": 1 / q.val_max,
-        "tensor_target": q.tensor_scale.target * q.val_max if q.tensor_scale and q.tensor_scale.target else 0.0,
+        "prescale": 0.75 if q.range == "3/4" else 1.0,
+        "postscale": 4 / 3 if q.range == "3/4" else 1.0,
+        "log_ties": element.mantissa == 0,
+        "half_away": isinstance(q.rounding, Nearest) and q.rounding.ties == "away",
         "stochastic": isinstance(q.rounding, Stochastic),
-        "e8m0_offset": element.emax,
-        "e8m0_carry": 0,
-        "float_scale": 0,
-        "zero_to_one": 0,
+        "random_shift": 16 - bits,
+        "random_step": 2.0 ** -(bits + 1),
         "scale_pmin": 1.0,
         "scale_ulps": 1.0,
         "scale_max": 1.0,
     }
     if isinstance(q.scale, E8M0):
-        row["e8m0_carry"] = e8m0_carry(q.scale.rule, element)
+        row["e8m0_carry"], row["e8m0_offset"] = e8m0_rule(q.scale.rule, element)
     else:
-        scale = SCALES[scale_format(q.scale)]
+        scale = SCALES[scale_key(q.scale)]
+        zeros = {"keep": 0.0, "one": 1.0, "min": 2.0 ** (scale.emin - scale.mantissa)}
         row |= {
             "float_scale": 1,
-            "zero_to_one": q.scale.zero == "one",
             "scale_pmin": 2.0**scale.emin,
             "scale_ulps": 2.0**scale.mantissa,
             "scale_max": scale.max,
+            "scale_zero": zeros[q.scale.zero],
+            "scale_up": q.scale.rounding == "up",
+            "encode": q.scale.convention == "encode",
+            "hybrid": q.scale.hybrid,
         }
+    if q.tensor_scale and q.tensor_scale.target:
+        target = q.tensor_scale.target
+        row["tensor_target"] = q.val_max / target if row["encode"] else target * q.val_max
     return row

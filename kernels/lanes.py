@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Recipe
+from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import PLAIN, Backend, backend
-from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.descriptor import INTS, descriptor
 from fp4dse.kernels.philox import STREAMS, random16, signs
 from fp4dse.kernels.reference import round_bf16
 from fp4dse.kernels.rotation import rotate
@@ -28,10 +28,10 @@ class SlotTable:
     def __init__(self, recipes: Sequence[Recipe], slot: str, device: torch.device) -> None:
         quantizers = [recipe.slot(slot).canonical() for recipe in recipes]
         self.site = SLOTS.index(slot)
-        self.block = 0 if quantizers[0].is_plain else quantizers[0].block
+        self.block = None if quantizers[0].is_plain else quantizers[0].block
         if self.block:
             self.floats, self.ints = descriptor(quantizers, device)
-            self.stochastic = bool(self.ints[:, -1].any())
+            self.stochastic = bool(self.ints[:, INTS.index("stochastic")].any())
         else:
             bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
             self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
@@ -66,8 +66,8 @@ class LaneNumerics:
         """
         slot_a, slot_b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
         rotation = self.rotations[stage]
-        unit = max(slot_a.block, slot_b.block, rotation.size if rotation else 0, 1)
-        a, b = _pad(a.detach(), a_dim, unit), _pad(b.detach(), b_dim, unit)
+        unit = max([rotation.size if rotation else 1, *(blocks.unit(s.block) for s in (slot_a, slot_b) if s.block)])
+        a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
             flips = None
             if rotation.signs == "random":
@@ -89,19 +89,13 @@ class LaneNumerics:
                 return x, None
             rounded = round_bf16(x)
             return (rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x)), None
-        blocks = x.contiguous().view(self.lanes, -1, slot.block)
+        rows = x.shape[1]
+        x = blocks.pad(x, 1, blocks.tile(slot.block) or 1)
+        cut = blocks.cut(x, slot.block)
         random = None
         if slot.stochastic:
             site = torch.tensor(8 * layer + slot.site, device=x.device)
             draw = partial(random16, self.seeds, STREAMS["rounding"], self.step, site, words=self.backend.words)
-            random = draw(blocks[0].numel()).view_as(blocks)
-        values, dec = self.backend.decode_operand(blocks, slot.floats, slot.ints, random)
-        return values.view(x.shape), dec
-
-
-def _pad(x: Tensor, dim: int, unit: int) -> Tensor:
-    """Zeros after the end of `dim`, up to a multiple of `unit`."""
-    missing = -x.shape[dim] % unit
-    if not missing:
-        return x
-    return F.pad(x, (0, missing) if dim == 2 else (0, 0, 0, missing))
+            random = draw(-(-cut[0].numel() // 8) * 8)[:, : cut[0].numel()].view_as(cut)
+        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random)
+        return blocks.join(values, x.shape, slot.block)[:, :rows], dec

@@ -12,6 +12,7 @@ from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.kernels import philox, reference
+from fp4dse.kernels.blocks import cut, join, tile, unit
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.rotation import rotate, rotate_back
 
@@ -21,8 +22,8 @@ class Quantized(msgspec.Struct, frozen=True):
 
     values        float32 [..., K], decoded, rotated back if a rotation was given
     elements      float32 [..., K], decoded element values
-    codes         uint8 [..., K], magnitude index in the low bits, sign in bit 3; None for plain operands
-    scales        float32 [..., K/block], block scales; None for plain operands
+    codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
+    scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles; None for plain operands
     tensor_scale  float32 scalar, decode factor
     meta          what else the format stores
 
@@ -61,15 +62,17 @@ def quantize(
         elements = reference.round_bf16(rows) if quantizer.element == "bf16" else rows
         decoded, codes, scales, dec = elements, None, None, one
     else:
-        blocks = rows.reshape(1, -1, quantizer.block)
+        blocks = cut(rows, quantizer.block)
         random = None
         if isinstance(quantizer.rounding, Stochastic):
-            stream = philox.STREAMS["rounding"]
-            random = philox.random16(seeds, stream, step_, site_, blocks.numel()).view_as(blocks)
+            count = -(-blocks.numel() // 8) * 8
+            drawn = philox.random16(seeds, philox.STREAMS["rounding"], step_, site_, count)
+            random = drawn[:, : blocks.numel()].view_as(blocks)
         q, scale, factor = reference.quantize_blocks(blocks, *descriptor([quantizer], x.device), random)
-        decoded = (q * scale[:, :, None]) * factor
-        codes = element_codes(q, quantizer.element).view(shape)
-        elements, scales, dec = q, scale.view(*shape[:-1], k // quantizer.block), factor[0]
+        decoded = join((q * scale[:, :, None]) * factor, rows.shape, quantizer.block)
+        elements = join(q, rows.shape, quantizer.block)
+        codes = element_codes(elements, quantizer.element).view(shape)
+        scales, dec = scale.view(_scale_shape(shape, quantizer.block)), factor[0]
     values = decoded.view(rows.shape)
     if rotation:
         values = rotate_back(values, rotation.size, 2, flips)
@@ -80,7 +83,15 @@ def element_codes(q: Tensor, element: str) -> Tensor:
     """uint8 codes of decoded elements: index of the magnitude, sign above it."""
     magnitudes = torch.tensor(ELEMENTS[element].magnitudes(), device=q.device)
     index = torch.searchsorted(magnitudes, q.abs().contiguous())
-    return (index + (torch.signbit(q).to(index.dtype) << 3)).to(torch.uint8)
+    return (index + (torch.signbit(q).to(index.dtype) << ELEMENTS[element].bits - 1)).to(torch.uint8)
+
+
+def _scale_shape(shape: torch.Size, block: int | str) -> tuple[int, ...]:
+    """Shape of the block scales of a tensor of `shape`."""
+    *outer, k = shape
+    if edge := tile(block):
+        return (*outer[:-1], outer[-1] // edge, k // edge)
+    return (1,) * len(shape) if block == "tensor" else (*outer, 1 if block == "row" else k // unit(block))
 
 
 def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
@@ -88,10 +99,12 @@ def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
         raise ConfigError("x.dtype", str(x.dtype), "a floating-point tensor")
     if x.numel() == 0 or x.ndim == 0:
         raise ConfigError("x.shape", tuple(x.shape), "at least one element along a last axis")
-    k = x.shape[-1]
-    for name, unit in (
-        ("block", 0 if quantizer.is_plain else quantizer.block),
-        ("rotation", rotation.size if rotation else 0),
-    ):
-        if unit and k % unit:
-            raise ConfigError("x.shape[-1]", k, f"a multiple of the {name} size {unit} (pad it, or change the {name})")
+    block = 1 if quantizer.is_plain else quantizer.block
+    edge = tile(block)
+    if edge and x.ndim < 2:
+        raise ConfigError("x.shape", tuple(x.shape), f"a matrix, because block {block} covers the last two axes")
+    parts = [("block", -1, unit(block)), ("rotation", -1, rotation.size if rotation else 1), ("block", -2, edge or 1)]
+    for name, axis, size in parts:
+        if size > 1 and x.shape[axis] % size:
+            accepted = f"a multiple of the {name} size {size} (pad it, or change the {name})"
+            raise ConfigError(f"x.shape[{axis}]", x.shape[axis], accepted)

@@ -2,16 +2,19 @@
 
 For a lane's tensor x, cut into blocks of B along the contraction axis, with amax over the block and the tensor:
 
-    enc   = min(target·val_max / amax_tensor, FLT_MAX), 1 without a tensor scale           FP32, one division
-    scale = round(min(amax · (enc · (1/val_max)), scale_max))                            float scale formats
-          = 2^(exponent of amax·enc by an integer rule on its bits)                        E8M0
-    mult  = min(1 / (scale · (1/enc)), FLT_MAX)
-    q     = round(min(|x| · mult, elem_max)) with the sign of x                             the element
-    x̂    = (q · scale) · (1/enc)                                                           left to right
+    enc    = min(target·val_max / amax_tensor, FLT_MAX), 1 without a tensor scale          FP32, one division
+    wanted = min(amax · (enc · (1/val_max)), scale_max)                                  the scale before rounding
+    scale  = round(wanted)                                                               float scale formats
+           = 2^(exponent of amax·enc by an integer rule on its bits)                       E8M0
+    mult   = min(1 / (scale · (1/enc)), FLT_MAX) · prescale
+    q      = round(min(|x| · mult, elem_max)) with the sign of x                            the element
+    x̂     = (q · scale) · (1/enc · postscale)                                            left to right
 
 This is the order of operations of NVIDIA's Python reference for NVFP4, with its constants as parameters. `q · scale`
-is exact in BF16; the FP32 factor 1/enc is applied to the result of the GEMM. A block that holds NaN or Inf decodes to
-NaN; with a tensor scale the whole tensor does.
+is exact in BF16 for scales of up to 5 significant bits; the FP32 factor is applied to the result of the GEMM. Under
+the encode convention (2509.17791) the stored number is round(1 / (amax · (enc · (1/val_max)))), it takes the place of
+1/scale, and enc is val_max / target / amax_tensor. A hybrid scale makes mult from `wanted`. A block that holds NaN or
+Inf decodes to NaN; with a tensor scale the whole tensor does.
 """
 
 from __future__ import annotations
@@ -22,28 +25,31 @@ from torch import Tensor
 from fp4dse.kernels.descriptor import FLOATS, INTS
 
 FLT_MAX = torch.finfo(torch.float32).max
+FLT_MIN = torch.finfo(torch.float32).tiny
 _EXPONENT = 0x7F800000
 _HALF_RANGE = 0x7F000000  # bits of 2^127: subtracting the bits of a power of two from it gives its reciprocal's
 
 
-def round_magnitude(y: Tensor, pmin: Tensor, ulps: Tensor, threshold: Tensor | None, stochastic: Tensor) -> Tensor:
-    """Round y >= 0 to the grid of a float format, y at most the format's maximum.
+def scaled(y: Tensor, pmin: Tensor, ulps: Tensor) -> tuple[Tensor, Tensor]:
+    """y >= 0 in units of its grid's step: (t, binade), y = t · binade / ulps, exactly.
 
-    pmin: smallest binade 2^emin; ulps: 2^mantissa. To nearest even where `stochastic` is False or `threshold` None;
-    else up iff the fractional position is at least `threshold`.
+    pmin: smallest binade 2^emin of the format; ulps: 2^mantissa, the steps in a binade.
     """
     binade = torch.maximum((y.view(torch.int32) & _EXPONENT).view(torch.float32), pmin)
-    t = y * (_HALF_RANGE - binade.view(torch.int32)).view(torch.float32) * ulps  # exact: powers of two
-    q = torch.round(t)
-    if threshold is not None:
-        low = torch.floor(t)
-        q = torch.where(stochastic, low + (t - low >= threshold).to(torch.float32), q)
+    return y * (_HALF_RANGE - binade.view(torch.int32)).view(torch.float32) * ulps, binade
+
+
+def round_up_from(t: Tensor, threshold: Tensor | float) -> Tensor:
+    """floor(t), and one more where the fraction is at least `threshold`."""
+    low = torch.floor(t)
+    return low + (t - low >= threshold).to(torch.float32)
+
+
+def round_scale(y: Tensor, pmin: Tensor, ulps: Tensor, up: Tensor) -> Tensor:
+    """Round y >= 0, at most the format's maximum, to nearest even, or up where `up`."""
+    t, binade = scaled(y, pmin, ulps)
+    q = torch.where(up, round_up_from(t, FLT_MIN), torch.round(t))
     return q * (binade / ulps)
-
-
-def stochastic_threshold(random: Tensor) -> Tensor:
-    """Midpoint form for r in 0 … 65535: fraction + (2r+1)/2^17 >= 1, as an exact FP32 bound on the fraction."""
-    return (131071 - 2 * random).to(torch.float32) * (1 / 131072)
 
 
 def quantize_blocks(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,33 +60,61 @@ def quantize_blocks(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | No
     """
     f = dict(zip(FLOATS, floats[:, :, None].unbind(1), strict=True))  # each [L, 1]
     i = dict(zip(INTS, ints[:, :, None].unbind(1), strict=True))
-
     magnitude = x.abs()
     amax = magnitude.amax(dim=2)  # [L, n]
     tensor_amax = amax.amax(dim=1, keepdim=True)  # [L, 1]
+    has_target = f["tensor_target"] > 0
     enc = torch.clamp(f["tensor_target"] / tensor_amax, max=FLT_MAX)
-    enc = torch.where((f["tensor_target"] > 0) & (tensor_amax > 0), enc, 1.0)
+    enc = torch.where(has_target & (tensor_amax > 0), enc, 1.0)
 
+    scale, mult = block_scales(amax, enc, f, i)
+    usable = torch.isfinite(amax) & (torch.isfinite(tensor_amax) | ~has_target)
+    mult = torch.where(usable, mult * f["prescale"], float("nan"))
+    y = torch.minimum(magnitude * mult[:, :, None], f["elem_max"][:, :, None])
+    q = round_elements(y, f, i, random)
+    return torch.copysign(q, x), scale, ((1 / enc) * f["postscale"])[:, 0]
+
+
+def block_scales(amax: Tensor, enc: Tensor, f: dict[str, Tensor], i: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Decode scales and multipliers, [L, n] each, from block maxima [L, n] and the tensor factor [L, 1]."""
     exponent = ((amax * enc).view(torch.int32) + i["e8m0_carry"] >> 23) - i["e8m0_offset"]
     exponent = torch.clamp(exponent, 0, 254)  # biased; 0 stands for 2^-127, the smallest code of E8M0
     power = torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
 
-    wanted = torch.minimum(amax * (enc * f["inv_val_max"]), f["scale_max"])
-    rounded = round_magnitude(wanted, f["scale_pmin"], f["scale_ulps"], None, i["stochastic"])
-    rounded = torch.where((rounded == 0) & (i["zero_to_one"] > 0), 1.0, rounded)
-    scale = torch.where(i["float_scale"] > 0, rounded, power)
+    encode = i["encode"] > 0
+    ideal = amax * (enc * f["inv_val_max"])
+    wanted = torch.minimum(torch.where(encode, 1 / ideal, ideal), f["scale_max"])
+    stored = round_scale(wanted, f["scale_pmin"], f["scale_ulps"], i["scale_up"] > 0)
+    stored = torch.where(stored == 0, f["scale_zero"], stored)
+    decoded = torch.where(i["float_scale"] > 0, torch.where(encode, 1 / stored, stored), power)
 
-    dec = 1 / enc
-    mult = torch.clamp(1 / (scale * dec), max=FLT_MAX)
-    usable = torch.isfinite(amax) & (torch.isfinite(tensor_amax) | (f["tensor_target"] == 0))
-    mult = torch.where(usable, mult, float("nan"))
+    source = torch.where(i["hybrid"] > 0, wanted, stored)
+    divisor = torch.where(i["float_scale"] > 0, source, power)
+    mult = torch.where(encode, source * enc, torch.clamp(1 / (divisor * (1 / enc)), max=FLT_MAX))
+    return decoded, mult
 
-    y = torch.minimum(magnitude * mult[:, :, None], f["elem_max"][:, :, None])
-    threshold = None if random is None else stochastic_threshold(random)
-    q = round_magnitude(
-        y, f["elem_pmin"][:, :, None], f["elem_ulps"][:, :, None], threshold, i["stochastic"][:, :, None] > 0
-    )
-    return torch.copysign(q, x), scale, dec[:, 0]
+
+def round_elements(y: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None) -> Tensor:
+    """Round magnitudes y [L, n, B], at most the format's maximum, to the element grid, each lane by its own mode."""
+    column = {name: value[:, :, None] for name, value in (f | i).items()}  # [L, 1, 1]
+    t, binade = scaled(y, column["elem_pmin"], column["elem_ulps"])
+    nearest = torch.round(t)
+    # a power of two's own binade has one grid point: the tie 1.5 goes to the even code, that of even exponent
+    is_even = (binade.view(torch.int32) >> 23 & 1) == 0
+    nearest = torch.where((column["log_ties"] > 0) & (t == 1.5) & is_even, 1.0, nearest)
+    threshold = 0.5 if random is None else random_threshold(random, column)
+    by_threshold = (column["half_away"] > 0) | (column["stochastic"] > 0)
+    return torch.where(by_threshold, round_up_from(t, threshold), nearest) * (binade / column["elem_ulps"])
+
+
+def random_threshold(random: Tensor, column: dict[str, Tensor]) -> Tensor:
+    """The fraction from which on a magnitude is rounded up, exact in FP32; 0.5 in lanes that round half away.
+
+    Midpoint form for r of b bits: fraction + (2r+1)/2^(b+1) >= 1.
+    """
+    odd = 2 * (random >> column["random_shift"]) + 1
+    threshold = 1.0 - odd.to(torch.float32) * column["random_step"]
+    return torch.where(column["half_away"] > 0, 0.5, threshold)
 
 
 def decode_operand(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None) -> tuple[Tensor, Tensor]:
