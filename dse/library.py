@@ -122,6 +122,8 @@ def _toml_value(value: object, type_: typing.Any) -> str:
         config = value.__struct_config__
         fields = ({config.tag_field: f'"{config.tag}"'} if config.tag_field else {}) | _toml_fields(value)
         return "{ " + ", ".join(f"{key} = {text}" for key, text in fields.items()) + " }"
+    if isinstance(value, bool):
+        return str(value).lower()
     text = name or value
     return f'"{text}"' if isinstance(text, str) else repr(text)
 

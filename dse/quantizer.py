@@ -216,7 +216,7 @@ def scale_format(scale: Scale) -> str:
     return str(scale.__struct_config__.tag)
 
 
-def scale_key(scale: FloatScale) -> str:
+def scale_key(scale: Scale) -> str:
     """The record in formats.SCALES."""
     name = scale_format(scale)
     return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name

@@ -109,10 +109,10 @@ def accepted(type_: typing.Any) -> str:
             words.append(f"a number above {option.__metadata__[0].gt}")
         elif option is type(None):
             words.append("none")
-        elif issubclass(option, Part):
+        elif isinstance(option, type) and issubclass(option, Part):
             config = option.__struct_config__
             fields = [f'{config.tag_field} = "{config.tag}"'] if config.tag_field else []
             words.append("a table with " + (", ".join([*fields, *option.__struct_fields__]) or "no fields"))
         else:
-            words.append({str: "a text", dict: "a table", list: "a list"}[option])
+            words.append({bool: "true, false", str: "a text", dict: "a table", list: "a list"}[option])
     return ", ".join(words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,16 +25,16 @@ def cut(x: Tensor, block: int | str) -> Tensor:
     lanes, rows, columns = x.shape
     if edge := tile(block):
         x = x.reshape(lanes, rows // edge, edge, columns // edge, edge).transpose(2, 3)
-    size = {"row": columns, "tensor": rows * columns}.get(str(block)) or block_elements(block)
+    size = {"row": columns, "tensor": rows * columns}.get(str(block)) or block_elements(block) or 1
     return x.reshape(lanes, -1, size)
 
 
-def join(blocks: Tensor, shape: tuple[int, int, int], block: int | str) -> Tensor:
+def join(blocks: Tensor, shape: Sequence[int], block: int | str) -> Tensor:
     """The inverse of `cut`: [L, n, B] -> shape [L, R, C]."""
     lanes, rows, columns = shape
     if edge := tile(block):
         blocks = blocks.view(lanes, rows // edge, columns // edge, edge, edge).transpose(2, 3)
-    return blocks.reshape(shape)
+    return blocks.reshape(*shape)
 
 
 def pad(x: Tensor, dim: int, size: int) -> Tensor:

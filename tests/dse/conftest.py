@@ -27,6 +27,8 @@ def values(type_: typing.Any) -> st.SearchStrategy:
             choices.append(NUMBERS)
         elif option is type(None):
             choices.append(st.none())
+        elif option is bool:
+            choices.append(st.booleans())
         else:
             choices.append(records(option))
     return st.one_of(choices)

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES
-from fp4dse.dse.quantizer import DEFAULT_TARGET, E4M3, E8M0, UE5M3, Stochastic, TensorScale, scale_format, scale_name
+from fp4dse.dse.quantizer import (
+    DEFAULT_TARGET,
+    E4M3,
+    E8M0,
+    UE5M3,
+    Stochastic,
+    TensorScale,
+    scale_format,
+    scale_key,
+    scale_name,
+)
 from fp4dse.dse.record import field_types, options
 
 replace = msgspec.structs.replace
@@ -18,8 +28,9 @@ replace = msgspec.structs.replace
 def test_every_name_in_the_records_has_its_format():
     assert set(typing.get_args(field_types(Quantizer)["element"])) == {*ELEMENTS, *PLAIN}
     scales = {option.__struct_config__.tag for option in options(field_types(Quantizer)["scale"])}
-    assert scales == {"e8m0", *SCALES} == set(DEFAULT_TARGET)
-    assert typing.get_args(field_types(E8M0)["rule"]) == E8M0_RULES
+    assert scales == {"e8m0", *(name.split("-")[0] for name in SCALES)} == set(DEFAULT_TARGET)
+    assert {scale_key(UE5M3(max=largest)) for largest in (114688, 61440, 122880)} <= set(SCALES)
+    assert typing.get_args(field_types(E8M0)["rule"]) == tuple(E8M0_RULES)
 
 
 @given(q=st.from_type(Quantizer))
@@ -35,7 +46,11 @@ def test_nothing_but_the_element_matters_without_a_block_scale(q, other):
 
 @given(q=st.from_type(Quantizer))
 def test_a_tensor_scale_without_target_takes_its_formats_own(q):
-    own = TensorScale(target=DEFAULT_TARGET[scale_format(q.scale)])
+    encode = getattr(q.scale, "convention", None) == "encode"
+    own = DEFAULT_TARGET[scale_format(q.scale)]
+    if encode and not q.is_plain:
+        own = ELEMENTS[q.element].max
+    own = TensorScale(target=own)
     assert replace(q, tensor_scale=TensorScale()).canonical() == replace(q, tensor_scale=own).canonical()
 
 
@@ -85,8 +100,8 @@ def test_an_unknown_name_lists_the_known_ones():
 LABELS = {
     "nvfp4 SR": Quantizer(tensor_scale=TensorScale(), rounding=Stochastic()),
     "nvfp4 16/17 SR": Quantizer(tensor_scale=TensorScale(), rounding=Stochastic(), range="16/17"),
-    "e2m1 1×16 e8m0-rceil": Quantizer(scale=E8M0(rule="rceil")),
-    "e2m1 1×32 ue5m3-zero-keep T2048 SR": Quantizer(
+    "e2m1 1x16 e8m0-rceil": Quantizer(scale=E8M0(rule="rceil")),
+    "e2m1 1x32 ue5m3-zero-keep T2048 SR": Quantizer(
         block=32, scale=UE5M3(zero="keep"), tensor_scale=TensorScale(target=2048.0), rounding=Stochastic()
     ),
 }

@@ -168,7 +168,7 @@ def test_labels_can_be_read(label, recipe):
 
 COLUMN_TYPES = {
     "element": {str},
-    "block": {int, type(None)},
+    "block": {str, type(None)},
     "scale": {str, type(None)},
     "tensor_scale": {float, type(None)},
     "rounding": {str, type(None)},

@@ -11,13 +11,13 @@ from fp4dse.dse.recipe import Fprop
 from fp4dse.dse.record import plain
 
 WRONG = {
-    "unknown name": (lambda: Quantizer(element="e9m9"), "Quantizer.element", "e9m9", "e2m1, bf16, none"),
+    "unknown name": (lambda: Quantizer(element="e9m9"), "Quantizer.element", "e9m9", "e2m1, e1m2"),
     "unlisted size": (lambda: Quantizer(block=17), "Quantizer.block", 17, "16, 32"),
     "float for int": (lambda: Quantizer(block=16.0), "Quantizer.block", 16.0, "16, 32"),
     "text for part": (lambda: Quantizer(scale="e4m3"), "Quantizer.scale", "e4m3", 'a table with format = "e8m0", rule'),
     "another part": (lambda: Quantizer(scale=Nearest()), "Quantizer.scale", Nearest(), "e8m0"),
     "none": (lambda: Quantizer(rounding=None), "Quantizer.rounding", None, 'mode = "nearest"'),
-    "rule of another": (lambda: E8M0(rule="round"), "E8M0.rule", "round", "floor, rceil"),
+    "rule of another": (lambda: E8M0(rule="round"), "E8M0.rule", "round", "floor, ceil"),
     "zero": (lambda: TensorScale(target=0.0), "TensorScale.target", 0.0, "a number above 0"),
     "infinite": (lambda: TensorScale(target=float("inf")), "TensorScale.target", float("inf"), "a number above 0"),
     "bool": (lambda: TensorScale(target=True), "TensorScale.target", True, "a number above 0"),

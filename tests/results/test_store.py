@@ -50,8 +50,8 @@ def test_every_column_of_a_row_comes_back_as_it_was(store, row):
 
 
 def test_a_hole_in_a_count_does_not_make_it_a_fraction(store, row):
-    store.add([row("bf16"), row("nvfp4")], "job")
-    assert store.runs()["fprop_x_block"].tolist() == [pd.NA, 16]
+    store.add([row("bf16", threads=None), row("nvfp4", threads=16)], "job")
+    assert store.runs()["threads"].tolist() == [pd.NA, 16]
 
 
 def test_runs_have_the_gap_of_stats_and_no_curves_unless_asked(store, row):
@@ -241,15 +241,15 @@ def test_columns_that_an_older_file_lacks_read_as_null(store, row):
     store.add([row(seed=1)], "new")
     file = next((store.path / "inbox").glob("*.parquet"))
     table = pq.read_table(file)
-    pq.write_table(table.drop_columns(["signature", "fprop_x_block", "curve_loss"]), file)
+    pq.write_table(table.drop_columns(["signature", "threads", "curve_loss"]), file)
     set_version(store, SCHEMA_VERSION - 1)
     old = open_store(store.path)
     old.add([row(seed=2)], "newer")
     found = old.runs(curves=True).sort_values("seed")
-    assert found["fprop_x_block"].tolist() == [pd.NA, 16]
+    assert found["threads"].tolist() == [pd.NA, row()["threads"]]
     assert found["signature"].isna().tolist() == [True, False]
     assert found["curve_loss"].isna().tolist() == [True, False]
-    assert old.sql("SELECT count(fprop_x_block) n FROM runs")["n"].tolist() == [1]
+    assert old.sql("SELECT count(threads) n FROM runs")["n"].tolist() == [1]
 
 
 def test_writing_raises_the_version_of_an_older_store(store, row):

@@ -94,6 +94,6 @@ def test_records_are_what_any_json_writer_takes(store, row):
     runs = {line["recipe_name"]: line for line in records(store.runs(curves=True))}
     assert runs["mxfp4"]["gap"] is None
     assert runs["bf16"]["fprop_x_block"] is None
-    assert runs["nvfp4"]["fprop_x_block"] == 16
+    assert runs["nvfp4"]["fprop_x_block"] == "1x16"
     assert runs["nvfp4"]["created_at"] == "2026-01-02T03:04:05+00:00"
     assert runs["nvfp4"]["curve_loss"] == row("nvfp4", 1)["curve_loss"]
