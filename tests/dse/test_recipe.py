@@ -12,12 +12,16 @@ from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 replace = msgspec.structs.replace
 
 IDS = {
+    "amd-mxfp4": "3e319edf410ff8e0",
     "bf16": "dcabd31f7251d4dd",
+    "fp4-all-the-way": "2456551db679e0ec",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-sr-rht": "66ca00ece65e0769",
     "nvfp4": "9fd2de50b6aaddf5",
     "nvfp4-sr": "76ad2ed4a00025cd",
     "nvfp4-sr-rht": "91b423faf96c3139",
+    "nvidia-nvfp4": "d085bb1638ec039b",
+    "tseng-mxfp4": "1bf3c6fd14f77ac4",
     "ue5m3-sr": "28c1a441ff051161",
 }
 """Stores are keyed by these: a recipe may be added, but what is here never changes."""
