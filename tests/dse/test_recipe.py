@@ -53,7 +53,7 @@ def test_every_shipped_recipe_has_its_id_pinned():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: bf16, mxfp4, .*ue5m3-sr"):
+    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: amd-mxfp4, bf16, .*ue5m3-sr"):
         Recipe.named("nvfp5")
 
 
