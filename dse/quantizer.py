@@ -142,6 +142,9 @@ class Quantizer(Part, frozen=True):
                   `16/17` of the largest element: for float scales, which may be rounded down by up to 1/17.
                   `3/4`: for E8M0 under the floor rule; the scale is that of x, the elements are those of 3x/4, and
                   the product is multiplied by 4/3 (2502.20586).
+    adapt         `4over6-…`: each block is encoded twice, its maximum mapped to `range` of the largest element and to
+                  4/6 of that, and the one with the smaller squared (mse) or absolute (mae) error is kept, the first
+                  if equal (2512.02010). Float scales only; a tensor target must leave room for 1.5 times the scale.
     """
 
     element: Literal["e2m1", "e1m2", "e3m0", "int4", "e4m3", "e5m2", "bf16", "none"] = "e2m1"
@@ -150,6 +153,7 @@ class Quantizer(Part, frozen=True):
     tensor_scale: TensorScale | None = None
     rounding: Rounding = Nearest()
     range: Literal["full", "16/17", "3/4"] = "full"
+    adapt: Literal["none", "4over6-mse", "4over6-mae"] = "none"
 
     @staticmethod
     def named(name: str) -> Quantizer:
@@ -193,7 +197,7 @@ class Quantizer(Part, frozen=True):
     def modifier_label(self) -> str:
         """Range and rounding in words: empty, `SR`, `16/17`, `16/17 SR` …."""
         q = self.canonical()
-        words = [q.range] if q.range != "full" else []
+        words = [word for word in (q.range, q.adapt) if word not in ("full", "none")]
         return " ".join([*words, ROUNDING_WORDS[q.rounding]]).strip()
 
 
@@ -206,8 +210,10 @@ def _canonical(q: Quantizer) -> Quantizer:
         encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
         target = ELEMENTS[q.element].max if encode else DEFAULT_TARGET[scale_format(q.scale)]
         changes["tensor_scale"] = TensorScale(target=target)
-    if q.range == "16/17" and isinstance(q.scale, E8M0):
-        changes["range"] = "full"  # a power-of-two scale is never rounded down by 1/17: nothing to make room for
+    if isinstance(q.scale, E8M0):
+        if q.range == "16/17":
+            changes["range"] = "full"  # a power-of-two scale is never rounded down by 1/17: nothing to make room for
+        changes["adapt"] = "none"  # it could not represent 1.5 times itself
     return msgspec.structs.replace(q, **changes) if changes else q
 
 
@@ -257,6 +263,10 @@ QUANTIZERS: dict[str, Quantizer] = {
     "nvfp4": Quantizer(scale=E4M3(), tensor_scale=_AMAX),  # 2509.25149
     "nvfp4-1716": Quantizer(scale=E4M3(), tensor_scale=_AMAX, range="16/17"),
     "nvfp4-2d": Quantizer(block="16x16", scale=E4M3(), tensor_scale=_AMAX),
+    "nvfp4-4over6-mse": Quantizer(
+        scale=E4M3(), tensor_scale=TensorScale(target=256.0), adapt="4over6-mse"
+    ),  # 2512.02010
+    "nvfp4-4over6-mae": Quantizer(scale=E4M3(), tensor_scale=TensorScale(target=256.0), adapt="4over6-mae"),
     "nvint4": Quantizer(element="int4", scale=E4M3(), tensor_scale=_AMAX),  # 2603.28765
     "e4m3-b16": Quantizer(scale=E4M3()),
     "ue5m3": Quantizer(scale=UE5M3()),  # 2601.19026
@@ -276,7 +286,7 @@ ROUNDING_WORDS: dict[Rounding, str] = {
 
 @lru_cache(maxsize=4096)
 def _format_label(q: Quantizer) -> str:
-    q = msgspec.structs.replace(q, rounding=Nearest(), range="full")
+    q = msgspec.structs.replace(q, rounding=Nearest(), range="full", adapt="none")
     for name, known in QUANTIZERS.items():
         if known.canonical() == q:
             return name

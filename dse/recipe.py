@@ -162,6 +162,7 @@ class Recipe(Part, frozen=True):
             out[f"{prefix}_tensor_scale"] = q.tensor_scale.target if q.tensor_scale else None
             out[f"{prefix}_rounding"] = rounding_name(q.rounding) if block_scaled else None
             out[f"{prefix}_range"] = q.range if block_scaled else None
+            out[f"{prefix}_adapt"] = q.adapt if block_scaled else None
         for stage in STAGES:
             out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
         return out

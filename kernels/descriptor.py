@@ -39,6 +39,8 @@ INTS = (
     "half_away",
     "random_shift",  # 16 - b
     "stochastic",
+    "adapt",  # the better of two encodings of a block
+    "adapt_mae",  # … by absolute error
 )
 
 
@@ -64,6 +66,8 @@ def _row(q: Quantizer) -> dict[str, float]:
         "half_away": isinstance(q.rounding, Nearest) and q.rounding.ties == "away",
         "stochastic": isinstance(q.rounding, Stochastic),
         "random_shift": 16 - bits,
+        "adapt": q.adapt != "none",
+        "adapt_mae": q.adapt == "4over6-mae",
         "random_step": 2.0 ** -(bits + 1),
         "scale_pmin": 1.0,
         "scale_ulps": 1.0,

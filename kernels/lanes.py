@@ -31,7 +31,7 @@ class SlotTable:
         self.block = None if quantizers[0].is_plain else quantizers[0].block
         if self.block:
             self.floats, self.ints = descriptor(quantizers, device)
-            self.stochastic = bool(self.ints[:, INTS.index("stochastic")].any())
+            self.stochastic, self.adaptive = (bool(self.ints[:, INTS.index(n)].any()) for n in ("stochastic", "adapt"))
         else:
             bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
             self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
@@ -97,5 +97,5 @@ class LaneNumerics:
             site = torch.tensor(8 * layer + slot.site, device=x.device)
             draw = partial(random16, self.seeds, STREAMS["rounding"], self.step, site, words=self.backend.words)
             random = draw(-(-cut[0].numel() // 8) * 8)[:, : cut[0].numel()].view_as(cut)
-        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random)
+        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.adaptive)
         return blocks.join(values, x.shape, slot.block)[:, :rows], dec

@@ -68,7 +68,9 @@ def quantize(
             count = -(-blocks.numel() // 8) * 8
             drawn = philox.random16(seeds, philox.STREAMS["rounding"], step_, site_, count)
             random = drawn[:, : blocks.numel()].view_as(blocks)
-        q, scale, factor = reference.quantize_blocks(blocks, *descriptor([quantizer], x.device), random)
+        q, scale, factor = reference.quantize_blocks(
+            blocks, *descriptor([quantizer], x.device), random, quantizer.canonical().adapt != "none"
+        )
         decoded = join((q * scale[:, :, None]) * factor, rows.shape, quantizer.block)
         elements = join(q, rows.shape, quantizer.block)
         codes = element_codes(elements, quantizer.element).view(shape)

@@ -13,8 +13,9 @@ For a lane's tensor x, cut into blocks of B along the contraction axis, with ama
 This is the order of operations of NVIDIA's Python reference for NVFP4, with its constants as parameters. `q · scale`
 is exact in BF16 for scales of up to 5 significant bits; the FP32 factor is applied to the result of the GEMM. Under
 the encode convention (2509.17791) the stored number is round(1 / (amax · (enc · (1/val_max)))), it takes the place of
-1/scale, and enc is val_max / target / amax_tensor. A hybrid scale makes mult from `wanted`. A block that holds NaN or
-Inf decodes to NaN; with a tensor scale the whole tensor does.
+1/scale, and enc is val_max / target / amax_tensor. A hybrid scale makes mult from `wanted`. Where blocks adapt, all
+this is done a second time with val_max · 4/6, and the encoding with the smaller error is kept. A block that holds NaN
+or Inf decodes to NaN; with a tensor scale the whole tensor does.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.reduce import lane_sum
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = torch.finfo(torch.float32).tiny
@@ -52,11 +54,14 @@ def round_scale(y: Tensor, pmin: Tensor, ulps: Tensor, up: Tensor) -> Tensor:
     return q * (binade / ulps)
 
 
-def quantize_blocks(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_blocks(
+    x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None, adaptive: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize lanes of blocks. Returns elements q [L, n, B], block scales [L, n], tensor decode factor [L].
 
     x: float32 [L, n, B], n blocks of B elements. floats, ints: descriptor tables, a row a lane.
     random: int32 [L, n, B] in 0 … 65535, or None where no lane rounds stochastically.
+    adaptive: whether some lane chooses between two encodings of a block.
     """
     f = dict(zip(FLOATS, floats[:, :, None].unbind(1), strict=True))  # each [L, 1]
     i = dict(zip(INTS, ints[:, :, None].unbind(1), strict=True))
@@ -66,13 +71,31 @@ def quantize_blocks(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | No
     has_target = f["tensor_target"] > 0
     enc = torch.clamp(f["tensor_target"] / tensor_amax, max=FLT_MAX)
     enc = torch.where(has_target & (tensor_amax > 0), enc, 1.0)
-
-    scale, mult = block_scales(amax, enc, f, i)
+    dec = (1 / enc) * f["postscale"]  # [L, 1]
     usable = torch.isfinite(amax) & (torch.isfinite(tensor_amax) | ~has_target)
-    mult = torch.where(usable, mult * f["prescale"], float("nan"))
-    y = torch.minimum(magnitude * mult[:, :, None], f["elem_max"][:, :, None])
-    q = round_elements(y, f, i, random)
-    return torch.copysign(q, x), scale, ((1 / enc) * f["postscale"])[:, 0]
+    nan_unless_usable = torch.where(usable, f["prescale"], float("nan"))
+
+    q, scale = _encoded(magnitude, amax, enc, nan_unless_usable, f, i, random)
+    if adaptive:
+        other = f | {"inv_val_max": f["inv_val_max"] * 1.5}
+        q2, scale2 = _encoded(magnitude, amax, enc, nan_unless_usable, other, i, random)
+        errors = [_error(magnitude, a, s, dec, i["adapt_mae"]) for a, s in ((q, scale), (q2, scale2))]
+        second = (i["adapt"] > 0) & (errors[1] < errors[0])
+        q, scale = torch.where(second[:, :, None], q2, q), torch.where(second, scale2, scale)
+    return torch.copysign(q, x), scale, dec[:, 0]
+
+
+def _encoded(magnitude, amax, enc, prescale, f, i, random) -> tuple[Tensor, Tensor]:
+    """Element magnitudes [L, n, B] and block scales [L, n]."""
+    scale, mult = block_scales(amax, enc, f, i)
+    y = torch.minimum(magnitude * (mult * prescale)[:, :, None], f["elem_max"][:, :, None])
+    return round_elements(y, f, i, random), scale
+
+
+def _error(magnitude: Tensor, q: Tensor, scale: Tensor, dec: Tensor, absolute: Tensor) -> Tensor:
+    """Squared or absolute error of each block [L, n], added up in a fixed order."""
+    difference = ((q * scale[:, :, None]) * dec[:, :, None] - magnitude).abs()
+    return lane_sum(torch.where(absolute[:, :, None] > 0, difference, difference * difference), 2)
 
 
 def block_scales(amax: Tensor, enc: Tensor, f: dict[str, Tensor], i: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -117,9 +140,11 @@ def random_threshold(random: Tensor, column: dict[str, Tensor]) -> Tensor:
     return torch.where(column["half_away"] > 0, 0.5, threshold)
 
 
-def decode_operand(x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None) -> tuple[Tensor, Tensor]:
+def decode_operand(
+    x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None, adaptive: bool = False
+) -> tuple[Tensor, Tensor]:
     """What a GEMM consumes: (q · scale [L, n, B], tensor decode factor [L]); arguments as in quantize_blocks."""
-    q, scale, dec = quantize_blocks(x, floats, ints, random)
+    q, scale, dec = quantize_blocks(x, floats, ints, random, adaptive)
     return q * scale[:, :, None], dec
 
 

@@ -177,6 +177,7 @@ COLUMN_TYPES = {
     "tensor_scale": {float, type(None)},
     "rounding": {str, type(None)},
     "range": {str, type(None)},
+    "adapt": {str, type(None)},
     "rotation": {str},
 }
 
@@ -199,6 +200,7 @@ def test_columns_of_a_plain_operand_hold_no_block_scale():
         "fprop_x_tensor_scale": None,
         "fprop_x_rounding": None,
         "fprop_x_range": None,
+        "fprop_x_adapt": None,
     }
 
 

@@ -216,6 +216,8 @@ def test_nvfp4_follows_the_operation_order_of_its_definition(dtype, spread):
         ("mxfp4-2d", "nearest", 2.25e-2),
         ("nvfp4-2d", "nearest", 1.24e-2),
         ("nvint4", "nearest", 7.44e-3),
+        ("nvfp4-4over6-mse", "nearest", 7.56e-3),
+        ("nvfp4-4over6-mae", "nearest", 7.80e-3),
         (Quantizer(scale=FP32()), "nearest", 8.86e-3),
         (Quantizer(block=32, scale=FP32()), "nearest", 1.022e-2),
         (Quantizer(element="int4", scale=FP32()), "nearest", 7.25e-3),
@@ -310,8 +312,8 @@ def test_the_compiled_path_has_the_bits_of_the_reference(name):
     for x, rounding in itertools.product((special_blocks(), special_blocks().view(2, 32, 32)), (False, True)):
         random = random16(torch.arange(2), 1, torch.tensor(0), torch.tensor(0), x[0].numel()).view_as(x)
         tables = descriptor([stochastic(q) if rounding else q, q])
-        wanted = reference.decode_operand(x, *tables, random if rounding else None)
-        got = compiled.decode_operand(x, *tables, random if rounding else None)
+        arguments = (x, *tables, random if rounding else None, q.adapt != "none")
+        wanted, got = reference.decode_operand(*arguments), compiled.decode_operand(*arguments)
         for a, b in zip(wanted, got, strict=True):
             assert torch.equal(a.nan_to_num(nan=7e7), b.nan_to_num(nan=7e7))
             assert torch.equal(a.isnan(), b.isnan())
@@ -447,3 +449,19 @@ def test_a_hybrid_scale_quantizes_as_if_it_were_not_rounded():
     assert torch.equal(hybrid.scales, plain_.scales)
     assert (hybrid.codes == exact.codes).double().mean() > 0.999  # one FP32 rounding apart
     assert not torch.equal(hybrid.codes, plain_.codes)
+
+
+def test_a_block_that_adapts_keeps_the_better_of_its_two_encodings():
+    x = torch.randn(512, 64)
+    for metric, error in (("mse", lambda d: d**2), ("mae", lambda d: d.abs())):
+        adaptive = Quantizer.named(f"nvfp4-4over6-{metric}")
+        six = msgspec.structs.replace(adaptive, adapt="none")
+        kept, first = quantize(x, adaptive), quantize(x, six)
+        worse = (
+            error(kept.values - x).view(512, 4, 16).sum(-1) > error(first.values - x).view(512, 4, 16).sum(-1) + 1e-6
+        )
+        assert not worse.any()
+        changed = kept.scales != first.scales
+        assert 0.3 < float(changed.double().mean()) < 0.6  # 45 % of Gaussian blocks take 4
+        ratio = kept.scales[changed] / first.scales[changed]
+        assert ((ratio > 1.5 * 15 / 17) & (ratio < 1.5 * 17 / 15)).all()  # two roundings to E4M3 apart
