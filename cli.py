@@ -280,6 +280,18 @@ def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
     _print_rows(columns, rows, "json" if as_json else "table")
 
 
+@app.command(epilog="Example: fp4dse selftest --device cuda")
+def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Check this machine's quantizers against their definitions and frozen vectors; exit code 1 on any mismatch."""
+    from fp4dse.kernels.selftest import selftest as checks
+    from fp4dse.tasks import check_device
+
+    check_device(device)
+    rows = [{"check": check.name, "cases": check.cases, "wrong": check.wrong} for check in checks(device)]
+    _print_rows(["check", "cases", "wrong"], rows, "json" if as_json else "table")
+    raise typer.Exit(int(any(row["wrong"] for row in rows)))
+
+
 def _open(store: Path | None) -> Store:
     from fp4dse.results import open_store
     from fp4dse.sweeps.arguments import latest_store
