@@ -2,7 +2,7 @@
 
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import backend, why_not_compiled
-from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.lanes import LaneNumerics, warm_up
 from fp4dse.kernels.layers import QuantLinear, add_bias
 from fp4dse.kernels.quantize import Quantized, quantize
 from fp4dse.kernels.reduce import lane_mean, lane_sum
@@ -21,5 +21,6 @@ __all__ = [
     "lane_sum",
     "quantize",
     "silu",
+    "warm_up",
     "why_not_compiled",
 ]

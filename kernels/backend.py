@@ -61,14 +61,19 @@ def _eager(*reasons: str) -> Backend:
 
 def _compiled() -> Backend:
     import torch._dynamo
+    import torch._inductor.config
+    import torch.fx.experimental._config
 
     # A population meets each (block size, stochastic or not) once; past the limit fullgraph=True raises, so there
     # is no silent return to eager.
     torch._dynamo.config.recompile_limit = 64
+    torch.fx.experimental._config.use_duck_shape = False  # sizes that happen to be equal once need not be ever after
+    torch._inductor.config.compile_threads = 1  # for a handful of kernels a pool of processes costs more than it saves
     functions = (reference.decode_operand, philox.words, activations.sigmoid)
     decode, words, sigmoid = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
     try:
-        decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
+        with torch.no_grad():  # as in training: what is traced with gradients is traced again without
+            decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")

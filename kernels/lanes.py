@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, STAGES, Recipe
 from fp4dse.kernels import blocks
+from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.descriptor import INTS, descriptor
 from fp4dse.kernels.philox import STREAMS, random16, signs
@@ -91,7 +92,8 @@ class LaneNumerics:
             return (rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x)), None
         rows = x.shape[1]
         x = blocks.pad(x, 1, blocks.tile(slot.block) or 1)
-        cut = blocks.cut(x, slot.block)
+        # for other strides, and for a view of another tensor, a compiled function would be traced anew
+        cut = blocks.cut(x, slot.block).contiguous().detach()
         random = None
         if slot.stochastic:
             site = torch.tensor(8 * layer + slot.site, device=x.device)
@@ -99,3 +101,19 @@ class LaneNumerics:
             random = draw(-(-cut[0].numel() // 8) * 8)[:, : cut[0].numel()].view_as(cut)
         values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.adaptive)
         return blocks.join(values, x.shape, slot.block)[:, :rows], dec
+
+
+@torch.no_grad()
+def warm_up(recipes: Sequence[Recipe]) -> None:
+    """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
+
+    Forks of this process then compile nothing (but for an operand that is a single block). Cheap where nothing is left
+    to compile.
+    """
+    recipes = list(dict.fromkeys(recipes)) * 2
+    numerics = LaneNumerics(recipes, range(len(recipes)))
+    a, b = torch.ones(numerics.lanes, 40, 256), torch.ones(numerics.lanes, 50, 256)  # no block is a whole operand
+    for stage in STAGES:
+        numerics.gemm(stage, 0, a, 2, b, 2)
+    for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
+        silu(torch.ones(shape), numerics.backend.sigmoid)

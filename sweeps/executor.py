@@ -1,36 +1,34 @@
-"""Runs jobs on this machine, each in a fresh process: whatever happens to one, the others and the driver go on.
+"""Runs jobs on this machine, each in a process of its own: whatever happens to one, the others and the driver go on.
 
-A worker has a session of its own, so that a stop reaches everything it started and Ctrl-C reaches the driver alone;
-it dies with the driver (leash.py); it has a limit on its time and on its silence; its standard error is kept.
+A slot has a worker (worker.py) that is started for its first job and kept for the next as long as jobs end well; a
+worker whose job ended in any other way is ended with all that it started. A job has a limit on its time and on its
+silence; its standard error is kept.
 The executor says how a job ended. What follows from it (store, split, retry) is decided in sweep.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
-from fp4dse.tasks.job import OUT_OF_MEMORY, Job, JobResult, Progress
+from fp4dse.sweeps.worker import Worker
+from fp4dse.tasks.job import OUT_OF_MEMORY, Ended, Job, JobResult, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
-"""Command that is given `JOB.json OUT.json`. -P: the working directory is no place to import from."""
+"""Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
+from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
-"""A worker that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
-
-_MAX_LINE = 1 << 20
-_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
+"""A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -67,12 +65,12 @@ class Running:
     job: Job
     folder: Path
     slot: int
-    process: subprocess.Popen
+    worker: Worker
     started: float
     heard: float
     progress: Progress | None = None
     full_speed: tuple[float, int] | None = None  # time and step of the first report of the training phase
-    buffer: bytes = b""
+    code: int | None = None  # how the job's process ended
     ending: tuple[Literal["timeout", "stopped"], str] | None = None  # why we killed it
 
     def pace(self) -> Pace:
@@ -94,6 +92,7 @@ class Executor:
     limit_s: float = LIMIT_S
     silence_s: float = SILENCE_S
     running: list[Running] = field(default_factory=list)
+    _idle: dict[int, Worker] = field(default_factory=dict)  # by slot
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
@@ -105,21 +104,18 @@ class Executor:
         slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
         folder = self.work / job_name(job)
         write_job(folder, job, context)
-        driver = (*_LEASH, str(os.getpid()))
-        threads = str(job.threads)
-        with open(folder / "stderr.txt", "wb") as stderr:
-            process = subprocess.Popen(
-                [*driver, *self.command, str(folder / "job.json"), str(folder / "out.json")],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self.slots[slot]},
-            )
+        worker = self._idle.pop(slot, None)
+        if worker and not worker.alive:
+            worker.end()
+            worker = None
+        if worker is None:
+            threads = str(job.threads)
+            variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self.slots[slot]}
+            worker = Worker(self.command, variables, folder / "stderr.txt")
+        worker.give(folder / "job.json", folder / "out.json", folder / "stderr.txt")
         now = time.monotonic()
-        run = Running(job, folder, slot, process, started=now, heard=now)
-        os.set_blocking(_stdout(run).fileno(), False)
-        self._selector.register(_stdout(run), selectors.EVENT_READ, run)
+        run = Running(job, folder, slot, worker, started=now, heard=now)
+        self._selector.register(worker.stdout, selectors.EVENT_READ, run)
         self.running.append(run)
 
     def poll(self, wait_s: float) -> list[Outcome]:
@@ -135,58 +131,53 @@ class Executor:
         return self._collect()
 
     def stop(self) -> list[Outcome]:
-        """Kill all workers; jobs that were just finished come back as done."""
+        """End all workers; jobs that were just finished come back as done."""
         for run in self.running:
             self._kill(run, "stopped", "stopped")
         for run in self.running:
-            run.process.wait()
-        return self._collect()
+            run.worker.process.wait()
+        outcomes = self._collect()
+        while self._idle:
+            self._idle.popitem()[1].end()
+        return outcomes
 
     def _read(self, run: Running) -> None:
-        """Take in a worker's reports. What is no report is ignored: libraries print what they like."""
-        data = _stdout(run).read(_MAX_LINE)
-        if data is None:
+        """Take in what a worker says. What is neither a report nor the end is ignored: libraries print what they
+        like."""
+        lines = run.worker.hear()
+        if lines is None:
+            self._selector.unregister(run.worker.stdout)
             return
-        if data == b"":
-            self._selector.unregister(_stdout(run))
-            return
-        *lines, run.buffer = (run.buffer + data).split(b"\n")
-        run.buffer = run.buffer[-_MAX_LINE:]
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 run.progress = msgspec.json.decode(line, type=Progress)
                 run.heard = time.monotonic()
                 if run.full_speed is None and run.progress.phase == "train":
                     run.full_speed = (run.heard, run.progress.step)
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                run.code = msgspec.json.decode(line, type=Ended).exit
 
     def _kill(self, run: Running, kind: Literal["timeout", "stopped"], reason: str) -> None:
         run.ending = run.ending or (kind, reason)
-        kill_group(run.process.pid)
+        run.worker.kill()
 
     def _collect(self) -> list[Outcome]:
-        ended = [run for run in self.running if run.process.poll() is not None]
+        ended = [run for run in self.running if run.code is not None or not run.worker.alive]
         for run in ended:
-            kill_group(run.process.pid)  # compilers and such that a dead worker left behind
-            if _stdout(run) in self._selector.get_map():
-                self._selector.unregister(_stdout(run))
-            _stdout(run).close()
             self.running.remove(run)
+            if run.worker.stdout in self._selector.get_map():
+                self._selector.unregister(run.worker.stdout)
+            if run.code == 0 and not run.ending:
+                self._idle[run.slot] = run.worker
+            else:
+                died = run.worker.end()
+                run.code = died if run.code is None else run.code
         return [_judge(run) for run in ended]
 
 
-def kill_group(pid: int) -> None:
-    """SIGKILL to the process group that `pid` leads, if there is anyone left in it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _stdout(run: Running) -> IO[bytes]:
-    assert run.process.stdout is not None
-    return run.process.stdout
-
-
 def _judge(run: Running) -> Outcome:
-    code = run.process.returncode
+    code = run.code
+    assert code is not None
     kind: Literal["memory", "failed", "timeout", "stopped"]
     result = read_result(run.folder, run.job)
     if result is not None:  # complete because it is written atomically, however the process ended

@@ -3,7 +3,7 @@
     job.json       what the worker is given
     context.json   what the driver knows and the worker does not: the rest of a result row
     out.json       what the worker gives back; it appears whole or not at all
-    stderr.txt     what the worker said when it failed
+    stderr.txt     what the worker said, with the reason if it failed
 
 The folder is deleted once the store has the rows. A folder with `out.json` that a new driver finds was finished by a
 worker whose driver died in between.
@@ -36,6 +36,7 @@ def write_job(folder: Path, job: Job, context: dict) -> None:
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
     (folder / "context.json").write_bytes(msgspec.json.encode(context, enc_hook=str))  # torch's version is no plain str
+    (folder / "stderr.txt").touch()
 
 
 def read_result(folder: Path, job: Job) -> JobResult | None:

@@ -4,7 +4,8 @@ A lane that is stored is never trained twice. The BF16 baseline of every task, l
 of a sweep, because every result is a gap to it; seeds are paired, so all recipes get the same list.
 
 Lanes of equal (task, preset, structural signature) train in lock-step, so a job takes lanes of one such population.
-Starting a worker costs seconds and a job that dies loses all its lanes, so jobs are few but not huge: see `job_size`.
+Lanes in company are cheaper than alone and a job that dies loses all its lanes, so jobs are few but not huge: see
+`job_size`.
 Everything here is deterministic: the same question gives the same jobs in the same order.
 """
 

@@ -11,9 +11,6 @@ from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import Task, check_device, environment, get_task
 
-MOST_WORKERS = 8
-"""Workers on a CPU by default: one a core up to here, then more threads each, because each holds torch in memory."""
-
 Tasks = Sequence[tuple[str, str]]
 """(task, preset) pairs."""
 
@@ -51,15 +48,14 @@ class Setting:
 def find_machine(device: str, jobs: int | None = None) -> Machine:
     """How many workers run at a time and on what; `jobs = None` chooses. ConfigError on a device that is not there.
 
-    The threads of a CPU worker are the machine's own number, whatever `jobs` is: results depend on it, and what is
-    stored must be found again by a sweep with more or fewer workers.
+    On a CPU a worker a core, with one thread each whatever `jobs` is: results depend on the number of threads, and what
+    is stored must be found again by a sweep with more or fewer workers and on a machine with more or fewer cores.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError("--jobs", jobs, "a whole number above 0")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cpu":
-        usual = min(cores, MOST_WORKERS)
-        return Machine(device, cores // usual, [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or usual))
+        return Machine(device, 1, [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores))
     if device != "cuda":
         raise ConfigError("--device", device, "cpu, cuda")
     check_device(device)

@@ -145,7 +145,8 @@ class Clock:
         rates = {task: seconds / size for task, (seconds, size) in sums.items() if size}
         if not {(job.task, job.preset) for job in [*waiting, *(job for job, _ in now)]} <= set(rates):
             return None
-        start_s = statistics.fmean([pace.start_s for _, pace in self.seen or now] or [0.0])
+        # the middle one: a worker's first job waits for what the next ones find ready
+        start_s = statistics.median([pace.start_s for _, pace in self.seen or now] or [0.0])
         last = 0.0
         total_s = sum(start_s + self._full_s(job, rates) for job in waiting)
         for job, pace in now:

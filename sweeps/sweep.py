@@ -112,7 +112,7 @@ def run_sweep(
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
     progress   True shows it on standard error; a function is called with the state a few times a second
-    worker     command that is given `JOB.json OUT.json`
+    worker     command of a worker process
 
     SIGINT and SIGTERM stop the sweep cleanly. ConfigError on wrong input; StoreError if the store cannot be written,
     and then finished jobs that were not stored are taken in by the next sweep.

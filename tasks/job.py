@@ -9,7 +9,7 @@ import msgspec
 from fp4dse.dse import Recipe
 
 OUT_OF_MEMORY = 17
-"""Exit code of a worker whose population did not fit."""
+"""Exit code of a job whose population did not fit."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -68,3 +68,9 @@ class Progress(msgspec.Struct):
     step: int
     steps: int
     losses: list[float | None]
+
+
+class Ended(msgspec.Struct):
+    """The last line of a job on a worker's standard output: exit code, or minus the number of the signal."""
+
+    exit: int

@@ -1,28 +1,73 @@
-"""The process that trains one job: `python -m fp4dse.tasks.worker JOB.json OUT.json`.
+"""The process that trains jobs, each in a fork of its own: `python -m fp4dse.tasks.worker`.
 
-Reads a Job, prints a Progress line as JSON now and then, writes a JobResult atomically. Exit code 0 when the result is
-there, OUT_OF_MEMORY when the population did not fit, anything else is a crash with its traceback on standard error.
+Importing torch takes a second and tracing the compiled quantizer eight, for most jobs the same. The parent does both
+once and never trains; a job's child finds them done, and whatever happens to it happens to no other job.
+
+    standard input     a line `["JOB.json", "OUT.json", "STDERR.txt"]` a job; the end of it ends the worker
+    standard output    the child's Progress lines, then the parent's line Ended
+    JOB.json           a Job
+    OUT.json           its JobResult; it appears whole or not at all
+    STDERR.txt         standard error of both is added to it
+
+A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, else with a traceback.
+
+A fork copies one thread alone, and a child would wait for ever for a pool of threads that its parent had: the parent
+computes on one thread and compiles without a pool, and a job on more threads compiles for itself. The parent never
+touches CUDA, which does not survive a fork.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import msgspec
+import torch
 
-from fp4dse.tasks.job import OUT_OF_MEMORY, Job, Progress
+from fp4dse.kernels import warm_up
+from fp4dse.tasks import get_task
+from fp4dse.tasks.engine import train
+from fp4dse.tasks.job import OUT_OF_MEMORY, Ended, Job, Progress
+from fp4dse.tasks.leash import die_with
 
 
-def main(job_file: str, out_file: str) -> int:
-    """Train the job; returns the exit code."""
-    import torch
+def main() -> None:
+    """Work through standard input."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job_file, out_file, stderr_file = msgspec.json.decode(line, type=tuple[str, str, str])
+        with open(stderr_file, "ab") as stderr:
+            os.dup2(stderr.fileno(), 2)
+        job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
+        if job.device == "cpu" and job.threads == 1:
+            warm_up([lane.recipe for lane in job.lanes])
+        code = run_in_child(job, Path(out_file))
+        print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
 
-    from fp4dse.tasks import get_task
-    from fp4dse.tasks.engine import train
 
-    job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
+def run_in_child(job: Job, out: Path) -> int:
+    """Train the job in a fork of this process; returns its exit code, or minus the number of a signal."""
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        die_with(parent)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the next job's line is not for this one
+        code = run(job, out)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # without the parent's clean-up
+
+
+def run(job: Job, out: Path) -> int:
+    """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
     try:
         result = train(get_task(job.task, job.preset), job.lanes, job.device, _print)
@@ -34,7 +79,6 @@ def main(job_file: str, out_file: str) -> int:
             raise
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
-    out = Path(out_file)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)
@@ -46,4 +90,4 @@ def _print(progress: Progress) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main()

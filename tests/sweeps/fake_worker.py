@@ -1,21 +1,46 @@
-"""A worker that trains nothing: `fake_worker.py MODE[=VALUE] JOB.json OUT.json`. It starts fast and fails on demand.
+"""A worker that trains nothing: `fake_worker.py MODE[=VALUE]`. It starts fast and fails on demand.
 
-Every lane that it takes is written as a line to `lanes.txt` above the store, so that tests can count trainings.
+It speaks as tasks/worker.py does: a line a job, a fork a job, a line at its end. Modes that begin with `parent` befall
+the parent. Every lane that it takes is written as a line to `lanes.txt` above the store, so that tests can count
+trainings.
 """
 
 import hashlib
 import json
 import os
+import runpy
 import signal
 import sys
 import time
 from pathlib import Path
 
+die_with = runpy.run_path(str(Path(__file__).parents[2] / "tasks" / "leash.py"))["die_with"]
 
-def main(mode: str, job_file: str, out_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
-    lanes, out = job["lanes"], Path(out_file)
+
+def main(mode: str) -> None:
     mode, _, value = mode.partition("=")
+    parent = os.getpid()
+    for line in sys.stdin:
+        job_file, out_file, stderr_file = json.loads(line)
+        os.dup2(os.open(stderr_file, os.O_WRONLY | os.O_APPEND), 2)
+        if mode == "parent-crash":
+            sys.exit("RuntimeError: not ready")
+        child = os.fork()
+        if not child:
+            die_with(parent)
+            work(mode, value, job_file, out_file)
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if mode == "parent-killed-late":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print(f'\n{{"exit": {code}}}', flush=True)
+        if mode == "parent-leaves":
+            return
+
+
+def work(mode: str, value: str, job_file: str, out_file: str) -> None:
+    """The child's part."""
+    lanes, out = json.loads(Path(job_file).read_text())["lanes"], Path(out_file)
     note(out.parents[2].parent / "lanes.txt", lanes)
     report("setup", 0, lanes)
     if mode == "crash":
@@ -33,7 +58,7 @@ def main(mode: str, job_file: str, out_file: str) -> None:
     if mode == "hang":
         time.sleep(600)
     if mode == "garbage":
-        os.write(1, b"\xff\xfe{]\n" + b"x" * 300_000 + b"\n[1, 2]\n")
+        os.write(1, b"\xff\xfe{]\n" + b"x" * 300_000 + b'\n[1, 2]\n{"exit": "0"}\n')
     if mode == "slow":
         time.sleep(float(value))
     report("train", 5, lanes)
@@ -43,6 +68,8 @@ def main(mode: str, job_file: str, out_file: str) -> None:
     hidden.replace(out)
     if mode == "crash-late":
         sys.exit("an error on the way out")
+    if mode == "garbage":
+        os.write(1, b'{"phase": "eval')
 
 
 def note(path: Path, lanes: list[dict]) -> None:

@@ -13,7 +13,7 @@ from fp4dse.sweeps.jobfolder import job_name, last_words
 from fp4dse.tasks.job import Job, Lane
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
-LEASH = str(Path(__file__).parents[2] / "sweeps" / "leash.py")
+LEASH = str(Path(__file__).parents[2] / "tasks" / "leash.py")
 
 
 def job(lanes=3, lr=0.1) -> Job:
@@ -30,6 +30,7 @@ def run(tmp_path, mode, *jobs, workers=2, **limits) -> list[Outcome]:
             executor.start(waiting.pop(0), {})
         outcomes += executor.poll(0.05)
         assert time.monotonic() < deadline
+    executor.stop()
     return outcomes
 
 
@@ -96,7 +97,7 @@ def test_garbage_on_standard_output_is_no_report_and_no_harm(tmp_path):
 
 
 def test_a_result_for_other_lanes_is_no_result(tmp_path):
-    fake = "import sys; open(sys.argv[2], 'w').write(open(sys.argv[1]).read())"
+    fake = "import json; job, out, _ = json.loads(input()); open(out, 'w').write(open(job).read())"
     executor = Executor(tmp_path / "jobs", [{}], (sys.executable, "-c", fake))
     executor.start(job(), {})
     while executor.running:
@@ -108,6 +109,54 @@ def test_one_crash_leaves_the_neighbour_alone(tmp_path):
     mode = f"crash-once={tmp_path / 'crashed'}"
     outcomes = run(tmp_path, mode, job(lr=1.0), job(lr=2.0))
     assert sorted(outcome.kind for outcome in outcomes) == ["done", "failed"]
+
+
+def one_after_another(tmp_path, mode, jobs=2) -> tuple[list[int], list[Outcome]]:
+    """Pids of the workers that are given the jobs, and how the jobs ended."""
+    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, FAKE, mode))
+    pids, outcomes = [], []
+    for lr in range(1, jobs + 1):
+        executor.start(job(lr=float(lr)), {})
+        pids.append(executor.running[0].worker.process.pid)
+        while executor.running:
+            outcomes += executor.poll(0.05)
+    executor.stop()
+    assert not any(alive(pid) for pid in pids)
+    return pids, outcomes
+
+
+def test_a_worker_is_kept_for_the_next_job_and_ends_with_the_executor(tmp_path):
+    pids, outcomes = one_after_another(tmp_path, "ok", jobs=3)
+    assert [outcome.kind for outcome in outcomes] == ["done"] * 3
+    assert len(set(pids)) == 1
+
+
+@pytest.mark.parametrize("mode", ["crash", "crash-late", "memory=0", "killed=0", "parent-crash", "parent-killed-late"])
+def test_after_a_job_that_did_not_end_well_the_next_has_another_worker(tmp_path, mode):
+    pids, _ = one_after_another(tmp_path, mode)
+    assert len(set(pids)) == 2
+
+
+def test_a_worker_that_died_between_jobs_is_replaced(tmp_path):
+    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "parent-leaves"))
+    for lr in (1.0, 2.0):
+        executor.start(job(lr=lr), {})
+        process = executor.running[0].worker.process
+        while executor.running:
+            outcomes = executor.poll(0.05)
+        assert [outcome.kind for outcome in outcomes] == ["done"]
+        wait_for(lambda process=process: process.poll() is not None)
+    executor.stop()
+
+
+def test_a_worker_that_dies_when_it_is_given_a_job_is_a_crash_of_that_job(tmp_path):
+    [outcome] = run(tmp_path, "parent-crash")
+    assert (outcome.kind, outcome.reason) == ("failed", "exit code 1: RuntimeError: not ready")
+
+
+def test_a_result_counts_though_the_worker_died_before_it_said_so(tmp_path):
+    [outcome] = run(tmp_path, "parent-killed-late")
+    assert outcome.kind == "done"
 
 
 def test_a_stop_kills_what_a_worker_has_started(tmp_path):

@@ -5,13 +5,14 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps import setting
-from fp4dse.sweeps.setting import MOST_WORKERS, find_machine
+from fp4dse.sweeps.setting import find_machine
 
 
-def test_the_threads_of_a_worker_do_not_depend_on_the_number_of_workers():
-    assert len({find_machine("cpu", jobs).threads for jobs in (None, 1, 2, 5)}) == 1
-    assert len(find_machine("cpu").slots) <= MOST_WORKERS
+def test_on_a_cpu_a_worker_has_one_thread_and_by_default_one_core(monkeypatch):
+    assert {find_machine("cpu", jobs).threads for jobs in (None, 1, 2, 5)} == {1}
     assert len(find_machine("cpu", 5).slots) == 5
+    monkeypatch.setattr(setting.os, "sched_getaffinity", lambda _: range(12))
+    assert len(find_machine("cpu").slots) == 12
 
 
 def test_a_worker_on_the_cpu_sees_no_graphics_card():

@@ -171,8 +171,8 @@ def test_a_job_that_was_stored_but_whose_folder_was_left_is_stored_once(tmp_path
     job = next(iter(setting.plan(SPACE, [0, 1], None, set()).jobs))
     folder = tmp_path / "store" / "jobs" / job_name(job)
     write_job(folder, job, setting.contexts[job.task, job.preset])
-    command = [sys.executable, FAKE, "ok", str(folder / "job.json"), str(folder / "out.json")]
-    subprocess.run(command, check=True, capture_output=True)
+    line = json.dumps([str(folder / name) for name in ("job.json", "out.json", "stderr.txt")])
+    subprocess.run([sys.executable, FAKE, "ok"], check=True, capture_output=True, input=line.encode())
     assert sweep(tmp_path).done == 0
     assert_every_lane_once(tmp_path)
     assert not folder.exists()
@@ -264,13 +264,25 @@ def test_a_signal_stops_cleanly_and_the_same_command_continues(tmp_path, number)
     assert_every_lane_once(tmp_path)
 
 
-def test_a_worker_killed_in_the_middle_is_made_up_for(tmp_path):
+@pytest.mark.parametrize("whose", ["the worker", "its job"])
+def test_a_process_killed_in_the_middle_is_made_up_for(tmp_path, whose):
     process = start_driver(tmp_path, "slow=0.5")
     wait_until_half_done(tmp_path, process)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
+    victims: list[int] = []
+    while not victims:
+        victims = children(process.pid)
+        if whose == "its job":
+            victims = [child for worker in victims for child in children(worker)]
+    os.kill(victims[0], signal.SIGKILL)
     assert process.wait(40) == 0
     assert_every_lane_once(tmp_path)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
 
 
 def test_job_files_of_an_unknown_form_are_thrown_away_and_trained_again(tmp_path):

@@ -1,34 +1,170 @@
-"""The worker process: a job in, a result out, and an exit code that says what happened."""
+"""The worker process: jobs in, results out, each from a fork of its own, and an exit code that says what happened."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
+import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks import Job, JobResult, Lane, Progress, get_task, train
+from fp4dse.tasks.job import Ended
 
 
-def work(tmp_path, job: Job) -> subprocess.CompletedProcess:
-    (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
-    command = [sys.executable, "-m", "fp4dse.tasks.worker", str(tmp_path / "job.json"), str(tmp_path / "out.json")]
-    return subprocess.run(command, capture_output=True, text=True)
+def lanes(name="bf16", lr=1e-3) -> list[Lane]:
+    return [Lane(Recipe.named(name), lr, seed) for seed in (0, 1)]
 
 
-def test_a_job_has_the_same_bits_in_its_own_process(tmp_path):
-    lanes = [Lane(Recipe.named("bf16"), 1e-3, seed) for seed in (0, 1)]
-    done = work(tmp_path, Job(task="regression", preset="smoke", lanes=lanes))
-    assert done.returncode == 0, done.stderr
-    result = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=JobResult)
-    assert result.lanes == train(get_task("regression", "smoke"), lanes).lanes
-    lines = [msgspec.json.decode(line, type=Progress) for line in done.stdout.splitlines()]
-    assert lines[0].phase == "setup"
-    assert lines[-1].phase == "evaluate"
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+class Parent:
+    """A worker that is given jobs; files of job number n are in the folder n."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen) -> None:
+        self.folder, self.process, self.jobs = folder, process, 0
+
+    def give(self, job: Job) -> Path:
+        folder = self.folder / str(self.jobs)
+        self.jobs += 1
+        folder.mkdir()
+        (folder / "job.json").write_bytes(msgspec.json.encode(job))
+        files = [str(folder / name) for name in ("job.json", "out.json", "stderr.txt")]
+        print(json.dumps(files), file=self.process.stdin, flush=True)
+        return folder
+
+    def reports(self) -> list[Progress]:
+        """Of the job, up to its end."""
+        reports = []
+        for line in filter(str.strip, self.process.stdout):
+            if line.startswith('{"exit"'):
+                self.code = msgspec.json.decode(line, type=Ended).exit
+                return reports
+            reports.append(msgspec.json.decode(line, type=Progress))
+        raise AssertionError(f"the worker ended with {self.process.wait()}")
+
+    def work(self, job: Job) -> tuple[int, Path]:
+        folder = self.give(job)
+        self.reports()
+        return self.code, folder
+
+    def wait_for_child(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return int(wait_for(lambda: children.read_text().split())[0])
 
 
-def test_a_crash_leaves_a_traceback_and_no_result(tmp_path):
-    done = work(tmp_path, Job(task="regression", preset="nonsense", lanes=[Lane(Recipe.named("bf16"), 1e-3, 0)]))
-    assert done.returncode not in (0, 17)
-    assert "preset of regression" in done.stderr
-    assert not (tmp_path / "out.json").exists()
+@pytest.fixture
+def parent(tmp_path) -> Iterator[Parent]:
+    with start(tmp_path) as parent:
+        yield parent
+
+
+@contextmanager
+def start(folder: Path, *options: str) -> Iterator[Parent]:
+    command = [sys.executable, *options, "-m", "fp4dse.tasks.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Parent(folder, process)
+        process.stdin.close()
+        assert process.wait(20) == 0 or process.returncode == -signal.SIGKILL
+
+
+def result(folder: Path) -> JobResult:
+    return msgspec.json.decode((folder / "out.json").read_bytes(), type=JobResult)
+
+
+def test_jobs_have_the_same_bits_in_processes_of_their_own(parent):
+    for name in ("bf16", "nvfp4-sr-rht", "mxfp4", "nvfp4-sr-rht"):
+        job = Job(task="regression", preset="smoke", lanes=lanes(name))
+        folder = parent.give(job)
+        reports = parent.reports()
+        assert (parent.code, (folder / "stderr.txt").read_text()) == (0, "")
+        assert result(folder).lanes == train(get_task("regression", "smoke"), job.lanes).lanes
+        assert (reports[0].phase, reports[-1].phase) == ("setup", "evaluate")
+        assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
+
+
+def test_a_crash_leaves_a_traceback_and_no_result_and_the_worker_goes_on(parent):
+    code, folder = parent.work(Job(task="regression", preset="nonsense", lanes=lanes()))
+    assert code == 1
+    assert "preset of regression" in (folder / "stderr.txt").read_text()
+    assert not (folder / "out.json").exists()
+    assert parent.work(Job(task="regression", preset="smoke", lanes=lanes()))[0] == 0
+
+
+def test_a_job_that_is_killed_is_told_by_its_signal_and_the_worker_goes_on(parent):
+    parent.give(LONG)
+    os.kill(parent.wait_for_child(), signal.SIGKILL)
+    parent.reports()
+    assert parent.code == -signal.SIGKILL
+    assert parent.work(Job(task="regression", preset="smoke", lanes=lanes()))[0] == 0
+
+
+LONG = Job(task="regression", preset="small", lanes=lanes() * 20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl")
+def test_a_job_dies_with_its_worker_even_by_kill_9(parent):
+    parent.give(LONG)
+    child = parent.wait_for_child()
+    parent.process.stdout.readline()  # on its leash before it reports
+    parent.process.kill()
+    wait_for(lambda: not is_running(child))
+
+
+def test_a_worker_has_one_thread_whenever_it_forks(parent):
+    """Threads do not survive a fork, and what waits for them then hangs."""
+    tasks = Path(f"/proc/{parent.process.pid}/task")
+    parent.work(Job(task="regression", preset="smoke", lanes=lanes("nvfp4-sr-rht")))
+    assert len(list(tasks.iterdir())) == 1
+
+
+def test_a_job_may_have_more_threads(parent):
+    code, folder = parent.work(Job(task="regression", preset="smoke", lanes=lanes("nvfp4"), threads=2))
+    assert code == 0
+    assert result(folder).lanes == train(get_task("regression", "smoke"), lanes("nvfp4")).lanes
+
+
+COMPILE_NOTHING = """
+import msgspec, torch
+from fp4dse.kernels import backend, warm_up
+from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.setting import find_setting
+from fp4dse.tasks import get_task, train
+
+torch.set_num_threads(1)
+assert backend("cpu").name == "compiled", backend("cpu").why_not
+setting = find_setting([("regression", "quickstart"), ("vision", "quickstart")])
+recipes = [recipe for space in ("quickstart", "zoo") for recipe in find_space(space).recipes()]
+for job in setting.plan(recipes, [0, 1, 2], None, set()).jobs:
+    torch.compiler.set_stance("default")
+    warm_up([lane.recipe for lane in job.lanes])
+    torch.compiler.set_stance("fail_on_recompile")
+    task = msgspec.structs.replace(get_task(job.task, job.preset), steps=1)
+    for lanes in (job.lanes, job.lanes[:1]):
+        train(task, lanes)
+"""
+
+
+def test_a_process_that_is_warm_compiles_nothing():
+    done = subprocess.run([sys.executable, "-c", COMPILE_NOTHING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def is_running(pid: int) -> bool:
+    """False if the process is gone or a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
