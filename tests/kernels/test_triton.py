@@ -1,0 +1,245 @@
+"""The fused kernel has the bits of the reference, in Triton's interpreter. On a device: tests/test_cuda.py."""
+
+import importlib.util
+import itertools
+import random
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.quantizer import E8M0, ROUNDING_NAMES, SCALE_NAMES, Nearest, Stochastic, TensorScale
+from fp4dse.kernels import fused
+from fp4dse.kernels.descriptor import descriptor
+
+tl = pytest.importorskip("triton.language", reason="triton is not installed")
+
+NAMED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int)}
+SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    """A copy of the kernel's modules that runs in the interpreter, in the place of the modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fp4dse.kernels.triton_numbers", "fp4dse.kernels.triton_quantize"):
+            spec = importlib.util.find_spec(name)
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, name, module)
+            with pytest.MonkeyPatch.context() as while_loading:
+                while_loading.setenv("TRITON_INTERPRET", "1")
+                spec.loader.exec_module(module)
+        # the interpreter has vectorised twins of these two, and calls others element by element
+        patch.setattr(module, "_larger", tl.standard._elementwise_max)
+        patch.setattr(module, "_plus", tl.standard._sum_combine)
+        _mend_bfloat16(patch)
+        with np.errstate(all="ignore"):
+            yield module
+
+
+def _mend_bfloat16(patch):
+    """The interpreter loses subnormal bfloat16 numbers, and cuts off where a device rounds."""
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(x, source, target, mode):
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return x.view(np.uint16).astype(np.uint32) << 16
+        if (source, target) == (tl.float32, tl.bfloat16):
+            x = torch.from_numpy(np.ascontiguousarray(x).view(np.float32))
+            return x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        return original(x, source, target, mode)
+
+    patch.setattr(interpreter, "_convert_float", convert)
+
+
+def rounded(q, rounding):
+    return msgspec.structs.replace(q, rounding=rounding)
+
+
+def odd_rows(lanes, columns, rows=13):
+    """Random rows, some of very different size, on the grid, zero, subnormal and huge; NaN and Inf in the last lane."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(lanes, rows, columns, generator=g)
+    x[:, ::3] *= torch.exp2(torch.randint(-60, 60, (lanes, len(range(0, rows, 3)), 1), generator=g).float())
+    x[:, 1] = 0
+    x[:, 2] *= 1e-41
+    x[:, 4] *= 1e37
+    x[:, 5, 0] = 1e30
+    x[:, 7] = torch.round(x[:, 7] * 4) / 4
+    x[-1, 8, 3], x[-1, 9, 5], x[-1, 10, -1] = float("nan"), float("inf"), -float("inf")
+    return x
+
+
+def both(x, quantizers, columns=False, dtype=torch.float32, step=STEP):
+    """(fused, reference), each values and factors, for lanes x [L, R, C]."""
+    tables = descriptor(quantizers)
+    seeds = torch.tensor((SEEDS * len(x))[: len(x)])
+    source = x.mT.contiguous() if columns else x
+    block = quantizers[0].block
+    common = source, columns, block, *tables, fused.features(*tables), seeds, torch.tensor(step), SITE
+    values, dec = fused.unfused_operand(*common)
+    return fused.operand(*common, None, dtype), (values.to(dtype), dec)
+
+
+def assert_same_bits(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        nan = torch.isnan(b)
+        assert torch.equal(torch.isnan(a), nan)
+        kind = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
+        assert torch.equal(a.view(kind)[~nan], b.view(kind)[~nan])  # the sign of zero included
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("rounding", [Nearest(), Stochastic()], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_quantizer_has_the_bits_of_the_reference(name, rounding, columns):
+    q = NAMED[name]
+    for dtype in (torch.float32, torch.bfloat16):
+        x = odd_rows(2, 3 * q.block).to(dtype)
+        assert_same_bits(*both(x, [rounded(q, rounding), q], columns))
+
+
+def every_quantizer(block):
+    """All combinations of parts, those that say nothing new left out."""
+    scales = list(SCALE_NAMES.values())
+    for scale in [s for s in SCALE_NAMES.values() if not isinstance(s, E8M0)]:
+        fields = ("up", "nearest"), ("decode", "encode"), (False, True), ("keep", "min", "one")
+        for rounding, convention, hybrid, zero in itertools.product(*fields):
+            changes = {"rounding": rounding, "convention": convention, "hybrid": hybrid, "zero": zero}
+            scales.append(msgspec.structs.replace(scale, **changes))
+    tensor = None, TensorScale(), TensorScale(target=256.0)
+    parts = ELEMENTS, scales, tensor, ROUNDING_NAMES.values(), ("full", "16/17", "3/4"), ("none", "4over6-mse")
+    for element, scale, tensor_scale, rounding, reach, adapt in itertools.product(*parts):
+        yield Quantizer(element, block, scale, tensor_scale, rounding, reach, adapt)
+
+
+@pytest.mark.parametrize(("block", "lanes"), [(16, 150), (32, 50), (64, 20), (128, 20)])
+def test_recipes_of_every_kind_share_a_launch(block, lanes):
+    recipes = random.Random(block).sample(list(every_quantizer(block)), lanes)
+    x = odd_rows(2, 2 * block)
+    assert_same_bits(*both(x[torch.arange(lanes) % 2], recipes))
+
+
+@pytest.mark.parametrize("name", ["nvfp4-2d", "mxfp4-2d"])
+def test_a_tile_is_a_large_block(name):
+    q = QUANTIZERS[name]
+    block = int(q.block.split("x")[0]) ** 2
+    tables = descriptor([q, rounded(q, Stochastic())])
+    common = False, block, *tables, fused.features(*tables), torch.arange(2), torch.tensor(0), 0
+    x = odd_rows(2, block, 11)
+    assert_same_bits(fused.operand(x, *common, None, torch.float32), fused.unfused_operand(x, *common))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 1, 48), (1, 37, 80), (3, 130, 16)])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_odd_shapes(shape, columns):
+    q = NAMED["nvfp4"]
+    lanes = [q, rounded(q, Stochastic(bits=8)), NAMED["e4m3-b16"]][: shape[0]]
+    assert_same_bits(*both(torch.randn(shape), lanes, columns))
+
+
+def test_bfloat16_output_is_the_operand_rounded_once():
+    x = odd_rows(2, 64)
+    assert_same_bits(*both(x, [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())], dtype=torch.bfloat16))
+    inexact = Quantizer(scale=SCALE_NAMES["fp32"])
+    assert_same_bits(*both(x, [inexact, inexact], columns=True, dtype=torch.bfloat16))
+
+
+def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference():
+    q = rounded(NAMED["nvfp4-1716"], Stochastic())
+    x = torch.randn(3, 8, 64)
+    assert_same_bits(*both(x, [q] * 3, step=2**33 + 5))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_every_output_is_written_and_nothing_else(kernels, columns):
+    q = NAMED["nvfp4"]
+    tables = descriptor([q, q])
+    x = torch.randn(2, 32, 37) if columns else torch.randn(2, 37, 32)
+    memory = torch.full((2 * 37 * 32 + 64,), float("nan"))
+    out, dec = memory[32:-32].view(2, 37, 32), torch.full((2,), float("nan"))
+    seeds, step = torch.arange(2), torch.tensor(0)
+    features = fused.features(*tables)
+    kernels.launch(x, columns, 16, *tables, features, kernels.tensor_maxima(x), seeds, step, 0, out, dec)
+    assert_same_bits((out, dec), fused.unfused_operand(x, columns, 16, *tables, features, seeds, step, 0))
+    assert memory[:32].isnan().all()
+    assert memory[-32:].isnan().all()
+
+
+def test_results_do_not_depend_on_tile_sizes(kernels, monkeypatch):
+    lanes = [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())]
+    x = odd_rows(2, 64, 40)
+    expected = [both(x, lanes, columns)[0] for columns in (False, True)]
+    for name, size in (("_TILE", 256), ("_COLUMN_TILE", 512), ("_MANY", 1), ("_MAXIMUM_TILE", 64)):
+        monkeypatch.setattr(kernels, name, size)
+        for columns in (False, True):
+            assert_same_bits(both(x, lanes, columns)[0], expected[columns])
+
+
+def test_tensor_maxima_keep_nan(kernels):
+    x = torch.randn(3, 17, 32)
+    x[1, 4, 5], x[2, 6, 7], x[2, 8, 9] = float("inf"), float("inf"), float("nan")
+    for dtype in (torch.float32, torch.bfloat16):
+        got = kernels.tensor_maxima(x.to(dtype))
+        assert torch.equal(got[:2], x.to(dtype).float().abs().amax((1, 2))[:2])
+        assert got[2].isnan()
+
+
+def test_a_given_maximum_takes_the_place_of_the_current_one():
+    q = NAMED["nvfp4"]
+    tables = descriptor([q])
+    x = torch.randn(1, 4, 32)
+    with_larger = torch.cat([x, torch.full((1, 1, 32), 9.0)], 1)
+    common = False, 16, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0
+    got = fused.operand(x, *common, torch.tensor([9.0]), torch.float32)
+    values, dec = fused.unfused_operand(with_larger, *common)
+    assert_same_bits(got, (values[:, :4].contiguous(), dec))
+
+
+def test_the_operator_is_sound():
+    tables = descriptor([NAMED["nvfp4"]] * 2)
+    common = 16, *tables, list(fused.features(*tables)), torch.arange(2), torch.tensor(0), 0
+    for columns in (False, True):
+        arguments = torch.randn(2, 16, 32), columns, *common, torch.ones(2), torch.bfloat16
+        torch.library.opcheck(fused.operand, arguments, test_utils=["test_schema", "test_faketensor"])
+
+
+def test_the_kernel_heeds_every_column_of_the_descriptor():
+    assert fused.unknown_columns() == []
+
+
+@pytest.mark.parametrize(
+    ("x", "block", "dtype", "message"),
+    [
+        (torch.zeros(1, 2, 16).half(), 16, torch.float32, r"dtype: found torch.float16 to torch.float32; accepted"),
+        (torch.zeros(1, 2, 16), 16, torch.float16, r"dtype: found torch.float32 to torch.float16"),
+        (torch.zeros(1, 2, 24), 24, torch.float32, r"block: found 24; accepted: 16, 32"),
+        (torch.zeros(1, 2, 40), 16, torch.float32, r"x: found \(1, 2, 40\); accepted: .* blocks of 16 divide"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_named(x, block, dtype, message):
+    tables = descriptor([NAMED["nvfp4"]])
+    common = *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0
+    with pytest.raises(ValueError, match=message):
+        fused.operand(x, False, block, *common, None, dtype)
+
+
+def test_features_are_those_of_some_lane():
+    assert not any(fused.features(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
+    lanes = [NAMED["nvfp4"], rounded(NAMED["e4m3-b16"], Stochastic()), NAMED["nvfp4-4over6-mse"]]
+    assert fused.features(*descriptor(lanes)) == (True, True, True, False)
+    for scale in ("e4m3-encode", "bf16", "fp32"):
+        assert fused.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).unusual
+    assert fused.features(*descriptor([Quantizer(element="e3m0")])).unusual
+    assert fused.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).unusual
+
+
+def test_no_device_but_cuda_takes_the_kernels():
+    assert fused.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
