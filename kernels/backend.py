@@ -1,5 +1,6 @@
 """Which implementation of the quantizer runs on a device, decided once, with its reason.
 
+`triton`    the fused kernels, on a CUDA device; row and tensor blocks, and all but quantizing, are the reference's
 `eager`     the reference itself, on any device
 `compiled`  the reference through torch.compile, on a CPU with a C++ compiler; the same bits, 6–10 times faster
 """
@@ -16,14 +17,15 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import activations, philox, reference
+from fp4dse.kernels import activations, fused, philox, reference
 from fp4dse.kernels.descriptor import descriptor
 
 
 class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
 
-    `why_not` says what was passed over, one sentence each.
+    operand: `fused.operand`, which takes the place of the first two, where there is one
+    why_not: what was passed over, one sentence each
     """
 
     name: str
@@ -31,6 +33,7 @@ class Backend(msgspec.Struct, frozen=True):
     words: Callable[..., tuple[Tensor, ...]]
     sigmoid: Callable[[Tensor], Tensor]
     why_not: tuple[str, ...] = ()
+    operand: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -46,7 +49,10 @@ def why_not_compiled(device: str) -> str | None:
 
 @cache
 def backend(device: str) -> Backend:
-    """The backend for a device: `compiled` where possible, else `eager` with the reason."""
+    """The backend for a device: `triton` or `compiled` where possible, else `eager` with the reason."""
+    if torch.device(device).type == "cuda":
+        reason = fused.why_not_fused(device)
+        return _eager(reason) if reason else msgspec.structs.replace(_eager(), name="triton", operand=fused.operand)
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()
 

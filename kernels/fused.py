@@ -14,6 +14,12 @@ from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decode_operand
 
+BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+"""Block sizes that the kernel takes."""
+
+WIDE = 2.0**100
+"""Scale formats that reach beyond are rounded by the kernel's long way."""
+
 
 class Features(NamedTuple):
     """What some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
@@ -29,8 +35,6 @@ class Features(NamedTuple):
 
 def features(floats: Tensor, ints: Tensor) -> Features:
     """The features of descriptor tables; reads them back from the device."""
-    from fp4dse.kernels.triton_quantize import WIDE
-
     f = dict(zip(FLOATS, floats.cpu().unbind(1), strict=True))
     i = dict(zip(INTS, ints.cpu().unbind(1), strict=True))
     unusual = [i[name].any() for name in ("encode", "hybrid", "scale_up", "log_ties", "half_away")]
@@ -67,8 +71,6 @@ def unknown_columns() -> list[str]:
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype) -> str | None:
     """The reason why the kernels do not take this operand, or None if they do."""
-    from fp4dse.kernels.triton_quantize import BLOCKS
-
     kinds = torch.float32, torch.bfloat16
     if x.dtype not in kinds or dtype not in kinds:
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"

@@ -17,7 +17,8 @@ from fp4dse.dse import SLOTS, STAGES, Recipe
 from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
-from fp4dse.kernels.descriptor import INTS, descriptor
+from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.philox import STREAMS, random16, signs
 from fp4dse.kernels.reference import round_bf16
 from fp4dse.kernels.rotation import rotate
@@ -32,7 +33,7 @@ class SlotTable:
         self.block = None if quantizers[0].is_plain else quantizers[0].block
         if self.block:
             self.floats, self.ints = descriptor(quantizers, device)
-            self.stochastic, self.adaptive = (bool(self.ints[:, INTS.index(n)].any()) for n in ("stochastic", "adapt"))
+            self.features = features(self.floats, self.ints)
         else:
             bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
             self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
@@ -84,6 +85,8 @@ class LaneNumerics:
 
     def _operand(self, slot: SlotTable, layer: int, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
         """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any."""
+        if isinstance(slot.block, int) and self.backend.operand:
+            return self._fused(slot, layer, x, dim == 1, slot.block)
         x = x if dim == 2 else x.mT
         if not slot.block:
             if slot.bf16 == "none":
@@ -94,13 +97,21 @@ class LaneNumerics:
         x = blocks.pad(x, 1, blocks.tile(slot.block) or 1)
         # for other strides, and for a view of another tensor, a compiled function would be traced anew
         cut = blocks.cut(x, slot.block).contiguous().detach()
+        if self.backend.operand and cut.shape[2] in BLOCKS:
+            values, dec = self._fused(slot, layer, cut, False, cut.shape[2])
+            return blocks.join(values, x.shape, slot.block)[:, :rows], dec
         random = None
-        if slot.stochastic:
+        if slot.features.stochastic:
             site = torch.tensor(8 * layer + slot.site, device=x.device)
             draw = partial(random16, self.seeds, STREAMS["rounding"], self.step, site, words=self.backend.words)
             random = draw(-(-cut[0].numel() // 8) * 8)[:, : cut[0].numel()].view_as(cut)
-        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.adaptive)
+        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.features.adaptive)
         return blocks.join(values, x.shape, slot.block)[:, :rows], dec
+
+    def _fused(self, slot: SlotTable, layer: int, x: Tensor, columns: bool, block: int) -> tuple[Tensor, Tensor]:
+        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
+        tables, keys = (slot.floats, slot.ints, slot.features), (self.seeds, self.step, 8 * layer + slot.site)
+        return self.backend.operand(x, columns, block, *tables, *keys, None, torch.float32)  # type: ignore[misc]
 
 
 @torch.no_grad()

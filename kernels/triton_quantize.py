@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.fused import WIDE
 from fp4dse.kernels.philox import STREAMS
 from fp4dse.kernels.triton_numbers import (
     as_float,
@@ -28,9 +29,6 @@ from fp4dse.kernels.triton_numbers import (
     thresholds,
     up_from,
 )
-
-WIDE = 2.0**100
-"""Scale formats that reach beyond are rounded by the long way."""
 
 KNOWN = {"random_step"}  # it follows from random_shift
 """Columns of the descriptor tables that the kernel heeds."""
@@ -275,9 +273,6 @@ def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
     amax = as_float(tl.reduce(as_int(magnitude), 0, _larger))
     tl.store(out_ptr + lane * programs + tl.program_id(0), amax)
 
-
-BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
-"""Block sizes that the kernel takes."""
 
 # None of these changes results. A program's descriptor row and division cost as much as a tile, so that programs of a
 # large tensor take several; a small one is spread over the device first.

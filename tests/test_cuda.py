@@ -6,7 +6,8 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Recipe
 from fp4dse.dse.quantizer import Stochastic
-from fp4dse.kernels import LaneNumerics, lane_sum, philox, quantize, silu
+from fp4dse.kernels import LaneNumerics, backend, fused, lane_sum, philox, quantize, silu
+from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.rotation import hadamard
 from fp4dse.tasks import Lane, get_task, train
 
@@ -42,6 +43,78 @@ def test_random_bits_rotations_sums_and_activations_have_the_bits_of_the_cpu():
     assert torch.equal(hadamard(x.cuda(), 32, 1).cpu(), hadamard(x, 32, 1))
     assert torch.equal(lane_sum(x.cuda(), 1).cpu(), lane_sum(x, 1))
     assert torch.equal(silu(x.cuda()).cpu(), silu(x))
+
+
+def operand_arguments(shape, dtype=torch.bfloat16):
+    """x and what follows it, for lanes that round to nearest and stochastically by turns, blocks along rows."""
+    q = QUANTIZERS["nvfp4-1716"]
+    lanes = [msgspec.structs.replace(q, rounding=Stochastic()) if i % 2 else q for i in range(1, shape[0] + 1)]
+    tables = descriptor(lanes, "cuda")
+    seeds, step = torch.arange(shape[0], device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
+    x = torch.randn(shape, device="cuda").to(dtype)
+    return x, False, 16, *tables, list(fused.features(*tables)), seeds, step, 5
+
+
+def test_the_fused_kernels_are_taken():
+    assert backend("cuda").name == "triton", backend("cuda").why_not
+
+
+@pytest.mark.parametrize("shape", [(1, 8192, 2304), (300, 250, 272)])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_operands_have_the_bits_of_the_reference(shape, columns, dtype):
+    x, _, *rest = operand_arguments(shape, dtype)
+    x = x.mT.contiguous() if columns else x
+    for of_x in (dtype, torch.float32):
+        values, dec = fused.operand(x, columns, *rest, None, of_x)
+        expected, expected_dec = fused.unfused_operand(x, columns, *rest)
+        assert torch.equal(values, expected.to(of_x))
+        assert torch.equal(dec, expected_dec)
+
+
+def test_a_captured_graph_draws_anew_at_every_step():
+    arguments = operand_arguments((4, 64, 128))
+    step = arguments[7]
+    fused.operand(*arguments, None, torch.bfloat16)  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values, dec = fused.operand(*arguments, None, torch.bfloat16)
+        step.add_(1)
+    seen = []
+    for _ in range(3):
+        expected, expected_dec = fused.unfused_operand(*arguments)
+        graph.replay()
+        assert torch.equal(values.float(), expected)
+        assert torch.equal(dec, expected_dec)
+        seen.append(values.clone())
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_torch_compile_takes_the_operator():
+    arguments = operand_arguments((2, 64, 128))
+    compiled = torch.compile(lambda *a: fused.operand(*a, None, torch.float32)[0] * 2, fullgraph=True)
+    assert torch.equal(compiled(*arguments), fused.unfused_operand(*arguments)[0] * 2)
+
+
+def test_the_operator_does_not_wait_for_the_device():
+    arguments = operand_arguments((2, 64, 128))
+    fused.operand(*arguments, None, torch.float32)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fused.operand(*arguments, None, torch.float32)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_operator_takes_no_memory_beyond_its_outputs():
+    arguments = operand_arguments((1, 4096, 4096))
+    fused.operand(*arguments, None, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    outputs = fused.operand(*arguments, None, torch.bfloat16)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert taken <= sum(t.nbytes for t in outputs) + 2**17  # one maximum for every 8192 elements
 
 
 def test_a_lane_has_the_same_bits_in_any_company():

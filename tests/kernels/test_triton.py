@@ -1,19 +1,20 @@
-"""The fused kernel has the bits of the reference, in Triton's interpreter. On a device: tests/test_cuda.py."""
+"""The fused kernels have the bits of the reference, in Triton's interpreter and on a CUDA device where there is one."""
 
 import importlib.util
 import itertools
 import random
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import E8M0, ROUNDING_NAMES, SCALE_NAMES, Nearest, Stochastic, TensorScale
-from fp4dse.kernels import fused
+from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.kernels.descriptor import descriptor
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
@@ -22,9 +23,12 @@ NAMED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinsta
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    """A copy of the kernel's modules that runs in the interpreter, in the place of the modules."""
+@pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request):
+    """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
+    if request.param == "cuda":
+        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.triton_quantize"))
+        return
     with pytest.MonkeyPatch.context() as patch:
         for name in ("fp4dse.kernels.triton_numbers", "fp4dse.kernels.triton_quantize"):
             spec = importlib.util.find_spec(name)
@@ -38,7 +42,7 @@ def kernels():
         patch.setattr(module, "_plus", tl.standard._sum_combine)
         _mend_bfloat16(patch)
         with np.errstate(all="ignore"):
-            yield module
+            yield SimpleNamespace(device="cpu", module=module)
 
 
 def _mend_bfloat16(patch):
@@ -76,15 +80,19 @@ def odd_rows(lanes, columns, rows=13):
     return x
 
 
-def both(x, quantizers, columns=False, dtype=torch.float32, step=STEP):
-    """(fused, reference), each values and factors, for lanes x [L, R, C]."""
+def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None):
+    """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
     tables = descriptor(quantizers)
-    seeds = torch.tensor((SEEDS * len(x))[: len(x)])
-    source = x.mT.contiguous() if columns else x
-    block = quantizers[0].block
-    common = source, columns, block, *tables, fused.features(*tables), seeds, torch.tensor(step), SITE
-    values, dec = fused.unfused_operand(*common)
-    return fused.operand(*common, None, dtype), (values.to(dtype), dec)
+    features = fused.features(*tables)
+    x = x.mT.contiguous() if columns else x
+    operands = x, *tables, torch.tensor((SEEDS * len(x))[: len(x)]), torch.tensor(step)
+
+    def arguments(x, floats, ints, seeds, step):
+        return x, columns, block or quantizers[0].block, floats, ints, features, seeds, step, SITE
+
+    got = fused.operand(*arguments(*(t.to(place.device) for t in operands)), None, dtype)
+    values, dec = fused.unfused_operand(*arguments(*operands))
+    return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
 def assert_same_bits(got, expected):
@@ -99,11 +107,11 @@ def assert_same_bits(got, expected):
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("rounding", [Nearest(), Stochastic()], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("name", NAMED)
-def test_a_named_quantizer_has_the_bits_of_the_reference(name, rounding, columns):
+def test_a_named_quantizer_has_the_bits_of_the_reference(place, name, rounding, columns):
     q = NAMED[name]
     for dtype in (torch.float32, torch.bfloat16):
         x = odd_rows(2, 3 * q.block).to(dtype)
-        assert_same_bits(*both(x, [rounded(q, rounding), q], columns))
+        assert_same_bits(*both(place, x, [rounded(q, rounding), q], columns))
 
 
 def every_quantizer(block):
@@ -121,93 +129,107 @@ def every_quantizer(block):
 
 
 @pytest.mark.parametrize(("block", "lanes"), [(16, 150), (32, 50), (64, 20), (128, 20)])
-def test_recipes_of_every_kind_share_a_launch(block, lanes):
+def test_recipes_of_every_kind_share_a_launch(place, block, lanes):
     recipes = random.Random(block).sample(list(every_quantizer(block)), lanes)
     x = odd_rows(2, 2 * block)
-    assert_same_bits(*both(x[torch.arange(lanes) % 2], recipes))
+    assert_same_bits(*both(place, x[torch.arange(lanes) % 2], recipes))
 
 
-@pytest.mark.parametrize("name", ["nvfp4-2d", "mxfp4-2d"])
-def test_a_tile_is_a_large_block(name):
-    q = QUANTIZERS[name]
-    block = int(q.block.split("x")[0]) ** 2
-    tables = descriptor([q, rounded(q, Stochastic())])
-    common = False, block, *tables, fused.features(*tables), torch.arange(2), torch.tensor(0), 0
-    x = odd_rows(2, block, 11)
-    assert_same_bits(fused.operand(x, *common, None, torch.float32), fused.unfused_operand(x, *common))
+@pytest.mark.parametrize("block", [256, 1024])
+def test_a_tile_is_a_large_block(place, block):
+    q = NAMED["nvfp4"]
+    assert_same_bits(*both(place, odd_rows(2, block, 11), [q, rounded(q, Stochastic())], block=block))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (2, 1, 48), (1, 37, 80), (3, 130, 16)])
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_odd_shapes(shape, columns):
+def test_odd_shapes(place, shape, columns):
     q = NAMED["nvfp4"]
     lanes = [q, rounded(q, Stochastic(bits=8)), NAMED["e4m3-b16"]][: shape[0]]
-    assert_same_bits(*both(torch.randn(shape), lanes, columns))
+    assert_same_bits(*both(place, torch.randn(shape), lanes, columns))
 
 
-def test_bfloat16_output_is_the_operand_rounded_once():
+def test_bfloat16_output_is_the_operand_rounded_once(place):
     x = odd_rows(2, 64)
-    assert_same_bits(*both(x, [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())], dtype=torch.bfloat16))
+    assert_same_bits(*both(place, x, [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())], dtype=torch.bfloat16))
     inexact = Quantizer(scale=SCALE_NAMES["fp32"])
-    assert_same_bits(*both(x, [inexact, inexact], columns=True, dtype=torch.bfloat16))
+    assert_same_bits(*both(place, x, [inexact, inexact], columns=True, dtype=torch.bfloat16))
 
 
-def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference():
+def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference(place):
     q = rounded(NAMED["nvfp4-1716"], Stochastic())
     x = torch.randn(3, 8, 64)
-    assert_same_bits(*both(x, [q] * 3, step=2**33 + 5))
+    assert_same_bits(*both(place, x, [q] * 3, step=2**33 + 5))
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_every_output_is_written_and_nothing_else(kernels, columns):
+def test_every_output_is_written_and_nothing_else(place, columns):
     q = NAMED["nvfp4"]
-    tables = descriptor([q, q])
-    x = torch.randn(2, 32, 37) if columns else torch.randn(2, 37, 32)
-    memory = torch.full((2 * 37 * 32 + 64,), float("nan"))
-    out, dec = memory[32:-32].view(2, 37, 32), torch.full((2,), float("nan"))
-    seeds, step = torch.arange(2), torch.tensor(0)
+    tables = [t.to(place.device) for t in descriptor([q, q])]
     features = fused.features(*tables)
-    kernels.launch(x, columns, 16, *tables, features, kernels.tensor_maxima(x), seeds, step, 0, out, dec)
+    x = torch.randn(2, 32, 37, device=place.device) if columns else torch.randn(2, 37, 32, device=place.device)
+    memory = torch.full((2 * 37 * 32 + 64,), float("nan"), device=place.device)
+    out, dec = memory[32:-32].view(2, 37, 32), memory.new_full((2,), float("nan"))
+    seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
+    maxima = place.module.tensor_maxima(x)
+    place.module.launch(x, columns, 16, *tables, features, maxima, seeds, step, 0, out, dec)
     assert_same_bits((out, dec), fused.unfused_operand(x, columns, 16, *tables, features, seeds, step, 0))
     assert memory[:32].isnan().all()
     assert memory[-32:].isnan().all()
 
 
-def test_results_do_not_depend_on_tile_sizes(kernels, monkeypatch):
+def test_results_do_not_depend_on_tile_sizes(place, monkeypatch):
     lanes = [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())]
     x = odd_rows(2, 64, 40)
-    expected = [both(x, lanes, columns)[0] for columns in (False, True)]
-    for name, size in (("_TILE", 256), ("_COLUMN_TILE", 512), ("_MANY", 1), ("_MAXIMUM_TILE", 64)):
-        monkeypatch.setattr(kernels, name, size)
+    expected = [both(place, x, lanes, columns)[0] for columns in (False, True)]
+    for name, size in (("_TILE", 512), ("_COLUMN_TILE", 512), ("_MANY", 1), ("_MAXIMUM_TILE", 1024)):
+        monkeypatch.setattr(place.module, name, size)
         for columns in (False, True):
-            assert_same_bits(both(x, lanes, columns)[0], expected[columns])
+            assert_same_bits(both(place, x, lanes, columns)[0], expected[columns])
 
 
-def test_tensor_maxima_keep_nan(kernels):
+def test_tensor_maxima_keep_nan(place):
     x = torch.randn(3, 17, 32)
     x[1, 4, 5], x[2, 6, 7], x[2, 8, 9] = float("inf"), float("inf"), float("nan")
     for dtype in (torch.float32, torch.bfloat16):
-        got = kernels.tensor_maxima(x.to(dtype))
+        got = place.module.tensor_maxima(x.to(place.device, dtype)).cpu()
         assert torch.equal(got[:2], x.to(dtype).float().abs().amax((1, 2))[:2])
         assert got[2].isnan()
 
 
-def test_a_given_maximum_takes_the_place_of_the_current_one():
+def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     q = NAMED["nvfp4"]
-    tables = descriptor([q])
     x = torch.randn(1, 4, 32)
     with_larger = torch.cat([x, torch.full((1, 1, 32), 9.0)], 1)
-    common = False, 16, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0
-    got = fused.operand(x, *common, torch.tensor([9.0]), torch.float32)
-    values, dec = fused.unfused_operand(with_larger, *common)
-    assert_same_bits(got, (values[:, :4].contiguous(), dec))
+    _, (values, dec) = both(place, with_larger, [q])
+    x, floats, ints = (t.to(place.device) for t in (x, *descriptor([q])))
+    keys = torch.arange(1, device=place.device), torch.tensor(0, device=place.device), 0
+    maximum = torch.tensor([9.0], device=place.device)
+    got = fused.operand(x, False, 16, floats, ints, fused.features(floats, ints), *keys, maximum, torch.float32)
+    assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
 
 
-def test_the_operator_is_sound():
-    tables = descriptor([NAMED["nvfp4"]] * 2)
-    common = 16, *tables, list(fused.features(*tables)), torch.arange(2), torch.tensor(0), 0
+def test_layers_quantize_with_the_kernels_as_without(place):
+    tiles = Recipe.named("nvfp4-sr")
+    tiles = msgspec.structs.replace(tiles, fprop=msgspec.structs.replace(tiles.fprop, w=QUANTIZERS["nvfp4-2d"]))
+    for recipes in ([Recipe.named("nvfp4"), Recipe.named("nvfp4-sr")], [Recipe.named("nvfp4-sr-rht")] * 2, [tiles] * 2):
+        numerics = LaneNumerics(recipes, (3, 4), place.device)
+        a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
+        without, with_kernels = (msgspec.structs.replace(numerics.backend, operand=f) for f in (None, fused.operand))
+        for stage in STAGES:
+            results = []
+            for backend in (without, with_kernels):
+                numerics.backend = backend
+                results.append(numerics.gemm(stage, 1, a, 2, b, 1))
+            assert torch.equal(*results)
+
+
+def test_the_operator_is_sound(place):
+    tables = [t.to(place.device) for t in descriptor([NAMED["nvfp4"]] * 2)]
+    keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
+    common = 16, *tables, list(fused.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
     for columns in (False, True):
-        arguments = torch.randn(2, 16, 32), columns, *common, torch.ones(2), torch.bfloat16
+        arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
         torch.library.opcheck(fused.operand, arguments, test_utils=["test_schema", "test_faketensor"])
 
 
