@@ -30,6 +30,8 @@ recipe_app = typer.Typer(help="The recipes that come with fp4dse.", **_plain)
 store_app = typer.Typer(help="Look after stores.", **_plain)
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(store_app, name="store")
+bench_app = typer.Typer(help="How fast this machine is.", **_plain)
+app.add_typer(bench_app, name="bench")
 
 Form = Literal["table", "csv", "json"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -289,6 +291,19 @@ def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
     check_device(device)
     rows = [{"check": check.name, "cases": check.cases, "wrong": check.wrong} for check in checks(device)]
     _print_rows(["check", "cases", "wrong"], rows, "json" if as_json else "table")
+    raise typer.Exit(int(any(row["wrong"] for row in rows)))
+
+
+@bench_app.command("kernels", epilog="Example: fp4dse bench kernels --device cuda")
+def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Time the quantizers beside a copy of the same tensor; exit code 1 if one differs from the reference."""
+    from fp4dse.kernels.bench import bench
+    from fp4dse.tasks import check_device
+
+    check_device(device)
+    columns = ["what", "time_us", "gb_s", "of_copy", "wrong"]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(device)]
+    _print_rows(columns, rows, "json" if as_json else "table")
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
 

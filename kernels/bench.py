@@ -1,0 +1,197 @@
+"""How fast the quantizers are on a device, as a share of the speed at which it copies the same tensor.
+
+Every row is first compared with the reference, bit for bit, and then timed: medians, next to a copy measured in the
+same run. On a GPU a CUDA graph of several calls is replayed, so that the time is that of the kernels alone, and no
+tensor fits in the cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.quantizer import SCALE_NAMES, Stochastic
+from fp4dse.kernels import fused
+from fp4dse.kernels.backend import backend
+from fp4dse.kernels.descriptor import descriptor
+
+EDGE, CALLS, REPEATS = 8192, 10, 20
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """One row of the table.
+
+    time_us is that of one call; gb_s counts the input once and the output once; of_copy is the time of a copy of the
+    same tensor over time_us; wrong is the number of elements that differ from the reference.
+    """
+
+    what: str
+    time_us: float
+    gb_s: float
+    of_copy: float
+    wrong: int
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What a row of the GPU table times: lanes of a tensor of 2^26 elements.
+
+    given: the tensor maximum is known, else it is taken from the tensor. columns: the contraction axis comes first.
+    """
+
+    what: str
+    quantizers: tuple[Quantizer, ...]
+    given: bool = True
+    columns: bool = False
+
+
+def bench(device: str) -> Iterator[Timing]:
+    """All rows for a device, one after the other. On a GPU where the fused kernels are not taken: ValueError."""
+    if torch.device(device).type == "cpu":
+        yield from _on_cpu()
+        return
+    if reason := fused.why_not_fused(device):
+        raise ValueError(reason)
+    with torch.cuda.device(device):
+        yield from _on_gpu(torch.bfloat16, _cases())
+        yield from _on_gpu(torch.float32, _cases()[:4])
+
+
+def stochastic(q: Quantizer, bits: Literal[8, 16] = 16) -> Quantizer:
+    """The quantizer with stochastic rounding."""
+    return msgspec.structs.replace(q, rounding=Stochastic(bits=bits))
+
+
+def _cases() -> list[Case]:
+    nv, mx = QUANTIZERS["nvfp4"], QUANTIZERS["mxfp4"]
+    mixed = tuple(QUANTIZERS[name] for name in ("nvfp4", "ue5m3-t448", "nvfp4-1716", "e4m3-b16"))
+    return [
+        Case("nvfp4, maximum given", (nv,)),
+        Case("mxfp4", (mx,)),
+        Case("nvfp4, current maximum", (nv,), given=False),
+        Case("nvfp4 stochastic, maximum given", (stochastic(nv),)),
+        Case("mxfp4 stochastic", (stochastic(mx),)),
+        Case("mxfp4 stochastic, 8 bits", (stochastic(mx, 8),)),
+        Case("ue5m3", (QUANTIZERS["ue5m3"],)),
+        Case("1x32, BF16 scale", (Quantizer(block=32, scale=SCALE_NAMES["bf16"]),)),
+        Case("1x16, E4M3 scale, encode convention", (Quantizer(scale=SCALE_NAMES["e4m3-encode"]),)),
+        Case("nvfp4-4over6-mse, maximum given", (QUANTIZERS["nvfp4-4over6-mse"],)),
+        Case("nvfp4 of columns, maximum given", (nv,), columns=True),
+        Case("mxfp4 of columns", (mx,), columns=True),
+        Case("nvfp4 stochastic of columns, maximum given", (stochastic(nv),), columns=True),
+        Case("256 lanes, one recipe", (nv,) * 256),
+        Case("256 lanes, four recipes", mixed * 64),
+        Case("256 lanes, one recipe, stochastic", (stochastic(nv),) * 256),
+        Case("256 lanes, four recipes, half stochastic", (*mixed, *map(stochastic, mixed)) * 32),
+    ]
+
+
+def _on_gpu(dtype: torch.dtype, cases: Sequence[Case]) -> Iterator[Timing]:
+    x = torch.randn(EDGE, EDGE, device="cuda").to(dtype)
+    word = str(dtype).removeprefix("torch.")
+    copy_us = _copy_us(x)
+    yield Timing(f"{word}: copy", copy_us, 2 * x.nbytes / copy_us / 1e3, 1.0, 0)
+    for case in cases:
+        lanes = len(case.quantizers)
+        edge = int((x.numel() // lanes) ** 0.5)
+        call, wrong = _checked(case, x.view(lanes, edge, edge))
+        us = _median_us(_graph(call)) / CALLS
+        yield Timing(f"{word}: {case.what}", us, 2 * x.nbytes / us / 1e3, copy_us / us, wrong)
+
+
+def _copy_us(x: Tensor) -> float:
+    """The fastest of three ways to copy."""
+    out = torch.empty_like(x)
+
+    def copy() -> Tensor:
+        return out.copy_(x)
+
+    def copies() -> None:
+        for _ in range(CALLS):
+            copy()
+
+    def clones() -> None:
+        for _ in range(CALLS):
+            x.clone()
+
+    return min(_median_us(call) for call in (copies, clones, _graph(copy))) / CALLS
+
+
+def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int]:
+    """The call to time, and the number of elements in which it differs from the reference."""
+    tables = descriptor(case.quantizers, "cuda")
+    features = fused.features(*tables)
+    keys = torch.arange(len(x), device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda"), 7
+    common = x, case.columns, int(case.quantizers[0].block), *tables, features, *keys
+    maxima = x.abs().amax((1, 2)).float() if case.given and features.tensor_scale else None
+
+    def call() -> tuple[Tensor, Tensor]:
+        return fused.operand(*common, maxima, x.dtype)
+
+    values, dec = call()
+    expected, expected_dec = fused.unfused_operand(*common)
+    return call, int((values != expected.to(x.dtype)).sum() + (dec != expected_dec).sum())
+
+
+def _graph(call: Callable[[], object]) -> Callable[[], None]:
+    """CALLS calls as one CUDA graph."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return graph.replay
+
+
+def _median_us(call: Callable[[], object]) -> float:
+    """Median time of a call on the device."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def _on_cpu() -> Iterator[Timing]:
+    """Two lanes of 2048 × 4096 float32, through the path that training takes."""
+    path = backend("cpu")
+    x = torch.randn(2, 2048, 4096)
+    out = torch.empty_like(x)
+    copy_us = _median_cpu_us(lambda: out.copy_(x))
+    yield Timing("float32: copy", copy_us, 2 * x.nbytes / copy_us / 1e3, 1.0, 0)
+    seeds, step = torch.arange(2), torch.tensor(0)
+    for name, change in itertools.product(("nvfp4", "mxfp4"), (lambda q: q, stochastic)):
+        q = change(QUANTIZERS[name])
+        floats, ints = descriptor([q, q])
+        arguments = x, False, int(q.block), floats, ints, fused.features(floats, ints), seeds, step, 0
+
+        def call(arguments=arguments) -> tuple[Tensor, Tensor]:
+            return fused.unfused_operand(*arguments, decode=path.decode_operand, words=path.words)
+
+        expected = fused.unfused_operand(*arguments)
+        wrong = sum(int((a != b).sum()) for a, b in zip(call(), expected, strict=True))
+        us = _median_cpu_us(call)
+        yield Timing(f"float32: {q.label()}, path `{path.name}`", us, 2 * x.nbytes / us / 1e3, copy_us / us, wrong)
+
+
+def _median_cpu_us(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(7):
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return statistics.median(times[2:])
