@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.quantizer import SCALE_NAMES, Stochastic
 from fp4dse.kernels import fused
 from fp4dse.kernels.backend import backend
@@ -53,12 +53,12 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def bench(device: str) -> Iterator[Timing]:
-    """All rows for a device, one after the other. On a GPU where the fused kernels are not taken: ValueError."""
+    """All rows for a device, one after the other. ConfigError for a GPU on which the fused kernels are not taken."""
     if torch.device(device).type == "cpu":
         yield from _on_cpu()
         return
     if reason := fused.why_not_fused(device):
-        raise ValueError(reason)
+        raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
     with torch.cuda.device(device):
         yield from _on_gpu(torch.bfloat16, _cases())
         yield from _on_gpu(torch.float32, _cases()[:4])
