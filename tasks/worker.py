@@ -11,9 +11,9 @@ once and never trains; a job's child finds them done, and whatever happens to it
 
 A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, else with a traceback.
 
-A fork copies one thread alone, and a child would wait for ever for a pool of threads that its parent had: the parent
-computes on one thread and compiles without a pool, and a job on more threads compiles for itself. The parent never
-touches CUDA, which does not survive a fork.
+A fork copies one thread alone, and a child would wait for ever for what its parent's other threads did: the parent has
+none (`start_no_threads`), and a job on more threads compiles for itself. Nor does CUDA survive a fork: the parent never
+touches it. All jobs of a worker are for one device.
 """
 
 from __future__ import annotations
@@ -35,16 +35,27 @@ from fp4dse.tasks.leash import die_with
 
 def main() -> None:
     """Work through standard input."""
-    torch.set_num_threads(1)
     for line in sys.stdin:
         job_file, out_file, stderr_file = msgspec.json.decode(line, type=tuple[str, str, str])
         with open(stderr_file, "ab") as stderr:
             os.dup2(stderr.fileno(), 2)
         job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
         if job.device == "cpu" and job.threads == 1:
+            start_no_threads()
             warm_up([lane.recipe for lane in job.lanes])
         code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
+
+
+def start_no_threads() -> None:
+    """Keep torch from starting threads where it computes and compiles on the CPU. This process then has no CUDA."""
+    torch.set_num_threads(1)
+    torch.hub.tqdm.monitor_interval = 0
+    # The compiler asks about CUDA whatever it compiles for, and the driver cannot answer without a thread. So torch
+    # becomes one that was built without CUDA.
+    if hasattr(torch._C, "_cuda_getDeviceCount"):
+        del torch._C._cuda_getDeviceCount
+        torch._C._ensureCUDADeviceGuardSet = lambda: None
 
 
 def run_in_child(job: Job, out: Path) -> int:
