@@ -64,7 +64,7 @@ _ADAPT = _column("adapt")
 _ADAPT_MAE = _column("adapt_mae")
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
-_INF, _NAN = tl.constexpr(float("inf")), tl.constexpr(float("nan"))
+_INF = tl.constexpr(float("inf"))
 _WIDE = tl.constexpr(WIDE)
 
 
@@ -136,7 +136,7 @@ def _encoded(
             scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
     else:
         scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
-    y = smaller(magnitude * tl.where(amax < limit, mult * prescale, _NAN)[:, None], largest)
+    y = smaller(magnitude * tl.where(amax < limit, mult * prescale, float("nan"))[:, None], largest)
     if STOCHASTIC:
         stochastic, block, shift, key = draws
         if stochastic > 0:
@@ -286,7 +286,7 @@ def tensor_maxima(x: Tensor) -> Tensor:
     lanes, n = len(x), x[0].numel()
     tiles = triton.cdiv(n, _MAXIMUM_TILE)
     partial = torch.empty(lanes, tiles, dtype=torch.float32, device=x.device)
-    _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4)
+    _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
     return partial.amax(1)
 
 
