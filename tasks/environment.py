@@ -14,6 +14,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
+from fp4dse.kernels.fused import why_not_fused
 from fp4dse.tasks import engine
 
 
@@ -54,6 +55,7 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
 def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
     reason = why_not_compiled(device)
+    unfused = why_not_fused(device)
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     vector = torch.backends.cpu.get_cpu_capability()
     return [
@@ -63,7 +65,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
         ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
-        ("fused GPU kernels", "none", "Triton kernels are not part of this version; a GPU runs the reference"),
+        ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),
         ("gemm", "fp32", "bmm with a BF16 operand and FP32 output is not available on the CPU"),
     ]
 
