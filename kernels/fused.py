@@ -76,8 +76,8 @@ def why_not_operand(x: Tensor, block: int, dtype: torch.dtype) -> str | None:
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"
     if block not in BLOCKS:
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
-    if x[0].numel() >= 2**31:
-        return f"x: found {x[0].numel()} elements a lane; accepted: fewer than 2^31"
+    if not (0 < x.numel() and len(x) < 2**16 and x[0].numel() < 2**30):
+        return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^30 - 1 elements"
     return None
 
 

@@ -124,7 +124,7 @@ def _encoded(
     """Element magnitudes [n, B] and scales [n].
 
     tensor: the tensor's factor, its inverse, and the bound of usable block maxima. draws: if STOCHASTIC, whether this
-    lane is, and arguments of `_thresholds`. f, i: the lane's row, for what is rarely needed.
+    lane is, and arguments of `thresholds`. f, i: the lane's row, for what is rarely needed.
     """
     enc, inv_enc, limit = tensor
     pmin, inv_ulps, largest, prescale = element

@@ -242,6 +242,7 @@ def test_the_kernel_heeds_every_column_of_the_descriptor():
     [
         (torch.zeros(1, 2, 16).half(), 16, torch.float32, r"dtype: found torch.float16 to torch.float32; accepted"),
         (torch.zeros(1, 2, 16), 16, torch.float16, r"dtype: found torch.float32 to torch.float16"),
+        (torch.zeros(1, 0, 16), 16, torch.float32, r"x: found \(1, 0, 16\); accepted: 1 to 65,535 lanes"),
         (torch.zeros(1, 2, 24), 24, torch.float32, r"block: found 24; accepted: 16, 32"),
         (torch.zeros(1, 2, 40), 16, torch.float32, r"x: found \(1, 2, 40\); accepted: .* blocks of 16 divide"),
     ],
