@@ -76,7 +76,7 @@ def why_not_operand(x: Tensor, block: int, dtype: torch.dtype) -> str | None:
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"
     if block not in BLOCKS:
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
-    if not (0 < x.numel() and len(x) < 2**16 and x[0].numel() < 2**30):
+    if not (x.numel() > 0 and len(x) < 2**16 and x[0].numel() < 2**30):
         return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^30 - 1 elements"
     return None
 
