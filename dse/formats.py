@@ -18,13 +18,15 @@ import msgspec
 class FloatFormat(msgspec.Struct, frozen=True):
     """A grid of magnitudes: `mantissa` bits, smallest normal exponent `emin`, largest value `max`.
 
-    `bits` is what one stored number takes, sign included where the format has one.
+    `bits` is what one stored number takes, sign included where the format has one. `radix` is the base of the
+    exponent: powers of 4 instead of 2 for radix-4 formats, which have no mantissa.
     """
 
     mantissa: int
     emin: int
     max: float
     bits: int
+    radix: int = 2
 
     @property
     def emax(self) -> int:
@@ -40,7 +42,8 @@ class FloatFormat(msgspec.Struct, frozen=True):
             if exponent == 0:  # subnormal: no hidden bit, and the step of the first binade
                 values.append(fraction * 2.0 ** (self.emin - self.mantissa))
             else:
-                values.append((binade + fraction) * 2.0 ** (self.emin + exponent - 1 - self.mantissa))
+                power = self.emin + (exponent - 1) * (self.radix // 2)
+                values.append((binade + fraction) * 2.0 ** (power - self.mantissa))
         return values
 
 
@@ -49,6 +52,9 @@ ELEMENTS: dict[str, FloatFormat] = {
     "e1m2": FloatFormat(mantissa=2, emin=1, max=3.5, bits=4),  # uniform: 0 … 3.5 in steps of 0.5
     "e3m0": FloatFormat(mantissa=0, emin=-2, max=16.0, bits=4),  # powers of two
     "int4": FloatFormat(mantissa=2, emin=2, max=7.0, bits=4),  # symmetric, sign and magnitude: -7 … 7
+    "s1p2": FloatFormat(mantissa=2, emin=0, max=1.75, bits=4),  # HiFloat4's: 0 … 1.75 in steps of 0.25
+    "radix4": FloatFormat(mantissa=0, emin=-6, max=64.0, bits=4, radix=4),  # Sun et al. 2020: 4^-3 … 4^3
+    "radix4-odd": FloatFormat(mantissa=0, emin=-7, max=32.0, bits=4, radix=4),  # the other phase: 4^-3/2 … 4^3/2
     "e4m3": FloatFormat(mantissa=3, emin=-6, max=448.0, bits=8),
     "e5m2": FloatFormat(mantissa=2, emin=-14, max=57344.0, bits=8),
 }

@@ -2,7 +2,7 @@
 
 Shorthand that files may use, expanded here and nowhere else:
 
-* a quantizer, scale, tensor scale, rounding or rotation may be given by name;
+* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation or relaxation may be given by name;
 * `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed.
 """
 
@@ -16,25 +16,22 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.quantizer import (
-    QUANTIZERS,
-    ROUNDING_NAMES,
-    SCALE_NAMES,
-    TENSOR_SCALE_NAMES,
-    Quantizer,
-    Rounding,
-    Scale,
-    TensorScale,
-)
-from fp4dse.dse.recipe import ROTATION_NAMES, RULES, STAGES, Hadamard, Recipe
+from fp4dse.dse.estimator import RELAXATION_NAMES, Relaxation
+from fp4dse.dse.quantizer import OUTLIER_NAMES, ROUNDING_NAMES, Outliers, Quantizer, Rounding
+from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.recipe import ROTATION_NAMES, Hadamard, Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
+from fp4dse.dse.rules import faults
+from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
     Scale: SCALE_NAMES,
     TensorScale | None: TENSOR_SCALE_NAMES,
     Rounding: ROUNDING_NAMES,
+    Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
+    Relaxation: RELAXATION_NAMES,
 }
 """Type of a field -> what may stand there by name."""
 
@@ -86,9 +83,8 @@ def read_toml(path: Path) -> dict[str, typing.Any]:
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
     recipe = read(data, Recipe, where)
-    for check in RULES.values():
-        if error := check(recipe):
-            raise ConfigError(place(where, error.where), error.found, error.accepted)
+    for _, error in faults(recipe):
+        raise ConfigError(place(where, error.where), error.found, error.accepted)
     return recipe
 
 
@@ -100,9 +96,9 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
     tables = []
-    for stage in STAGES:
-        part = getattr(recipe, stage)
-        tables.append("\n".join([f"[{stage}]", *(f"{key} = {text}" for key, text in _toml_fields(part).items())]))
+    for name in Recipe.__struct_fields__:
+        if fields := _toml_fields(getattr(recipe, name)):
+            tables.append("\n".join([f"[{name}]", *(f"{key} = {text}" for key, text in fields.items())]))
     return "\n\n".join(tables) + "\n"
 
 

@@ -11,15 +11,15 @@ belongs to the GEMM: both operands get the same one and it cancels in the produc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.formats import SCALES
-from fp4dse.dse.quantizer import E8M0, Quantizer, block_name, rounding_name, scale_key, scale_name
+from fp4dse.dse.estimator import Estimator, Through
+from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
 from fp4dse.dse.record import Part, plain
+from fp4dse.dse.scale import scale_name
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
@@ -28,18 +28,26 @@ ID_VERSION = 1
 class Hadamard(Part, frozen=True):
     """Block Hadamard of `size` along the contraction axis, normalised by 1/sqrt(size).
 
-    `signs`: `random` flips the input by a ±1 vector of length `size`, drawn once per GEMM and step; `none` does not.
+    signs  the input is flipped by a ±1 vector: `random`, of length `size`, drawn once per GEMM and step; `fixed`, the
+           vector of 16 that NVIDIA's Transformer Engine uses, repeated; or `none`
+    order  of the matrix's columns: `sylvester`, or `sequency`, by the number of sign changes (GSR, 2505.03810)
     """
 
     size: Literal[16, 32, 64, 128]
-    signs: Literal["random", "none"] = "random"
+    signs: Literal["random", "fixed", "none"] = "random"
+    order: Literal["sylvester", "sequency"] = "sylvester"
 
 
+_ROTATION_WORDS = {"random": "rht", "fixed": "fixed", "none": "hadamard"}
 ROTATION_NAMES: dict[str, Hadamard | None] = {
     "none": None,
-    **{f"rht{n}": Hadamard(size=n) for n in (16, 32, 64, 128)},
-    **{f"hadamard{n}": Hadamard(size=n, signs="none") for n in (16, 32, 64, 128)},
+    **{f"{word}{n}": Hadamard(size=n, signs=s) for s, word in _ROTATION_WORDS.items() for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
+    **{f"gsr{n}": Hadamard(size=n, signs="none", order="sequency") for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
 }
+
+Source = Literal["master", "forward"]
+"""What an operand that the forward pass quantizes too is made from in a backward product: from high precision, or
+re-quantized from the forward's quantized copy."""
 
 
 class Fprop(Part, frozen=True):
@@ -51,33 +59,39 @@ class Fprop(Part, frozen=True):
 
 
 class Dgrad(Part, frozen=True):
-    """dX = dY W, contraction over the output width."""
+    """dX = dY W, contraction over the output width. `source` is that of w."""
 
     g: Quantizer
     w: Quantizer
     rotation: Hadamard | None = None
+    source: Source = "master"
 
 
 class Wgrad(Part, frozen=True):
-    """dW = dYᵀ X, contraction over the batch."""
+    """dW = dYᵀ X, contraction over the batch. `source` is that of x."""
 
     g: Quantizer
     x: Quantizer
     rotation: Hadamard | None = None
+    source: Source = "master"
 
 
 STAGES: dict[str, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("g", "w"), "wgrad": ("g", "x")}
 """Stage name -> its two operands, in the order of the product."""
 SLOTS = tuple(f"{stage}.{operand}" for stage, operands in STAGES.items() for operand in operands)
 """The six operand slots."""
+SHARED = {"dgrad": "dgrad.w", "wgrad": "wgrad.x"}
+"""Backward stage -> its operand that the forward pass quantizes too."""
 
 
 class Recipe(Part, frozen=True):
-    """Three stages. `config_id` is the identity of what is computed; learning rate and seed are not part of it."""
+    """Three stages and the gradient estimator. `config_id` is the identity of what is computed; learning rate and seed
+    are not part of it."""
 
     fprop: Fprop
     dgrad: Dgrad
     wgrad: Wgrad
+    estimator: Estimator = Estimator()
 
     @staticmethod
     def named(name: str) -> Recipe:
@@ -102,15 +116,28 @@ class Recipe(Part, frozen=True):
     def rotation(self, stage: str) -> Hadamard | None:
         return getattr(self, stage).rotation
 
+    def source(self, stage: str) -> Source:
+        """Of the operand that stage `dgrad` or `wgrad` shares with the forward pass."""
+        return getattr(self, stage).source
+
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
-        stages = {}
+        q = {slot: self.slot(slot).canonical() for slot in SLOTS}
+        changes = {}
         for stage, (a, b) in STAGES.items():
-            old = getattr(self, stage)
-            qa, qb = getattr(old, a).canonical(), getattr(old, b).canonical()
-            rotation = None if qa.is_plain and qb.is_plain else old.rotation  # nothing is quantized: no effect
-            stages[stage] = type(old)(**{a: qa, b: qb, "rotation": rotation})
-        return Recipe(**stages)
+            qa, qb = q[f"{stage}.{a}"], q[f"{stage}.{b}"]
+            rotation = None if qa.is_plain and qb.is_plain else self.rotation(stage)  # nothing is quantized: no effect
+            changes[stage] = {a: qa, b: qb, "rotation": rotation}
+            if stage != "fprop" and q[f"fprop.{b}"].element == "none":
+                changes[stage]["source"] = "master"  # the forward's copy is the operand itself
+        estimator = Estimator(**{x: self._through(x) for x in STAGES["fprop"]})
+        stages = {stage: msgspec.structs.replace(getattr(self, stage), **new) for stage, new in changes.items()}
+        return Recipe(**stages, estimator=estimator)  # type: ignore[arg-type]
+
+    def _through(self, operand: str) -> Through:
+        """Nothing passes through the quantizer of a plain operand."""
+        plain = self.slot(f"fprop.{operand}").is_plain
+        return Through() if plain else getattr(self.estimator, operand).canonical()
 
     @property
     def config_id(self) -> str:
@@ -128,18 +155,22 @@ class Recipe(Part, frozen=True):
 
         What makes no sense within one part is unwritable or has no effect; rules concern several fields.
         """
-        return [(rule, str(error)) for rule, check in RULES.items() if (error := check(self))]
+        from fp4dse.dse.rules import faults  # rules need Recipe
+
+        return [(rule, str(error)) for rule, error in faults(self)]
 
     def signature(self) -> Signature:
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
         r = self.canonical()
         return Signature(
-            blocks=tuple("" if r.slot(s).is_plain else block_name(r.slot(s).block) for s in SLOTS),
+            layouts=tuple(r.slot(s).layout for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
+            sources=tuple(r.source(stage) for stage in SHARED),
+            estimators=(r.estimator.x.label(), r.estimator.w.label()),
         )
 
     def label(self) -> str:
-        """The recipe in words: formats, where ranges and stochastic rounding apply, rotations.
+        """The recipe in words: formats, where ranges and roundings apply, rotations, sources, estimators.
 
         `nvfp4, gradients 16/17 SR, wgrad rht16`; a word for the slots stands before all that is not everywhere.
         """
@@ -147,6 +178,8 @@ class Recipe(Part, frozen=True):
         words = _grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
         words += _grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
+        words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
+        words += [f"{x} {text}" for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())]
         return ", ".join(words)
 
     def columns(self) -> dict[str, str | int | float | None]:
@@ -160,45 +193,37 @@ class Recipe(Part, frozen=True):
             out[f"{prefix}_block"] = block_name(q.block) if block_scaled else None
             out[f"{prefix}_scale"] = scale_name(q.scale) if block_scaled else None
             out[f"{prefix}_tensor_scale"] = q.tensor_scale.target if q.tensor_scale else None
+            out[f"{prefix}_tensor_amax"] = q.tensor_scale.policy if q.tensor_scale else None
             out[f"{prefix}_rounding"] = rounding_name(q.rounding) if block_scaled else None
-            out[f"{prefix}_range"] = q.range if block_scaled else None
-            out[f"{prefix}_adapt"] = q.adapt if block_scaled else None
+            for field in ("range", "adapt", "scaling", "arithmetic"):
+                out[f"{prefix}_{field}"] = getattr(q, field) if block_scaled else None
+            out[f"{prefix}_outliers"] = (outlier_words(q.outliers) or "none") if block_scaled else None
         for stage in STAGES:
             out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
+        for stage in SHARED:
+            out[f"{stage}_source"] = r.source(stage)
+        for operand in STAGES["fprop"]:
+            out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
         return out
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
-    """Structural signature: block shape per slot (empty = plain) and rotation per stage."""
+    """Structural signature: layout per slot (empty = plain), rotation per stage, and how the backward pass is made."""
 
-    blocks: tuple[str, ...]  # in the order of SLOTS
+    layouts: tuple[str, ...]  # in the order of SLOTS
     rotations: tuple[str, ...]  # in the order of STAGES
-
-
-def _target_above_scale(r: Recipe) -> ConfigError | None:
-    """A tensor-scale target above the largest block scale would always clip the largest blocks."""
-    for slot in SLOTS:
-        q = r.slot(slot).canonical()
-        if q.tensor_scale and not isinstance(q.scale, E8M0):
-            name = scale_key(q.scale)
-            target, largest = q.tensor_scale.target, SCALES[name].max
-            if target and target > largest:
-                accepted = f"at most {largest:g}, the largest {name} block scale"
-                return ConfigError(f"{slot}.tensor_scale.target", target, accepted)
-    return None
-
-
-RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
-    "target-above-scale-format": _target_above_scale,
-}
-"""Rule name -> what breaks it in a recipe, or None."""
+    sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
+    estimators: tuple[str, ...] = ("", "")  # x, w; empty = straight through
 
 
 def rotation_name(rotation: Hadamard | None) -> str:
-    """`none`, `rht16` (random signs), `hadamard16` (no signs): the key in ROTATION_NAMES."""
+    """`none`, `rht16` (random signs), `fixed16`, `hadamard16` (no signs), `gsr16`, `gsr-rht16`."""
     if rotation is None:
         return "none"
-    return f"{'rht' if rotation.signs == 'random' else 'hadamard'}{rotation.size}"
+    word = _ROTATION_WORDS[rotation.signs]
+    if rotation.order == "sequency":
+        word = "gsr" if rotation.signs == "none" else f"gsr-{word}"
+    return f"{word}{rotation.size}"
 
 
 _GROUPS: dict[str, set[str]] = {

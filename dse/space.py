@@ -23,8 +23,9 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.library import load_recipe, place, read, read_toml
 from fp4dse.dse.paths import RecipePath, holds, parse_path, read_value, write
-from fp4dse.dse.recipe import RULES, Recipe
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
+from fp4dse.dse.rules import faults
 
 
 class Forbid(Part, frozen=True):
@@ -102,7 +103,7 @@ class Space(msgspec.Struct, frozen=True):
                 count.merged += 1
                 continue
             seen.add(recipe)
-            broken = next((name for name, check in RULES.items() if check(recipe)), None) or next(
+            broken = next((name for name, _ in faults(recipe)), None) or next(
                 (reason for reason, when in rules if all(holds(recipe, path, value) for path, value in when)), None
             )
             if broken:

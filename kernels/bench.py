@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
-from fp4dse.dse.quantizer import SCALE_NAMES, Stochastic
+from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import fused
 from fp4dse.kernels.backend import backend
 from fp4dse.kernels.descriptor import descriptor

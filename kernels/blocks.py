@@ -7,21 +7,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp4dse.dse.quantizer import block_elements
-
-
-def tile(block: int | str) -> int:
-    """Edge of a 2-D tile, or 0."""
-    return int(block.split("x")[0]) if isinstance(block, str) and "x" in block else 0
-
-
-def unit(block: int | str) -> int:
-    """What the contraction axis must be a multiple of."""
-    return block if isinstance(block, int) else tile(block) or 1
+from fp4dse.dse.quantizer import block_elements, tile
 
 
 def cut(x: Tensor, block: int | str) -> Tensor:
-    """[L, R, C] -> [L, n, B]. C must be a multiple of `unit(block)`; for a tile R too."""
+    """[L, R, C] -> [L, n, B]. C must be a multiple of the block, for a tile R too."""
     lanes, rows, columns = x.shape
     if edge := tile(block):
         x = x.reshape(lanes, rows // edge, edge, columns // edge, edge).transpose(2, 3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from fp4dse.dse import QUANTIZERS
-from fp4dse.dse.quantizer import Quantizer, block_name, scale_name
+from fp4dse.dse.quantizer import Quantizer, block_name
+from fp4dse.dse.scale import scale_name
 from fp4dse.kernels.quantize import quantize
 
 

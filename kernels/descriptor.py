@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse.formats import ELEMENTS, SCALES, e8m0_rule
-from fp4dse.dse.quantizer import E8M0, Nearest, Quantizer, Stochastic, scale_key
+from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Stochastic
+from fp4dse.dse.scale import E8M0, FloatScale, scale_key
 
 FLOATS = (
     "elem_pmin",  # 2^emin of the element format
@@ -32,13 +33,15 @@ INTS = (
     "float_scale",  # 1: scale with a mantissa, 0: E8M0
     "e8m0_carry",  # added to the FP32 bits of amax before the exponent is taken
     "e8m0_offset",
-    "scale_up",  # the scale is rounded up
+    "scale_up",  # the scale is rounded up …
+    "scale_stochastic",  # … or up by chance
     "encode",  # the stored scale is the multiplier
     "hybrid",  # elements are made with the unrounded scale
     "log_ties",  # element without mantissa bits: the even code is the one of even exponent
     "half_away",
     "random_shift",  # 16 - b
     "stochastic",
+    "ema",  # rounded towards a moving average
     "adapt",  # the better of two encodings of a block
     "adapt_mae",  # … by absolute error
 )
@@ -61,12 +64,13 @@ def _row(q: Quantizer) -> dict[str, float]:
         "elem_max": element.max,
         "inv_val_max": 1 / q.val_max,
         "prescale": 0.75 if q.range == "3/4" else 1.0,
-        "postscale": 4 / 3 if q.range == "3/4" else 1.0,
+        "postscale": {"3/4": 4 / 3, "aligned": 1.009276}.get(q.range, 1.0),
         "log_ties": element.mantissa == 0,
         "half_away": isinstance(q.rounding, Nearest) and q.rounding.ties == "away",
         "stochastic": isinstance(q.rounding, Stochastic),
+        "ema": isinstance(q.rounding, Ema),
         "random_shift": 16 - bits,
-        "adapt": q.adapt != "none",
+        "adapt": q.adapt.startswith("4over6"),
         "adapt_mae": q.adapt == "4over6-mae",
         "random_step": 2.0 ** -(bits + 1),
         "scale_pmin": 1.0,
@@ -75,7 +79,7 @@ def _row(q: Quantizer) -> dict[str, float]:
     }
     if isinstance(q.scale, E8M0):
         row["e8m0_carry"], row["e8m0_offset"] = e8m0_rule(q.scale.rule, element)
-    else:
+    elif isinstance(q.scale, FloatScale):
         scale = SCALES[scale_key(q.scale)]
         zeros = {"keep": 0.0, "one": 1.0, "min": 2.0 ** (scale.emin - scale.mantissa)}
         row |= {
@@ -85,6 +89,7 @@ def _row(q: Quantizer) -> dict[str, float]:
             "scale_max": scale.max,
             "scale_zero": zeros[q.scale.zero],
             "scale_up": q.scale.rounding == "up",
+            "scale_stochastic": q.scale.rounding == "stochastic",
             "encode": q.scale.convention == "encode",
             "hybrid": q.scale.hybrid,
         }

@@ -1,50 +1,31 @@
-"""The numerics of a population: what each lane's six slots do, as tables on the device, and the GEMM that uses them.
+"""The numerics of a population: the GEMM that uses its six operand slots.
 
-One function serves the three GEMMs: both operands are laid out [L, rows, contraction], rotated, padded with zeros
-to whole blocks, quantized along the contraction, and multiplied in FP32; the tensor decode factors are applied to the
-result.
+One function serves the three GEMMs: both operands are padded with zeros to whole blocks, rotated, quantized along the
+contraction, and multiplied in FP32; the tensor decode factors are applied to the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fp4dse.dse import SLOTS, STAGES, Recipe
+from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import BLOCKS, features
-from fp4dse.kernels.philox import STREAMS, random16, signs
-from fp4dse.kernels.reference import round_bf16
-from fp4dse.kernels.rotation import rotate
-
-
-class SlotTable:
-    """One operand slot of all lanes: block size, descriptor rows, and which lanes round to BF16 if it is plain."""
-
-    def __init__(self, recipes: Sequence[Recipe], slot: str, device: torch.device) -> None:
-        quantizers = [recipe.slot(slot).canonical() for recipe in recipes]
-        self.site = SLOTS.index(slot)
-        self.block = None if quantizers[0].is_plain else quantizers[0].block
-        if self.block:
-            self.floats, self.ints = descriptor(quantizers, device)
-            self.features = features(self.floats, self.ints)
-        else:
-            bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
-            self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
-            self.bf16_lanes = bf16[:, None, None]
+from fp4dse.kernels.operand import Keys, Operand, Slot
+from fp4dse.kernels.philox import signs
+from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
 
 class LaneNumerics:
     """Recipes of equal structural signature with their seeds, ready to run: `gemm(stage, …)`.
 
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
-    own would not have the bits that it has in company). `step` is a device scalar that the training loop advances.
+    own would not have the bits that it has in company). `step` is a device scalar that the training loop advances;
+    while `training` is False, nothing that is kept from step to step changes.
     """
 
     def __init__(self, recipes: Sequence[Recipe], seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -53,65 +34,75 @@ class LaneNumerics:
         if len(recipes) < 2 or len(recipes) != len(seeds):
             raise ValueError(f"a population needs two lanes or more and a seed each: {len(recipes)}, {len(seeds)}")
         device = torch.device(device)
+        first = recipes[0].canonical()
         self.lanes = len(recipes)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
-        self.slots = {slot: SlotTable(recipes, slot, device) for slot in SLOTS}
-        plain = not any(table.block for table in self.slots.values())
-        self.backend: Backend = PLAIN if plain else backend(str(device))
-        self.rotations = {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}
+        self.training = True
+        self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
+        self.slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
+        self.rotations = {stage: first.rotation(stage) for stage in STAGES}
+        self.requantized = {stage for stage in SHARED if first.source(stage) == "forward"}
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
 
         a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
-        slot_a, slot_b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
+        return _product(*self._operands(stage, layer, a, a_dim, b, b_dim))
+
+    def forward(self, layer: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]; with what the backward products are to take for x and for w."""
+        qx, qw = self._operands("fprop", layer, x, 2, w, 2)
+        kept_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
+        kept_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
+        return _product(qx, qw), kept_x, kept_w
+
+    def _operands(
+        self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int
+    ) -> tuple[Operand, Operand]:
+        slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
         rotation = self.rotations[stage]
-        unit = max([rotation.size if rotation else 1, *(blocks.unit(s.block) for s in (slot_a, slot_b) if s.block)])
+        unit = max([rotation.size if rotation else 1, *(slot.unit for slot in slots)])
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
-            flips = None
-            if rotation.signs == "random":
-                site = torch.tensor(8 * layer + list(STAGES).index(stage), device=a.device)
-                flips = signs(self.seeds, self.step, site, rotation.size, self.backend.words)
-            a, b = (rotate(t, rotation.size, d, flips) for t, d in ((a, a_dim), (b, b_dim)))
-        qa, dec_a = self._operand(slot_a, layer, a, a_dim)
-        qb, dec_b = self._operand(slot_b, layer, b, b_dim)
-        out = torch.bmm(qa, qb.mT)
-        for dec in (dec_a, dec_b):
-            out = out if dec is None else out * dec[:, None, None]
-        return out
+            flips = self._signs(stage, layer, rotation)
+            a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
+        keys = Keys(self.seeds, self.step, layer, self.training)
+        return slots[0].quantize(a, a_dim, keys), slots[1].quantize(b, b_dim, keys)
 
-    def _operand(self, slot: SlotTable, layer: int, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
-        """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any."""
-        if isinstance(slot.block, int) and self.backend.operand:
-            return self._fused(slot, layer, x, dim == 1, slot.block)
-        x = x if dim == 2 else x.mT
-        if not slot.block:
-            if slot.bf16 == "none":
-                return x, None
-            rounded = round_bf16(x)
-            return (rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x)), None
-        rows = x.shape[1]
-        x = blocks.pad(x, 1, blocks.tile(slot.block) or 1)
-        # for other strides, and for a view of another tensor, a compiled function would be traced anew
-        cut = blocks.cut(x, slot.block).contiguous().detach()
-        if self.backend.operand and cut.shape[2] in BLOCKS:
-            values, dec = self._fused(slot, layer, cut, False, cut.shape[2])
-            return blocks.join(values, x.shape, slot.block)[:, :rows], dec
-        random = None
-        if slot.features.stochastic:
-            site = torch.tensor(8 * layer + slot.site, device=x.device)
-            draw = partial(random16, self.seeds, STREAMS["rounding"], self.step, site, words=self.backend.words)
-            random = draw(-(-cut[0].numel() // 8) * 8)[:, : cut[0].numel()].view_as(cut)
-        values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.features.adaptive)
-        return blocks.join(values, x.shape, slot.block)[:, :rows], dec
+    def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
+        """[L, size] of ±1; the same for both operands."""
+        if rotation.signs == "none":
+            return None
+        if rotation.signs == "fixed":
+            return fixed_signs(rotation.size, self.seeds.device)
+        site = torch.tensor(8 * layer + list(STAGES).index(stage), device=self.seeds.device)
+        return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
 
-    def _fused(self, slot: SlotTable, layer: int, x: Tensor, columns: bool, block: int) -> tuple[Tensor, Tensor]:
-        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
-        tables, keys = (slot.floats, slot.ints, slot.features), (self.seeds, self.step, 8 * layer + slot.site)
-        return self.backend.operand(x, columns, block, *tables, *keys, None, torch.float32)  # type: ignore[misc]
+    def _copy(self, layer: int, operand: Operand, x: Tensor) -> Tensor:
+        """The forward's quantized copy of x [L, ·, K], decoded and rotated back."""
+        decoded, rotation = operand.decoded(), self.rotations["fprop"]
+        if rotation:
+            decoded = rotate_back(decoded, rotation.size, 2, self._signs("fprop", layer, rotation), rotation.order)
+        return decoded[:, :, : x.shape[2]]
+
+
+def _product(a: Operand, b: Operand) -> Tensor:
+    """a [L, R, C] and b [L, S, C] multiplied: [L, R, S]. What clamping cut off meets the other operand unquantized."""
+    out = None
+    for s in a.terms:
+        for t in b.terms:
+            part = torch.bmm(s.values, t.values.mT)
+            part = part if s.factor is None else part * s.factor.view(len(part), -1, 1)
+            part = part if t.factor is None else part * t.factor.view(len(part), 1, -1)
+            out = part if out is None else out + part
+    assert out is not None
+    if a.rest is not None:
+        out = out + torch.bmm(a.rest, b.raw.mT)
+    if b.rest is not None:
+        out = out + torch.bmm(a.raw if a.rest is None else a.raw - a.rest, b.rest.mT)
+    return out
 
 
 @torch.no_grad()
@@ -124,7 +115,8 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
     recipes = list(dict.fromkeys(recipes)) * 2
     numerics = LaneNumerics(recipes, range(len(recipes)))
     a, b = torch.ones(numerics.lanes, 40, 256), torch.ones(numerics.lanes, 50, 256)  # no block is a whole operand
-    for stage in STAGES:
-        numerics.gemm(stage, 0, a, 2, b, 2)
+    for _ in range(2):  # state exists from the second step on
+        for stage in STAGES:
+            numerics.gemm(stage, 0, a, 2, b, 2)
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

@@ -10,16 +10,17 @@ from fp4dse.kernels.reduce import lane_sum
 
 
 class _QuantLinear(torch.autograd.Function):
-    """Y = X Wᵀ with each of the six operands quantized along its own contraction axis, from its unquantized source.
+    """Y = X Wᵀ with each of the six operands quantized along its own contraction axis.
 
-    The estimator is straight-through: the gradient of a quantizer is taken to be one.
+    Backward operands are made from the unquantized ones, or from the forward's copies where the recipe says so.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
-        ctx.save_for_backward(x, w)
+        y, kept_x, kept_w = numerics.forward(layer, x, w)
+        ctx.save_for_backward(kept_x, kept_w)
         ctx.numerics, ctx.layer = numerics, layer
-        return numerics.gemm("fprop", layer, x, 2, w, 2)  # [L, M, N]
+        return y  # [L, M, N]
 
     @staticmethod
     def backward(ctx, g: Tensor):

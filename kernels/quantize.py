@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.quantizer import Stochastic, tile
+from fp4dse.dse.rules import quantizer_faults
+from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import philox, reference
-from fp4dse.kernels.blocks import cut, join, tile, unit
+from fp4dse.kernels.blocks import cut, join
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.rotation import rotate, rotate_back
+from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
 
 class Quantized(msgspec.Struct, frozen=True):
@@ -23,8 +25,9 @@ class Quantized(msgspec.Struct, frozen=True):
     values        float32 [..., K], decoded, rotated back if a rotation was given
     elements      float32 [..., K], decoded element values
     codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
-    scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles; None for plain operands
-    tensor_scale  float32 scalar, decode factor
+    scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles, [..., K] where elements of a block
+                  have different ones; None for plain operands
+    tensor_scale  float32 scalar, decode factor; [M] for one per row
     meta          what else the format stores
 
     (elements * scales) * tensor_scale, left to right, is the decoded tensor before rotating back.
@@ -56,29 +59,69 @@ def quantize(
     if rotation:
         if rotation.signs == "random":
             flips = philox.signs(seeds, step_, site_, rotation.size)
-        rows = rotate(rows, rotation.size, 2, flips)
-    one = torch.ones((), device=x.device)
+        elif rotation.signs == "fixed":
+            flips = fixed_signs(rotation.size, x.device)
+        rows = rotate(rows, rotation.size, 2, flips, rotation.order)
     if quantizer.is_plain:
         elements = reference.round_bf16(rows) if quantizer.element == "bf16" else rows
-        decoded, codes, scales, dec = elements, None, None, one
+        out = Quantized(elements, elements, None, None, torch.ones((), device=x.device))
     else:
-        blocks = cut(rows, quantizer.block)
-        random = None
-        if isinstance(quantizer.rounding, Stochastic):
-            count = -(-blocks.numel() // 8) * 8
-            drawn = philox.random16(seeds, philox.STREAMS["rounding"], step_, site_, count)
-            random = drawn[:, : blocks.numel()].view_as(blocks)
-        q, scale, factor = reference.quantize_blocks(
-            blocks, *descriptor([quantizer], x.device), random, quantizer.canonical().adapt != "none"
-        )
-        decoded = join((q * scale[:, :, None]) * factor, rows.shape, quantizer.block)
-        elements = join(q, rows.shape, quantizer.block)
-        codes = element_codes(elements, quantizer.element).view(shape)
-        scales, dec = scale.view(_scale_shape(shape, quantizer.block)), factor[0]
-    values = decoded.view(rows.shape)
+        out = _block_scaled(rows, quantizer.canonical(), Draws(seeds, step_, site_))
+    values = out.values
     if rotation:
-        values = rotate_back(values, rotation.size, 2, flips)
-    return Quantized(values.view(shape), elements.reshape(shape), codes, scales, dec)
+        values = rotate_back(values, rotation.size, 2, flips, rotation.order)
+    scales = None if out.scales is None else out.scales.view(_scale_shape(shape, quantizer.block, out.scales))
+    return msgspec.structs.replace(
+        out,
+        values=values.reshape(shape),
+        elements=out.elements.reshape(shape),
+        codes=None if out.codes is None else out.codes.view(shape),
+        scales=scales,
+    )
+
+
+class Draws(NamedTuple):
+    """Keys of random numbers: int64 [1], and two scalars."""
+
+    seeds: Tensor
+    step: Tensor
+    site: Tensor
+
+    def __call__(self, stream: str, count: int) -> Tensor:
+        drawn = philox.random16(self.seeds, philox.STREAMS[stream], self.step, self.site, -(-count // 8) * 8)
+        return drawn[:, :count]
+
+
+def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
+    """rows [1, R, K] quantized; scales [1, n], or [1, n, B] where they differ within a block."""
+    blocks = cut(rows, q.block)
+    stochastic = isinstance(q.rounding, Stochastic)
+    stochastic_scales = isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic"
+    per_row = q.tensor_scale is not None and q.tensor_scale.over == "row"
+    encoded, dec = reference.quantize_blocks(
+        blocks,
+        *descriptor([q], rows.device),
+        draws("rounding", blocks.numel()).view_as(blocks) if stochastic else None,
+        q.adapt.startswith("4over6"),
+        codec=q.codec,
+        factors=rows.shape[1] if per_row else 1,
+        scale_random=draws("scales", blocks.shape[1]) if stochastic_scales else None,
+    )
+    scale = encoded.scale if encoded.scale.ndim == 3 else encoded.scale[:, :, None]
+    elements = join(encoded.q, rows.shape, q.block)
+    decoded = join(encoded.q * scale, rows.shape, q.block) * (dec[0][:, None] if per_row else dec[0])
+    return Quantized(
+        values=decoded,
+        elements=elements,
+        codes=element_codes(elements, q.element) if q.codec in CODED else None,
+        scales=encoded.scale if encoded.scale.ndim == 2 else join(encoded.scale, rows.shape, q.block),
+        tensor_scale=dec[0],
+        meta={name: value[0] for name, value in encoded.meta.items()},
+    )
+
+
+CODED = ("block", "split", "macro", "eden", "quest", "sawb", "exact", "radix4")
+"""Codecs whose elements are those of one codebook."""
 
 
 def element_codes(q: Tensor, element: str) -> Tensor:
@@ -88,12 +131,14 @@ def element_codes(q: Tensor, element: str) -> Tensor:
     return (index + (torch.signbit(q).to(index.dtype) << ELEMENTS[element].bits - 1)).to(torch.uint8)
 
 
-def _scale_shape(shape: torch.Size, block: int | str) -> tuple[int, ...]:
+def _scale_shape(shape: torch.Size, block: int | str, scales: Tensor) -> tuple[int, ...]:
     """Shape of the block scales of a tensor of `shape`."""
     *outer, k = shape
+    if scales.ndim == 3:
+        return tuple(shape)
     if edge := tile(block):
         return (*outer[:-1], outer[-1] // edge, k // edge)
-    return (1,) * len(shape) if block == "tensor" else (*outer, 1 if block == "row" else k // unit(block))
+    return (1,) * len(shape) if block == "tensor" else (*outer, k // block if isinstance(block, int) else 1)
 
 
 def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
@@ -101,11 +146,18 @@ def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
         raise ConfigError("x.dtype", str(x.dtype), "a floating-point tensor")
     if x.numel() == 0 or x.ndim == 0:
         raise ConfigError("x.shape", tuple(x.shape), "at least one element along a last axis")
-    block = 1 if quantizer.is_plain else quantizer.block
-    edge = tile(block)
+    for _, error in quantizer_faults(quantizer):
+        raise error
+    edge = 0 if quantizer.is_plain else tile(quantizer.block)
     if edge and x.ndim < 2:
-        raise ConfigError("x.shape", tuple(x.shape), f"a matrix, because block {block} covers the last two axes")
-    parts = [("block", -1, unit(block)), ("rotation", -1, rotation.size if rotation else 1), ("block", -2, edge or 1)]
+        raise ConfigError(
+            "x.shape", tuple(x.shape), f"a matrix, because block {quantizer.block} covers the last two axes"
+        )
+    parts = [
+        ("block", -1, quantizer.unit),
+        ("rotation", -1, rotation.size if rotation else 1),
+        ("block", -2, edge or 1),
+    ]
     for name, axis, size in parts:
         if size > 1 and x.shape[axis] % size:
             accepted = f"a multiple of the {name} size {size} (pad it, or change the {name})"

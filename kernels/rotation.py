@@ -8,6 +8,8 @@ butterfly with strides 1, 2, 4 … then one multiplication by FP32(1/sqrt(n)): a
 from __future__ import annotations
 
 import math
+from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -28,15 +30,41 @@ def hadamard(x: Tensor, size: int, dim: int) -> Tensor:
     return x.reshape(*before, length, *after) * _f32(1 / math.sqrt(size))
 
 
-def rotate(x: Tensor, size: int, dim: int, signs: Tensor | None) -> Tensor:
-    """(x · signs) H / sqrt(size) along `dim`. x: [L, …]; signs: [L, size] of ±1, repeated for every group, or None."""
-    return hadamard(x if signs is None else x * _along(signs, x, dim), size, dim)
+FIXED_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""The vector that NVIDIA's Transformer Engine flips its inputs by, repeated where the rotation is longer."""
 
 
-def rotate_back(x: Tensor, size: int, dim: int, signs: Tensor | None) -> Tensor:
-    """The inverse of `rotate`, up to rounding."""
-    x = hadamard(x, size, dim)
+def rotate(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str = "sylvester") -> Tensor:
+    """(x · signs) H / sqrt(size) along `dim`. x: [L, …]; signs: [L, size] of ±1, repeated for every group, or None.
+
+    order: `sylvester`, or `sequency`: the columns of H by the number of their sign changes.
+    """
+    x = hadamard(x if signs is None else x * _along(signs, x, dim), size, dim)
+    return x if order == "sylvester" else _in_sequency(x, size, dim)
+
+
+def rotate_back(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str = "sylvester") -> Tensor:
+    """The inverse of `rotate`, up to rounding. With its columns by sequency, too, H is symmetric."""
+    x = rotate(x, size, dim, None, order)
     return x if signs is None else x * _along(signs, x, dim)
+
+
+def fixed_signs(size: int, device: torch.device) -> Tensor:
+    """float32 [1, size]."""
+    return torch.tensor(FIXED_SIGNS, dtype=torch.float32, device=device).repeat(size // 16)[None, :]
+
+
+@cache
+def sequency_order(size: int) -> tuple[int, ...]:
+    """Columns of the Sylvester matrix by the number of their sign changes, 0 … size-1."""
+    bit = [[bin(row & column).count("1") % 2 for row in range(size)] for column in range(size)]
+    return tuple(sorted(range(size), key=lambda column: sum(a != b for a, b in pairwise(bit[column]))))
+
+
+def _in_sequency(x: Tensor, size: int, dim: int) -> Tensor:
+    index = torch.tensor(sequency_order(size), device=x.device)
+    groups = torch.arange(0, x.shape[dim], size, device=x.device)
+    return x.index_select(dim, (groups[:, None] + index[None, :]).flatten())
 
 
 def _along(signs: Tensor, x: Tensor, dim: int) -> Tensor:

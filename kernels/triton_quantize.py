@@ -30,7 +30,7 @@ from fp4dse.kernels.triton_numbers import (
     up_from,
 )
 
-KNOWN = {"random_step"}  # it follows from random_shift
+KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
 """Columns of the descriptor tables that the kernel heeds."""
 
 

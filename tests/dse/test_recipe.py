@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
-from fp4dse.dse.quantizer import Nearest, Stochastic, TensorScale
+from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
+from fp4dse.dse.scale import TensorScale
 
 replace = msgspec.structs.replace
 

@@ -13,7 +13,8 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import E8M0, ROUNDING_NAMES, SCALE_NAMES, Nearest, Stochastic, TensorScale
+from fp4dse.dse.quantizer import ROUNDING_NAMES, Nearest, Stochastic
+from fp4dse.dse.scale import E8M0, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.kernels.descriptor import descriptor
 

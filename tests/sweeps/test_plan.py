@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
-from fp4dse.dse.quantizer import TensorScale
+from fp4dse.dse.scale import TensorScale
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.plan import job_size, plan, split, uses_random_bits
 from fp4dse.tasks import get_task

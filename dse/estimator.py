@@ -1,0 +1,108 @@
+"""How gradients pass through the forward quantizers, as data. kernels/estimators.py computes it.
+
+For x̂ = s · Q(x/s) with z = x/s, the gradient of x is that of x̂ times a surrogate of Q'(z), plus a term for the scale's
+own dependence on x. What STE, the default, does: one, and no such term.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from fp4dse.dse.record import Part
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class STE(Part, frozen=True, tag_field="kind", tag="ste"):
+    """Straight through: 1."""
+
+
+class Clipped(Part, frozen=True, tag_field="kind", tag="clipped"):
+    """1 where |z| is at most the largest element, else 0."""
+
+
+class DGE(Part, frozen=True, tag_field="kind", tag="dge"):
+    """min(cap, |t|^(1/k - 1) / k), t in [-1, 1] the position in the interval of the grid, 0 outside (2501.17116)."""
+
+    k: Positive = 5.0
+    cap: Positive = 3.0
+
+
+class PowerLaw(Part, frozen=True, tag_field="kind", tag="power-law"):
+    """(δ/2) |z - c|^(1/k - 1) / k, not normalised by the interval's width δ; 0 at its centre c (2509.17791)."""
+
+    k: Positive = 5.0
+
+
+class Sigmoid(Part, frozen=True, tag_field="kind", tag="sigmoid"):
+    """12 σ(1 - σ) / temperature at 12 (z - c) / (δ · temperature), at least `lower` (2509.17791)."""
+
+    temperature: Positive = 0.5
+    lower: Positive = 0.5
+
+
+class Spline(Part, frozen=True, tag_field="kind", tag="spline"):
+    """Slope of the interpolant of the hard Q on 40 equispaced knots over the grid, at least `lower` (2509.17791)."""
+
+    lower: Positive = 0.5
+
+
+class Trust(Part, frozen=True, tag_field="kind", tag="trust"):
+    """1 where |x̂ - x| is at most half the coarsest step of the grid times the scale, else 0 (QuEST, 2502.05003)."""
+
+
+Relaxation = STE | Clipped | DGE | PowerLaw | Sigmoid | Spline | Trust
+
+RELAXATION_NAMES: dict[str, Relaxation] = {
+    "ste": STE(),
+    "clipped": Clipped(),
+    "dge": DGE(),
+    "power-law": PowerLaw(),
+    "sigmoid": Sigmoid(),
+    "spline": Spline(),
+    "trust": Trust(),
+}
+
+
+class Through(Part, frozen=True):
+    """How the gradient of one decoded forward operand becomes that of the operand.
+
+    element  surrogate derivative of the element rounding
+    masked   the surrogate counts only where |z| is at least the largest element, elsewhere 1: what the released
+             simulator of 2509.17791 does
+    scale    the gradient that goes through the block scale. `none`; `diagonal`: of each element through its own
+             dependence, at the block maximum (as the paper); `exact`: of the whole block (one dot product per block),
+             at the block maximum; `softmax-diagonal`, `softmax`: the same with the maximum's weight spread over the
+             block by softmax(80 |x| / amax)
+    """
+
+    element: Relaxation = STE()
+    masked: bool = False
+    scale: Literal["none", "diagonal", "exact", "softmax-diagonal", "softmax"] = "none"
+
+    def canonical(self) -> Through:
+        """Masking STE has no effect."""
+        return msgspec.structs.replace(self, masked=False) if self.element == STE() else self
+
+    def label(self) -> str:
+        """Empty for STE; `dge`, `dge masked`, `ste, exact scale gradient` …."""
+        if self == Through():
+            return ""
+        words = [relaxation_name(self.element), "masked"][: 1 + self.masked]
+        return " ".join(words) + ("" if self.scale == "none" else f" {self.scale} scale gradient")
+
+
+class Estimator(Part, frozen=True):
+    """The two forward operands."""
+
+    x: Through = Through()
+    w: Through = Through()
+
+
+def relaxation_name(relaxation: Relaxation) -> str:
+    """The key in RELAXATION_NAMES, or the kind with its numbers: `dge k7 cap3`."""
+    name = next((name for name, known in RELAXATION_NAMES.items() if known == relaxation), None)
+    numbers = [f"{field}{getattr(relaxation, field):g}" for field in relaxation.__struct_fields__]
+    return name or " ".join([str(relaxation.__struct_config__.tag), *numbers])

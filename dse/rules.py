@@ -1,0 +1,185 @@
+"""What makes no sense together, as data: every rule has a name, and says what it found and what would be accepted.
+
+What makes no sense within one part is unwritable, and what has no effect is removed by `canonical()`; rules concern
+several fields. Sweeps count the recipes that a rule rejects; a recipe given by name or file that breaks one is an
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.formats import SCALES
+from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Stochastic
+from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, rotation_name
+from fp4dse.dse.scale import E8M0, FP32, FloatScale, scale_format, scale_key
+
+Requirement = tuple[str, Callable[[Any], bool], str]
+"""Field of a quantizer, what its value must be, and that in words."""
+
+_E2M1: Requirement = ("element", lambda v: v == "e2m1", "e2m1")
+_BLOCKS: Requirement = ("block", lambda v: isinstance(v, int), "16, 32, 64, 128")
+_DECODE: Requirement = (
+    "scale",
+    lambda v: isinstance(v, FloatScale) and v.convention == "decode" and not v.hybrid,
+    "a scale with a mantissa, decode convention, not hybrid",
+)
+_POWER: Requirement = ("scale", lambda v: isinstance(v, E8M0), "e8m0")
+_NEAREST: Requirement = ("rounding", lambda v: v == Nearest(), "nearest")
+_FULL: Requirement = ("range", lambda v: v == "full", "full")
+_NO_ADAPTION: Requirement = ("adapt", lambda v: v == "none", "none")
+_NO_TENSOR_SCALE: Requirement = ("tensor_scale", lambda v: v is None, "none")
+_CURRENT: Requirement = ("tensor_scale", lambda v: v is None or v.policy == "current", "none, or the current maximum")
+_NOT_EMA: Requirement = ("rounding", lambda v: not isinstance(v, Ema), "nearest, stochastic")
+
+REQUIRES: dict[str, tuple[Requirement, ...]] = {
+    "hif4": (
+        ("element", lambda v: v == "s1p2", "s1p2"),
+        ("block", lambda v: v == 64, "64"),
+        ("rounding", lambda v: isinstance(v, Stochastic) or v == Nearest(ties="away"), "half-away, stochastic"),
+        _NO_TENSOR_SCALE,
+        _FULL,
+    ),
+    "radix4": (_NOT_EMA, _NO_ADAPTION),
+    "exact": (_NEAREST, _DECODE, _FULL, _NO_ADAPTION, _CURRENT),
+    "split": (_BLOCKS, _DECODE, _NOT_EMA, _NO_ADAPTION),
+    "macro": (_BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("block", lambda v: v < 128, "16, 32, 64")),
+    "eden": (
+        _BLOCKS,
+        _DECODE,
+        ("scale", lambda v: v.rounding == "stochastic", "a scale that is rounded stochastically"),
+        ("tensor_scale", lambda v: v is not None, "a tensor scale, which leaves room for the correction"),
+        _NEAREST,
+        _FULL,
+        _NO_ADAPTION,
+    ),
+    "quest": (_BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("range", lambda v: v != "3/4", "full, aligned")),
+    "sawb": (
+        ("element", lambda v: v == "int4", "int4"),
+        ("block", lambda v: v in ("tensor", "row"), "tensor, row"),
+        ("scale", lambda v: isinstance(v, FP32), "fp32"),
+        _NO_TENSOR_SCALE,
+        _NOT_EMA,
+        _FULL,
+        _NO_ADAPTION,
+    ),
+    "if4": (_E2M1, _DECODE, _NOT_EMA),
+    "razer": (_E2M1, _DECODE, ("rounding", lambda v: isinstance(v, Nearest), "nearest")),
+    "dialects": (_E2M1, _BLOCKS, ("scale", lambda v: v == E8M0(), "e8m0-floor"), _NO_TENSOR_SCALE, _NEAREST, _FULL),
+}
+"""Method (`Quantizer.methods`) -> what it requires of the other fields."""
+
+
+def _target(q: Quantizer) -> ConfigError | None:
+    """A tensor-scale target above the largest block scale would always clip the largest blocks."""
+    if q.tensor_scale and isinstance(q.scale, FloatScale):
+        name = scale_key(q.scale)
+        target, largest = q.tensor_scale.target, SCALES[name].max
+        if target and target > largest:
+            return ConfigError("tensor_scale.target", target, f"at most {largest:g}, the largest {name} block scale")
+    return None
+
+
+def _one_method(q: Quantizer) -> ConfigError | None:
+    """Methods are different ways to find elements and scales; two of them at once are not defined."""
+    return ConfigError("method", " with ".join(q.methods), "one of them alone") if len(q.methods) > 1 else None
+
+
+def _method_parts(q: Quantizer) -> ConfigError | None:
+    """What the method requires of the other parts."""
+    for method in q.methods:
+        for field, fits, accepted in REQUIRES[method]:
+            if not fits(getattr(q, field)):
+                value = getattr(q, field)
+                found = scale_format(value) if field == "scale" else value
+                return ConfigError(field, found, f"{accepted} (for {method})")
+    return None
+
+
+def _row_factors(q: Quantizer) -> ConfigError | None:
+    """A factor per row needs blocks that lie within rows."""
+    if q.tensor_scale and q.tensor_scale.over == "row" and not isinstance(q.block, int):
+        return ConfigError("tensor_scale.over", "row", f"tensor, for blocks of {q.block}")
+    return None
+
+
+def _s1p2(q: Quantizer) -> ConfigError | None:
+    """S1P2 levels under another scale than HiFloat4's are E1M2's by another name."""
+    if q.element == "s1p2" and "hif4" not in q.methods:
+        return ConfigError("element", "s1p2", "e1m2, the same levels times two (s1p2 is HiFloat4's, scale e6m2)")
+    return None
+
+
+def _outliers(q: Quantizer) -> ConfigError | None:
+    """A quantile is a share of the elements."""
+    quantile = getattr(q.outliers, "quantile", 0.75)
+    if not 0.5 < quantile < 1:
+        return ConfigError("outliers.quantile", quantile, "a number between 0.5 and 1")
+    return None
+
+
+def _ema(q: Quantizer) -> ConfigError | None:
+    """A moving average has a share of the past below one."""
+    if isinstance(q.rounding, Ema) and q.rounding.beta >= 1:
+        return ConfigError("rounding.beta", q.rounding.beta, "a number between 0 and 1")
+    return None
+
+
+QUANTIZER_RULES: dict[str, Callable[[Quantizer], ConfigError | None]] = {
+    "target-above-scale-format": _target,
+    "one-method": _one_method,
+    "method-parts": _method_parts,
+    "row-factors": _row_factors,
+    "s1p2-is-hif4": _s1p2,
+    "quantile": _outliers,
+    "moving-average": _ema,
+}
+"""Rule name -> what breaks it in a canonical quantizer that is not plain, or None."""
+
+
+def _ema_slot(r: Recipe) -> ConfigError | None:
+    """Only the forward weight has a moving average."""
+    for slot in SLOTS:
+        if slot != "fprop.w" and isinstance(r.slot(slot).rounding, Ema):
+            return ConfigError(f"{slot}.rounding", "ema", "nearest, stochastic (a moving average exists for fprop.w)")
+    return None
+
+
+def _eden_rotation(r: Recipe) -> ConfigError | None:
+    """The correction makes a block unbiased only on average over random rotations of 128."""
+    for stage, operands in STAGES.items():
+        rotation = r.rotation(stage)
+        if any(r.slot(f"{stage}.{o}").codec == "eden" for o in operands) and (
+            rotation is None or (rotation.size, rotation.signs) != (128, "random")
+        ):
+            return ConfigError(f"{stage}.rotation", rotation_name(rotation), "rht128 (for scaling eden)")
+    return None
+
+
+RECIPE_RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
+    "ema-is-for-weights": _ema_slot,
+    "eden-needs-rht128": _eden_rotation,
+}
+"""Rule name -> what breaks it in a canonical recipe, or None."""
+
+
+@lru_cache(maxsize=4096)
+def quantizer_faults(q: Quantizer) -> tuple[tuple[str, ConfigError], ...]:
+    """The rules that a quantizer breaks, with the errors; empty if it makes sense."""
+    q = q.canonical()
+    checks = {} if q.is_plain else QUANTIZER_RULES
+    return tuple((rule, error) for rule, check in checks.items() if (error := check(q)))
+
+
+def faults(recipe: Recipe) -> Iterator[tuple[str, ConfigError]]:
+    """The rules that a recipe breaks, with the errors, which name the slot."""
+    for slot in SLOTS:
+        for rule, error in quantizer_faults(recipe.slot(slot)):
+            yield rule, ConfigError(f"{slot}.{error.where}", error.found, error.accepted)
+    canonical = recipe.canonical()
+    for rule, check in RECIPE_RULES.items():
+        if error := check(canonical):
+            yield rule, error

@@ -1,0 +1,155 @@
+"""Scales as data: how a block's scale is chosen and stored, and the tensor's factor above the block scales.
+
+The formats are a tagged union, so that a rule can only be written where it exists: an E8M0 scale has a rule, a float
+scale has a zero policy, and neither can carry the other's field.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from fp4dse.dse.formats import SCALES
+from fp4dse.dse.record import Part, plain
+
+
+class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
+    """Power-of-two block scale; `rule` picks the exponent from the block maximum (see formats.E8M0_RULES)."""
+
+    rule: Literal["floor", "ceil", "rceil", "even", "nearest"] = "floor"
+
+
+class E6M2(Part, frozen=True, tag_field="format", tag="e6m2"):
+    """HiFloat4's: an E6M2 scale per 64 elements, an exponent bit per 8 and one per 4 below it (2602.11287)."""
+
+
+class FloatScale(Part, frozen=True, tag_field="format"):
+    """A block scale with a mantissa.
+
+    zero        what a scale that rounds to zero becomes: `keep` 0 (the block is lost), `min` (the smallest code), `one`
+    rounding    of the scale to its format: nearest even; `up`, which clips no block maximum; or `stochastic` (16 bits)
+    convention  `decode`: stored is s, x̂ = q·s. `encode`: stored is the multiplier 1/s, x̂ = q/s (2509.17791)
+    hybrid      quantize with the unrounded scale, decode with the rounded one
+    """
+
+    zero: Literal["keep", "min", "one"] = "keep"
+    rounding: Literal["nearest", "up", "stochastic"] = "nearest"
+    convention: Literal["decode", "encode"] = "decode"
+    hybrid: bool = False
+
+
+class E4M3(FloatScale, frozen=True, tag="e4m3"):
+    """4 exponent and 3 mantissa bits, max 448."""
+
+
+class UE5M3(FloatScale, frozen=True, tag="ue5m3"):
+    """Unsigned, 5 exponent and 3 mantissa bits. Four codebooks are in use; the largest value tells them apart.
+
+    114688: only 0xFF is NaN (PTX, LLVM, 2601.19026). 61440: the top exponent is reserved (2609.02846). 122880: every
+    code is finite.
+    """
+
+    zero: Literal["keep", "min", "one"] = "one"
+    max: Literal[114688, 61440, 122880] = 114688
+
+
+class E5M2(FloatScale, frozen=True, tag="e5m2"):
+    """5 exponent and 2 mantissa bits, max 57,344."""
+
+
+class UE4M4(FloatScale, frozen=True, tag="ue4m4"):
+    """Unsigned, 4 exponent and 4 mantissa bits, bias 7, max 496: a reading of our own, none is published."""
+
+
+class BF16(FloatScale, frozen=True, tag="bf16"):
+    """16 bits."""
+
+
+class FP32(FloatScale, frozen=True, tag="fp32"):
+    """32 bits: the scale before any format."""
+
+
+Scale = E8M0 | E6M2 | E4M3 | UE5M3 | E5M2 | UE4M4 | BF16 | FP32
+
+DEFAULT_TARGET = {
+    **dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32"), 1.0),
+    **dict.fromkeys(("e4m3", "ue5m3", "e5m2", "ue4m4"), 448.0),
+}
+"""Tensor-scale target where none is given: the value that the block scale of the tensor's largest block gets. Under
+the encode convention it is the largest element, which is 2509.17791's division by the tensor maximum."""
+
+
+class TensorScale(Part, frozen=True):
+    """A per-tensor FP32 factor: the largest block's scale becomes `target` before rounding.
+
+    target  None stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer
+    amax    the maximum that it follows: `current`; `previous`, that of the step before; or `held` for `steps` steps.
+            Only the current one costs a second read of the tensor. What outgrows an old maximum saturates
+    over    `tensor`, or `row`: every row of the operand, laid out along the contraction axis, has a factor of its own
+    """
+
+    target: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    amax: Literal["current", "previous", "held"] = "current"
+    steps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
+    over: Literal["tensor", "row"] = "tensor"
+
+    @property
+    def policy(self) -> str:
+        """`current`, `previous` or `held50`, with ` row` where rows have their own."""
+        held = f"{self.steps:g}" if self.amax == "held" else ""
+        return self.amax + held + (" row" if self.over == "row" else "")
+
+
+SCALE_NAMES: dict[str, Scale] = {
+    "e8m0": E8M0(),
+    "e8m0-floor": E8M0(),
+    "e8m0-ceil": E8M0(rule="ceil"),
+    "e8m0-rceil": E8M0(rule="rceil"),
+    "e8m0-even": E8M0(rule="even"),
+    "e8m0-nearest": E8M0(rule="nearest"),
+    "e6m2": E6M2(),
+    "e4m3": E4M3(),
+    "e4m3-encode": E4M3(convention="encode", zero="min"),
+    "ue5m3": UE5M3(),
+    "ue5m3-61440": UE5M3(max=61440),
+    "ue5m3-encode": UE5M3(convention="encode", zero="min"),
+    "e5m2": E5M2(),
+    "ue4m4": UE4M4(),
+    "bf16": BF16(),
+    "fp32": FP32(),
+}
+TENSOR_SCALE_NAMES: dict[str, TensorScale | None] = {
+    "none": None,
+    "amax": TensorScale(),
+    "previous": TensorScale(amax="previous"),
+    "held": TensorScale(amax="held"),
+    "row": TensorScale(over="row"),
+}
+
+
+def scale_format(scale: Scale) -> str:
+    """The storage format's name: the tag of the union."""
+    return str(scale.__struct_config__.tag)
+
+
+def scale_key(scale: Scale) -> str:
+    """The record in formats.SCALES."""
+    name = scale_format(scale)
+    return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name
+
+
+def scale_bits(scale: Scale) -> int:
+    """Bits of one stored scale, with what goes with it."""
+    if isinstance(scale, E6M2):
+        return 8 + 8 + 16
+    return 8 if isinstance(scale, E8M0) else SCALES[scale_key(scale)].bits
+
+
+def scale_name(scale: Scale) -> str:
+    """The name of the scale in SCALE_NAMES, else its format and what differs from the default."""
+    names = [name for name, known in SCALE_NAMES.items() if known == scale]
+    if names:
+        return names[-1]  # `e8m0-floor` rather than `e8m0`
+    fields = (f"{key}-{value}" for key, value in plain(scale).items() if key != "format")
+    return "-".join([scale_format(scale), *fields])

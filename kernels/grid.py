@@ -1,0 +1,87 @@
+"""Rounding to a grid of numbers, each lane by its own: the arithmetic that all quantizers are made of.
+
+Every operation is a single IEEE operation on float32 or an integer one on its bits, so that results are the same on
+every device. Lanes' numbers come as columns of the descriptor tables, [L, 1] or wider.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLT_MAX = torch.finfo(torch.float32).max
+FLT_MIN = torch.finfo(torch.float32).tiny
+_EXPONENT = 0x7F800000
+_HALF_RANGE = 0x7F000000  # bits of 2^127: subtracting the bits of a power of two from it gives its reciprocal's
+
+
+def scaled(y: Tensor, pmin: Tensor, ulps: Tensor) -> tuple[Tensor, Tensor]:
+    """y >= 0 in units of its grid's step: (t, binade), y = t · binade / ulps, exactly.
+
+    pmin: smallest binade 2^emin of the format; ulps: 2^mantissa, the steps in a binade.
+    """
+    binade = torch.maximum((y.view(torch.int32) & _EXPONENT).view(torch.float32), pmin)
+    return y * inverse_of_power(binade) * ulps, binade
+
+
+def inverse_of_power(x: Tensor) -> Tensor:
+    """1/x for x a power of two from 2^-126 to 2^126."""
+    return (_HALF_RANGE - x.view(torch.int32)).view(torch.float32)
+
+
+def round_up_from(t: Tensor, threshold: Tensor | float) -> Tensor:
+    """floor(t), and one more where the fraction is at least `threshold`."""
+    low = torch.floor(t)
+    return low + (t - low >= threshold).to(torch.float32)
+
+
+def round_scale(y: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None) -> Tensor:
+    """y >= 0, at most the scale format's maximum, to that format as the lane does: nearest even, up, or stochastically.
+
+    y: [L, n]. random: int32 in 0 … 65535 of y's shape, or None where no lane rounds scales stochastically.
+    """
+    t, binade = scaled(y, f["scale_pmin"], f["scale_ulps"])
+    up = i["scale_up"] > 0
+    threshold: Tensor | float = FLT_MIN
+    if random is not None:
+        by_chance = i["scale_stochastic"] > 0
+        threshold = torch.where(by_chance, midpoint_threshold(random, 2.0**-17), FLT_MIN)
+        up = up | by_chance
+    q = torch.where(up, round_up_from(t, threshold), torch.round(t))
+    return q * (binade / f["scale_ulps"])
+
+
+def midpoint_threshold(random: Tensor, step: Tensor | float) -> Tensor:
+    """The fraction from which on r, of b random bits, rounds up: fraction + (2r+1)/2^(b+1) >= 1; step is 2^-(b+1)."""
+    return 1.0 - (2 * random + 1).to(torch.float32) * step
+
+
+def round_elements(
+    y: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None, guide: Tensor | None = None
+) -> Tensor:
+    """Round magnitudes y [L, n, B], at most the format's maximum, to the element grid, each lane by its own mode.
+
+    random: int32 [L, n, B] in 0 … 65535, or None where no lane rounds stochastically. guide: [L, n, B], what lanes with
+    a moving average have in the place of y, sign and all relative to y's; NaN where it does not count yet.
+    """
+    column = {name: value[:, :, None] for name, value in (f | i).items()}  # [L, 1, 1]
+    t, binade = scaled(y, column["elem_pmin"], column["elem_ulps"])
+    nearest = torch.round(t)
+    # a power of two's own binade has one grid point: the tie 1.5 goes to the even code, that of even exponent
+    is_even = (binade.view(torch.int32) >> 23 & 1) == 0
+    nearest = torch.where((column["log_ties"] > 0) & (t == 1.5) & is_even, 1.0, nearest)
+    if guide is not None:
+        at = guide * inverse_of_power(binade) * column["elem_ulps"] - torch.floor(t)
+        follow = (column["ema"] > 0) & ~torch.isnan(guide) & ~torch.isnan(t)
+        nearest = torch.where(follow, torch.where(at >= 0.5, torch.ceil(t), torch.floor(t)), nearest)
+    threshold: Tensor | float = 0.5
+    if random is not None:
+        chance = midpoint_threshold(random >> column["random_shift"], column["random_step"])
+        threshold = torch.where(column["half_away"] > 0, 0.5, chance)
+    by_threshold = (column["half_away"] > 0) | (column["stochastic"] > 0)
+    return torch.where(by_threshold, round_up_from(t, threshold), nearest) * (binade / column["elem_ulps"])
+
+
+def round_bf16(x: Tensor) -> Tensor:
+    """One rounding to BF16, nearest even, kept in float32. NaN stays NaN, overflow goes to Inf."""
+    return x.to(torch.bfloat16).to(torch.float32)

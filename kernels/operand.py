@@ -1,0 +1,240 @@
+"""One operand slot of a population: what each lane does to it, as tables on the device, and the state it keeps.
+
+An operand is [L, rows, contraction]. Quantized, it is a sum of terms, values · factor, of which there is one unless
+large elements get a second quantizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp4dse.dse import SLOTS, Recipe
+from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, tile
+from fp4dse.dse.scale import FloatScale
+from fp4dse.kernels import blocks
+from fp4dse.kernels.backend import Backend
+from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import BLOCKS, features
+from fp4dse.kernels.philox import STREAMS, random16
+from fp4dse.kernels.reference import quantize_blocks, round_bf16, tensor_maxima
+
+CALL = 1 << 28
+"""Added to a site for its second use in a step."""
+EMA_STEPS = 10
+"""Steps after which a moving average takes part in rounding."""
+
+
+class Term(NamedTuple):
+    """values [L, R, C], exact in few bits; factor [L], or [L, R], or None for one."""
+
+    values: Tensor
+    factor: Tensor | None
+
+    def decoded(self) -> Tensor:
+        return self.values if self.factor is None else self.values * self.factor.view(len(self.values), -1, 1)
+
+
+class Operand(NamedTuple):
+    """A quantized operand: the sum of its terms. raw: what it was before; rest: what clamping cut off, if it counts."""
+
+    terms: list[Term]
+    raw: Tensor
+    rest: Tensor | None = None
+
+    def decoded(self) -> Tensor:
+        """[L, R, C] as the product sees it, without what clamping cut off."""
+        first, *others = (term.decoded() for term in self.terms)
+        return sum(others, first)
+
+
+class Keys(NamedTuple):
+    """What random numbers and state are keyed by. seeds: int64 [L]; step: int64 scalar on the device; training: whether
+    state moves on."""
+
+    seeds: Tensor
+    step: Tensor
+    layer: int
+    training: bool
+
+
+class Slot:
+    """One slot of all lanes. All lanes have the same layout (`Quantizer.layout`)."""
+
+    def __init__(self, recipes: Sequence[Recipe], name: str, device: torch.device, backend: Backend) -> None:
+        quantizers = [recipe.slot(name).canonical() for recipe in recipes]
+        first = quantizers[0]
+        self.name, self.number, self.backend = name, SLOTS.index(name), backend
+        self.block = None if first.is_plain else first.block
+        self.unit = first.unit
+        self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
+        if self.block is None:
+            bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
+            self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
+            self.bf16_lanes = bf16[:, None, None]
+            return
+        self.tables = descriptor(quantizers, device)
+        self.features = features(*self.tables)
+        self.codec = first.codec
+        self.per_row = first.tensor_scale is not None and first.tensor_scale.over == "row"
+        self.stochastic_scales = any(
+            isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic" for q in quantizers
+        )
+        self.maxima = _Maxima(quantizers, device)
+        self.average = _Average(quantizers, device)
+        self.outliers = [q.outliers for q in quantizers]
+        is_general = self.codec == "block" and not (
+            self.per_row or self.stochastic_scales or self.average.betas is not None
+        )
+        self.fused = backend.operand if is_general else None
+
+    def quantize(self, x: Tensor, dim: int, keys: Keys) -> Operand:
+        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction]."""
+        if self.block is None:
+            return _plain(self, x if dim == 2 else x.mT)
+        kind = type(self.outliers[0])
+        if kind is Clamp:
+            x = x if dim == 2 else x.mT
+            kept = clamped(x, [o.quantile for o in self.outliers])  # type: ignore[union-attr]
+            counts = torch.tensor([o.compensate for o in self.outliers], device=x.device)  # type: ignore[union-attr]
+            rest = torch.where(counts[:, None, None], x - kept, 0.0)
+            return Operand([self._term(kept, 2, keys, 0)], x, rest if counts.any() else None)
+        first = self._term(x, dim, keys, 0)
+        x = x if dim == 2 else x.mT
+        if kind is not Residual:
+            return Operand([first], x)
+        second = self._term(x - first.decoded(), 2, keys, 1)
+        alpha = torch.tensor([o.alpha for o in self.outliers], device=x.device)  # type: ignore[union-attr]
+        factor = second.factor if second.factor is not None else torch.ones_like(alpha)
+        return Operand([first, Term(second.values, (factor.T * alpha).T)], x)
+
+    def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
+        """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
+        cut, more = self._cut(x), {}
+        random, more = self._arguments(x, cut, keys, 0)
+        encoded, dec = quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        return cut, encoded, dec
+
+    def _term(self, x: Tensor, dim: int, keys: Keys, call: int) -> Term:
+        if self.fused and isinstance(self.block, int):
+            return self._fused(x, dim == 1, self.block, keys, call)
+        x = x if dim == 2 else x.mT
+        rows = x.shape[1]
+        cut = self._cut(x)
+        padded = (len(x), rows + -rows % (tile(self.block or 0) or 1), x.shape[2])
+        if self.fused and cut.shape[2] in BLOCKS:
+            values, dec = self._fused(cut, False, cut.shape[2], keys, call)
+        else:
+            random, more = self._arguments(x, cut, keys, call)
+            values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
+        return Term(blocks.join(values, padded, self.block)[:, :rows], dec)  # type: ignore[arg-type]
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """Blocks [L, n, B] of x [L, R, C]. For other strides or a view, a compiled function would be traced anew."""
+        x = blocks.pad(x, 1, tile(self.block or 0) or 1)
+        return blocks.cut(x, self.block).contiguous().detach()  # type: ignore[arg-type]
+
+    def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int) -> Term:
+        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
+        amax = None
+        if self.maxima.has_state:
+            amax = self._tensor_amax(x.abs().amax(dim=(1, 2))[:, None], keys, call)[:, 0]
+        at = (keys.seeds, keys.step, self._site(keys, call))
+        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, torch.float32))  # type: ignore[misc]
+
+    def _site(self, keys: Keys, call: int) -> int:
+        return 8 * keys.layer + self.number + CALL * call
+
+    def _arguments(self, x: Tensor, cut: Tensor, keys: Keys, call: int) -> tuple[Tensor | None, dict]:
+        """Random bits of the elements, and what only some populations need, for quantize_blocks."""
+        site = torch.tensor(self._site(keys, call), device=x.device)
+        draw = partial(random16, keys.seeds, step=keys.step, site=site, words=self.backend.words)
+        n = cut[0].numel()
+        random = None
+        if self.features.stochastic:
+            random = draw(STREAMS["rounding"], count=-(-n // 8) * 8)[:, :n].view_as(cut)
+        more: dict = {}
+        if self.codec != "block":
+            more["codec"] = self.codec
+        if self.per_row:
+            more["factors"] = x.shape[1]
+        if self.stochastic_scales:
+            n = cut.shape[1]
+            more["scale_random"] = draw(STREAMS["scales"], count=-(-n // 8) * 8)[:, :n]
+        if self.maxima.has_state:
+            more["tensor_amax"] = self._tensor_amax(tensor_maxima(cut), keys, call)
+        if self.average.betas is not None:
+            more["guide"] = self._cut(self.average(self.state, x, keys))
+        return random, more
+
+    def _tensor_amax(self, current: Tensor, keys: Keys, call: int) -> Tensor:
+        return self.maxima(self.state, f"amax {keys.layer} {call}", current, keys)
+
+
+class _Maxima:
+    """Which tensor maximum each lane's tensor scale follows: the current, the previous step's, or one that is held."""
+
+    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
+        scales = [q.tensor_scale for q in quantizers]
+        self.has_state = any(s is not None and s.amax != "current" for s in scales)
+
+        def column(values: list) -> Tensor:
+            return torch.tensor(values, device=device)[:, None]
+
+        self.previous = column([s is not None and s.amax == "previous" for s in scales])
+        self.current = column([s is None or s.amax == "current" for s in scales])
+        self.steps = column([1 if s is None else max(1, round(s.steps)) for s in scales])
+
+    def __call__(self, state: dict[str, Tensor], key: str, current: Tensor, keys: Keys) -> Tensor:
+        """The maxima to scale by, [L, 1], from the current ones. A step that is no training changes nothing."""
+        old = state.get(key)
+        if old is None:  # the first step has no past
+            used = current
+        else:
+            refresh = self.current | (~self.previous & (keys.step % self.steps == 0)) if keys.training else self.current
+            used = torch.where(refresh, current, old)
+        if keys.training:
+            state[key] = torch.where(self.previous, current, used)
+        return used
+
+
+class _Average:
+    """The moving averages of a weight, for lanes that round towards them."""
+
+    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
+        betas = [q.rounding.beta if isinstance(q.rounding, Ema) else 0.0 for q in quantizers]
+        self.betas = torch.tensor(betas, device=device)[:, None, None] if any(betas) else None
+
+    def __call__(self, state: dict[str, Tensor], w: Tensor, keys: Keys) -> Tensor:
+        """The average of w [L, R, C] after this step's weight is taken in; NaN while it is too young."""
+        assert self.betas is not None
+        key = f"average {keys.layer}"
+        average = state.get(key)
+        if average is None:
+            average = w.clone()
+        elif keys.training:
+            average = average * self.betas + w * (1 - self.betas)
+        if keys.training:
+            state[key] = average
+        return torch.where(keys.step >= EMA_STEPS, average, torch.nan)
+
+
+def clamped(x: Tensor, quantiles: Sequence[float]) -> Tensor:
+    """x [L, R, C], each lane clamped to its quantiles (1 - q, q): elements of the sorted tensor, no interpolation."""
+    ordered = x.reshape(len(x), -1).sort(dim=1).values
+    n = ordered.shape[1]
+    high = torch.tensor([[min(n - 1, int(q * n))] for q in quantiles], device=x.device)
+    low = n - 1 - high
+    return torch.minimum(torch.maximum(x, ordered.gather(1, low)[:, :, None]), ordered.gather(1, high)[:, :, None])
+
+
+def _plain(slot: Slot, x: Tensor) -> Operand:
+    if slot.bf16 == "none":
+        return Operand([Term(x, None)], x)
+    rounded = round_bf16(x)
+    return Operand([Term(rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x), None)], x)
