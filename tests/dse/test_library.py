@@ -154,10 +154,20 @@ MISTAKES = {
         fprop('{ scale = { format = "e9m9" } }'),
         "fprop.x.scale.format",
         "'e9m9'",
-        "e8m0, e4m3, ue5m3",
+        "e8m0, e6m2, e4m3",
     ),
-    "scale tag of a wrong type": (fprop("{ scale = { format = [8] } }"), "fprop.x.scale.format", "[8]", "e8m0, e4m3"),
-    "missing scale tag": (fprop('{ scale = { rule = "floor" } }'), "fprop.x.scale.format", "nothing", "e8m0, e4m3"),
+    "scale tag of a wrong type": (
+        fprop("{ scale = { format = [8] } }"),
+        "fprop.x.scale.format",
+        "[8]",
+        "e8m0, e6m2, e4m3",
+    ),
+    "missing scale tag": (
+        fprop('{ scale = { rule = "floor" } }'),
+        "fprop.x.scale.format",
+        "nothing",
+        "e8m0, e6m2, e4m3",
+    ),
     "field of another scale": (
         fprop('{ scale = { format = "e4m3", rule = "floor" } }'),
         "fprop.x.scale.rule",

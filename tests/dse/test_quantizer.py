@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.quantizer import Clamp, Ema, Residual, Stochastic
 from fp4dse.dse.record import field_types, options
 from fp4dse.dse.scale import DEFAULT_TARGET, E4M3, E8M0, UE5M3, TensorScale, scale_format, scale_key, scale_name
 
@@ -19,7 +19,7 @@ replace = msgspec.structs.replace
 def test_every_name_in_the_records_has_its_format():
     assert set(typing.get_args(field_types(Quantizer)["element"])) == {*ELEMENTS, *PLAIN}
     scales = {option.__struct_config__.tag for option in options(field_types(Quantizer)["scale"])}
-    assert scales == {"e8m0", *(name.split("-")[0] for name in SCALES)} == set(DEFAULT_TARGET)
+    assert scales == {"e8m0", "e6m2", *(name.split("-")[0] for name in SCALES)} == set(DEFAULT_TARGET)
     assert {scale_key(UE5M3(max=largest)) for largest in (114688, 61440, 122880)} <= set(SCALES)
     assert typing.get_args(field_types(E8M0)["rule"]) == tuple(E8M0_RULES)
 
@@ -61,6 +61,21 @@ EFFECTIVE = [
     {"tensor_scale": TensorScale(target=256.0)},
     {"rounding": Stochastic()},
     {"range": "16/17"},
+    {"range": "aligned"},
+    {"adapt": "if4"},
+    {"adapt": "razer"},
+    {"scaling": "split"},
+    {"arithmetic": "exact"},
+    {"outliers": Residual()},
+    {"outliers": Clamp()},
+    {"outliers": Clamp(compensate=False)},
+    {"rounding": Ema()},
+    {"rounding": Ema(beta=0.9)},
+    {"scale": E4M3(rounding="stochastic")},
+    {"tensor_scale": TensorScale(amax="previous")},
+    {"tensor_scale": TensorScale(amax="held")},
+    {"tensor_scale": TensorScale(amax="held", steps=10.0)},
+    {"tensor_scale": TensorScale(over="row")},
     {"element": "bf16"},
     {"element": "none"},
 ]
@@ -121,7 +136,8 @@ def test_the_block_maximum_is_mapped_to_the_largest_element_or_to_16_17_of_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("mxfp4", 4.25), ("nvfp4", 4.5), ("ue5m3-t448", 4.5), ("bf16", 16), ("none", 32)]
+    ("name", "bits"),
+    [("mxfp4", 4.25), ("nvfp4", 4.5), ("ue5m3-t448", 4.5), ("hif4", 4.5), ("amxfp4", 4.5), ("bf16", 16), ("none", 32)],
 )
 def test_bits_are_those_of_the_element_and_its_share_of_the_block_scale(name, bits):
     assert QUANTIZERS[name].bits_per_element == bits

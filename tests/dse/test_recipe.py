@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
+from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 from fp4dse.dse.scale import TensorScale
@@ -179,7 +179,13 @@ COLUMN_TYPES = {
     "rounding": {str, type(None)},
     "range": {str, type(None)},
     "adapt": {str, type(None)},
+    "tensor_amax": {str, type(None)},
+    "scaling": {str, type(None)},
+    "arithmetic": {str, type(None)},
+    "outliers": {str, type(None)},
     "rotation": {str},
+    "source": {str},
+    "estimator": {str},
 }
 
 
@@ -187,9 +193,14 @@ COLUMN_TYPES = {
 def test_every_axis_has_its_typed_column(recipe):
     columns = recipe.columns()
     expected = {f"{slot.replace('.', '_')}_{field}" for slot in SLOTS for field in Quantizer.__struct_fields__}
-    assert set(columns) == expected | {f"{stage}_rotation" for stage in STAGES}
+    expected |= {f"{slot.replace('.', '_')}_tensor_amax" for slot in SLOTS}
+    of_recipe = {f"{stage}_rotation": "rotation" for stage in STAGES} | {
+        f"{stage}_source": "source" for stage in SHARED
+    }
+    of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
+    assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
-        assert type(value) in COLUMN_TYPES[name.split("_", 2)[2] if "rotation" not in name else "rotation"]
+        assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]
 
 
 def test_columns_of_a_plain_operand_hold_no_block_scale():
@@ -202,6 +213,10 @@ def test_columns_of_a_plain_operand_hold_no_block_scale():
         "fprop_x_rounding": None,
         "fprop_x_range": None,
         "fprop_x_adapt": None,
+        "fprop_x_tensor_amax": None,
+        "fprop_x_scaling": None,
+        "fprop_x_arithmetic": None,
+        "fprop_x_outliers": None,
     }
 
 
@@ -214,11 +229,14 @@ def test_columns_read_as_a_person_would_ask():
 
 
 @given(pair=pairs())
-def test_recipes_share_a_signature_exactly_if_blocks_and_rotations_agree(pair):
+def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
     def structure(recipe):
         r = recipe.canonical()
-        blocks = [None if r.slot(slot).is_plain else r.slot(slot).block for slot in SLOTS]
-        return blocks, [r.rotation(stage) for stage in STAGES]
+        slots = [None if r.slot(slot).is_plain else layout(r.slot(slot)) for slot in SLOTS]
+        return slots, [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED], r.estimator
+
+    def layout(q):
+        return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))
