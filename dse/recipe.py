@@ -17,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import SCALES
 from fp4dse.dse.quantizer import E8M0, Quantizer, block_name, rounding_name, scale_key, scale_name
 from fp4dse.dse.record import Part, plain
@@ -136,6 +137,7 @@ class Recipe(Part, frozen=True):
         return Signature(
             blocks=tuple("" if r.slot(s).is_plain else block_name(r.slot(s).block) for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
+            products=tuple(product_format(*(r.slot(f"{s}.{o}") for o in STAGES[s])) for s in STAGES),
         )
 
     def label(self) -> str:
@@ -169,10 +171,15 @@ class Recipe(Part, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
-    """Structural signature: block shape per slot (empty = plain) and rotation per stage."""
+    """Structural signature: block shape per slot (empty = plain), rotation and format of the operands per stage.
+
+    Lanes whose operands need different formats take different GEMMs on a GPU. A lane's bits would depend on its
+    company if they shared one.
+    """
 
     blocks: tuple[str, ...]  # in the order of SLOTS
     rotations: tuple[str, ...]  # in the order of STAGES
+    products: tuple[str, ...]  # in the order of STAGES: `bf16`, `tf32` or `fp32`, see exactness.py
 
 
 def _target_above_scale(r: Recipe) -> ConfigError | None:

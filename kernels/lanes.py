@@ -1,8 +1,8 @@
 """The numerics of a population: what each lane's six slots do, as tables on the device, and the GEMM that uses them.
 
 One function serves the three GEMMs: both operands are laid out [L, rows, contraction], rotated, padded with zeros
-to whole blocks, quantized along the contraction, and multiplied in FP32; the tensor decode factors are applied to the
-result.
+to whole blocks, quantized along the contraction, and multiplied by the stage's backend of gemm.py; the tensor decode
+factors are applied to the result.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import BLOCKS, features
+from fp4dse.kernels.gemm import GEMMS, pick
 from fp4dse.kernels.philox import STREAMS, random16, signs
 from fp4dse.kernels.reference import round_bf16
 from fp4dse.kernels.rotation import rotate
@@ -60,6 +61,12 @@ class LaneNumerics:
         plain = not any(table.block for table in self.slots.values())
         self.backend: Backend = PLAIN if plain else backend(str(device))
         self.rotations = {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}
+        self.gemms: dict[str, str] = {}
+        self.gemm_why_not: tuple[str, ...] = ()
+        for stage, operands in STAGES.items():
+            a, b = ([recipe.slot(f"{stage}.{operand}").canonical() for recipe in recipes] for operand in operands)
+            self.gemms[stage], reasons = pick(str(device), a, b)
+            self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
@@ -76,17 +83,23 @@ class LaneNumerics:
                 site = torch.tensor(8 * layer + list(STAGES).index(stage), device=a.device)
                 flips = signs(self.seeds, self.step, site, rotation.size, self.backend.words)
             a, b = (rotate(t, rotation.size, d, flips) for t, d in ((a, a_dim), (b, b_dim)))
-        qa, dec_a = self._operand(slot_a, layer, a, a_dim)
-        qb, dec_b = self._operand(slot_b, layer, b, b_dim)
-        out = torch.bmm(qa, qb.mT)
+        product = GEMMS[self.gemms[stage]]
+        qa, dec_a = self._operand(slot_a, layer, a, a_dim, product.operand)
+        qb, dec_b = self._operand(slot_b, layer, b, b_dim, product.operand)
+        out = product.run(qa, qb)
         for dec in (dec_a, dec_b):
             out = out if dec is None else out * dec[:, None, None]
         return out
 
-    def _operand(self, slot: SlotTable, layer: int, x: Tensor, dim: int) -> tuple[Tensor, Tensor | None]:
-        """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any."""
+    def _operand(
+        self, slot: SlotTable, layer: int, x: Tensor, dim: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor | None]:
+        """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any.
+
+        dtype: what the product takes, in which fused kernels write at once; others return float32.
+        """
         if isinstance(slot.block, int) and self.backend.operand:
-            return self._fused(slot, layer, x, dim == 1, slot.block)
+            return self._fused(slot, layer, x, dim == 1, slot.block, dtype)
         x = x if dim == 2 else x.mT
         if not slot.block:
             if slot.bf16 == "none":
@@ -98,7 +111,7 @@ class LaneNumerics:
         # for other strides, and for a view of another tensor, a compiled function would be traced anew
         cut = blocks.cut(x, slot.block).contiguous().detach()
         if self.backend.operand and cut.shape[2] in BLOCKS:
-            values, dec = self._fused(slot, layer, cut, False, cut.shape[2])
+            values, dec = self._fused(slot, layer, cut, False, cut.shape[2], dtype)
             return blocks.join(values, x.shape, slot.block)[:, :rows], dec
         random = None
         if slot.features.stochastic:
@@ -108,10 +121,12 @@ class LaneNumerics:
         values, dec = self.backend.decode_operand(cut, slot.floats, slot.ints, random, slot.features.adaptive)
         return blocks.join(values, x.shape, slot.block)[:, :rows], dec
 
-    def _fused(self, slot: SlotTable, layer: int, x: Tensor, columns: bool, block: int) -> tuple[Tensor, Tensor]:
+    def _fused(
+        self, slot: SlotTable, layer: int, x: Tensor, columns: bool, block: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
         tables, keys = (slot.floats, slot.ints, slot.features), (self.seeds, self.step, 8 * layer + slot.site)
-        return self.backend.operand(x, columns, block, *tables, *keys, None, torch.float32)  # type: ignore[misc]
+        return self.backend.operand(x, columns, block, *tables, *keys, None, dtype)  # type: ignore[misc]
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
-from fp4dse.dse.quantizer import Nearest, Stochastic, TensorScale
+from fp4dse.dse.exactness import product_format
+from fp4dse.dse.quantizer import BF16, E4M3, FP32, Nearest, Stochastic, TensorScale
 from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 
 replace = msgspec.structs.replace
@@ -213,11 +214,12 @@ def test_columns_read_as_a_person_would_ask():
 
 
 @given(pair=pairs())
-def test_recipes_share_a_signature_exactly_if_blocks_and_rotations_agree(pair):
+def test_recipes_share_a_signature_exactly_if_blocks_rotations_and_products_agree(pair):
     def structure(recipe):
         r = recipe.canonical()
         blocks = [None if r.slot(slot).is_plain else r.slot(slot).block for slot in SLOTS]
-        return blocks, [r.rotation(stage) for stage in STAGES]
+        products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
+        return blocks, [r.rotation(stage) for stage in STAGES], products
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))
@@ -229,3 +231,12 @@ def test_formats_scales_and_roundings_share_a_signature():
     assert len({Recipe.named(name).signature() for name in names}) == 1
     assert Recipe.named("mxfp4").signature() != Recipe.named("nvfp4").signature()
     assert Recipe.named("nvfp4-sr-rht").signature() != Recipe.named("nvfp4-sr").signature()
+
+
+@pytest.mark.parametrize(("scale", "product"), [(E4M3(), "bf16"), (BF16(), "tf32"), (FP32(), "fp32")])
+def test_operands_that_need_another_gemm_have_another_signature(scale, product):
+    """On a GPU a lane's bits would else depend on what its neighbours need."""
+    fine = Recipe.named("nvfp4")
+    assert fine.signature().products == ("bf16", "bf16", "bf16")
+    coarse = replace(fine, wgrad=Wgrad(g=QUANTIZERS["nvfp4"], x=replace(QUANTIZERS["nvfp4"], scale=scale)))
+    assert coarse.signature().products == ("bf16", "bf16", product)
