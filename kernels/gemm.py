@@ -34,6 +34,7 @@ from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, 
 
 FP8 = torch.float8_e4m3fn
 FP8_BITS = 4
+_ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
 _UNIT = 16  # FP8 products take multiples of it along K and S
 
 
@@ -94,7 +95,7 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
     if not a.is_cuda:
         return torch.bmm(a.to(torch.float32), b.to(torch.float32).mT)
     with _math("ieee"):
-        return torch.bmm(a, b.mT, out_dtype=torch.float32)  # type: ignore[call-overload]
+        return torch.bmm(a, b.mT, out_dtype=torch.float32)
 
 
 def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
@@ -111,12 +112,13 @@ def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [L, R, K] as E4M3 [L, R, K] × a power of two for each row, float32 [L, R, 1].
 
-    The largest number of a row comes to lie in [256, 512). The power is NaN where E4M3 does not hold the row: there
+    The largest number of a row comes to lie in (224, 448], as high as E4M3 goes. The power is NaN where E4M3 does not hold the row: there
     the product is NaN, and no device has to wait for a check. Powers stay within 2^±60, so that two of them can be
     applied to a product one after the other without losing bits on the way.
     """
-    exponent = x.abs().amax(dim=2, keepdim=True).view(torch.int32) >> 23  # biased by 127
-    exponent = torch.clamp(exponent - 8, 127 - 60, 127 + 60)
+    amax = x.abs().amax(dim=2, keepdim=True).view(torch.int32)
+    exponent = (amax + _ABOVE_448 >> 23) - 8  # biased by 127
+    exponent = torch.clamp(exponent, 127 - 60, 127 + 60)
     power, inverse = ((e << 23).view(torch.float32) for e in (exponent, 254 - exponent))
     wanted = x * inverse
     rows = wanted.to(FP8)

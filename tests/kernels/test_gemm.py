@@ -136,7 +136,7 @@ def test_fp8_products_are_those_of_their_operands_at_any_size(rows, columns, k):
     assert ((got.double() - torch.bmm(a.double(), b.double().mT)).abs() <= 1e-4 * magnitude).all()
 
 
-@pytest.mark.parametrize("element", [name for name, f in ELEMENTS.items() if f.mantissa <= 2 and name != "e5m2"])
+@pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("power", range(-16, 1))
 def test_e4m3_holds_every_code_while_scales_of_a_row_lie_within_its_window(element, power):
     """A row of all codes at scale 1 and all at 2^power: exact exactly if E4M3 holds the smallest code of the second."""
@@ -149,6 +149,13 @@ def test_e4m3_holds_every_code_while_scales_of_a_row_lie_within_its_window(eleme
     assert bool(unit.isfinite().all()) == fits
     if fits:
         assert torch.equal(rows.float() * unit, x)
+
+
+@pytest.mark.parametrize("n", range(1, 16))
+def test_the_largest_number_of_a_row_is_within_e4m3(n):
+    rows, unit = fp8_rows(torch.tensor([[[n * 2.0**-20, 0.0]]]))
+    assert 224 < rows[0, 0, 0].item() <= 448
+    assert rows[0, 0, 0].float() * unit == n * 2.0**-20
 
 
 def test_a_row_that_e4m3_does_not_hold_makes_nan_of_its_own_products_only():
