@@ -75,7 +75,10 @@ def _scale(q: Quantizer) -> Grid | None:
 
 
 FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}
-"""What an operand is the product of: the grid of each factor, None where it is a quotient, which no format holds."""
+"""What an operand is the product of: the grid of each factor, None where it is a quotient, which no format holds.
+
+A new element or scale format is found by its listed values; micro-exponents or macro factors are one more entry.
+"""
 
 
 @lru_cache(maxsize=4096)

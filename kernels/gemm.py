@@ -31,9 +31,10 @@ from torch import Tensor
 from fp4dse.dse import Quantizer
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
+from fp4dse.dse.formats import ELEMENTS
 
 FP8 = torch.float8_e4m3fn
-FP8_BITS = 4
+FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
 _UNIT = 16  # FP8 products take multiples of it along K and S
 
@@ -112,9 +113,9 @@ def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [L, R, K] as E4M3 [L, R, K] × a power of two for each row, float32 [L, R, 1].
 
-    The largest number of a row comes to lie in (224, 448], as high as E4M3 goes. The power is NaN where E4M3 does not hold the row: there
-    the product is NaN, and no device has to wait for a check. Powers stay within 2^±60, so that two of them can be
-    applied to a product one after the other without losing bits on the way.
+    The largest number of a row comes to lie in (224, 448], as high as E4M3 goes. The power is NaN where E4M3 does not
+    hold the row: there the product is NaN, and nobody has to wait for a check. Powers stay within 2^±60, so that two of
+    them can be applied to a product one after the other without losing bits on the way.
     """
     amax = x.abs().amax(dim=2, keepdim=True).view(torch.int32)
     exponent = (amax + _ABOVE_448 >> 23) - 8  # biased by 127

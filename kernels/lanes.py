@@ -21,7 +21,6 @@ from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.gemm import GEMMS, pick
 from fp4dse.kernels.philox import STREAMS, random16, signs
-from fp4dse.kernels.reference import round_bf16
 from fp4dse.kernels.rotation import rotate
 
 
@@ -96,7 +95,7 @@ class LaneNumerics:
     ) -> tuple[Tensor, Tensor | None]:
         """x as [L, rows, contraction], quantized; with the factor to apply to the product, if any.
 
-        dtype: what the product takes, in which fused kernels write at once; others return float32.
+        dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
         """
         if isinstance(slot.block, int) and self.backend.operand:
             return self._fused(slot, layer, x, dim == 1, slot.block, dtype)
@@ -104,7 +103,7 @@ class LaneNumerics:
         if not slot.block:
             if slot.bf16 == "none":
                 return x, None
-            rounded = round_bf16(x)
+            rounded = x.to(torch.bfloat16).to(dtype)
             return (rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x)), None
         rows = x.shape[1]
         x = blocks.pad(x, 1, blocks.tile(slot.block) or 1)
