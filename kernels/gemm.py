@@ -104,7 +104,7 @@ def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
     rows = b.shape[1]
     missing = -a.shape[2] % _UNIT
     a, b = F.pad(a, (0, missing)), F.pad(b, (0, missing, 0, -rows % _UNIT))
-    (qa, unit_a), (qb, unit_b) = fp8_rows(a), fp8_rows(b)
+    (qa, unit_a), (qb, unit_b) = fp8_rows(a.contiguous()), fp8_rows(b.contiguous())
     one = torch.ones((), device=a.device)
     lanes = [torch._scaled_mm(x, y.T, one, one, out_dtype=torch.float32) for x, y in zip(qa, qb, strict=True)]
     return (torch.stack(lanes) * unit_a * unit_b.mT)[:, :, :rows]

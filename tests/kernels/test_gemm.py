@@ -133,6 +133,7 @@ def test_fp8_products_are_those_of_their_operands_at_any_size(rows, columns, k):
     got = gemm.fp8_exact(a, b)
     magnitude = torch.bmm(a.double().abs(), b.double().abs().mT)
     assert got.shape == (3, rows, columns)
+    assert torch.equal(got, gemm.fp8_exact(a.mT.contiguous().mT, b.mT.contiguous().mT))
     assert ((got.double() - torch.bmm(a.double(), b.double().mT)).abs() <= 1e-4 * magnitude).all()
 
 
