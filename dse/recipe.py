@@ -17,6 +17,7 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Estimator, Through
+from fp4dse.dse.exactness import product_format
 from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
 from fp4dse.dse.record import Part, plain
 from fp4dse.dse.scale import scale_name
@@ -42,7 +43,7 @@ _ROTATION_WORDS = {"random": "rht", "fixed": "fixed", "none": "hadamard"}
 ROTATION_NAMES: dict[str, Hadamard | None] = {
     "none": None,
     **{f"{word}{n}": Hadamard(size=n, signs=s) for s, word in _ROTATION_WORDS.items() for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
-    **{f"gsr{n}": Hadamard(size=n, signs="none", order="sequency") for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
+    **{f"gsr{n}": Hadamard(size=n, signs="none", order="sequency") for n in (16, 32, 64, 128)},
 }
 
 Source = Literal["master", "forward"]
@@ -123,7 +124,7 @@ class Recipe(Part, frozen=True):
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
         q = {slot: self.slot(slot).canonical() for slot in SLOTS}
-        changes = {}
+        changes: dict[str, dict[str, object]] = {}
         for stage, (a, b) in STAGES.items():
             qa, qb = q[f"{stage}.{a}"], q[f"{stage}.{b}"]
             rotation = None if qa.is_plain and qb.is_plain else self.rotation(stage)  # nothing is quantized: no effect
@@ -132,7 +133,7 @@ class Recipe(Part, frozen=True):
                 changes[stage]["source"] = "master"  # the forward's copy is the operand itself
         estimator = Estimator(**{x: self._through(x) for x in STAGES["fprop"]})
         stages = {stage: msgspec.structs.replace(getattr(self, stage), **new) for stage, new in changes.items()}
-        return Recipe(**stages, estimator=estimator)  # type: ignore[arg-type]
+        return Recipe(**stages, estimator=estimator)
 
     def _through(self, operand: str) -> Through:
         """Nothing passes through the quantizer of a plain operand."""
@@ -165,6 +166,7 @@ class Recipe(Part, frozen=True):
         return Signature(
             layouts=tuple(r.slot(s).layout for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
+            products=tuple(product_format(*(r.slot(f"{s}.{o}") for o in STAGES[s])) for s in STAGES),
             sources=tuple(r.source(stage) for stage in SHARED),
             estimators=(r.estimator.x.label(), r.estimator.w.label()),
         )
@@ -208,10 +210,16 @@ class Recipe(Part, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
-    """Structural signature: layout per slot (empty = plain), rotation per stage, and how the backward pass is made."""
+    """Structural signature: layout per slot (empty = plain), rotation and format of the operands per stage, and how the
+    backward pass is made.
+
+    Lanes whose operands need different formats take different GEMMs on a GPU. A lane's bits would depend on its
+    company if they shared one.
+    """
 
     layouts: tuple[str, ...]  # in the order of SLOTS
     rotations: tuple[str, ...]  # in the order of STAGES
+    products: tuple[str, ...]  # in the order of STAGES: `bf16`, `tf32` or `fp32`, see exactness.py
     sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
     estimators: tuple[str, ...] = ("", "")  # x, w; empty = straight through
 

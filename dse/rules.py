@@ -181,5 +181,5 @@ def faults(recipe: Recipe) -> Iterator[tuple[str, ConfigError]]:
             yield rule, ConfigError(f"{slot}.{error.where}", error.found, error.accepted)
     canonical = recipe.canonical()
     for rule, check in RECIPE_RULES.items():
-        if error := check(canonical):
-            yield rule, error
+        if fault := check(canonical):
+            yield rule, fault

@@ -1,7 +1,7 @@
 """The numerics of a population: the GEMM that uses its six operand slots.
 
 One function serves the three GEMMs: both operands are padded with zeros to whole blocks, rotated, quantized along the
-contraction, and multiplied in FP32; the tensor decode factors are applied to the result.
+contraction, and multiplied by the stage's backend of gemm.py; the tensor decode factors are applied to the result.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
+from fp4dse.kernels.gemm import GEMMS, Gemm, pick
 from fp4dse.kernels.operand import Keys, Operand, Slot
 from fp4dse.kernels.philox import signs
 from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
@@ -42,6 +43,12 @@ class LaneNumerics:
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
         self.rotations = {stage: first.rotation(stage) for stage in STAGES}
+        self.gemms: dict[str, str] = {}
+        self.gemm_why_not: tuple[str, ...] = ()
+        for stage, operands in STAGES.items():
+            a, b = ([recipe.slot(f"{stage}.{operand}").canonical() for recipe in recipes] for operand in operands)
+            self.gemms[stage], reasons = pick(str(device), a, b)
+            self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
         self.requantized = {stage for stage in SHARED if first.source(stage) == "forward"}
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
@@ -49,14 +56,14 @@ class LaneNumerics:
 
         a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
-        return _product(*self._operands(stage, layer, a, a_dim, b, b_dim))
+        return _product(GEMMS[self.gemms[stage]], *self._operands(stage, layer, a, a_dim, b, b_dim))
 
     def forward(self, layer: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Y = X Wᵀ of x [L, M, K] and w [L, N, K]; with what the backward products are to take for x and for w."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2)
         kept_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
         kept_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
-        return _product(qx, qw), kept_x, kept_w
+        return _product(GEMMS[self.gemms["fprop"]], qx, qw), kept_x, kept_w
 
     def _operands(
         self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int
@@ -69,7 +76,8 @@ class LaneNumerics:
             flips = self._signs(stage, layer, rotation)
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
         keys = Keys(self.seeds, self.step, layer, self.training)
-        return slots[0].quantize(a, a_dim, keys), slots[1].quantize(b, b_dim, keys)
+        dtype = GEMMS[self.gemms[stage]].operand
+        return slots[0].quantize(a, a_dim, keys, dtype), slots[1].quantize(b, b_dim, keys, dtype)
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1; the same for both operands."""
@@ -88,20 +96,21 @@ class LaneNumerics:
         return decoded[:, :, : x.shape[2]]
 
 
-def _product(a: Operand, b: Operand) -> Tensor:
+def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
     """a [L, R, C] and b [L, S, C] multiplied: [L, R, S]. What clamping cut off meets the other operand unquantized."""
     out = None
     for s in a.terms:
         for t in b.terms:
-            part = torch.bmm(s.values, t.values.mT)
+            part = gemm.run(s.values, t.values)
             part = part if s.factor is None else part * s.factor.view(len(part), -1, 1)
             part = part if t.factor is None else part * t.factor.view(len(part), 1, -1)
             out = part if out is None else out + part
     assert out is not None
+    unquantized = GEMMS["fp32"].run
     if a.rest is not None:
-        out = out + torch.bmm(a.rest, b.raw.mT)
+        out = out + unquantized(a.rest, b.raw)
     if b.rest is not None:
-        out = out + torch.bmm(a.raw if a.rest is None else a.raw - a.rest, b.rest.mT)
+        out = out + unquantized(a.raw if a.rest is None else a.raw - a.rest, b.rest)
     return out
 
 

@@ -22,7 +22,7 @@ from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.philox import STREAMS, random16
-from fp4dse.kernels.reference import quantize_blocks, round_bf16, tensor_maxima
+from fp4dse.kernels.reference import quantize_blocks, tensor_maxima
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
@@ -31,13 +31,14 @@ EMA_STEPS = 10
 
 
 class Term(NamedTuple):
-    """values [L, R, C], exact in few bits; factor [L], or [L, R], or None for one."""
+    """values [L, R, C], float32 or what the product takes; factor [L], or [L, R] for one per row, or None for one."""
 
     values: Tensor
     factor: Tensor | None
 
     def decoded(self) -> Tensor:
-        return self.values if self.factor is None else self.values * self.factor.view(len(self.values), -1, 1)
+        values = self.values.to(torch.float32)
+        return values if self.factor is None else values * self.factor.view(len(values), -1, 1)
 
 
 class Operand(NamedTuple):
@@ -93,42 +94,51 @@ class Slot:
         )
         self.fused = backend.operand if is_general else None
 
-    def quantize(self, x: Tensor, dim: int, keys: Keys) -> Operand:
-        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction]."""
+    def quantize(self, x: Tensor, dim: int, keys: Keys, dtype: torch.dtype = torch.float32) -> Operand:
+        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
+
+        dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
+        """
         if self.block is None:
-            return _plain(self, x if dim == 2 else x.mT)
+            return self._plain(x if dim == 2 else x.mT, dtype)
         kind = type(self.outliers[0])
         if kind is Clamp:
             x = x if dim == 2 else x.mT
             kept = clamped(x, [o.quantile for o in self.outliers])  # type: ignore[union-attr]
             counts = torch.tensor([o.compensate for o in self.outliers], device=x.device)  # type: ignore[union-attr]
             rest = torch.where(counts[:, None, None], x - kept, 0.0)
-            return Operand([self._term(kept, 2, keys, 0)], x, rest if counts.any() else None)
-        first = self._term(x, dim, keys, 0)
+            return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest if counts.any() else None)
+        first = self._term(x, dim, keys, 0, dtype)
         x = x if dim == 2 else x.mT
         if kind is not Residual:
             return Operand([first], x)
-        second = self._term(x - first.decoded(), 2, keys, 1)
+        second = self._term(x - first.decoded(), 2, keys, 1, dtype)
         alpha = torch.tensor([o.alpha for o in self.outliers], device=x.device)  # type: ignore[union-attr]
         factor = second.factor if second.factor is not None else torch.ones_like(alpha)
         return Operand([first, Term(second.values, (factor.T * alpha).T)], x)
 
     def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
-        cut, more = self._cut(x), {}
+        cut = self._cut(x)
         random, more = self._arguments(x, cut, keys, 0)
         encoded, dec = quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
         return cut, encoded, dec
 
-    def _term(self, x: Tensor, dim: int, keys: Keys, call: int) -> Term:
+    def _plain(self, x: Tensor, dtype: torch.dtype) -> Operand:
+        if self.bf16 == "none":
+            return Operand([Term(x, None)], x)
+        rounded = x.to(torch.bfloat16).to(dtype)
+        return Operand([Term(rounded if self.bf16 == "all" else torch.where(self.bf16_lanes, rounded, x), None)], x)
+
+    def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
         if self.fused and isinstance(self.block, int):
-            return self._fused(x, dim == 1, self.block, keys, call)
+            return self._fused(x, dim == 1, self.block, keys, call, dtype)
         x = x if dim == 2 else x.mT
         rows = x.shape[1]
         cut = self._cut(x)
         padded = (len(x), rows + -rows % (tile(self.block or 0) or 1), x.shape[2])
         if self.fused and cut.shape[2] in BLOCKS:
-            values, dec = self._fused(cut, False, cut.shape[2], keys, call)
+            values, dec = self._fused(cut, False, cut.shape[2], keys, call, dtype)
         else:
             random, more = self._arguments(x, cut, keys, call)
             values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
@@ -139,13 +149,13 @@ class Slot:
         x = blocks.pad(x, 1, tile(self.block or 0) or 1)
         return blocks.cut(x, self.block).contiguous().detach()  # type: ignore[arg-type]
 
-    def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int) -> Term:
+    def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
         amax = None
         if self.maxima.has_state:
             amax = self._tensor_amax(x.abs().amax(dim=(1, 2))[:, None], keys, call)[:, 0]
         at = (keys.seeds, keys.step, self._site(keys, call))
-        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, torch.float32))  # type: ignore[misc]
+        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, dtype))  # type: ignore[misc]
 
     def _site(self, keys: Keys, call: int) -> int:
         return 8 * keys.layer + self.number + CALL * call
@@ -231,10 +241,3 @@ def clamped(x: Tensor, quantiles: Sequence[float]) -> Tensor:
     high = torch.tensor([[min(n - 1, int(q * n))] for q in quantiles], device=x.device)
     low = n - 1 - high
     return torch.minimum(torch.maximum(x, ordered.gather(1, low)[:, :, None]), ordered.gather(1, high)[:, :, None])
-
-
-def _plain(slot: Slot, x: Tensor) -> Operand:
-    if slot.bf16 == "none":
-        return Operand([Term(x, None)], x)
-    rounded = round_bf16(x)
-    return Operand([Term(rounded if slot.bf16 == "all" else torch.where(slot.bf16_lanes, rounded, x), None)], x)

@@ -34,7 +34,7 @@ MOST_LINES = 500
 MOST_CURVES = 8
 """Members of the front whose curves are drawn, the cheapest first."""
 
-MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "host"]
+MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "gemm_backend", "host"]
 SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
 _COLUMNS = [*SUMMARIZED, "run_id", "recipe", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
 
@@ -185,7 +185,9 @@ def _front_curves(store: Store, lines: pd.DataFrame, runs: pd.DataFrame) -> pd.D
 
 def _provenance(runs: pd.DataFrame) -> str:
     """Which machine, which versions, how long, and what did not go as wanted."""
-    groups = runs.fillna(dict.fromkeys(["device_name", *SOFTWARE, "host", "quantizer_backend", "dtype"], "–"))
+    groups = runs.fillna(
+        dict.fromkeys(["device_name", *SOFTWARE, "host", "quantizer_backend", "gemm_backend", "dtype"], "–")
+    )
     groups = (
         groups.groupby([*MACHINE, *SOFTWARE], sort=False, dropna=False)["lane_s"].agg(["size", "sum"]).reset_index()
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.overhead import bits_per_element
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -76,6 +76,7 @@ OUTCOME: dict[str, pa.DataType] = {
     "threads": COUNT,
     "dtype": TEXT,
     "quantizer_backend": TEXT,
+    "gemm_backend": TEXT,  # one name, or three in the order of fprop, dgrad, wgrad
     "fallbacks": pa.list_(TEXT),
     "torch_version": TEXT,
     "python_version": TEXT,
@@ -115,7 +116,7 @@ def recipe_columns(recipe: Recipe) -> dict[str, object]:
         "is_baseline": r.config_id == Recipe.named("bf16").config_id,
         "points": points(r),
         "bits_per_element": bits_per_element(r),
-        "signature": " ".join([*map(str, signature.blocks), *signature.rotations]),
+        "signature": " ".join("/".join(part) for part in msgspec.structs.astuple(signature)),
         **r.columns(),
     }
 

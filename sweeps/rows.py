@@ -44,6 +44,7 @@ def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
         "lane_s": result.train_s / len(job.lanes),
         "peak_memory_bytes": result.peak_memory_bytes,
         "quantizer_backend": result.quantizer_backend,
+        "gemm_backend": result.gemm_backend,
         "fallbacks": result.fallbacks,
     }
     pairs = zip(job.lanes, result.lanes, strict=True)

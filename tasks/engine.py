@@ -52,13 +52,15 @@ def train(
             report(Progress("train", step + 1, task.steps, population.losses_now(step)[:wanted]))
     report(Progress("evaluate", task.steps, task.steps, population.losses_now(task.steps - 1)[:wanted]))
     results = population.results()[:wanted]
-    backend = population.numerics.backend
+    numerics = population.numerics
+    gemms = list(numerics.gemms.values())
     return JobResult(
         lanes=results,
         train_s=time.monotonic() - ready,
         setup_s=ready - started,
-        quantizer_backend=backend.name,
-        fallbacks=list(backend.why_not),
+        quantizer_backend=numerics.backend.name,
+        gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
+        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not],
         peak_memory_bytes=_peak_memory(device),
     )
 

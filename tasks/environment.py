@@ -15,6 +15,7 @@ import torch
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
 from fp4dse.kernels.fused import why_not_fused
+from fp4dse.kernels.gemm import GEMMS
 from fp4dse.tasks import engine
 
 
@@ -56,6 +57,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
     reason = why_not_compiled(device)
     unfused = why_not_fused(device)
+    gemms = {name: gemm.why_not(device, (), ()) for name, gemm in GEMMS.items()}
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     vector = torch.backends.cpu.get_cpu_capability()
     return [
@@ -66,7 +68,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
         ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),
-        ("gemm", "fp32", "bmm with a BF16 operand and FP32 output is not available on the CPU"),
+        *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
 
 

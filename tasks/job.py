@@ -50,6 +50,7 @@ class LaneResult(msgspec.Struct):
 class JobResult(msgspec.Struct):
     """Results in the order of the job's lanes, with what the population as a whole took and used.
 
+    `gemm_backend`: one name where all three stages take the same, else three, in the order of STAGES.
     `fallbacks` holds one sentence for each path that was wanted and not taken.
     """
 
@@ -57,6 +58,7 @@ class JobResult(msgspec.Struct):
     train_s: float
     setup_s: float
     quantizer_backend: str
+    gemm_backend: str
     fallbacks: list[str]
     peak_memory_bytes: int
 

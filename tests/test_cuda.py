@@ -4,10 +4,12 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, fused, lane_sum, philox, quantize, silu
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.gemm import GEMMS, fp8_rows
 from fp4dse.kernels.rotation import hadamard
 from fp4dse.tasks import Lane, get_task, train
 
@@ -124,6 +126,113 @@ def test_a_lane_has_the_same_bits_in_any_company():
     for chosen in ([3, 1], [4, 2, 1]):
         few = LaneNumerics([recipes[i] for i in chosen], chosen, "cuda").gemm("dgrad", 1, x[chosen], 2, w[chosen], 2)
         assert torch.equal(few, together[chosen])
+
+
+INTEGERS = {"bf16-exact": (255, 64), "tf32-exact": (2047, 4), "fp32": (2047, 4), "fp8-exact": (15, 32)}
+"""Backend -> (largest integer whose smaller ones are all held too, products that FP32 can add up exactly)."""
+
+
+def integers(largest: int, *shape: int) -> torch.Tensor:
+    return torch.randint(-largest, largest + 1, shape, device="cuda").float()
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_exact_products_of_integers_have_no_error(name):
+    """In any order of accumulation: every partial sum is an integer below 2^24."""
+    largest, k = INTEGERS[name]
+    a, b = integers(largest, 3, 40, k), integers(largest, 3, 24, k)
+    assert torch.equal(GEMMS[name].run(a, b).double(), torch.bmm(a.double(), b.double().mT))
+
+
+@pytest.mark.parametrize(("name", "lowest"), [("bf16-exact", -133), ("tf32-exact", -136), ("fp32", -149)])
+def test_subnormal_operands_are_not_flushed(name, lowest):
+    a, b = integers(7, 2, 16, 32) * 2.0**-75 * 2.0 ** (lowest + 75), integers(7, 2, 16, 32) * 2.0**120
+    assert a.abs().max() < torch.finfo(torch.float32).tiny
+    assert torch.equal(GEMMS[name].run(a, b).double(), torch.bmm(a.double(), b.double().mT))
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_products_are_those_of_float64_within_the_error_of_the_accumulator(name):
+    """The bound is far below the error of an operand that is rounded to BF16, as the last line shows."""
+    power = torch.exp2(torch.randint(-6, 7, (2, 3, 200, 16), device="cuda").float())
+    a, b = (x.view(3, 200, 16, 1).mul(integers(12, 3, 200, 16, 16)).view(3, 200, 256) for x in power)
+    exact, size = torch.bmm(a.double(), b.double().mT), torch.bmm(a.double().abs(), b.double().abs().mT)
+    error = GEMMS[name].run(a, b).double() - exact
+    if name == "fp8-exact":
+        assert error.norm() < 1e-3 * exact.norm()
+    else:
+        assert (error.abs() <= 2.0**-18 * size).all()
+    wide = torch.randn(3, 200, 256, device="cuda")
+    rounded = GEMMS["bf16-rounded"].run(wide, wide).double() - torch.bmm(wide.double(), wide.double().mT)
+    assert (rounded.abs() > 2.0**-18 * torch.bmm(wide.double().abs(), wide.double().abs().mT)).any()
+
+
+@pytest.mark.parametrize("name", GEMMS)
+@pytest.mark.parametrize(("rows", "columns", "k"), [(64, 48, 256), (33, 10, 48), (7, 1, 17)])
+def test_a_product_has_the_same_bits_in_any_company(name, rows, columns, k):
+    a, b = torch.randn(5, rows, k, device="cuda"), torch.randn(5, columns, k, device="cuda")
+    if name == "fp8-exact":
+        a, b = (q.float() for q, _ in (fp8_rows(a), fp8_rows(b)))
+    together = GEMMS[name].run(a, b)
+    assert together.isfinite().all()
+    for chosen in ([3, 1], [4, 2, 1]):
+        assert torch.equal(GEMMS[name].run(a[chosen], b[chosen]), together[chosen])
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_a_captured_product_has_the_same_bits_and_waits_for_nothing(name):
+    a, b = integers(12, 2, 64, 64), integers(12, 2, 32, 64)
+    expected = GEMMS[name].run(a, b)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        GEMMS[name].run(a, b)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = GEMMS[name].run(a, b)
+    captured.zero_()
+    graph.replay()
+    assert torch.equal(captured, expected)
+
+
+def test_fp8_rows_have_the_bits_of_the_cpu():
+    x = wide()[None]
+    for here, there in zip(fp8_rows(x), fp8_rows(x.cuda()), strict=True):
+        assert torch.equal(here.float().nan_to_num(7), there.cpu().float().nan_to_num(7))
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "name"),
+    [
+        (QUANTIZERS["nvfp4"], "bf16-exact"),
+        (QUANTIZERS["mxfp4-2d"], "bf16-exact"),
+        (QUANTIZERS["bf16"], "bf16-exact"),
+        (Quantizer(scale=BF16()), "tf32-exact"),
+        (Quantizer(scale=FP32()), "fp32"),
+        (QUANTIZERS["none"], "fp32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.label(),
+)
+def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, name):
+    """The operands are the CPU's, bit for bit, and the product is theirs in FP32."""
+    recipe = Recipe.uniform(quantizer)
+    there, here = (LaneNumerics([recipe] * 2, [0, 1], device) for device in ("cuda", "cpu"))
+    assert there.gemms == dict.fromkeys(STAGES, name), there.gemm_why_not
+    x, w = torch.randn(2, 64, 96), torch.randn(2, 32, 96)
+    dtype = GEMMS[name].operand
+    operands = []
+    for operand, value in zip(("x", "w"), (x, w), strict=True):
+        slot = f"fprop.{operand}"
+        seen, dec = there._operand(there.slots[slot], 0, value.cuda(), 2, dtype)
+        expected, expected_dec = here._operand(here.slots[slot], 0, value, 2, torch.float32)
+        assert torch.equal(seen.cpu().float(), expected)
+        assert dec is None or torch.equal(dec.cpu(), expected_dec)
+        operands.append(expected.double() * (1 if dec is None else expected_dec.double()[:, None, None]))
+    size = torch.bmm(operands[0].abs(), operands[1].abs().mT)
+    error = there.gemm("fprop", 0, x.cuda(), 2, w.cuda(), 2).cpu().double() - torch.bmm(operands[0], operands[1].mT)
+    assert (error.abs() <= 2.0**-18 * size).all()
 
 
 @pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("regression", "small"), ("vision", "smoke")])

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
+from fp4dse.dse.exactness import product_format
 from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
-from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale
 
 replace = msgspec.structs.replace
 
@@ -233,7 +234,9 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
     def structure(recipe):
         r = recipe.canonical()
         slots = [None if r.slot(slot).is_plain else layout(r.slot(slot)) for slot in SLOTS]
-        return slots, [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED], r.estimator
+        products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
+        of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
+        return slots, products, of_stages, r.estimator
 
     def layout(q):
         return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)
@@ -248,3 +251,12 @@ def test_formats_scales_and_roundings_share_a_signature():
     assert len({Recipe.named(name).signature() for name in names}) == 1
     assert Recipe.named("mxfp4").signature() != Recipe.named("nvfp4").signature()
     assert Recipe.named("nvfp4-sr-rht").signature() != Recipe.named("nvfp4-sr").signature()
+
+
+@pytest.mark.parametrize(("scale", "product"), [(E4M3(), "bf16"), (BF16(), "tf32"), (FP32(), "fp32")])
+def test_operands_that_need_another_gemm_have_another_signature(scale, product):
+    """On a GPU a lane's bits would else depend on what its neighbours need."""
+    fine = Recipe.named("nvfp4")
+    assert fine.signature().products == ("bf16", "bf16", "bf16")
+    coarse = replace(fine, wgrad=Wgrad(g=QUANTIZERS["nvfp4"], x=replace(QUANTIZERS["nvfp4"], scale=scale)))
+    assert coarse.signature().products == ("bf16", "bf16", product)

@@ -128,13 +128,17 @@ def test_lanes_of_different_structure_are_refused():
         LaneNumerics([Recipe.named("nvfp4")], [0])
 
 
-def test_bf16_and_untouched_lanes_share_a_population():
-    made = LaneNumerics([Recipe.named("bf16"), Recipe.uniform(OFF)], [0, 0])
+def test_bf16_and_untouched_operands_share_a_population():
+    made = LaneNumerics([recipe_with("fprop.x", Quantizer.named("bf16")), recipe_with()], [0, 0])
     a, b = torch.randn(2, 8, 16), torch.randn(2, 8, 16)
     got = made.gemm("fprop", 0, a, 2, b, 2)
     assert torch.equal(got[1], torch.bmm(a, b.mT)[1])
-    rounded = [t.bfloat16().float() for t in (a, b)]
-    assert torch.equal(got[0], torch.bmm(rounded[0], rounded[1].mT)[0])
+    assert torch.equal(got[0], torch.bmm(a.bfloat16().float(), b.mT)[0])
+
+
+def test_lanes_that_need_different_products_share_no_population():
+    with pytest.raises(ValueError, match="structural signature"):
+        LaneNumerics([Recipe.named("bf16"), Recipe.uniform(OFF)], [0, 0])
 
 
 def test_hadamard_is_the_sylvester_matrix_and_its_own_inverse():

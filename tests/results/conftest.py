@@ -47,6 +47,7 @@ def _row(recipe: str | Recipe = "nvfp4", seed: int = 0, loss: float | None = 0.5
         "threads": 2,
         "dtype": "float32",
         "quantizer_backend": "compiled",
+        "gemm_backend": "fp32",
         "fallbacks": [],
         "torch_version": "2.13.0",
         "python_version": "3.11.2",

@@ -87,6 +87,7 @@ def result(lanes: list[dict], diverged: bool) -> dict:
         "train_s": 0.01,
         "setup_s": 0.01,
         "quantizer_backend": "none",
+        "gemm_backend": "none",
         "fallbacks": [],
         "peak_memory_bytes": 1,
     }

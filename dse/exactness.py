@@ -1,0 +1,131 @@
+"""How many significant bits an operand of a GEMM has, and so which number format holds it without rounding.
+
+An operand is element × block scale (and whatever else a format multiplies in), without the tensor factor. Written as
+odd integer × power of two, every value of a factor has an odd part of at most `odd` and a power of at least 2^`step`.
+Odd parts and powers multiply separately, so a product of factors has
+
+    significant bits = bit length of the product of their `odd`        lowest bit = 2^(sum of their `step`)
+
+which is attained: it is no bound but the number that listing all codes gives. A format with p significant bits and
+smallest normal number 2^emin holds the operand iff the bits are at most p and the lowest bit is at least
+2^(emin - p + 1), its smallest subnormal. Products of two operands of at most 11 bits are exact in FP32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
+
+import msgspec
+
+from fp4dse.dse.formats import ELEMENTS, SCALES, FloatFormat
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.scale import E6M2, E8M0, scale_key
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """Numbers n · 2^k whose odd part is at most `odd`, with k at least `step`."""
+
+    odd: int
+    step: int
+
+
+ONE = Grid(odd=1, step=0)
+
+OPERAND_FORMATS: dict[str, FloatFormat] = {
+    "bf16": SCALES["bf16"],
+    "tf32": FloatFormat(mantissa=10, emin=-126, max=(2 - 2**-10) * 2.0**127, bits=19),
+}
+"""Formats of matrix units that may hold an operand, the fastest first. What none of them holds is left in FP32."""
+
+_POWERS = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)  # E8M0
+_E6M2 = FloatFormat(mantissa=2, emin=-48, max=1.5 * 2.0**15, bits=8)
+
+_ADAPTED = {
+    "razer": [*ELEMENTS["e2m1"].magnitudes(), 5.0],
+    "dialects": [0.5 * n for n in range(16)],
+    "if4": [7 * v for v in ELEMENTS["e2m1"].magnitudes()] + [6 * v for v in ELEMENTS["int4"].magnitudes()],
+}
+"""Elements where a block chooses its codebook; those of IF4 in units of 1/7, which goes into the tensor factor."""
+
+
+def grid(values: Iterable[float]) -> Grid:
+    """The grid of a codebook: all its values, zero among them or not."""
+    odd, step = 1, math.inf
+    for value in values:
+        if value:
+            numerator, denominator = abs(value).as_integer_ratio()
+            twos = (numerator & -numerator).bit_length() - 1
+            odd = max(odd, numerator >> twos)
+            step = min(step, twos + 1 - denominator.bit_length())
+    return Grid(odd, int(step))
+
+
+@cache
+def format_grid(number: FloatFormat) -> Grid:
+    """The grid of a format, by listing its codes; FP32 has too many, and every significand."""
+    if number.bits > 16:
+        return Grid(2 ** (number.mantissa + 1) - 1, number.emin - number.mantissa)
+    return grid(number.magnitudes())
+
+
+def _element(q: Quantizer) -> Grid | None:
+    if q.codec in _ADAPTED:
+        return grid(_ADAPTED[q.codec])
+    formats = ELEMENTS | {"none": SCALES["fp32"], "bf16": SCALES["bf16"]}
+    return format_grid(formats[q.element])
+
+
+def _scale(q: Quantizer) -> Grid | None:
+    if q.is_plain:
+        return ONE
+    if q.scaling == "macro":
+        return None  # the scale is divided by a factor
+    if isinstance(q.scale, E6M2):
+        return format_grid(_E6M2)  # exponents of parts of the block only add to its power
+    if isinstance(q.scale, E8M0):
+        return format_grid(_POWERS)
+    return None if q.scale.convention == "encode" else format_grid(SCALES[scale_key(q.scale)])
+
+
+FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}
+"""What an operand is the product of: the grid of each factor, None where it is a quotient, which no format holds.
+
+A new element or scale format is found by its listed values; whatever else is multiplied in is one more entry.
+"""
+
+
+@lru_cache(maxsize=4096)
+def operand_grid(quantizer: Quantizer) -> Grid | None:
+    """The grid of element × block scale, None where a factor has none."""
+    odd, step = 1, 0
+    for factor in FACTORS.values():
+        if (found := factor(quantizer)) is None:
+            return None
+        odd, step = odd * found.odd, step + found.step
+    return Grid(odd, step)
+
+
+def significant_bits(quantizer: Quantizer) -> int | None:
+    """Significant bits of element × block scale; None where even the FP32 operand is rounded."""
+    found = operand_grid(quantizer)
+    return found.odd.bit_length() if found and holds(SCALES["fp32"], found) else None
+
+
+def holds(number: FloatFormat, operand: Grid) -> bool:
+    """Whether every value of the grid, but for overflow, is a value of the format."""
+    return operand.odd.bit_length() <= number.mantissa + 1 and operand.step >= number.emin - number.mantissa
+
+
+@lru_cache(maxsize=4096)
+def operand_format(quantizer: Quantizer) -> str:
+    """The fastest of OPERAND_FORMATS that holds the operand, else `fp32`."""
+    found = operand_grid(quantizer)
+    return next((name for name, number in OPERAND_FORMATS.items() if found and holds(number, found)), "fp32")
+
+
+def product_format(*quantizers: Quantizer) -> str:
+    """The fastest format that holds all operands of a GEMM: `bf16`, `tf32` or `fp32`."""
+    order = [*OPERAND_FORMATS, "fp32"]
+    return order[max(order.index(operand_format(q)) for q in quantizers)]

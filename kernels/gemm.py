@@ -1,0 +1,199 @@
+"""The product of two quantized operands, and which of the device's matrix units may form it.
+
+A GEMM here is out[l, r, s] = sum over k of a[l, r, k] · b[l, s, k] with a: [L, R, K], b: [L, S, K] and out: [L, R, S]
+in float32. Operands are element × block scale, without tensor factors. They have few significant bits
+(dse.exactness), so that a fast unit often holds them without rounding, and then products are exact and only the
+accumulation in FP32 is the chip's:
+
+    bf16-exact     operands of at most 8 bits in BF16
+    tf32-exact     operands of at most 11 bits in TF32
+    fp32           any operand, on any device
+    fp8-exact      operands of at most 4 bits in E4M3, with a power of two of their own for each row. Exact while a
+                   row spans at most 2^14 (2603.02731); a row that does not fit makes NaN, never a rounded number.
+                   Hopper accumulates FP8 products in fewer than 24 bits: relative error 1e-4. Only on request
+    bf16-rounded   operands rounded to BF16, exact or not, as most simulations have them. Only on request
+
+A backend says why it cannot take operands. `pick` takes the fastest exact one. What it takes depends on the device
+and on the operands' `product_format`, which all lanes of a population share, so that a lane's bits do not depend on
+its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fp4dse.dse import Quantizer
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
+from fp4dse.dse.formats import ELEMENTS
+
+FP8 = torch.float8_e4m3fn
+FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
+_ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
+_UNIT = 16  # FP8 products take multiples of it along K and S
+
+
+class Gemm(msgspec.Struct, frozen=True):
+    """A way to multiply operands.
+
+    run       (a, b), float32 or `operand`, -> float32 [L, R, S]
+    why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence, or None if it can
+    operand   dtype that `run` turns operands into: what writes them may do it at once
+    """
+
+    run: Callable[[Tensor, Tensor], Tensor]
+    why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
+    operand: torch.dtype = torch.float32
+
+
+def pick(
+    device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]
+) -> tuple[str, tuple[str, ...]]:
+    """The fastest exact backend for all lanes' operands, and why those before it were passed over, one sentence each.
+
+    On the CPU it is `fp32`, and nothing is passed over.
+    """
+    reasons: list[str] = []
+    for name in FASTEST if torch.device(device).type == "cuda" else ():
+        if (reason := GEMMS[name].why_not(device, quantizers_a, quantizers_b)) is None:
+            return name, tuple(reasons)
+        reasons.append(reason)
+    return "fp32", tuple(reasons)
+
+
+def named(name: str, device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> Gemm:
+    """The backend of that name. ConfigError if there is none, or with its reason if it cannot take the operands."""
+    if name not in GEMMS:
+        raise ConfigError("gemm", name, ", ".join(GEMMS))
+    if reason := GEMMS[name].why_not(device, quantizers_a, quantizers_b):
+        raise ConfigError("gemm", name, f"another of {', '.join(GEMMS)} ({reason})")
+    return GEMMS[name]
+
+
+def fp32(a: Tensor, b: Tensor) -> Tensor:
+    """Operands as they are."""
+    if not a.is_cuda:
+        return torch.bmm(a, b.mT)
+    with _math("ieee"):
+        return torch.bmm(a, b.mT)
+
+
+def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
+    """Operands whose last 13 bits are zero, which is all that TF32 drops."""
+    with _math("tf32"):
+        return torch.bmm(a, b.mT)
+
+
+def bf16(a: Tensor, b: Tensor) -> Tensor:
+    """Operands rounded to BF16, product in FP32. The CPU has no such product, but the same numbers in FP32."""
+    a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
+    if not a.is_cuda:
+        return torch.bmm(a.to(torch.float32), b.to(torch.float32).mT)
+    with _math("ieee"):
+        return torch.bmm(a, b.mT, out_dtype=torch.float32)
+
+
+def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
+    """Rows in E4M3, lane by lane: batches have no FP8 product. Zeros pad K and S to multiples of 16."""
+    rows = b.shape[1]
+    missing = -a.shape[2] % _UNIT
+    a, b = F.pad(a, (0, missing)), F.pad(b, (0, missing, 0, -rows % _UNIT))
+    (qa, unit_a), (qb, unit_b) = fp8_rows(a.contiguous()), fp8_rows(b.contiguous())
+    one = torch.ones((), device=a.device)
+    lanes = [torch._scaled_mm(x, y.T, one, one, out_dtype=torch.float32) for x, y in zip(qa, qb, strict=True)]
+    return (torch.stack(lanes) * unit_a * unit_b.mT)[:, :, :rows]
+
+
+def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [L, R, K] as E4M3 [L, R, K] × a power of two for each row, float32 [L, R, 1].
+
+    The largest number of a row comes to lie in (224, 448], as high as E4M3 goes. The power is NaN where E4M3 does not
+    hold the row: there the product is NaN, and nobody has to wait for a check. Powers stay within 2^±60, so that two of
+    them can be applied to a product one after the other without losing bits on the way.
+    """
+    amax = x.abs().amax(dim=2, keepdim=True).view(torch.int32)
+    exponent = (amax + _ABOVE_448 >> 23) - 8  # biased by 127
+    exponent = torch.clamp(exponent, 127 - 60, 127 + 60)
+    power, inverse = ((e << 23).view(torch.float32) for e in (exponent, 254 - exponent))
+    wanted = x * inverse
+    rows = wanted.to(FP8)
+    fits = (rows.to(torch.float32) == wanted).all(dim=2, keepdim=True)
+    return rows, torch.where(fits, power, float("nan"))
+
+
+@contextmanager
+def _math(fp32: str) -> Iterator[None]:
+    """What cuBLAS may do within: `ieee` or `tf32` products of FP32 numbers, and no partial sums in BF16."""
+    matmul = torch.backends.cuda.matmul
+    precision = matmul.fp32_precision
+    partial, split = (getattr(matmul, f"allow_bf16_reduced_precision_reduction{end}") for end in ("", "_split_k"))
+    matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction = fp32, (False, split)
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction = precision, (partial, split)
+
+
+def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:
+    if torch.device(device).type != "cuda":
+        return f"{name} not taken on {device}: it needs a CUDA device"
+    if torch.version.hip:
+        return f"{name} not taken on {device}: it is cuBLAS's, and this is ROCm"
+    if (capability := torch.cuda.get_device_capability(device)) < least:
+        found = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
+        return f"{name} not taken: it needs compute capability {least[0]}.{least[1]}, {found}"
+    return None
+
+
+def _bits(q: Quantizer) -> str:
+    bits, found = significant_bits(q), operand_grid(q)
+    if bits is None or found is None:
+        return "is rounded even in FP32"
+    return f"has up to {bits} significant bits, down to 2^{found.step}"
+
+
+def _held_in(name: str, number: str) -> Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]:
+    """`why_not` of a backend whose operands must be numbers of OPERAND_FORMATS[number], on compute capability 8.0."""
+    holding = list(OPERAND_FORMATS)[: list(OPERAND_FORMATS).index(number) + 1]
+
+    def why_not(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> str | None:
+        if reason := _why_not_device(name, device, (8, 0)):
+            return reason
+        for q in (*quantizers_a, *quantizers_b):
+            if operand_format(q) not in holding:
+                return f"{name} not taken: {number} does not hold {q.label()}, which {_bits(q)}"
+        return None
+
+    return why_not
+
+
+def _why_not_fp8(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> str | None:
+    if reason := _why_not_device("fp8-exact", device, (8, 9)):
+        return reason
+    for q in (*quantizers_a, *quantizers_b):
+        if (significant_bits(q) or 99) > FP8_BITS:
+            return f"fp8-exact not taken: e4m3 has {FP8_BITS} significant bits, {q.label()} {_bits(q)}"
+    return None
+
+
+def _never(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> str | None:
+    return None
+
+
+GEMMS: dict[str, Gemm] = {
+    "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16),
+    "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32")),
+    "fp32": Gemm(fp32, _never),
+    "fp8-exact": Gemm(fp8_exact, _why_not_fp8),
+    "bf16-rounded": Gemm(bf16, _never, torch.bfloat16),
+}
+"""Every backend by name."""
+
+FASTEST = ("bf16-exact", "tf32-exact")
+"""The order in which `pick` asks, before it takes `fp32`."""

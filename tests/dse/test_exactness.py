@@ -1,0 +1,106 @@
+"""Which numbers an operand can be, found by listing codes × scales, is what its formula says."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.exactness import (
+    OPERAND_FORMATS,
+    format_grid,
+    grid,
+    holds,
+    operand_format,
+    operand_grid,
+    product_format,
+    significant_bits,
+)
+from fp4dse.dse.formats import ELEMENTS, SCALES
+from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
+
+POWERS = [2.0**e for e in range(-127, 128)]
+LISTED = [E8M0(), E4M3(), UE5M3(), UE5M3(max=61440), UE5M3(max=122880), E5M2(), UE4M4(), BF16()]
+
+CLASSES = {
+    "bf16": [(e, s) for e in ("e2m1", "e1m2", "e3m0", "int4") for s in LISTED[:-1]] + [("e5m2", E4M3())],
+    "tf32": [(e, BF16()) for e in ("e2m1", "e1m2", "int4")] + [("e4m3", E8M0())],
+    "fp32": [(e, FP32()) for e in ELEMENTS] + [(e, E4M3(convention="encode")) for e in ELEMENTS] + [("e5m2", E8M0())],
+}
+"""Format of the operand -> element × block scale, the table of docs/numerics.md and what lies beside it."""
+
+
+def operands(q: Quantizer) -> np.ndarray:
+    """Every element × block scale but zero, exact in float64."""
+    scales = POWERS if isinstance(q.scale, E8M0) else SCALES[scale_key(q.scale)].magnitudes()
+    values = np.outer(ELEMENTS[q.element].magnitudes(), scales)
+    return np.unique(values[values > 0])
+
+
+def lowest_bit(values: np.ndarray) -> np.ndarray:
+    """Power of two of the last one bit."""
+    fraction, exponent = np.frexp(values)
+    whole = (fraction * 2.0**53).astype(np.int64)
+    return exponent - 53 + np.frexp(whole & -whole)[1] - 1
+
+
+def first_bit(values: np.ndarray) -> np.ndarray:
+    return np.frexp(values)[1] - 1
+
+
+@pytest.mark.parametrize("scale", LISTED, ids=scale_key)
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_listing_codes_and_scales_proves_the_class(element, scale):
+    q = Quantizer(element=element, scale=scale)
+    values = operands(q)
+    bits = first_bit(values) - lowest_bit(values) + 1
+    assert significant_bits(q) == bits.max()
+    for name, number in OPERAND_FORMATS.items():
+        steps = np.ldexp(1.0, np.maximum(first_bit(values), number.emin) - number.mantissa)
+        assert holds(number, operand_grid(q)) == (values % steps == 0).all(), name
+
+
+def test_every_named_quantizer_has_its_class():
+    fp32_scales = ("fp8", "fp8-e5m2", "luq", "int4-sawb", "radix4", "radix4-odd", "fp4-row")
+    wider = dict.fromkeys(("none", "mbs-mxfp4", *fp32_scales), "fp32") | {"if4": "tf32"}
+    assert {name: operand_format(q) for name, q in QUANTIZERS.items()} == dict.fromkeys(QUANTIZERS, "bf16") | wider
+
+
+@pytest.mark.parametrize(("name", "members"), CLASSES.items(), ids=CLASSES)
+def test_the_table_of_classes(name, members):
+    for element, scale in members:
+        assert operand_format(Quantizer(element=element, scale=scale)) == name, (element, scale)
+
+
+def test_products_of_held_operands_are_exact_in_fp32():
+    for number in OPERAND_FORMATS.values():
+        assert 2 * (number.mantissa + 1) <= SCALES["fp32"].mantissa + 1
+    assert operand_format(Quantizer(element="bf16")) == "bf16"
+
+
+def test_a_quotient_by_the_scale_is_held_nowhere():
+    encode = Quantizer(scale=E4M3(convention="encode"))
+    assert significant_bits(encode) is None
+    assert significant_bits(Quantizer(scale=E4M3(hybrid=True))) == significant_bits(Quantizer()) == 6
+
+
+@given(st.lists(st.from_type(Quantizer), min_size=1, max_size=4))
+def test_a_product_needs_what_its_most_demanding_operand_needs(quantizers):
+    order = [*OPERAND_FORMATS, "fp32"]
+    alone = [order.index(operand_format(q)) for q in quantizers]
+    assert product_format(*quantizers) == order[max(alone)]
+    assert all(operand_format(q.canonical()) == operand_format(q) for q in quantizers)
+
+
+@given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=1), st.integers(-100, 100))
+def test_the_grid_of_a_codebook_is_its_largest_odd_part_and_lowest_bit(numbers, power):
+    found = grid([0.0, *(n * 2.0**power for n in numbers)])
+    assert found.odd == max(abs(n) // (abs(n) & -abs(n)) for n in numbers)
+    assert found.step == power + min((abs(n) & -abs(n)).bit_length() - 1 for n in numbers)
+
+
+@pytest.mark.parametrize("number", [*ELEMENTS.values(), *(f for f in SCALES.values() if f.bits <= 16)])
+def test_a_format_uses_all_its_mantissa_bits(number):
+    """Which is what lets FP32 be described without listing it."""
+    assert format_grid(number).odd == 2 ** (number.mantissa + 1) - 1
+    assert format_grid(number).step == number.emin - number.mantissa

@@ -1,0 +1,198 @@
+"""Backends hold what they say they hold, refuse the rest in a sentence, and never round in silence."""
+
+import pytest
+import torch
+
+from fp4dse.dse import QUANTIZERS, STAGES, ConfigError, Quantizer, Recipe
+from fp4dse.dse.exactness import OPERAND_FORMATS, format_grid, operand_format
+from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.scale import BF16, E8M0, FP32
+from fp4dse.kernels import LaneNumerics, gemm, lanes
+from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, named, pick
+
+NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
+
+
+def pretend(monkeypatch, *capability: int) -> None:
+    """A CUDA device of that compute capability, as far as `why_not` asks."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+
+
+def mxfp4_operand(lanes: int, rows: int, k: int, spread: int = 12) -> torch.Tensor:
+    """E2M1 elements × powers of two whose exponents lie within `spread`, a block of 16 a scale."""
+    grid = torch.tensor(ELEMENTS["e2m1"].magnitudes())
+    signs = 1 - 2 * torch.randint(2, (lanes, rows, k))
+    elements = grid[torch.randint(8, (lanes, rows, k))] * signs
+    scales = torch.exp2(torch.randint(0, spread + 1, (lanes, rows, -(-k // 16))).float() - 20)
+    return elements * scales.repeat_interleave(16, dim=2)[..., :k]
+
+
+# --- what is taken -----------------------------------------------------------------------------------------------
+
+
+def test_on_the_cpu_every_product_is_fp32_and_nothing_was_passed_over():
+    for q in QUANTIZERS.values():
+        assert pick("cpu", [q], [q]) == ("fp32", ())
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "name"),
+    [
+        (NVFP4, NVFP4, "bf16-exact"),
+        (NVFP4, Quantizer(element="bf16"), "bf16-exact"),
+        (NVFP4, WIDE, "tf32-exact"),
+        (WIDE, Quantizer(element="none"), "fp32"),
+        (NVFP4, Quantizer(scale=FP32()), "fp32"),
+    ],
+)
+def test_on_a_gpu_the_fastest_exact_product_is_taken_and_the_others_say_why_not(monkeypatch, a, b, name):
+    pretend(monkeypatch, 9, 0)
+    taken, reasons = pick("cuda", [NVFP4, a], [NVFP4, b])
+    assert taken == name
+    assert [reason.split(" ")[0] for reason in reasons] == [*FASTEST, "fp32"][: len(reasons)]
+    assert len(reasons) == [*FASTEST, "fp32"].index(name)
+    assert pick("cuda", [NVFP4, b], [NVFP4, a])[0] == name
+
+
+def test_a_gpu_without_bf16_units_says_so(monkeypatch):
+    pretend(monkeypatch, 7, 5)
+    name, reasons = pick("cuda", [NVFP4], [NVFP4])
+    assert name == "fp32"
+    assert reasons[0] == "bf16-exact not taken: it needs compute capability 8.0, Some GPU has 7.5"
+
+
+def test_a_reason_names_the_operand_that_does_not_fit(monkeypatch):
+    pretend(monkeypatch, 9, 0)
+    (reason,) = pick("cuda", [NVFP4, WIDE], [NVFP4, NVFP4])[1]
+    assert reason == (
+        f"bf16-exact not taken: bf16 does not hold {WIDE.label()}, which has up to 10 significant bits, down to 2^-134"
+    )
+
+
+@pytest.mark.parametrize("q", [*QUANTIZERS.values(), WIDE, Quantizer(scale=FP32())], ids=Quantizer.label)
+def test_what_is_taken_depends_on_the_signature_alone(q, monkeypatch):
+    pretend(monkeypatch, 9, 0)
+    of_product = dict(zip([*OPERAND_FORMATS, "fp32"], [*FASTEST, "fp32"], strict=True))
+    (product,) = set(Recipe.uniform(q).signature().products)
+    for company in ([q], [q, NVFP4], [NVFP4, q]):
+        assert pick("cuda", company, company)[0] == of_product[product]
+
+
+def test_lanes_choose_their_products_once():
+    made = LaneNumerics([Recipe.named("bf16")] * 2, [0, 1])
+    assert made.gemms == dict.fromkeys(STAGES, "fp32")
+    assert made.gemm_why_not == ()
+
+
+def test_fp8_is_offered_for_operands_of_four_bits_on_chips_that_have_it(monkeypatch):
+    pretend(monkeypatch, 8, 9)
+    assert named("fp8-exact", "cuda", [MXFP4], [Quantizer(element="int4", scale=E8M0())]) is GEMMS["fp8-exact"]
+    with pytest.raises(ConfigError, match=r"gemm: found 'fp8-exact'.*e4m3 has 4 significant bits, nvfp4 has up to 6"):
+        named("fp8-exact", "cuda", [MXFP4], [NVFP4])
+    pretend(monkeypatch, 8, 0)
+    with pytest.raises(ConfigError, match=r"compute capability 8\.9, Some GPU has 8\.0"):
+        named("fp8-exact", "cuda", [MXFP4], [MXFP4])
+    assert "fp8-exact" not in FASTEST
+
+
+def test_an_unknown_or_impossible_backend_is_refused_by_name():
+    with pytest.raises(ConfigError, match="gemm: found 'int8'; accepted: bf16-exact, tf32-exact, fp32"):
+        named("int8", "cpu", [NVFP4], [NVFP4])
+    with pytest.raises(ConfigError, match="bf16-exact not taken on cpu: it needs a CUDA device"):
+        named("bf16-exact", "cpu", [NVFP4], [NVFP4])
+    assert named("bf16-rounded", "cpu", [WIDE], [WIDE]) is GEMMS["bf16-rounded"]
+
+
+# --- what is computed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n, q in QUANTIZERS.items() if operand_format(q) == "bf16"])
+def test_decoded_operands_of_the_bf16_class_survive_the_cast_bit_for_bit(name, monkeypatch):
+    x = torch.randn(2, 64, 128) * torch.exp2(torch.randint(-60, 60, (2, 64, 1)).float())
+    monkeypatch.setattr(lanes, "backend", lambda device: PLAIN)  # the reference: nothing to compile
+    made = LaneNumerics([Recipe.uniform(QUANTIZERS[name])] * 2, [0, 1])
+    for stage, operands in STAGES.items():
+        for operand in operands:
+            values, _ = made._operand(made.slots[f"{stage}.{operand}"], 0, x, 2, torch.float32)
+            assert torch.equal(values.to(torch.bfloat16).to(torch.float32), values)
+
+
+def test_rounded_products_are_those_of_bf16_operands():
+    a, b = torch.randn(2, 5, 48), torch.randn(2, 7, 48)
+    expected = torch.bmm(a.bfloat16().double(), b.bfloat16().double().mT)
+    got = GEMMS["bf16-rounded"].run(a, b)
+    assert got.dtype == torch.float32
+    assert torch.allclose(got.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns", "k"), [(16, 16, 32), (5, 10, 48), (33, 1, 17)])
+def test_fp8_products_are_those_of_their_operands_at_any_size(rows, columns, k):
+    a, b = mxfp4_operand(3, rows, k), mxfp4_operand(3, columns, k)
+    got = gemm.fp8_exact(a, b)
+    magnitude = torch.bmm(a.double().abs(), b.double().abs().mT)
+    assert got.shape == (3, rows, columns)
+    assert torch.equal(got, gemm.fp8_exact(a.mT.contiguous().mT, b.mT.contiguous().mT))
+    assert ((got.double() - torch.bmm(a.double(), b.double().mT)).abs() <= 1e-4 * magnitude).all()
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("power", range(-16, 1))
+def test_e4m3_holds_every_code_while_scales_of_a_row_lie_within_its_window(element, power):
+    """A row of all codes at scale 1 and all at 2^power: exact exactly if E4M3 holds the smallest code of the second."""
+    codes = torch.tensor(ELEMENTS[element].magnitudes())
+    x = torch.cat([codes, -codes * 2.0**power])[None, None]
+    rows, unit = fp8_rows(x)
+    smallest = format_grid(ELEMENTS[element]).step + power  # exponent of the last bit
+    largest = ELEMENTS[element].emax
+    fits = smallest - (largest - 8) >= -9
+    assert bool(unit.isfinite().all()) == fits
+    if fits:
+        assert torch.equal(rows.float() * unit, x)
+
+
+@pytest.mark.parametrize("n", range(1, 16))
+def test_the_largest_number_of_a_row_is_within_e4m3(n):
+    rows, unit = fp8_rows(torch.tensor([[[n * 2.0**-20, 0.0]]]))
+    assert 224 < rows[0, 0, 0].item() <= 448
+    assert rows[0, 0, 0].float() * unit == n * 2.0**-20
+
+
+def test_a_row_that_e4m3_does_not_hold_makes_nan_of_its_own_products_only():
+    a, b = mxfp4_operand(2, 4, 32), mxfp4_operand(2, 6, 32)
+    a[0, 1, :2] = torch.tensor([1.0, 2.0**-20])
+    b[1, 3, 0] = float("nan")
+    a[1, 0, 5] = float("inf")
+    nan = gemm.fp8_exact(a, b).isnan()
+    expected = torch.zeros(2, 4, 6, dtype=torch.bool)
+    expected[0, 1], expected[1, :, 3], expected[1, 0] = True, True, True
+    assert torch.equal(nan, expected)
+
+
+@pytest.mark.parametrize("scale", [2.0**e for e in (-149, -126, -70, -49, 0, 59, 100, 125)])
+def test_fp8_rows_of_any_size_are_held_or_nan(scale):
+    x = mxfp4_operand(1, 8, 16, 0) * 2**20 * scale
+    rows, unit = fp8_rows(x)
+    held = rows.float() * unit == x
+    assert (held | unit.isnan()).all()
+    if 2.0**-50 < scale < 2.0**60:
+        assert held.all()
+
+
+def test_a_zero_row_is_held():
+    rows, unit = fp8_rows(torch.zeros(1, 2, 16))
+    assert torch.equal(rows.float() * unit, torch.zeros(1, 2, 16))
+
+
+def test_settings_of_the_matrix_units_hold_for_the_call_only():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction
+    for precision in ("tf32", "ieee"):
+        with gemm._math(precision):
+            assert matmul.fp32_precision == precision
+            assert not matmul.allow_bf16_reduced_precision_reduction
+        assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before
+    with pytest.raises(ZeroDivisionError), gemm._math("tf32"):
+        raise ZeroDivisionError
+    assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before
