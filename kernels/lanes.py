@@ -75,9 +75,13 @@ class LaneNumerics:
         if rotation:
             flips = self._signs(stage, layer, rotation)
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
-        keys = Keys(self.seeds, self.step, layer, self.training)
+        keys = self.keys(layer)
         dtype = GEMMS[self.gemms[stage]].operand
         return slots[0].quantize(a, a_dim, keys, dtype), slots[1].quantize(b, b_dim, keys, dtype)
+
+    def keys(self, layer: int) -> Keys:
+        """What random numbers and state of a layer are keyed by, now."""
+        return Keys(self.seeds, self.step, layer, self.training)
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1; the same for both operands."""

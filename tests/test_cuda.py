@@ -225,8 +225,8 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     operands = []
     for operand, value in zip(("x", "w"), (x, w), strict=True):
         slot = f"fprop.{operand}"
-        seen, dec = there._operand(there.slots[slot], 0, value.cuda(), 2, dtype)
-        expected, expected_dec = here._operand(here.slots[slot], 0, value, 2, torch.float32)
+        ((seen, dec),) = there.slots[slot].quantize(value.cuda(), 2, there.keys(0), dtype).terms
+        ((expected, expected_dec),) = here.slots[slot].quantize(value, 2, here.keys(0)).terms
         assert torch.equal(seen.cpu().float(), expected)
         assert dec is None or torch.equal(dec.cpu(), expected_dec)
         operands.append(expected.double() * (1 if dec is None else expected_dec.double()[:, None, None]))

@@ -115,8 +115,8 @@ def test_decoded_operands_of_the_bf16_class_survive_the_cast_bit_for_bit(name, m
     made = LaneNumerics([Recipe.uniform(QUANTIZERS[name])] * 2, [0, 1])
     for stage, operands in STAGES.items():
         for operand in operands:
-            values, _ = made._operand(made.slots[f"{stage}.{operand}"], 0, x, 2, torch.float32)
-            assert torch.equal(values.to(torch.bfloat16).to(torch.float32), values)
+            (term,) = made.slots[f"{stage}.{operand}"].quantize(x, 2, made.keys(0)).terms
+            assert torch.equal(term.values.to(torch.bfloat16).to(torch.float32), term.values)
 
 
 def test_rounded_products_are_those_of_bf16_operands():

@@ -15,7 +15,7 @@ from fp4dse.dse import QUANTIZERS, ConfigError, Hadamard, Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
-from fp4dse.kernels import backend, quantize, reference
+from fp4dse.kernels import backend, grid, quantize, reference
 from fp4dse.kernels.blocks import cut, join
 from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
 from fp4dse.kernels.philox import random16
@@ -140,8 +140,8 @@ def test_scale_rounding_equals_an_oracle(name):
     s = SCALES[name]
     low, high = max(s.emin - s.mantissa - 1, -120), min(math.log2(s.max), 120)
     wanted = torch.minimum(torch.exp2(torch.rand(300_000) * (high - low) + low), torch.tensor(s.max))
-    as_tensor = torch.tensor
-    got = reference.round_scale(wanted, as_tensor(2.0**s.emin), as_tensor(2.0**s.mantissa), as_tensor(False))
+    columns = {"scale_pmin": torch.tensor(2.0**s.emin), "scale_ulps": torch.tensor(2.0**s.mantissa)}
+    got = grid.round_scale(wanted, columns, {"scale_up": torch.tensor(0)}, None)
     if name == "bf16":
         theirs = wanted.bfloat16().float().numpy()
     elif name == "fp32":
@@ -262,7 +262,7 @@ def test_the_probability_of_rounding_up_is_the_fraction_over_all_draws():
     for bits in (8, 16):
         floats, ints = descriptor([msgspec.structs.replace(MX, rounding=Stochastic(bits=bits))])
         column = dict(zip(FLOATS, floats[0], strict=True)) | dict(zip(INTS, ints[0], strict=True))
-        threshold = reference.random_threshold(r, column)
+        threshold = grid.midpoint_threshold(r >> column["random_shift"], column["random_step"])
         for fraction in (0.0, 2.0**-17, 1 / 3, 0.5, 0.9, 1 - 2.0**-17, 1 - 2.0**-24):
             up = float((torch.tensor(fraction) >= threshold).double().mean())
             assert abs(up - fraction) <= 2.0 ** -(bits + 1)
