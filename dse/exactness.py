@@ -80,8 +80,8 @@ def _element(q: Quantizer) -> Grid | None:
 def _scale(q: Quantizer) -> Grid | None:
     if q.is_plain:
         return ONE
-    if q.scaling == "macro":
-        return None  # the scale is divided by a factor
+    if q.scaling == "macro" or q.factors_over == "segment":
+        return None  # a factor that changes along the contraction cannot wait until after the product
     if isinstance(q.scale, E6M2):
         return format_grid(_E6M2)  # exponents of parts of the block only add to its power
     if isinstance(q.scale, E8M0):

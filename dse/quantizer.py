@@ -169,9 +169,18 @@ class Quantizer(Part, frozen=True):
             return ""
         words = [block_name(self.block)]
         words += [self.codec] if self.methods else []
-        words += ["row"] if self.tensor_scale and self.tensor_scale.over == "row" else []
+        words += [self.factors_over] if self.factors_over != "tensor" else []
         words += [str(self.outliers.__struct_config__.tag)] if self.outliers else []
         return " ".join(words)
+
+    @property
+    def factors_over(self) -> str:
+        """What has a tensor factor of its own: `tensor`, `row` or `segment`."""
+        return self.tensor_scale.over if self.tensor_scale else "tensor"
+
+    def factors(self, rows: int, columns: int) -> int:
+        """How many tensor factors an operand [rows, columns] has."""
+        return {"tensor": 1, "row": rows, "segment": rows * columns // MACRO_BLOCK}[self.factors_over]
 
     @property
     def unit(self) -> int:
@@ -179,7 +188,11 @@ class Quantizer(Part, frozen=True):
         if self.is_plain:
             return 1
         if isinstance(self.block, int):
-            return max(self.block, MACRO_BLOCK) if self.scaling == "macro" else self.block
+            return (
+                max(self.block, MACRO_BLOCK)
+                if self.scaling == "macro" or self.factors_over == "segment"
+                else self.block
+            )
         return tile(self.block) or 1
 
     @property
@@ -199,7 +212,9 @@ class Quantizer(Part, frozen=True):
         scales = scale_bits(self.scale) * (2 if self.scaling == "split" else 1)
         scales += 1 if self.adapt == "dialects" else 0  # 4 bits of selector, and 5 of exponent are enough
         bits = ELEMENTS[self.element].bits + scales / (block_elements(self.block) or math.inf)
-        bits += 8 / MACRO_BLOCK if self.scaling == "macro" else 0
+        bits += (
+            8 / MACRO_BLOCK if self.scaling == "macro" else 32 / MACRO_BLOCK if self.factors_over == "segment" else 0
+        )
         return bits * (2 if isinstance(self.outliers, Residual) else 1)
 
     def canonical(self) -> Quantizer:
@@ -224,7 +239,7 @@ class Quantizer(Part, frozen=True):
 
 
 MACRO_BLOCK = 128
-"""Elements that share a macro-block factor."""
+"""Elements that share a macro-block factor, or the factor of a segment."""
 
 
 @lru_cache(maxsize=4096)
@@ -306,7 +321,7 @@ def _format_label(q: Quantizer) -> str:
         return name
     words = [q.element, block_name(q.block), scale_name(q.scale)]
     if q.tensor_scale is not None:
-        policy = q.tensor_scale.policy
-        words.append(f"T{q.tensor_scale.target:g}" + ("" if policy == "current" else f" {policy}"))
+        policy = q.tensor_scale.policy.removeprefix("current")
+        words.append(" ".join([f"T{q.tensor_scale.target:g}", *policy.split()]))
     words += [word for word in (q.scaling, q.arithmetic) if word not in ("amax", "fp32")]
     return " ".join(words)

@@ -100,9 +100,12 @@ def _method_parts(q: Quantizer) -> ConfigError | None:
 
 
 def _row_factors(q: Quantizer) -> ConfigError | None:
-    """A factor per row needs blocks that lie within rows."""
-    if q.tensor_scale and q.tensor_scale.over == "row" and not isinstance(q.block, int):
-        return ConfigError("tensor_scale.over", "row", f"tensor, for blocks of {q.block}")
+    """A factor per row or segment needs blocks that lie within; rows come and go, so that theirs are current."""
+    if q.tensor_scale and q.tensor_scale.over != "tensor":
+        if not isinstance(q.block, int):
+            return ConfigError("tensor_scale.over", q.tensor_scale.over, f"tensor, for blocks of {q.block}")
+        if q.tensor_scale.amax != "current":
+            return ConfigError("tensor_scale.amax", q.tensor_scale.amax, f"current, for over {q.tensor_scale.over}")
     return None
 
 

@@ -86,19 +86,20 @@ class TensorScale(Part, frozen=True):
     target  None stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer
     amax    the maximum that it follows: `current`; `previous`, that of the step before; or `held` for `steps` steps.
             Only the current one costs a second read of the tensor. What outgrows an old maximum saturates
-    over    `tensor`, or `row`: every row of the operand, laid out along the contraction axis, has a factor of its own
+    over    what has a factor of its own: the `tensor`; each `row` of the operand, laid out along the contraction axis;
+            or each `segment` of 128 elements of a row (2510.27527)
     """
 
     target: Annotated[float, msgspec.Meta(gt=0)] | None = None
     amax: Literal["current", "previous", "held"] = "current"
     steps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
-    over: Literal["tensor", "row"] = "tensor"
+    over: Literal["tensor", "row", "segment"] = "tensor"
 
     @property
     def policy(self) -> str:
-        """`current`, `previous` or `held50`, with ` row` where rows have their own."""
+        """`current`, `previous` or `held50`, with ` row` or ` segment` where these have their own."""
         held = f"{self.steps:g}" if self.amax == "held" else ""
-        return self.amax + held + (" row" if self.over == "row" else "")
+        return self.amax + held + ("" if self.over == "tensor" else f" {self.over}")
 
 
 SCALE_NAMES: dict[str, Scale] = {
@@ -125,6 +126,7 @@ TENSOR_SCALE_NAMES: dict[str, TensorScale | None] = {
     "previous": TensorScale(amax="previous"),
     "held": TensorScale(amax="held"),
     "row": TensorScale(over="row"),
+    "segment": TensorScale(over="segment"),
 }
 
 

@@ -22,7 +22,7 @@ from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.philox import STREAMS, random16
-from fp4dse.kernels.reference import quantize_blocks, tensor_maxima
+from fp4dse.kernels.reference import quantize_blocks, tensor_maxima, widened
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
@@ -82,15 +82,20 @@ class Slot:
         self.tables = descriptor(quantizers, device)
         self.features = features(*self.tables)
         self.codec = first.codec
-        self.per_row = first.tensor_scale is not None and first.tensor_scale.over == "row"
+        self.factors, self.factors_over = first.factors, first.factors_over
         self.stochastic_scales = any(
             isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic" for q in quantizers
         )
         self.maxima = _Maxima(quantizers, device)
         self.average = _Average(quantizers, device)
-        self.outliers = [q.outliers for q in quantizers]
+        clamps = [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]  # of all lanes or none
+        residuals = [q.outliers.alpha for q in quantizers if isinstance(q.outliers, Residual)]
+        self.clamps = torch.tensor([c.quantile for c in clamps], dtype=torch.float64, device=device) if clamps else None
+        compensated = torch.tensor([c.compensate for c in clamps], device=device)[:, None, None]
+        self.compensated = compensated if any(c.compensate for c in clamps) else None
+        self.residuals = torch.tensor(residuals, device=device)[:, None] if residuals else None
         is_general = self.codec == "block" and not (
-            self.per_row or self.stochastic_scales or self.average.betas is not None
+            self.factors_over != "tensor" or self.stochastic_scales or self.average.betas is not None
         )
         self.fused = backend.operand if is_general else None
 
@@ -101,21 +106,18 @@ class Slot:
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
-        kind = type(self.outliers[0])
-        if kind is Clamp:
+        if self.clamps is not None:
             x = x if dim == 2 else x.mT
-            kept = clamped(x, [o.quantile for o in self.outliers])  # type: ignore[union-attr]
-            counts = torch.tensor([o.compensate for o in self.outliers], device=x.device)  # type: ignore[union-attr]
-            rest = torch.where(counts[:, None, None], x - kept, 0.0)
-            return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest if counts.any() else None)
+            kept = clamped(x, self.clamps)
+            rest = None if self.compensated is None else torch.where(self.compensated, x - kept, 0.0)
+            return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest)
         first = self._term(x, dim, keys, 0, dtype)
         x = x if dim == 2 else x.mT
-        if kind is not Residual:
+        if self.residuals is None:
             return Operand([first], x)
         second = self._term(x - first.decoded(), 2, keys, 1, dtype)
-        alpha = torch.tensor([o.alpha for o in self.outliers], device=x.device)  # type: ignore[union-attr]
-        factor = second.factor if second.factor is not None else torch.ones_like(alpha)
-        return Operand([first, Term(second.values, (factor.T * alpha).T)], x)
+        factor = self.residuals if second.factor is None else second.factor.view(len(x), -1) * self.residuals
+        return Operand([first, Term(second.values, factor)], x)
 
     def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
@@ -142,6 +144,8 @@ class Slot:
         else:
             random, more = self._arguments(x, cut, keys, call)
             values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
+        if self.factors_over == "segment":  # it changes along the contraction: it cannot wait until after the product
+            values, dec = values * widened(dec, values.shape[1])[:, :, None], None
         return Term(blocks.join(values, padded, self.block)[:, :rows], dec)  # type: ignore[arg-type]
 
     def _cut(self, x: Tensor) -> Tensor:
@@ -171,8 +175,8 @@ class Slot:
         more: dict = {}
         if self.codec != "block":
             more["codec"] = self.codec
-        if self.per_row:
-            more["factors"] = x.shape[1]
+        if self.factors_over != "tensor":
+            more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:
             n = cut.shape[1]
             more["scale_random"] = draw(STREAMS["scales"], count=-(-n // 8) * 8)[:, :n]
@@ -234,10 +238,10 @@ class _Average:
         return torch.where(keys.step >= EMA_STEPS, average, torch.nan)
 
 
-def clamped(x: Tensor, quantiles: Sequence[float]) -> Tensor:
-    """x [L, R, C], each lane clamped to its quantiles (1 - q, q): elements of the sorted tensor, no interpolation."""
+def clamped(x: Tensor, quantiles: Tensor) -> Tensor:
+    """x [L, R, C], each lane clamped to its quantiles (1 - q, q), float64 [L]: elements of the sorted tensor."""
     ordered = x.reshape(len(x), -1).sort(dim=1).values
     n = ordered.shape[1]
-    high = torch.tensor([[min(n - 1, int(q * n))] for q in quantiles], device=x.device)
+    high = torch.clamp((quantiles * n).to(torch.int64), max=n - 1)[:, None]
     low = n - 1 - high
     return torch.minimum(torch.maximum(x, ordered.gather(1, low)[:, :, None]), ordered.gather(1, high)[:, :, None])

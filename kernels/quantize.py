@@ -27,7 +27,7 @@ class Quantized(msgspec.Struct, frozen=True):
     codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
     scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles, [..., K] where elements of a block
                   have different ones; None for plain operands
-    tensor_scale  float32 scalar, decode factor; [M] for one per row
+    tensor_scale  float32 scalar, decode factor; [rows, 1] for one per row, [rows, K/128] for one per segment
     meta          what else the format stores
 
     (elements * scales) * tensor_scale, left to right, is the decoded tensor before rotating back.
@@ -97,25 +97,26 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
     blocks = cut(rows, q.block)
     stochastic = isinstance(q.rounding, Stochastic)
     stochastic_scales = isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic"
-    per_row = q.tensor_scale is not None and q.tensor_scale.over == "row"
     encoded, dec = reference.quantize_blocks(
         blocks,
         *descriptor([q], rows.device),
         draws("rounding", blocks.numel()).view_as(blocks) if stochastic else None,
         q.adapt.startswith("4over6"),
         codec=q.codec,
-        factors=rows.shape[1] if per_row else 1,
+        factors=q.factors(rows.shape[1], rows.shape[2]),
         scale_random=draws("scales", blocks.shape[1]) if stochastic_scales else None,
     )
     scale = encoded.scale if encoded.scale.ndim == 3 else encoded.scale[:, :, None]
     elements = join(encoded.q, rows.shape, q.block)
-    decoded = join(encoded.q * scale, rows.shape, q.block) * (dec[0][:, None] if per_row else dec[0])
+    if dec.ndim == 1:
+        dec = dec[:, None]
+    decoded = join((encoded.q * scale) * reference.widened(dec, blocks.shape[1])[:, :, None], rows.shape, q.block)
     return Quantized(
         values=decoded,
         elements=elements,
         codes=element_codes(elements, q.element) if q.codec in CODED else None,
         scales=encoded.scale if encoded.scale.ndim == 2 else join(encoded.scale, rows.shape, q.block),
-        tensor_scale=dec[0],
+        tensor_scale=dec[0, 0] if q.factors_over == "tensor" else dec.view(rows.shape[1], -1),
         meta={name: value[0] for name, value in encoded.meta.items()},
     )
 

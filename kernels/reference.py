@@ -46,7 +46,7 @@ def quantize_blocks(
 
     x: float32 [L, n, B], n blocks of B elements. floats, ints: descriptor tables, a row a lane.
     random, scale_random, guide, adaptive: see codecs.Blocks.
-    factors: tensor scales per lane: 1, or the number of rows, whose blocks are consecutive.
+    factors: tensor scales per lane: 1, or the number of rows or segments, whose blocks are consecutive.
     tensor_amax: float32 [L, factors], the maxima that tensor scales follow; None for those of x.
     """
     f = dict(zip(FLOATS, floats[:, :, None].unbind(1), strict=True))  # each [L, 1]
@@ -59,14 +59,14 @@ def quantize_blocks(
     enc = torch.where(has_target & (tensor_amax > 0), enc, 1.0)
     dec = (1 / enc) * f["postscale"]  # [L, factors]
     usable = torch.isfinite(tensor_amax) | ~has_target
-    wide = (enc, dec, usable) if factors == 1 else (_widened(t, amax.shape[1]) for t in (enc, dec, usable))
+    wide = (enc, dec, usable) if factors == 1 else (widened(t, amax.shape[1]) for t in (enc, dec, usable))
     enc_wide, dec_wide, usable = wide
     prescale = torch.where(torch.isfinite(amax) & usable, f["prescale"], float("nan"))
     blocks = Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, random, scale_random, guide, adaptive)
     return CODECS[codec](blocks), dec[:, 0] if factors == 1 else dec
 
 
-def _widened(t: Tensor, blocks: int) -> Tensor:
+def widened(t: Tensor, blocks: int) -> Tensor:
     """A factor for each block, [L, blocks], from one for each of equal consecutive parts."""
     return t.repeat_interleave(blocks // t.shape[1], dim=1)
 

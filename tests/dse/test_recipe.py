@@ -14,17 +14,32 @@ from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale
 replace = msgspec.structs.replace
 
 IDS = {
+    "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
     "bf16": "dcabd31f7251d4dd",
     "fp4-all-the-way": "2456551db679e0ec",
+    "hif4-ascend": "95767809f345e105",
+    "luq": "ca19ef560608bf20",
     "mxfp4": "a740e70ed3ccc2fa",
+    "mxfp4-ascend": "ab296cd9f4a3fcaa",
     "mxfp4-sr-rht": "66ca00ece65e0769",
+    "mxfp4-tiles": "e076b1215f3710fc",
     "nvfp4": "9fd2de50b6aaddf5",
     "nvfp4-sr": "76ad2ed4a00025cd",
     "nvfp4-sr-rht": "91b423faf96c3139",
     "nvidia-nvfp4": "d085bb1638ec039b",
+    "quartet": "fa9b32f53f7a33ff",
+    "quartet2": "897217e8dfea9f8d",
+    "sun-radix4": "f9c6e115daca881c",
+    "tetrajet": "e07c0e64971c9f4f",
+    "tetrajet-qema": "a18544b3140051b6",
+    "tetrajet2": "cbd5eed885c01051",
     "tseng-mxfp4": "1bf3c6fd14f77ac4",
+    "ue5m3-graphcore": "e7a473ddca7fb3d8",
     "ue5m3-sr": "28c1a441ff051161",
+    "ufp4": "49ef11c502e82610",
+    "wang-dge-occ": "f6c9c72f1a54df87",
+    "zhou-mixed": "2f89b287e7887ccd",
 }
 """Stores are keyed by these: a recipe may be added, but what is here never changes."""
 
