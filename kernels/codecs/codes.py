@@ -45,7 +45,7 @@ def razer(encoded: Encoded) -> Tensor:
 
 def dialects(encoded: Encoded) -> Tensor:
     """Index in the block's own codebook."""
-    levels = torch.tensor(DIALECTS, device=encoded.q.device)[encoded.meta["dialect"].long()] * 0.5
+    levels = torch.tensor(DIALECTS, device=encoded.q.device)[encoded.meta["dialect"]] * 0.5
     return _signed((levels[:, :, None, :] < encoded.q.abs()[:, :, :, None]).sum(3), encoded.q)
 
 
