@@ -64,7 +64,7 @@ def _row(q: Quantizer) -> dict[str, float]:
         "elem_max": element.max,
         "inv_val_max": 1 / q.val_max,
         "prescale": 0.75 if q.range == "3/4" else 1.0,
-        "postscale": {"3/4": 4 / 3, "aligned": 1.009276}.get(q.range, 1.0),
+        "postscale": {"3/4": 4 / 3, "aligned": 1.009276}.get(q.range, 1.0) / (7 if q.adapt == "if4" else 1),
         "log_ties": element.mantissa == 0,
         "half_away": isinstance(q.rounding, Nearest) and q.rounding.ties == "away",
         "stochastic": isinstance(q.rounding, Stochastic),

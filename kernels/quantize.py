@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
-from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Stochastic, tile
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import philox, reference
 from fp4dse.kernels.blocks import cut, join
+from fp4dse.kernels.codecs.codes import element_codes
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
@@ -23,7 +23,7 @@ class Quantized(msgspec.Struct, frozen=True):
     """A quantized tensor of shape [..., K].
 
     values        float32 [..., K], decoded, rotated back if a rotation was given
-    elements      float32 [..., K], decoded element values
+    elements      float32 [..., K], decoded element values; IF4's are in sevenths: seven times E2M1, or six times INT4
     codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
     scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles, [..., K] where elements of a block
                   have different ones; None for plain operands
@@ -114,22 +114,11 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
     return Quantized(
         values=decoded,
         elements=elements,
-        codes=element_codes(elements, q.element) if q.codec in CODED else None,
+        codes=join(element_codes(encoded, q.codec, q.element), rows.shape, q.block),
         scales=encoded.scale if encoded.scale.ndim == 2 else join(encoded.scale, rows.shape, q.block),
         tensor_scale=dec[0, 0] if q.factors_over == "tensor" else dec.view(rows.shape[1], -1),
         meta={name: value[0] for name, value in encoded.meta.items()},
     )
-
-
-CODED = ("block", "split", "macro", "eden", "quest", "sawb", "exact", "radix4")
-"""Codecs whose elements are those of one codebook."""
-
-
-def element_codes(q: Tensor, element: str) -> Tensor:
-    """uint8 codes of decoded elements: index of the magnitude, sign above it."""
-    magnitudes = torch.tensor(ELEMENTS[element].magnitudes(), device=q.device)
-    index = torch.searchsorted(magnitudes, q.abs().contiguous())
-    return (index + (torch.signbit(q).to(index.dtype) << ELEMENTS[element].bits - 1)).to(torch.uint8)
 
 
 def _scale_shape(shape: torch.Size, block: int | str, scales: Tensor) -> tuple[int, ...]:

@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block
+from fp4dse.kernels.codecs.dialects import dialects
+from fp4dse.kernels.codecs.hif4 import hif4
+from fp4dse.kernels.codecs.if4 import if4
+from fp4dse.kernels.codecs.razer import razer
+from fp4dse.kernels.codecs.split import split
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "block": block,
+    "hif4": hif4,
+    "split": split,
+    "if4": if4,
+    "razer": razer,
+    "dialects": dialects,
 }
 
 __all__ = ["CODECS", "Blocks", "Encoded"]

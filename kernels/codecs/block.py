@@ -86,11 +86,17 @@ def encode(b: Blocks, magnitude: Tensor, inv_val_max: Tensor) -> tuple[Tensor, T
 
 def elements(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
     """Magnitudes [L, n, B] times the blocks' multipliers, [L, n] or [L, n, B], rounded to the element grid."""
-    mult = mult * b.prescale if mult.ndim == 2 else mult * b.prescale[:, :, None]
-    mult = mult[:, :, None] if mult.ndim == 2 else mult
-    y = torch.minimum(magnitude * mult, b.f["elem_max"][:, :, None])
-    guide = None if b.guide is None else torch.copysign(b.guide, b.guide * b.x) * mult
-    return round_elements(y, b.f, b.i, b.random, guide)
+    guide = None if b.guide is None else torch.copysign(b.guide, b.guide * b.x) * _prescaled(b, mult)
+    return round_elements(payload(b, magnitude, mult), b.f, b.i, b.random, guide)
+
+
+def payload(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
+    """What is rounded: magnitudes [L, n, B] times the blocks' multipliers and prescale, at most the largest element."""
+    return torch.minimum(magnitude * _prescaled(b, mult), b.f["elem_max"][:, :, None])
+
+
+def _prescaled(b: Blocks, mult: Tensor) -> Tensor:
+    return (mult * b.prescale)[:, :, None] if mult.ndim == 2 else mult * b.prescale[:, :, None]
 
 
 def block_error(magnitude: Tensor, decoded: Tensor, dec: Tensor, absolute: Tensor) -> Tensor:
