@@ -64,11 +64,13 @@ class LaneNumerics:
         slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
         rotation = self.rotations[stage]
         unit = max([rotation.size if rotation else 1, *(slot.unit for slot in slots)])
+        length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
+            length += -length % rotation.size  # a rotation fills its last group
             flips = self._signs(stage, layer, rotation)
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
-        keys = Keys(self.seeds, self.step, layer, self.training)
+        keys = Keys(self.seeds, self.step, layer, self.training, length)
         return slots[0].quantize(a, a_dim, keys), slots[1].quantize(b, b_dim, keys)
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
