@@ -13,13 +13,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.formats import ELEMENTS, PLAIN
+from fp4dse.dse.formats import ELEMENTS, PLAIN, FloatFormat
 from fp4dse.dse.record import Part
 from fp4dse.dse.scale import (
     DEFAULT_TARGET,
     E4M3,
     E6M2,
     E8M0,
+    FP32,
     FloatScale,
     Scale,
     TensorScale,
@@ -196,9 +197,14 @@ class Quantizer(Part, frozen=True):
         return tile(self.block) or 1
 
     @property
+    def scaled_to(self) -> FloatFormat:
+        """The codebook that the block is scaled to: its own, but the even phase's for both phases of radix-4."""
+        return ELEMENTS["radix4" if self.element == "radix4-odd" else self.element]
+
+    @property
     def val_max(self) -> float:
         """The scaled value that the block maximum is mapped to before the scale is rounded."""
-        largest = ELEMENTS[self.element].max
+        largest = self.scaled_to.max
         if self.scaling == "eden":
             return largest / (0.93 * 17 / 16)  # a little is clipped, which costs less than it saves
         return largest * 16 / 17 if self.range == "16/17" else largest
@@ -251,7 +257,7 @@ def _canonical(q: Quantizer) -> Quantizer:
         factor: dict[str, object] = {}
         if q.tensor_scale.target is None:
             encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
-            factor["target"] = ELEMENTS[q.element].max if encode else DEFAULT_TARGET[scale_format(q.scale)]
+            factor["target"] = q.scaled_to.max if encode else DEFAULT_TARGET[scale_format(q.scale)]
         if q.tensor_scale.amax != "held":
             factor["steps"] = TensorScale().steps
         changes["tensor_scale"] = msgspec.structs.replace(q.tensor_scale, **factor)
@@ -262,6 +268,12 @@ def _canonical(q: Quantizer) -> Quantizer:
             changes["range"] = "full"  # a power-of-two scale is never rounded down by 1/17: nothing to make room for
         if q.adapt.startswith("4over6"):
             changes["adapt"] = "none"  # it could not represent 1.5 times itself
+    if q.element in ("radix4", "radix4-odd") and isinstance(q.rounding, Nearest):
+        changes["rounding"] = Nearest()  # its ties go up
+    if q.scaling == "quest" and isinstance(q.scale, E8M0):
+        changes["scale"] = E8M0()  # the rule concerns maxima
+    if q.scaling == "sawb" and isinstance(q.scale, FP32):
+        changes["scale"] = FP32()
     return msgspec.structs.replace(q, **changes) if changes else q
 
 

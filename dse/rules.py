@@ -56,7 +56,7 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
         _FULL,
         _NO_ADAPTION,
     ),
-    "quest": (_BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("range", lambda v: v != "3/4", "full, aligned")),
+    "quest": (_E2M1, _BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("range", lambda v: v != "3/4", "full, aligned")),
     "sawb": (
         ("element", lambda v: v == "int4", "int4"),
         ("block", lambda v: v in ("tensor", "row"), "tensor, row"),

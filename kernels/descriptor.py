@@ -78,7 +78,7 @@ def _row(q: Quantizer) -> dict[str, float]:
         "scale_max": 1.0,
     }
     if isinstance(q.scale, E8M0):
-        row["e8m0_carry"], row["e8m0_offset"] = e8m0_rule(q.scale.rule, element)
+        row["e8m0_carry"], row["e8m0_offset"] = e8m0_rule(q.scale.rule, q.scaled_to)
     elif isinstance(q.scale, FloatScale):
         scale = SCALES[scale_key(q.scale)]
         zeros = {"keep": 0.0, "one": 1.0, "min": 2.0 ** (scale.emin - scale.mantissa)}

@@ -1,7 +1,8 @@
 """Rounding to a grid of numbers, each lane by its own: the arithmetic that all quantizers are made of.
 
 Every operation is a single IEEE operation on float32 or an integer one on its bits, so that results are the same on
-every device. Lanes' numbers come as columns of the descriptor tables, [L, 1] or wider.
+every device. Lanes' numbers come as columns of the descriptor tables, [L, 1] or wider. Given float64 numbers, all is
+done in float64.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from torch import Tensor
 
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = torch.finfo(torch.float32).tiny
-_EXPONENT = 0x7F800000
-_HALF_RANGE = 0x7F000000  # bits of 2^127: subtracting the bits of a power of two from it gives its reciprocal's
+_BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_EXPONENT = {torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
+_HALF_RANGE = {torch.float32: 0x7F000000, torch.float64: 0x7FE << 52}
+# bits of 2^127 (2^1023): subtracting the bits of a power of two from them gives its reciprocal's
 
 
 def scaled(y: Tensor, pmin: Tensor, ulps: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,19 +23,24 @@ def scaled(y: Tensor, pmin: Tensor, ulps: Tensor) -> tuple[Tensor, Tensor]:
 
     pmin: smallest binade 2^emin of the format; ulps: 2^mantissa, the steps in a binade.
     """
-    binade = torch.maximum((y.view(torch.int32) & _EXPONENT).view(torch.float32), pmin)
+    binade = torch.maximum(power_below(y), pmin)
     return y * inverse_of_power(binade) * ulps, binade
 
 
+def power_below(y: Tensor) -> Tensor:
+    """The largest power of two that is at most y >= 0; 0 for zero and subnormal y, Inf for Inf and NaN."""
+    return (y.view(_BITS[y.dtype]) & _EXPONENT[y.dtype]).view(y.dtype)
+
+
 def inverse_of_power(x: Tensor) -> Tensor:
-    """1/x for x a power of two from 2^-126 to 2^126."""
-    return (_HALF_RANGE - x.view(torch.int32)).view(torch.float32)
+    """1/x for x a power of two from 2^-126 to 2^126 (float64: 2^-1022 to 2^1022)."""
+    return (_HALF_RANGE[x.dtype] - x.view(_BITS[x.dtype])).view(x.dtype)
 
 
 def round_up_from(t: Tensor, threshold: Tensor | float) -> Tensor:
     """floor(t), and one more where the fraction is at least `threshold`."""
     low = torch.floor(t)
-    return low + (t - low >= threshold).to(torch.float32)
+    return low + (t - low >= threshold).to(t.dtype)
 
 
 def round_scale(y: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None) -> Tensor:
@@ -68,7 +76,7 @@ def round_elements(
     t, binade = scaled(y, column["elem_pmin"], column["elem_ulps"])
     nearest = torch.round(t)
     # a power of two's own binade has one grid point: the tie 1.5 goes to the even code, that of even exponent
-    is_even = (binade.view(torch.int32) >> 23 & 1) == 0
+    is_even = (binade.to(torch.float32).view(torch.int32) >> 23 & 1) == 0
     nearest = torch.where((column["log_ties"] > 0) & (t == 1.5) & is_even, 1.0, nearest)
     if guide is not None:
         at = guide * inverse_of_power(binade) * column["elem_ulps"] - torch.floor(t)

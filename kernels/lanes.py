@@ -71,17 +71,19 @@ class LaneNumerics:
         slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
         rotation = self.rotations[stage]
         unit = max([rotation.size if rotation else 1, *(slot.unit for slot in slots)])
+        length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
+            length += -length % rotation.size  # a rotation fills its last group
             flips = self._signs(stage, layer, rotation)
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
-        keys = self.keys(layer)
+        keys = self.keys(layer, length)
         dtype = GEMMS[self.gemms[stage]].operand
         return slots[0].quantize(a, a_dim, keys, dtype), slots[1].quantize(b, b_dim, keys, dtype)
 
-    def keys(self, layer: int) -> Keys:
+    def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
-        return Keys(self.seeds, self.step, layer, self.training)
+        return Keys(self.seeds, self.step, layer, self.training, length)
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1; the same for both operands."""

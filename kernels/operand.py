@@ -56,12 +56,13 @@ class Operand(NamedTuple):
 
 class Keys(NamedTuple):
     """What random numbers and state are keyed by. seeds: int64 [L]; step: int64 scalar on the device; training: whether
-    state moves on."""
+    state moves on; length: of the contraction, without the zeros that pad it (None: there are none)."""
 
     seeds: Tensor
     step: Tensor
     layer: int
     training: bool
+    length: int | None = None
 
 
 class Slot:
@@ -175,6 +176,8 @@ class Slot:
         more: dict = {}
         if self.codec != "block":
             more["codec"] = self.codec
+        if self.codec == "sawb" and keys.length:
+            more["count"] = keys.length * (x.shape[1] if self.block == "tensor" else 1)
         if self.factors_over != "tensor":
             more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:

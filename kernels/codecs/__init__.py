@@ -10,18 +10,30 @@ from collections.abc import Callable
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block
 from fp4dse.kernels.codecs.dialects import dialects
+from fp4dse.kernels.codecs.eden import eden
+from fp4dse.kernels.codecs.exact import exact
 from fp4dse.kernels.codecs.hif4 import hif4
 from fp4dse.kernels.codecs.if4 import if4
+from fp4dse.kernels.codecs.macro import macro
+from fp4dse.kernels.codecs.quest import quest
+from fp4dse.kernels.codecs.radix4 import radix4
 from fp4dse.kernels.codecs.razer import razer
+from fp4dse.kernels.codecs.sawb import sawb
 from fp4dse.kernels.codecs.split import split
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "block": block,
     "hif4": hif4,
     "split": split,
+    "macro": macro,
+    "eden": eden,
+    "quest": quest,
+    "sawb": sawb,
     "if4": if4,
     "razer": razer,
     "dialects": dialects,
+    "radix4": radix4,
+    "exact": exact,
 }
 
 __all__ = ["CODECS", "Blocks", "Encoded"]

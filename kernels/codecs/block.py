@@ -35,6 +35,7 @@ class Blocks(NamedTuple):
     scale_random  int32 [L, n] in 0 … 65535 for scales, or None likewise
     guide         float32 [L, n, B], the moving average of a weight, or None
     adaptive      whether some lane uses four-over-six
+    count         elements of a block that are not padding, for statistics; None for all
     """
 
     x: Tensor
@@ -48,6 +49,7 @@ class Blocks(NamedTuple):
     scale_random: Tensor | None = None
     guide: Tensor | None = None
     adaptive: bool = False
+    count: int | None = None
 
 
 class Encoded(NamedTuple):
@@ -56,11 +58,13 @@ class Encoded(NamedTuple):
     q      decoded elements [L, n, B], signed; scales of parts of a block that a format stores are in there
     scale  [L, n], or [L, n, B] where elements of a block have different ones
     meta   what else the format stores, by name: [L, n] or [L, n, parts]
+    dec    the tensor's decode factor [L, 1], where it is not Blocks.dec
     """
 
     q: Tensor
     scale: Tensor
     meta: dict[str, Tensor] = {}  # noqa: RUF012  (never changed)
+    dec: Tensor | None = None
 
 
 def block(b: Blocks) -> Encoded:

@@ -40,7 +40,7 @@ def test_a_tensor_scale_without_target_takes_its_formats_own(q):
     encode = getattr(q.scale, "convention", None) == "encode"
     own = DEFAULT_TARGET[scale_format(q.scale)]
     if encode and not q.is_plain:
-        own = ELEMENTS[q.element].max
+        own = q.scaled_to.max
     own = TensorScale(target=own)
     assert replace(q, tensor_scale=TensorScale()).canonical() == replace(q, tensor_scale=own).canonical()
 
