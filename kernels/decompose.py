@@ -80,8 +80,8 @@ def split(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> Decompositio
     assert ideal.scales is not None
     if quantized.scales.shape != ideal.scales.shape:
         raise ConfigError("quantizer.scale", plain(quantizer.scale), "one scale a block")
-    at_ideal, original = ideal.values.double(), x.double()
-    scale = quantized.values.double() - at_ideal
+    decoded, at_ideal, original = finite(quantized.values, "x̂").double(), finite(ideal.values, "x̂").double(), x.double()
+    scale = decoded - at_ideal
     rest = at_ideal - original
     is_dead = at_ideal == 0
     parts = {"scale": scale, "dead": torch.where(is_dead, rest, 0.0), "grid": torch.where(is_dead, 0.0, rest)}
@@ -89,16 +89,16 @@ def split(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> Decompositio
         **parts,
         energy={name: _inner(part, part) for name, part in parts.items()},
         cross={(a, b): 2 * _inner(parts[a], parts[b]) for a, b in CROSS},
-        total=_inner(*[quantized.values.double() - original] * 2),
+        total=_inner(decoded - original, decoded - original),
         dead_elements=int((is_dead & (original != 0)).sum()),
     )
 
 
-def finite(x: Tensor) -> Tensor:
-    """x in float32; ConfigError if it holds NaN or Inf."""
+def finite(x: Tensor, name: str = "x") -> Tensor:
+    """x in float32; ConfigError, which says `name`, if it holds NaN or Inf."""
     x = x.detach().to(torch.float32)
     if bad := int((~torch.isfinite(x)).sum()):
-        raise ConfigError("x", f"{bad} elements that are NaN or Inf", "finite numbers")
+        raise ConfigError(name, f"{bad} elements that are NaN or Inf", "finite numbers")
     return x
 
 

@@ -61,11 +61,11 @@ def statistics(x: Tensor, quantizer: Quantizer, *, seed: int = 0) -> dict[str, A
     decomposition  shares of the error's energy by part and cross term, see decompose; None where there is no split
     note           why there is no decomposition, or None
 
-    Raises ConfigError for NaN, Inf and what `quantize` refuses.
+    Raises ConfigError for NaN and Inf, in x or decoded, and for what `quantize` refuses.
     """
     x = finite(x)
     quantized = quantize(x, quantizer, seed=seed)
-    original, decoded = x.double(), quantized.values.double()
+    original, decoded = x.double(), finite(quantized.values, "x̂").double()
     energy = float(original.square().sum())
     error = float((decoded - original).square().sum())
     mse = error / energy if energy else None
@@ -91,9 +91,10 @@ def counter_shares(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> dic
     if quantized.scales is None:
         return dict.fromkeys(COUNTERS)
     scales = _per_element(quantized.scales, x)
-    blocks = [cut(t.reshape(1, -1, x.shape[-1]), quantizer.block) for t in (x, quantized.elements, scales)]
-    counts = count(*blocks, quantized.tensor_scale.reshape(1), *descriptor([quantizer], x.device))
-    sizes = {"elements": x.numel(), "blocks": blocks[0].shape[1]}
+    tensors = (x, quantized.elements, scales)
+    blocks, q, scale = (cut(t.reshape(1, -1, x.shape[-1]), quantizer.block) for t in tensors)
+    counts = count(blocks, q, scale, quantized.tensor_scale.reshape(1), *descriptor([quantizer], x.device))
+    sizes = {"elements": x.numel(), "blocks": blocks.shape[1]}
     return {name: int(number) / sizes[COUNTERS[name]] for name, number in counts.items()}
 
 

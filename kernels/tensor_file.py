@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,11 +74,9 @@ def _usable(value: Tensor | str) -> Tensor | str:
 
 def _read_npy(path: Path) -> Iterator[tuple[str, Tensor | str]]:
     try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        array = np.lib.format.open_memmap(path, mode="c")
+    except ValueError as error:
         raise _broken(path, error) from None
-    if not isinstance(array, np.ndarray):  # an archive under a wrong name
-        raise _broken(path, "an archive")
     yield path.stem, _from_numpy(array)
 
 
@@ -88,7 +87,9 @@ def _read_npz(path: Path) -> Iterator[tuple[str, Tensor | str]]:
         for name in archive.files:
             try:
                 yield name, _from_numpy(archive[name])
-            except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            except ValueError as error:  # one member that is no plain array; the others may be
+                yield name, str(error)
+            except (EOFError, zipfile.BadZipFile, zlib.error) as error:
                 raise _broken(path, error) from None
 
 
@@ -113,7 +114,7 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor | str]]:
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _broken(path, error) from None
-    data = np.memmap(path, np.uint8, mode="c", offset=0)
+    data = np.memmap(path, np.uint8, mode="c")
     for name, entry in entries.items():
         dtype = SAFETENSORS_DTYPES.get(entry.dtype)
         begin, end = entry.data_offsets
@@ -121,14 +122,12 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor | str]]:
             raise _broken(path, f"{name} at bytes {begin} to {end} of {size - start}")
         if dtype is None:
             yield name, f"dtype {entry.dtype}"
-            continue
-        count = math.prod(entry.shape)
-        if count * dtype.itemsize != end - begin:
+        elif math.prod(entry.shape) * dtype.itemsize != end - begin:
             raise _broken(path, f"{name} with {end - begin} bytes for {entry.dtype} {entry.shape}")
-        raw_bytes = torch.from_numpy(data[start + begin : start + end])
-        if raw_bytes.data_ptr() % dtype.itemsize:
-            raw_bytes = raw_bytes.clone()
-        yield name, raw_bytes.view(dtype).view(entry.shape)
+        else:
+            content = torch.from_numpy(data[start + begin : start + end])
+            aligned = content.clone() if content.data_ptr() % dtype.itemsize else content
+            yield name, aligned.view(dtype).view(entry.shape)
 
 
 def _read_torch(path: Path) -> Iterator[tuple[str, Tensor | str]]:
@@ -152,7 +151,7 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, Tensor | str]]:
 
 def _broken(path: Path, why: object) -> ConfigError:
     accepted = f"a {path.suffix.lower()} file, whole and without pickled code"
-    return ConfigError(str(path), str(why).split(". ")[0], accepted)
+    return ConfigError(str(path), str(why).split(". ")[0] or type(why).__name__, accepted)
 
 
 READERS = {

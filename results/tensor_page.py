@@ -54,7 +54,9 @@ def remarks(rows: Sequence[dict], skipped: dict[str, str]) -> list[str]:
 def write_tensor_page(rows: Sequence[dict], skipped: dict[str, str], title: str, path: Path) -> None:
     """Picture, table and remarks as one HTML file that needs no network. StoreError if it cannot be written."""
     columns = [(name, "label" if name in ("tensor", "quantizer") else "n") for name in COLUMNS]
-    lines = [[(escape(text), text if text != "–" else None) for text in cells.values()] for cells in tensor_cells(rows)]
+    lines: list[list[tuple[str, object]]] = [
+        [(escape(text), text if text != "–" else None) for text in cells.values()] for cells in tensor_cells(rows)
+    ]
     left_out = "".join(f"<li>{escape(line)}</li>" for line in remarks(rows, skipped))
     body = [f"<h1>{escape(title)}</h1>", plot(error_figure(rows), _CAPTION), table(columns, lines)]
     write_atomic(path, page(title, "\n".join([*body, f"<ul>{left_out}</ul>"])).encode())
