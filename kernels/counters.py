@@ -31,12 +31,14 @@ def count(
     """Each of COUNTERS as int64 [L]. A block that holds NaN is counted nowhere.
 
     x: float32 [L, n, B], what was quantized; q [L, n, B], scale [L, n] (or [L, n, B] where it varies inside a block)
-    and dec [L] as reference.quantize_blocks returns them; floats, ints: the descriptor tables, a row a lane.
+    and dec ([L], or [L, m] for m equal consecutive parts of the n blocks) as reference.quantize_blocks returns them;
+    floats, ints: the descriptor tables, a row a lane.
     elem_max: largest element, broadcastable to [L, n, B], where it is not the one of the table.
     """
     f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, floats), (INTS, ints)))
     scale = scale if scale.ndim == 3 else scale[:, :, None]
-    step = scale * dec[:, None, None]
+    dec = dec.view(len(x), -1)
+    step = scale * dec.repeat_interleave(x.shape[1] // dec.shape[1], dim=1)[:, :, None]
     largest = f["elem_max"][:, None, None] if elem_max is None else elem_max
     is_zero = (q * step) == 0
     there = x != 0

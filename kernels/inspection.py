@@ -93,7 +93,7 @@ def counter_shares(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> dic
     scales = _per_element(quantized.scales, x)
     tensors = (x, quantized.elements, scales)
     blocks, q, scale = (cut(t.reshape(1, -1, x.shape[-1]), quantizer.block) for t in tensors)
-    counts = count(blocks, q, scale, quantized.tensor_scale.reshape(1), *descriptor([quantizer], x.device))
+    counts = count(blocks, q, scale, quantized.tensor_scale.reshape(1, -1), *descriptor([quantizer], x.device))
     sizes = {"elements": x.numel(), "blocks": blocks.shape[1]}
     return {name: int(number) / sizes[COUNTERS[name]] for name, number in counts.items()}
 

@@ -264,6 +264,18 @@ def test_a_scale_per_element_counts_as_one_per_block():
     assert int(by_block["flushed"]) > 0
 
 
+def test_a_factor_per_part_counts_as_its_parts_alone():
+    x = torch.cat([spread(seed, 8).view(1, -1, 16) for seed in range(2)], 1)
+    tables = descriptor([Quantizer.named("nvfp4")])
+    halves = [quantize_blocks(half, *tables, None) for half in x.chunk(2, 1)]
+    q, scale, dec = (torch.cat(pieces, 1) for pieces in zip(*((q, s, d[:, None]) for q, s, d in halves), strict=True))
+    together = count(x, q, scale, dec, *tables)
+    alone = [count(half, *pieces, *tables) for half, pieces in zip(x.chunk(2, 1), halves, strict=True)]
+    assert {name: number.tolist() for name, number in together.items()} == {
+        name: (alone[0][name] + alone[1][name]).tolist() for name in COUNTERS
+    }
+
+
 # --- statistics --------------------------------------------------------------------------------------------------
 
 
