@@ -322,7 +322,7 @@ def tensor(
     storing the block scale, from the dead zone around zero, from the grid, and from their cross terms.
     """
     from fp4dse.kernels import inspect_file
-    from fp4dse.results.tensor_page import COLUMNS, remarks, tensor_cells, write_tensor_page
+    from fp4dse.results.tensor_page import tensor_table, write_tensor_page
 
     if plot and plot.suffix != ".html":
         raise ConfigError("--plot", str(plot), "a path that ends in .html (the page saves its picture as PNG)")
@@ -332,9 +332,7 @@ def tensor(
     if as_json:
         _print_json(found)
     else:
-        _print_rows(COLUMNS, tensor_cells(found["rows"]), "table")
-        for line in [*remarks(found["rows"], found["skipped"]), *([plot] if plot else [])]:
-            print(line)
+        print(tensor_table(found["rows"], found["skipped"]), *([plot] if plot else []), sep="\n\n")
 
 
 def _open(store: Path | None) -> Store:

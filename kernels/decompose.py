@@ -8,8 +8,8 @@ With the ideal scale s* = amax / val_max of each block and Q* the same rounding 
 **scale** is what storing the scale in its format costs (or wins: the parts are not orthogonal, and a rounded scale may
 undo some of the grid's error). **dead** are the elements below half of the smallest one under s*: |x| ≤ amax/24 for
 E2M1. **grid** is the rounding of all others. dead and grid are orthogonal, since no element is in both. dead and scale
-are orthogonal wherever no block's scale is below s* (E8M0 under `rceil`, scales rounded `up`): what is 0 under s* is
-then 0 under s too. Energies and cross terms are sums over the tensor, in float64, and add up to ‖Q − x‖².
+are orthogonal wherever no block's scale is below s* (`rceil`, `ceil`, range 3/4): what is 0 under s* is then 0 under s
+too. Energies and cross terms are sums over the tensor, in float64, and add up to ‖Q − x‖².
 
 s* is the unrounded scale in the decode sense, x̂ = q·s, whichever number is stored: a tensor scale drops out of it, and
 so do the encode convention and a hybrid scale, whose effect is part of the scale error. Range `16/17` has the val_max

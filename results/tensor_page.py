@@ -14,9 +14,8 @@ from fp4dse.results.figures import AXIS, LAYOUT
 from fp4dse.results.files import write_atomic
 from fp4dse.results.page import page, plot, table
 
-PERCENT = {"clipped": "clipped %", "flushed": "flushed %", "zeroed": "zeroed %"}
-COLUMNS = ["tensor", "quantizer", "bits", "MSE", "SQNR dB", "gain", *PERCENT.values()]
-COLUMNS += ["scale %", "dead %", "grid %", "cross %"]
+COLUMNS = ["quantizer", "bits", "MSE", "dB", "gain", "clip%", "flush%", "zero%", "scale%", "dead%", "grid%", "cross%"]
+"""Decomposition columns are shares of the squared error and sum to 100."""
 
 PARTS = {  # name -> colour, pattern: told apart without colour
     "scale": ("var(--c1)", ""),
@@ -33,9 +32,19 @@ rounding of all others (grid), and their cross terms, which are negative where o
 the sum."""
 
 
-def tensor_cells(rows: Sequence[dict]) -> list[dict[str, str]]:
-    """One dict of COLUMNS a row, as text. Decomposition columns are shares of the error's energy and sum to 100."""
-    return [_cells(row) for row in rows]
+def tensor_table(rows: Sequence[dict], skipped: dict[str, str]) -> str:
+    """Per tensor a heading and a line a quantizer, with COLUMNS or why there are none; then the other remarks."""
+    lines: list[str] = []
+    cells = [_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
+    for row, texts in zip(rows, cells, strict=True):
+        heading = f"{row['tensor']}  {'×'.join(map(str, row['shape']))} {row['dtype']}"
+        if heading not in lines:
+            lines += ["", heading, _aligned(COLUMNS, widths)]
+        refused = row["mse"] is None and row["note"]
+        lines.append(f"  {texts[0]:<{widths[0]}}  {refused}" if refused else _aligned(texts, widths))
+    left_out = remarks([row for row in rows if row["mse"] is not None], skipped)
+    return "\n".join([*lines[1:], *([""] if left_out else []), *left_out])
 
 
 def remarks(rows: Sequence[dict], skipped: dict[str, str]) -> list[str]:
@@ -53,9 +62,9 @@ def remarks(rows: Sequence[dict], skipped: dict[str, str]) -> list[str]:
 
 def write_tensor_page(rows: Sequence[dict], skipped: dict[str, str], title: str, path: Path) -> None:
     """Picture, table and remarks as one HTML file that needs no network. StoreError if it cannot be written."""
-    columns = [(name, "label" if name in ("tensor", "quantizer") else "n") for name in COLUMNS]
+    columns = [("tensor", "label"), ("quantizer", ""), *((name, "n") for name in COLUMNS[1:])]
     lines: list[list[tuple[str, object]]] = [
-        [(escape(text), text if text != "–" else None) for text in cells.values()] for cells in tensor_cells(rows)
+        [(escape(text), text if text != "–" else None) for text in (row["tensor"], *_cells(row))] for row in rows
     ]
     left_out = "".join(f"<li>{escape(line)}</li>" for line in remarks(rows, skipped))
     body = [f"<h1>{escape(title)}</h1>", plot(error_figure(rows), _CAPTION), table(columns, lines)]
@@ -99,19 +108,23 @@ def error_figure(rows: Sequence[dict]) -> dict:
     return {"data": [*traces, total], "layout": layout}
 
 
-def _cells(row: dict) -> dict[str, str]:
+def _cells(row: dict) -> list[str]:
     parts = _parts(row["decomposition"] or {})
-    texts = [
-        row["tensor"],
+    return [
         row["quantizer"],
         _text(row["bits"], "{:.4g}"),
         _text(row["mse"], "{:.2e}"),
         _text(row["sqnr_db"], "{:.2f}"),
         _text(row["gain"], "{:.4f}"),
-        *(_percent(row[name]) for name in PERCENT),
+        *(_percent(row[name]) for name in ("clipped", "flushed", "zeroed")),
         *(_percent(parts.get(name)) for name in ("scale", "dead", "grid", "cross")),
     ]
-    return dict(zip(COLUMNS, texts, strict=True))
+
+
+def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """The first text to the left, numbers to the right of their columns."""
+    numbers = (f"{text:>{width}}" for text, width in zip(texts[1:], widths[1:], strict=True))
+    return "  ".join([f"  {texts[0]:<{widths[0]}}", *numbers])
 
 
 def _parts(shares: dict[str, float]) -> dict[str, float]:
@@ -125,7 +138,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return "<0.01" if share is not None and 0 < share < 5e-5 else _text(share and 100 * share, "{:.2f}")
+    return _text(share and 100 * share, "{:.3g}")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from plotly.graph_objects import Figure
 
 from fp4dse.dse import StoreError
-from fp4dse.results.tensor_page import COLUMNS, PARTS, error_figure, remarks, tensor_cells, write_tensor_page
+from fp4dse.results.tensor_page import PARTS, error_figure, remarks, tensor_table, write_tensor_page
 
 SHARES = {"scale": 1.75, "dead": 0.02, "grid": 0.75, "scale·dead": 0.0, "scale·grid": -1.5, "dead·grid": 0.0}
 SHARES["scale·dead"] = -0.02
@@ -35,15 +35,26 @@ NOTHING |= {"decomposition": None, "note": "x.shape[-1]: found 30; accepted: a m
 ROWS = [row(), NOT_SPLIT, NOTHING]
 
 
-def test_cells_are_shares_in_percent_and_dashes_where_nothing_is_defined():
-    cells = tensor_cells(ROWS)
-    assert [list(line) for line in cells] == [COLUMNS] * 3
-    assert list(cells[0].values())[2:] == [
-        *("4.25", "1.25e-02", "19.03", "0.9800", "2.00", "<0.01", "0.00"),
-        *("175.00", "2.00", "75.00", "-152.00"),
-    ]
-    assert list(cells[1].values())[-4:] == ["–"] * 4
-    assert list(cells[2].values())[2:] == ["–"] * 11
+TABLE = """\
+w  2×32 float32
+  quantizer         bits       MSE     dB    gain  clip%  flush%  zero%  scale%  dead%  grid%  cross%
+  mxfp4             4.25  1.25e-02  19.03  0.9800      2  0.0001      0     175      2     75    -152
+
+<v>  2×32 float32
+  quantizer         bits       MSE     dB    gain  clip%  flush%  zero%  scale%  dead%  grid%  cross%
+  nvfp4-4over6-mse  4.25  1.25e-02  19.03  0.9800      2  0.0001      0       –      –      –       –
+
+b  2×32 float32
+  quantizer         bits       MSE     dB    gain  clip%  flush%  zero%  scale%  dead%  grid%  cross%
+  mxfp4             x.shape[-1]: found 30; accepted: a multiple
+
+no decomposition, nvfp4-4over6-mse of <v>: quantizer.adapt: found 'x'; accepted: none
+skipped, dtype int64: ids"""
+
+
+def test_the_table_has_shares_in_percent_dashes_where_nothing_is_defined_and_reasons():
+    assert tensor_table(ROWS, {"ids": "dtype int64"}) == TABLE
+    assert tensor_table([row(), row(quantizer="nvfp4-4over6-mse")], {}).startswith(TABLE.split("\n\n")[0])
 
 
 def test_remarks_name_what_was_left_out_once_a_reason():
