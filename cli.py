@@ -307,6 +307,34 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
 
+@app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")
+def tensor(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],
+    quantizer: Annotated[
+        list[str] | None, typer.Option(help="A named quantizer; may be repeated. Default: four usual ones.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the errors, an .html file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What quantizers make of the tensors in a file: error, gain, what is clipped and flushed, where the error is from.
+
+    Blocks lie along the last axis. scale, dead, grid and cross are the shares of the squared error that come from
+    storing the block scale, from the dead zone around zero, from the grid, and from their cross terms.
+    """
+    from fp4dse.kernels import inspect_file
+    from fp4dse.results.tensor_page import tensor_table, write_tensor_page
+
+    if plot and plot.suffix != ".html":
+        raise ConfigError("--plot", str(plot), "a path that ends in .html (the page saves its picture as PNG)")
+    found = inspect_file(file, quantizer)
+    if plot:
+        write_tensor_page(found["rows"], found["skipped"], f"Quantization error of {file.name}", plot)
+    if as_json:
+        _print_json(found)
+    else:
+        print(tensor_table(found["rows"], found["skipped"]), *([plot] if plot else []), sep="\n\n")
+
+
 def _open(store: Path | None) -> Store:
     from fp4dse.results import open_store
     from fp4dse.sweeps.arguments import latest_store

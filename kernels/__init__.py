@@ -2,25 +2,35 @@
 
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import backend, why_not_compiled
+from fp4dse.kernels.decompose import Decomposition, decompose, why_not_decomposed
+from fp4dse.kernels.inspection import inspect_file, inspect_tensor, statistics
 from fp4dse.kernels.lanes import LaneNumerics, warm_up
 from fp4dse.kernels.layers import QuantLinear, add_bias
 from fp4dse.kernels.quantize import Quantized, quantize
 from fp4dse.kernels.reduce import lane_mean, lane_sum
+from fp4dse.kernels.tensor_file import read_tensors
 
 NUMERICS_REV = 1
 """Revision of what quantizers and layers compute; raised when a fix changes results."""
 
 __all__ = [
     "NUMERICS_REV",
+    "Decomposition",
     "LaneNumerics",
     "QuantLinear",
     "Quantized",
     "add_bias",
     "backend",
+    "decompose",
+    "inspect_file",
+    "inspect_tensor",
     "lane_mean",
     "lane_sum",
     "quantize",
+    "read_tensors",
     "silu",
+    "statistics",
     "warm_up",
     "why_not_compiled",
+    "why_not_decomposed",
 ]

@@ -23,8 +23,8 @@ COLOURS = 6
 """How many of --c0, --c1 … the page defines."""
 
 _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "var(--fg)"}
-_AXIS = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}
-_LAYOUT = {
+AXIS = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}
+LAYOUT = {
     "font": _FONT,
     "paper_bgcolor": "rgba(0,0,0,0)",
     "plot_bgcolor": "rgba(0,0,0,0)",
@@ -80,10 +80,10 @@ def front_figure(lines: pd.DataFrame, noise_floor: float) -> dict:
         shapes.insert(0, {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "layer": "below", **band})
     most = int(tried["points"].max()) if len(tried) else 1
     layout = {
-        **_LAYOUT,
+        **LAYOUT,
         "height": 460,
-        "xaxis": {**_AXIS, "title": {"text": "overhead, points"}, "dtick": 1, "range": [0.5, most + 0.5]},
-        "yaxis": {**_AXIS, "title": {"text": "gap to BF16, %"}, "range": [100 * low, 100 * (high + 0.13 * span)]},
+        "xaxis": {**AXIS, "title": {"text": "overhead, points"}, "dtick": 1, "range": [0.5, most + 0.5]},
+        "yaxis": {**AXIS, "title": {"text": "gap to BF16, %"}, "range": [100 * low, 100 * (high + 0.13 * span)]},
         "shapes": shapes,
         "annotations": notes,
         "legend": {"orientation": "h", "y": -0.18, "yanchor": "top"},
@@ -125,10 +125,10 @@ def curves_figure(curves: pd.DataFrame) -> dict:
         decades = np.log10(long["loss"].max() / long["loss"].min())
         y = {"type": "log", "dtick": 1 if decades > 3 else "D2", "tickformat": "~g"}
     layout = {
-        **_LAYOUT,
+        **LAYOUT,
         "height": 420,
-        "xaxis": {**_AXIS, "title": {"text": "step"}, "type": "log", "dtick": 1},
-        "yaxis": {**_AXIS, "title": {"text": "training loss"}, **y},
+        "xaxis": {**AXIS, "title": {"text": "step"}, "type": "log", "dtick": 1},
+        "yaxis": {**AXIS, "title": {"text": "training loss"}, **y},
         "legend": {"orientation": "h", "y": -0.18, "yanchor": "top"},
     }
     return {"data": traces, "layout": layout}

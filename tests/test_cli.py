@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from fp4dse import cli
 from fp4dse.dse import StoreError
@@ -168,6 +170,26 @@ def test_doctor_says_which_path_and_how_many_workers(run):
     assert {"torch", "quantizer path", "workers"} <= topics
 
 
+def test_tensor_prints_a_row_for_every_tensor_and_quantizer_and_what_it_left_out(run):
+    torch.save({"w": torch.ones(2, 32), "short": torch.ones(2, 16), "step": 3}, "model.pt")
+    answer = run("tensor", "model.pt", "--quantizer", "mxfp4", "--quantizer", "nvfp4", "--plot", "error.html")
+    assert answer.code == 0
+    assert [answer.out.count(word) for word in ("mxfp4 ", "nvfp4 ")] == [2, 2]
+    assert "x.shape[-1]: found 16; accepted: a multiple of the block size 32" in answer.out
+    assert "skipped, int, not a tensor: step" in answer.out
+    assert "error.html" in answer.out
+    assert "<html" in Path("error.html").read_text()[:200].lower()
+
+
+def test_tensor_as_json_holds_the_decomposition(run):
+    np.save("w.npy", np.linspace(-1, 1, 64, dtype=np.float32))
+    data = json.loads(run("tensor", "w.npy", "--json").out)
+    rows = {row["quantizer"]: row for row in data["rows"]}
+    assert len(rows) == 4
+    assert rows["mxfp4-rceil"]["tensor"] == "w"
+    assert sum(rows["mxfp4-rceil"]["decomposition"].values()) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -185,6 +207,11 @@ def test_doctor_says_which_path_and_how_many_workers(run):
         (["sweep", "few.toml", "--jobs", "0"], ["--jobs"]),
         (["sweep", "few.toml", "--device", "abacus"], ["abacus", "cpu"]),
         (["recipe", "show", "nvfp5"], ["nvfp5", "nvfp4-sr"]),
+        (["tensor", "absent.npy"], ["absent.npy"]),
+        (["tensor", "few.toml"], [".toml", ".safetensors"]),
+        (["tensor", "few.npy"], ["few.npy"]),
+        (["tensor", "one.npy", "--quantizer", "nvfp5"], ["nvfp5", "nvfp4"]),
+        (["tensor", "one.npy", "--plot", "error.png"], ["--plot", "error.png", ".html"]),
         (["status"], ["--store", "quickstart"]),
         (["status", "--store", "nowhere"], ["nowhere"]),
         (["report", "--store", "nowhere"], ["nowhere"]),
@@ -193,6 +220,8 @@ def test_doctor_says_which_path_and_how_many_workers(run):
 )
 def test_wrong_input_is_one_line_and_exit_code_2(run, arguments, words):
     Path("broken.toml").write_text("axes = [")
+    Path("few.npy").write_text(FEW)
+    np.save("one.npy", np.ones(32))
     Path("binary.toml").write_bytes(b"\xff\xfe\x00")
     Path("typo.toml").write_text('[axis]\n"*" = ["nvfp4"]')
     assert_one_line(run(*arguments), 2, *words)
@@ -228,7 +257,7 @@ def test_a_full_disk_is_the_machines_fault_and_loses_nothing(run, monkeypatch):
 
 
 def test_every_command_has_help_with_an_example(run):
-    commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor"]
+    commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor", "tensor"]
     lines = [[command] for command in commands] + [["recipe", "list"], ["recipe", "show"]]
     lines += [["store", command] for command in ("info", "merge", "invalidate")]
     for line in lines:

@@ -4,8 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fp4dse import cli
 from fp4dse.dse import ConfigError, Space, recipe_from_dict
 from fp4dse.dse.space import Count
 
@@ -30,6 +32,16 @@ def test_the_mistake_is_answered_as_shown():
     with pytest.raises(ConfigError) as caught:
         Space.from_dict(wrong, "mine.toml")
     assert f"fp4dse: {caught.value}\n" in README
+
+
+def test_the_tensor_table_is_what_the_command_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    np.save("normal.npy", np.random.default_rng(0).normal(size=(512, 1024)))
+    [command] = re.findall(r"^    fp4dse (tensor .*)$", README, re.MULTILINE)
+    with pytest.raises(SystemExit):
+        cli.main(command.split())
+    printed = "".join(f"    {line}\n" if line else "\n" for line in capsys.readouterr().out.splitlines())
+    assert printed in README
 
 
 def test_linked_files_exist():

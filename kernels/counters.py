@@ -1,0 +1,55 @@
+"""What a quantizer lost, in four numbers a lane: clipped and flushed elements, zeroed blocks, saturated scales.
+
+All four compare x with what it decodes to, so they hold for every convention, range and zero policy. They are counts,
+exact in integers: they add up over steps, they do not depend on an order of summation, and padding (zeros) is counted
+nowhere; who padded knows by what to divide. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.descriptor import FLOATS, INTS
+
+COUNTERS = {"clipped": "elements", "flushed": "elements", "zeroed": "blocks", "saturated": "blocks"}
+"""What is counted, and of what it is a share.
+
+clipped    |x| is beyond the largest value that its block decodes to
+flushed    x ≠ 0 decodes to 0
+zeroed     a block that is not all zero decodes to zeros alone
+saturated  a block clips under the largest scale that its format can store
+"""
+
+SLACK = 1 + 2.0**-20
+"""An excess below this factor is FP32 rounding of scale and factor, not clipping."""
+
+
+def count(
+    x: Tensor, q: Tensor, scale: Tensor, dec: Tensor, floats: Tensor, ints: Tensor, elem_max: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Each of COUNTERS as int64 [L]. A block that holds NaN is counted nowhere.
+
+    x: float32 [L, n, B], what was quantized; q [L, n, B], scale [L, n] (or [L, n, B] where it varies inside a block)
+    and dec ([L], or [L, m] for m equal consecutive parts of the n blocks) as reference.quantize_blocks returns them;
+    floats, ints: the descriptor tables, a row a lane.
+    elem_max: largest element, broadcastable to [L, n, B], where it is not the one of the table.
+    """
+    f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, floats), (INTS, ints)))
+    scale = scale if scale.ndim == 3 else scale[:, :, None]
+    dec = dec.view(len(x), -1)
+    step = scale * dec.repeat_interleave(x.shape[1] // dec.shape[1], dim=1)[:, :, None]
+    largest = f["elem_max"][:, None, None] if elem_max is None else elem_max
+    is_zero = (q * step) == 0
+    there = x != 0
+    flushed = there & is_zero
+    clipped = (x.abs() > largest * step * SLACK) & ~is_zero
+    encode_top = f["scale_ulps"] / f["scale_pmin"]  # the reciprocal of the smallest multiplier
+    float_top = torch.where(i["encode"] > 0, encode_top, f["scale_max"])
+    top = torch.where(i["float_scale"] > 0, float_top, 2.0**127)
+    return {
+        "clipped": clipped.sum((1, 2)),
+        "flushed": flushed.sum((1, 2)),
+        "zeroed": (is_zero.all(2) & there.any(2)).sum(1),
+        "saturated": (clipped & (scale >= top[:, None, None])).any(2).sum(1),
+    }
