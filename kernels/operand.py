@@ -145,8 +145,9 @@ class Slot:
         else:
             random, more = self._arguments(x, cut, keys, call)
             values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
-        if self.factors_over == "segment":  # it changes along the contraction: it cannot wait until after the product
-            values, dec = values * widened(dec, values.shape[1])[:, :, None], None
+            if self.factors_over == "segment":  # it changes along the contraction: it cannot wait for the product
+                values = values * widened(dec, values.shape[1])[:, :, None]
+                return Term(blocks.join(values, padded, self.block), None)  # type: ignore[arg-type]
         return Term(blocks.join(values, padded, self.block)[:, :rows], dec)  # type: ignore[arg-type]
 
     def _cut(self, x: Tensor) -> Tensor:
@@ -177,7 +178,7 @@ class Slot:
         if self.codec != "block":
             more["codec"] = self.codec
         if self.codec == "sawb" and keys.length:
-            more["count"] = keys.length * (x.shape[1] if self.block == "tensor" else 1)
+            more["unpadded"] = keys.length * (x.shape[1] if self.block == "tensor" else 1)
         if self.factors_over != "tensor":
             more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:

@@ -41,12 +41,12 @@ def quantize_blocks(
     scale_random: Tensor | None = None,
     guide: Tensor | None = None,
     tensor_amax: Tensor | None = None,
-    count: int | None = None,
+    unpadded: int | None = None,
 ) -> tuple[Encoded, Tensor]:
     """Quantize lanes of blocks. Returns elements and scales, and decode factors [L], or [L, factors] if there are more.
 
     x: float32 [L, n, B], n blocks of B elements. floats, ints: descriptor tables, a row a lane.
-    random, scale_random, guide, adaptive, count: see codecs.Blocks.
+    random, scale_random, guide, adaptive, unpadded: see codecs.Blocks.
     factors: tensor scales per lane: 1, or the number of rows or segments, whose blocks are consecutive.
     tensor_amax: float32 [L, factors], the maxima that tensor scales follow; None for those of x.
     """
@@ -63,7 +63,7 @@ def quantize_blocks(
     wide = (enc, dec, usable) if factors == 1 else (widened(t, amax.shape[1]) for t in (enc, dec, usable))
     enc_wide, dec_wide, usable = wide
     prescale = torch.where(torch.isfinite(amax) & usable, f["prescale"], float("nan"))
-    blocks = Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, random, scale_random, guide, adaptive, count)
+    blocks = Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, random, scale_random, guide, adaptive, unpadded)
     encoded = CODECS[codec](blocks)
     dec = dec if encoded.dec is None else encoded.dec
     return encoded, dec[:, 0] if factors == 1 else dec

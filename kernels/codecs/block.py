@@ -35,7 +35,7 @@ class Blocks(NamedTuple):
     scale_random  int32 [L, n] in 0 … 65535 for scales, or None likewise
     guide         float32 [L, n, B], the moving average of a weight, or None
     adaptive      whether some lane uses four-over-six
-    count         elements of a block that are not padding, for statistics; None for all
+    unpadded      elements of a block that are not padding, for statistics; None for all
     """
 
     x: Tensor
@@ -49,7 +49,7 @@ class Blocks(NamedTuple):
     scale_random: Tensor | None = None
     guide: Tensor | None = None
     adaptive: bool = False
-    count: int | None = None
+    unpadded: int | None = None
 
 
 class Encoded(NamedTuple):

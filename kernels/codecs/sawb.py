@@ -6,7 +6,7 @@
 The two constants were fitted for 4 bits over six kinds of distribution; a normal one is clipped at 2.466σ. The outer
 maximum is ours: for data of nearly one magnitude (rms < 1.096 · mean |x|), to which nothing was fitted, the published
 expression falls through zero, and its limit there, all x of one magnitude, has the rms for its right clipping value.
-Moments leave out the zeros that a layer pads an operand with (`Blocks.count`), and are taken in units of the power of
+Moments leave out the zeros that a layer pads an operand with (`Blocks.unpadded`), and are taken in units of the power of
 two below the maximum.
 """
 
@@ -25,7 +25,7 @@ RMS, MEAN = 12.68, -12.80
 
 def sawb(b: Blocks) -> Encoded:
     """Each block, a row or a tensor, clipped at a value from its moments."""
-    count = b.count or b.x.shape[2]
+    count = b.unpadded or b.x.shape[2]
     unit = safe_unit(b.amax)
     total, square = sums(b.x, inverse_of_power(unit)).unbind(-1)
     rms = torch.sqrt(square / count)
