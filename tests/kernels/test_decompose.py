@@ -28,9 +28,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def spread(seed: int, bits: float) -> torch.Tensor:
-    """[32, 64], row scales over `bits` binades each way, some zeros, one row of them."""
-    x = normal(32, 64, seed=seed) * torch.exp2(bits * normal(32, 1, seed=seed + 1).clamp(-1, 1))
-    x[normal(32, 64, seed=seed + 2) > 1.5] = 0
+    """[32, 128], row scales over `bits` binades each way, some zeros, one row of them."""
+    x = normal(32, 128, seed=seed) * torch.exp2(bits * normal(32, 1, seed=seed + 1).clamp(-1, 1))
+    x[normal(32, 128, seed=seed + 2) > 1.5] = 0
     x[3] = 0
     return x
 
@@ -64,7 +64,7 @@ def test_the_dead_zone_of_e2m1_is_a_24th_of_the_block_maximum(gaussian):
 
 
 @pytest.mark.parametrize("name", DEFINED)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), bits=st.floats(0, 30))
 def test_the_parts_add_up_to_the_error_exactly(name, seed, bits):
     x = spread(seed, bits)
@@ -85,7 +85,7 @@ def test_the_parts_follow_from_the_definition(element, block):
     parts = decompose(x, q)
     blocks = cut(x[None].double(), block)[0]
     amax = blocks.abs().amax(1, keepdim=True)
-    ideal = amax / ELEMENTS[element].max
+    ideal = amax / q.val_max
     t = torch.where(amax > 0, blocks.abs() / ideal, 0.0)
     values = torch.tensor(ELEMENTS[element].magnitudes(), dtype=torch.float64)
     middles = (values[1:] + values[:-1]) / 2
@@ -98,7 +98,7 @@ def test_the_parts_follow_from_the_definition(element, block):
     assert near.float().mean() < 0.2  # the points that were left out are few: zeros have none
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), bits=st.floats(0, 30))
 def test_dead_and_scale_are_orthogonal_under_the_truncation_free_rule(seed, bits):
     assert decompose(spread(seed, bits), RCEIL).cross["scale", "dead"] == 0
@@ -233,7 +233,7 @@ def test_a_tensor_scale_does_not_saturate_its_own_largest_block():
 
 
 @pytest.mark.parametrize("name", ["mxfp4-rceil", "mxfp4-34", "mxfp4-ceil", "nvfp4-1716", "fp8"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), bits=st.floats(0, 4))
 def test_a_quantizer_that_clips_nothing_is_counted_so(name, seed, bits):
     assert statistics(spread(seed, bits), Quantizer.named(name))["clipped"] == 0
