@@ -6,8 +6,8 @@
 The two constants were fitted for 4 bits over six kinds of distribution; a normal one is clipped at 2.466σ. The outer
 maximum is ours: for data of nearly one magnitude (rms < 1.096 · mean |x|), to which nothing was fitted, the published
 expression falls through zero, and its limit there, all x of one magnitude, has the rms for its right clipping value.
-Moments leave out the zeros that a layer pads an operand with (`Blocks.unpadded`), and are taken in units of the power of
-two below the maximum.
+Moments leave out the zeros that a layer pads an operand with (`Blocks.unpadded`), and are taken in units of the power
+of two below the maximum.
 """
 
 from __future__ import annotations

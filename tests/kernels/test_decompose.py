@@ -76,7 +76,7 @@ def test_the_parts_add_up_to_the_error_exactly(name, seed, bits):
     assert parts.cross["dead", "grid"] == 0
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", [name for name in ELEMENTS if name != "s1p2"])  # HiFloat4's alone
 @pytest.mark.parametrize("block", [16, "16x16", "row", "tensor"])
 def test_the_parts_follow_from_the_definition(element, block):
     """Q* in float64 from the list of magnitudes, away from the points where FP32 and float64 may decide apart."""
@@ -185,10 +185,16 @@ def test_float64_beyond_float32_is_refused():
 # --- counters ----------------------------------------------------------------------------------------------------
 
 
+def pieces(x: torch.Tensor, tables) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Elements, scales and factors of blocks [L, n, B]."""
+    encoded, dec = quantize_blocks(x, *tables)
+    return encoded.q, encoded.scale, dec
+
+
 def counted(lanes: list[Quantizer], x: torch.Tensor) -> dict[str, list[int]]:
     """x [L, n, B]"""
     tables = descriptor(lanes)
-    return {name: number.tolist() for name, number in count(x, *quantize_blocks(x, *tables, None), *tables).items()}
+    return {name: number.tolist() for name, number in count(x, *pieces(x, tables), *tables).items()}
 
 
 def test_counters_of_a_block_worked_by_hand():
@@ -258,7 +264,7 @@ def test_nan_and_padding_are_counted_nowhere():
 def test_a_scale_per_element_counts_as_one_per_block():
     x = spread(1, 8).view(1, -1, 16)
     tables = descriptor([Quantizer.named("nvfp4")])
-    q, scale, dec = quantize_blocks(x, *tables, None)
+    q, scale, dec = pieces(x, tables)
     spelled_out = scale[:, :, None].expand_as(q)
     by_block, by_element = (count(x, q, s, dec, *tables) for s in (scale, spelled_out))
     assert all(torch.equal(by_block[name], by_element[name]) for name in COUNTERS)
@@ -268,7 +274,7 @@ def test_a_scale_per_element_counts_as_one_per_block():
 def test_a_factor_per_part_counts_as_its_parts_alone():
     x = torch.cat([spread(seed, 8).view(1, -1, 16) for seed in range(2)], 1)
     tables = descriptor([Quantizer.named("nvfp4")])
-    halves = [quantize_blocks(half, *tables, None) for half in x.chunk(2, 1)]
+    halves = [pieces(half, tables) for half in x.chunk(2, 1)]
     q, scale, dec = (torch.cat(pieces, 1) for pieces in zip(*((q, s, d[:, None]) for q, s, d in halves), strict=True))
     together = count(x, q, scale, dec, *tables)
     alone = [count(half, *pieces, *tables) for half, pieces in zip(x.chunk(2, 1), halves, strict=True)]
