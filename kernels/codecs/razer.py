@@ -1,4 +1,4 @@
-"""RaZeR: the code of -0 stands for +5 or -5, by choice of the block.
+"""RaZeR (2501.04052): the code of -0 stands for +5 or -5, by choice of the block.
 
 The scale is that of the general codec. With z = x · mult, at most 6 in magnitude:
 

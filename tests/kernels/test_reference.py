@@ -17,6 +17,7 @@ from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
 from fp4dse.kernels import backend, grid, quantize, reference
 from fp4dse.kernels.blocks import cut, join
+from fp4dse.kernels.codecs.codes import CODES
 from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
 from fp4dse.kernels.philox import random16
 
@@ -310,11 +311,12 @@ def test_the_compiled_path_has_the_bits_of_the_reference(name):
     if compiled.name != "compiled":
         pytest.fail(f"this machine does not compile: {compiled.why_not}")
     q = QUANTIZERS[name]
-    for x, rounding in itertools.product((special_blocks(), special_blocks().view(2, 32, 32)), (False, True)):
+    sizes = (q.block,) if isinstance(q.block, int) else (16, 32)
+    for x, rounding in itertools.product((special_blocks().view(2, -1, size) for size in sizes), (False, True)):
         random = random16(torch.arange(2), 1, torch.tensor(0), torch.tensor(0), x[0].numel()).view_as(x)
         tables = descriptor([stochastic(q) if rounding else q, q])
         arguments = (x, *tables, random if rounding else None, q.adapt != "none")
-        wanted, got = reference.decode_operand(*arguments), compiled.decode_operand(*arguments)
+        wanted, got = (f(*arguments, codec=q.codec) for f in (reference.decode_operand, compiled.decode_operand))
         for a, b in zip(wanted, got, strict=True):
             assert torch.equal(a.nan_to_num(nan=7e7), b.nan_to_num(nan=7e7))
             assert torch.equal(a.isnan(), b.isnan())
@@ -340,7 +342,10 @@ def test_a_zero_block_stays_zero_and_signs_are_kept(name):
     x[32:] = torch.randn(32, 64)
     got = quantize(x, QUANTIZERS[name])
     assert (got.values[:32] == 0).all()
-    assert torch.equal(torch.signbit(got.elements), torch.signbit(x))
+    same = torch.signbit(got.elements) == torch.signbit(x)
+    if name == "razer":  # it has no -0
+        same |= got.elements == 0
+    assert same.all()
 
 
 @pytest.mark.parametrize("name", BLOCK_SCALED)
@@ -349,12 +354,13 @@ def test_the_stored_parts_multiply_to_the_values(name):
     got = quantize(torch.randn(64, 128), q)
     element = ELEMENTS[q.element]
     assert torch.equal((got.elements * spread(got.scales, got.elements)) * got.tensor_scale, got.values)
-    sign = 1 << element.bits - 1
-    magnitude = torch.tensor(element.magnitudes())[(got.codes & sign - 1).long()]
-    assert torch.equal(torch.where(got.codes >= sign, -magnitude, magnitude), got.elements)
+    if q.codec not in CODES:  # codes of those need meta as well: tests/kernels/codecs
+        sign = 1 << element.bits - 1
+        magnitude = torch.tensor(element.magnitudes())[(got.codes & sign - 1).long()]
+        assert torch.equal(torch.where(got.codes >= sign, -magnitude, magnitude), got.elements)
 
 
-@pytest.mark.parametrize("name", [name for name, q in BLOCK_SCALED.items() if q.scale != FP32()])
+@pytest.mark.parametrize("name", [name for name, q in BLOCK_SCALED.items() if q.scale != FP32() and q.codec != "if4"])
 def test_an_element_times_its_scale_is_exact_in_bf16(name):
     got = quantize(torch.randn(64, 512) * torch.exp2(torch.randn(64, 1) * 8), QUANTIZERS[name])
     operand = got.elements * spread(got.scales, got.elements)

@@ -1,4 +1,4 @@
-"""RaZeR: NVFP4 whose code of -0 stands for +5 or -5, as the block prefers."""
+"""RaZeR (2501.04052): NVFP4 whose code of -0 stands for +5 or -5, as the block prefers."""
 
 from fractions import Fraction
 
