@@ -13,7 +13,7 @@ from fp4dse.dse.scale import BF16, E4M3, FP32, UE5M3, TensorScale, scale_key
 from fp4dse.kernels import quantize
 from fp4dse.kernels.selftest import odd_blocks
 
-EXACT = Quantizer.named("nvfp4-exact")
+EXACT = Quantizer.named("nvfp4-exact").canonical()
 
 
 def round_to_bits(x: Fraction, mantissa: int, emin: int, largest: float) -> Fraction:

@@ -10,7 +10,8 @@ import torch
 
 from fp4dse.dse import Hadamard, Quantizer, Recipe
 from fp4dse.dse.scale import FP32
-from fp4dse.kernels import LaneNumerics, quantize
+from fp4dse.kernels import LaneNumerics, lanes, quantize
+from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.reference import quantize_blocks
 from fp4dse.kernels.selftest import odd_blocks
@@ -73,6 +74,13 @@ def test_zeros_that_pad_do_not_count():
         assert torch.equal(plain.q.view(2, 12, 20), with_zeros.q.view(2, 12, 128)[:, :, :20])
 
 
+@pytest.fixture
+def eager(monkeypatch):
+    """The reference: nothing to compile."""
+    monkeypatch.setattr(lanes, "backend", lambda device: PLAIN)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("block", ["tensor", "row"])
 def test_a_layer_that_pads_for_the_other_operand_has_the_scales_of_the_bare_operand(block):
     """Contracted with an identity in blocks of 128: what comes out is the quantized operand."""
@@ -83,6 +91,7 @@ def test_a_layer_that_pads_for_the_other_operand_has_the_scales_of_the_bare_oper
     assert torch.allclose(got[0], quantize(x[0], msgspec.structs.replace(SAWB, block=block)).values, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("eager")
 def test_a_rotation_fills_its_last_group():
     """What it spreads over the padding is no padding any more."""
     recipe = recipe_of({"fprop.x": SAWB, "fprop.w": Quantizer.named("none")}, Hadamard(size=32, signs="none"))
@@ -96,7 +105,7 @@ def test_a_rotation_fills_its_last_group():
 
 def recipe_of(slots: dict[str, Quantizer], rotation: Hadamard | None = None) -> Recipe:
     """BF16 but for some slots, with a rotation of the forward product."""
-    recipe = Recipe()
+    recipe = Recipe.named("bf16")
     for name, q in slots.items():
         stage, operand = name.split(".")
         part = msgspec.structs.replace(getattr(recipe, stage), **{operand: q})
