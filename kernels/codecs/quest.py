@@ -39,5 +39,5 @@ def standard_deviation(x: Tensor, amax: Tensor) -> Tensor:
 
 
 def safe_unit(amax: Tensor) -> Tensor:
-    """A power of two of about amax, in units of which squares and sums stay finite, and whose inverse is exact."""
+    """A power of two of about amax: in units of it squares are finite, and its inverse is exact."""
     return torch.clamp(power_below(amax), min=FLT_MIN, max=2.0**126)
