@@ -12,9 +12,10 @@ are orthogonal wherever no block's scale is below s* (`rceil`, `ceil`, range 3/4
 too. Energies and cross terms are sums over the tensor, in float64, and add up to ‖Q − x‖².
 
 s* is the unrounded scale in the decode sense, x̂ = q·s, whichever number is stored: a tensor scale drops out of it, and
-so do the encode convention and a hybrid scale, whose effect is part of the scale error. Range `16/17` has the val_max
-of its definition; range `3/4` quantizes 3x/4 and decodes with 4s/3, so its ideal is s* = amax/6 on x itself. The split
-is defined for nearest rounding and one scale a block; what is not is refused.
+so do a macro-block factor, the encode convention and a hybrid scale, whose effects are part of the scale error. Range
+`16/17` has the val_max of its definition; range `3/4` quantizes 3x/4 and decodes with 4s/3, so its ideal is s* = amax/6
+on x itself, and so it is with `aligned`. The split is defined for nearest rounding and one scale a block that follows
+its maximum; what is not is refused.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ from fp4dse.kernels.quantize import Quantized, quantize
 PARTS = ("scale", "dead", "grid")
 CROSS = (("scale", "dead"), ("scale", "grid"), ("dead", "grid"))
 
-_DEFINED = {"element", "block", "scale", "tensor_scale", "rounding", "range"}
-_IDEAL_RANGE = {"full": "full", "16/17": "16/17", "3/4": "full"}
+_DEFINED = {"element", "block", "scale", "tensor_scale", "rounding", "range", "scaling", "arithmetic"}
+_IDEAL_RANGE = {"full": "full", "16/17": "16/17", "3/4": "full", "aligned": "full"}
+_SCALINGS = ("amax", "macro")
 
 
 class Decomposition(msgspec.Struct, frozen=True):
@@ -117,11 +119,13 @@ def ideal_scale(quantizer: Quantizer) -> Quantizer:
         raise ConfigError("quantizer.scale", plain(q.scale), "E8M0 or a float format")
     if q.range not in _IDEAL_RANGE:
         raise ConfigError("quantizer.range", q.range, ", ".join(_IDEAL_RANGE))
+    if q.scaling not in _SCALINGS:
+        raise ConfigError("quantizer.scaling", q.scaling, ", ".join(_SCALINGS))
     for field, default in defaults(Quantizer).items():
         if field not in _DEFINED and getattr(q, field) != default:
             raise ConfigError(f"quantizer.{field}", getattr(q, field), str(default))
     range_ = _IDEAL_RANGE[q.range]
-    return msgspec.structs.replace(q, scale=FP32(), tensor_scale=None, range=range_)
+    return msgspec.structs.replace(q, scale=FP32(), tensor_scale=None, scaling="amax", range=range_)
 
 
 def why_not_decomposed(quantizer: Quantizer) -> str | None:

@@ -122,11 +122,13 @@ def test_a_tensor_without_error_has_no_shares():
     assert parts.shares() == {}
 
 
-def test_the_ideal_of_range_three_quarters_is_the_full_range_on_x():
-    x = normal(64, 64)
-    full, three_quarters = (decompose(x, Quantizer.named(name)) for name in ("mxfp4", "mxfp4-34"))
-    assert torch.equal(full.grid, three_quarters.grid)
-    assert torch.equal(full.dead, three_quarters.dead)
+@pytest.mark.parametrize("range_", ["3/4", "aligned"])
+def test_the_ideal_of_a_range_that_scales_the_product_is_the_full_range_on_x(range_):
+    x, full = normal(64, 64), Quantizer.named("mxfp4")
+    parts, of_full = (decompose(x, q) for q in (msgspec.structs.replace(full, range=range_), full))
+    assert torch.equal(parts.grid, of_full.grid)
+    assert torch.equal(parts.dead, of_full.dead)
+    assert not torch.equal(parts.scale, of_full.scale)
 
 
 def test_the_ideal_of_range_16_17_maps_the_maximum_to_its_own_val_max():
@@ -143,6 +145,10 @@ def test_the_ideal_of_range_16_17_maps_the_maximum_to_its_own_val_max():
         (Quantizer.named("none"), "element"),
         (msgspec.structs.replace(RCEIL, rounding=Stochastic()), "rounding"),
         (Quantizer.named("nvfp4-4over6-mse"), "adapt"),
+        (Quantizer.named("razer"), "adapt"),
+        (Quantizer.named("quest-mxfp4"), "scaling"),
+        (Quantizer.named("amxfp4"), "scaling"),
+        (Quantizer.named("hif4"), "scale"),
     ],
 )
 def test_what_is_not_defined_is_refused_by_its_field(quantizer, field):
@@ -300,6 +306,21 @@ def test_statistics_from_their_definitions():
         else:
             assert got["flushed"] == float(((decoded == 0) & (x != 0)).double().mean()), name
         assert (got["decomposition"] is None) == (got["note"] is not None)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits", "clips"),
+    [
+        ("hif4", 7.0, 7.8),  # both have scale 1, and 7 = 1.75 · 2²
+        ("blockdialect", 7.4, 7.8),  # the top of the widest dialect is 7.5
+        ("if4", 1.57, 1.6),  # beside a tensor maximum of 4 the scale of 1.57 is rounded up, that of 1.6 down
+    ],
+)
+def test_elements_of_another_unit_are_counted_against_their_own_largest(name, fits, clips):
+    for value, share in ((fits, 0), (clips, 1 / 256)):
+        x = torch.zeros(2, 128)
+        x[0, 0], x[1, 0] = 4.0, value
+        assert statistics(x, Quantizer.named(name))["clipped"] == share
 
 
 def test_a_tensor_of_zeros_has_no_relative_error():
