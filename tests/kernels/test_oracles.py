@@ -156,7 +156,8 @@ def all_of(dtype: torch.dtype) -> Tensor:
 
 
 def test_every_format_with_a_grid_has_an_oracle():
-    assert set(ELEMENT_FORMS) == set(ELEMENTS)
+    """But for those that one codec alone uses; theirs are in tests/kernels/codecs."""
+    assert set(ELEMENT_FORMS) == set(ELEMENTS) - {"s1p2", "radix4", "radix4-odd"}
     assert set(SCALE_FORMS) == set(SCALES)
 
 
