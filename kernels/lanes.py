@@ -7,6 +7,7 @@ contraction, and multiplied in FP32; the tensor decode factors are applied to th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +16,20 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
-from fp4dse.kernels.operand import Keys, Operand, Slot
+from fp4dse.kernels.operand import Kept, Keys, Operand, Slot
 from fp4dse.kernels.philox import signs
 from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
+
+
+class Forward(NamedTuple):
+    """A forward product y [L, M, N]; what the backward products are to take for x and for w; and what the gradients of
+    x and of w need to pass through their quantizers, None where they pass straight."""
+
+    y: Tensor
+    x: Tensor
+    w: Tensor
+    kept_x: Kept | None
+    kept_w: Kept | None
 
 
 class LaneNumerics:
@@ -51,25 +63,50 @@ class LaneNumerics:
         """
         return _product(*self._operands(stage, layer, a, a_dim, b, b_dim))
 
-    def forward(self, layer: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]; with what the backward products are to take for x and for w."""
-        qx, qw = self._operands("fprop", layer, x, 2, w, 2)
-        kept_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
-        kept_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
-        return _product(qx, qw), kept_x, kept_w
+    def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]. keep: whether `through` will be called for x, for w."""
+        qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
+        copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
+        copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
+        return Forward(_product(qx, qw), copy_x, copy_w, qx.kept, qw.kept)
+
+    def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
+        """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""
+        if kept is None:
+            return g
+        rotation, signs = self.rotations["fprop"], None
+        padded = blocks.pad(g, 2, self._unit("fprop"))
+        if rotation:
+            signs = self._signs("fprop", layer, rotation)
+            padded = rotate(padded, rotation.size, 2, signs, rotation.order)
+        out = self.slots[f"fprop.{operand}"].backward(padded, kept)
+        if rotation:
+            out = rotate_back(out, rotation.size, 2, signs, rotation.order)
+        return out[:, :, : g.shape[2]]
+
+    def _unit(self, stage: str) -> int:
+        """What the contraction axis of a stage is padded to a multiple of."""
+        rotation = self.rotations[stage]
+        return max([rotation.size if rotation else 1, *(self.slots[f"{stage}.{o}"].unit for o in STAGES[stage])])
 
     def _operands(
-        self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor,
+        b_dim: int,
+        keep: tuple[bool, bool] = (False, False),
     ) -> tuple[Operand, Operand]:
         slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
-        rotation = self.rotations[stage]
-        unit = max([rotation.size if rotation else 1, *(slot.unit for slot in slots)])
+        rotation, unit = self.rotations[stage], self._unit(stage)
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
             flips = self._signs(stage, layer, rotation)
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
         keys = Keys(self.seeds, self.step, layer, self.training)
-        return slots[0].quantize(a, a_dim, keys), slots[1].quantize(b, b_dim, keys)
+        return slots[0].quantize(a, a_dim, keys, keep[0]), slots[1].quantize(b, b_dim, keys, keep[1])
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1; the same for both operands."""
@@ -118,5 +155,6 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
     for _ in range(2):  # state exists from the second step on
         for stage in STAGES:
             numerics.gemm(stage, 0, a, 2, b, 2)
+        numerics.forward(0, a, b, keep=(True, True))
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, Recipe
+from fp4dse.dse.estimator import Through
+from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, tile
 from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
-from fp4dse.kernels.codecs import Encoded
-from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.descriptor import FLOATS, descriptor
+from fp4dse.kernels.estimators import through
 from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.philox import STREAMS, random16
-from fp4dse.kernels.reference import quantize_blocks, round_bf16, tensor_maxima
+from fp4dse.kernels.reference import decoded, round_bf16, tensor_maxima
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
@@ -40,12 +42,23 @@ class Term(NamedTuple):
         return self.values if self.factor is None else self.values * self.factor.view(len(self.values), -1, 1)
 
 
+class Kept(NamedTuple):
+    """What the backward pass through a quantizer needs of its blocks: the operand and its elements [L, n, B], scales
+    [L, n] or [L, n, B], decode factors [L] or [L, R]."""
+
+    x: Tensor
+    q: Tensor
+    scale: Tensor
+    dec: Tensor
+
+
 class Operand(NamedTuple):
     """A quantized operand: the sum of its terms. raw: what it was before; rest: what clamping cut off, if it counts."""
 
     terms: list[Term]
     raw: Tensor
     rest: Tensor | None = None
+    kept: Kept | None = None
 
     def decoded(self) -> Tensor:
         """[L, R, C] as the product sees it, without what clamping cut off."""
@@ -92,9 +105,15 @@ class Slot:
             self.per_row or self.stochastic_scales or self.average.betas is not None
         )
         self.fused = backend.operand if is_general else None
+        stage, operand = name.split(".")
+        self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
+        self.element = ELEMENTS[first.element]
 
-    def quantize(self, x: Tensor, dim: int, keys: Keys) -> Operand:
-        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction]."""
+    def quantize(self, x: Tensor, dim: int, keys: Keys, keep: bool = False) -> Operand:
+        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
+
+        keep: its gradient is going to be passed through the quantizer (`backward`).
+        """
         if self.block is None:
             return _plain(self, x if dim == 2 else x.mT)
         kind = type(self.outliers[0])
@@ -104,6 +123,8 @@ class Slot:
             counts = torch.tensor([o.compensate for o in self.outliers], device=x.device)  # type: ignore[union-attr]
             rest = torch.where(counts[:, None, None], x - kept, 0.0)
             return Operand([self._term(kept, 2, keys, 0)], x, rest if counts.any() else None)
+        if keep and self.through != Through():
+            return self._kept(x if dim == 2 else x.mT, keys)
         first = self._term(x, dim, keys, 0)
         x = x if dim == 2 else x.mT
         if kind is not Residual:
@@ -113,31 +134,46 @@ class Slot:
         factor = second.factor if second.factor is not None else torch.ones_like(alpha)
         return Operand([first, Term(second.values, (factor.T * alpha).T)], x)
 
-    def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
-        """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
-        cut, more = self._cut(x), {}
-        random, more = self._arguments(x, cut, keys, 0)
-        encoded, dec = quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
-        return cut, encoded, dec
+    def backward(self, g: Tensor, kept: Kept) -> Tensor:
+        """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
+        column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
+        gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
+        dec = (kept.dec.T / gain).T
+        slope = column["inv_val_max"] / column["prescale"]
+        cut = self._cut(g)
+        cut = through(cut, kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
+        return self._joined(cut, g.shape)
 
     def _term(self, x: Tensor, dim: int, keys: Keys, call: int) -> Term:
         if self.fused and isinstance(self.block, int):
             return self._fused(x, dim == 1, self.block, keys, call)
         x = x if dim == 2 else x.mT
-        rows = x.shape[1]
         cut = self._cut(x)
-        padded = (len(x), rows + -rows % (tile(self.block or 0) or 1), x.shape[2])
         if self.fused and cut.shape[2] in BLOCKS:
             values, dec = self._fused(cut, False, cut.shape[2], keys, call)
         else:
             random, more = self._arguments(x, cut, keys, call)
             values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
-        return Term(blocks.join(values, padded, self.block)[:, :rows], dec)  # type: ignore[arg-type]
+        return Term(self._joined(values, x.shape), dec)
+
+    def _kept(self, x: Tensor, keys: Keys) -> Operand:
+        """x [L, R, C] quantized as by `_term`, with its elements and scales."""
+        cut = self._cut(x)
+        random, more = self._arguments(x, cut, keys, 0)
+        encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        term = Term(self._joined(decoded(encoded), x.shape), dec)
+        return Operand([term], x, kept=Kept(cut, encoded.q, encoded.scale, dec))
 
     def _cut(self, x: Tensor) -> Tensor:
         """Blocks [L, n, B] of x [L, R, C]. For other strides or a view, a compiled function would be traced anew."""
         x = blocks.pad(x, 1, tile(self.block or 0) or 1)
         return blocks.cut(x, self.block).contiguous().detach()  # type: ignore[arg-type]
+
+    def _joined(self, cut: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `_cut`: shape [L, R, C]."""
+        lanes, rows, columns = shape
+        padded = (lanes, rows + -rows % (tile(self.block or 0) or 1), columns)
+        return blocks.join(cut, padded, self.block)[:, :rows]  # type: ignore[arg-type]
 
     def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int) -> Term:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
