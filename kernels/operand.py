@@ -138,7 +138,7 @@ class Slot:
         """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
         column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
         gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
-        dec = (kept.dec.T / gain).T
+        dec = kept.dec.view(len(gain), -1) / gain[:, None]
         slope = column["inv_val_max"] / column["prescale"]
         cut = self._cut(g)
         cut = through(cut, kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
