@@ -20,6 +20,7 @@ from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, tile
 from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
+from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
 from fp4dse.kernels.fused import BLOCKS, features
@@ -134,6 +135,13 @@ class Slot:
         factor = second.factor if second.factor is not None else torch.ones_like(alpha)
         return Operand([first, Term(second.values, (factor.T * alpha).T)], x)
 
+    def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
+        """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
+        cut = self._cut(x)
+        random, more = self._arguments(x, cut, keys, 0)
+        encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        return cut, encoded, dec
+
     def backward(self, g: Tensor, kept: Kept) -> Tensor:
         """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
         column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
@@ -157,10 +165,8 @@ class Slot:
         return Term(self._joined(values, x.shape), dec)
 
     def _kept(self, x: Tensor, keys: Keys) -> Operand:
-        """x [L, R, C] quantized as by `_term`, with its elements and scales."""
-        cut = self._cut(x)
-        random, more = self._arguments(x, cut, keys, 0)
-        encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        """x [L, R, C] quantized as by `_term`, with what `backward` needs."""
+        cut, encoded, dec = self.encode(x, keys)
         term = Term(self._joined(decoded(encoded), x.shape), dec)
         return Operand([term], x, kept=Kept(cut, encoded.q, encoded.scale, dec))
 

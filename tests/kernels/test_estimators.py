@@ -212,8 +212,8 @@ def test_gradients_are_the_finite_differences_of_the_smooth_surrogate(relaxation
 
 def encoded(q: Quantizer, x: torch.Tensor):
     """(elements, scales, decode factors) of blocks [L, n, B]."""
-    (elements, scale, _), dec = quantize_blocks(x, *descriptor([q.canonical()] * len(x)), None, True)
-    return elements, scale, dec
+    blocks, dec = quantize_blocks(x, *descriptor([q.canonical()] * len(x)), None, True)
+    return blocks.q, blocks.scale, dec
 
 
 def test_straight_through_with_the_exact_scale_gradient_is_the_residual_at_the_block_maximum():
@@ -435,9 +435,9 @@ def test_lanes_whose_estimators_or_their_grids_differ_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nvfp4-4over6-mse", "mxfp4-2d", "ue5m3"])
+@pytest.mark.parametrize("name", ["nvfp4-4over6-mse", "mxfp4-2d"])
 def test_compiled_blocks_have_the_bits_of_the_reference(name):
     q = QUANTIZERS[name].canonical()
-    x, tables = torch.randn(2, 20, q.block if isinstance(q.block, int) else 1024), descriptor([q] * 2)
-    (elements, scale, _), dec = backend("cpu").quantize_blocks(x, *tables, None, True)
-    assert all(torch.equal(a, b) for a, b in zip((elements, scale, dec), encoded(q, x), strict=True))
+    arguments = torch.randn(2, 20, 16), *descriptor([q] * 2), None, q.adapt != "none"
+    got, expected = (f(*arguments) for f in (backend("cpu").quantize_blocks, quantize_blocks))
+    assert all(torch.equal(a, b) for a, b in zip(got[0][:2] + got[1:], expected[0][:2] + expected[1:], strict=True))
