@@ -83,8 +83,8 @@ class Through(Part, frozen=True):
     scale: Literal["none", "diagonal", "exact", "softmax-diagonal", "softmax"] = "none"
 
     def canonical(self) -> Through:
-        """Masking STE has no effect."""
-        return msgspec.structs.replace(self, masked=False) if self.element == STE() else self
+        """Masking has no effect on what is one inside of the grid anyway."""
+        return msgspec.structs.replace(self, masked=False) if isinstance(self.element, STE | Clipped) else self
 
     def label(self) -> str:
         """Empty for STE; `dge`, `dge masked`, `ste, exact scale gradient` …."""
@@ -102,7 +102,7 @@ class Estimator(Part, frozen=True):
 
 
 def relaxation_name(relaxation: Relaxation) -> str:
-    """The key in RELAXATION_NAMES, or the kind with its numbers: `dge k7 cap3`."""
+    """The key in RELAXATION_NAMES, or the kind with its numbers, in full: `dge k7 cap3`."""
     name = next((name for name, known in RELAXATION_NAMES.items() if known == relaxation), None)
-    numbers = [f"{field}{getattr(relaxation, field):g}" for field in relaxation.__struct_fields__]
+    numbers = [f"{field}{getattr(relaxation, field)!r}".removesuffix(".0") for field in relaxation.__struct_fields__]
     return name or " ".join([str(relaxation.__struct_config__.tag), *numbers])

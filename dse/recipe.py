@@ -140,6 +140,11 @@ class Recipe(Part, frozen=True):
         plain = self.slot(f"fprop.{operand}").is_plain
         return Through() if plain else getattr(self.estimator, operand).canonical()
 
+    def _passage(self, operand: str) -> str:
+        """The estimator with the grid that it is a function of; empty for straight through."""
+        text = getattr(self.estimator, operand).label()
+        return text and f"{text} on {self.slot(f'fprop.{operand}').element}"
+
     @property
     def config_id(self) -> str:
         """16 hex digits: SHA-256 of the canonical recipe as sorted JSON without defaults."""
@@ -168,7 +173,7 @@ class Recipe(Part, frozen=True):
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),
             products=tuple(product_format(*(r.slot(f"{s}.{o}") for o in STAGES[s])) for s in STAGES),
             sources=tuple(r.source(stage) for stage in SHARED),
-            estimators=(r.estimator.x.label(), r.estimator.w.label()),
+            estimators=tuple(r._passage(x) for x in STAGES["fprop"]),
         )
 
     def label(self) -> str:
@@ -221,7 +226,7 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     rotations: tuple[str, ...]  # in the order of STAGES
     products: tuple[str, ...]  # in the order of STAGES: `bf16`, `tf32` or `fp32`, see exactness.py
     sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
-    estimators: tuple[str, ...] = ("", "")  # x, w; empty = straight through
+    estimators: tuple[str, ...] = ("", "")  # x, w, with the element; empty = straight through
 
 
 def rotation_name(rotation: Hadamard | None) -> str:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.estimator import Through
 from fp4dse.dse.formats import SCALES
-from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Stochastic
+from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Residual, Stochastic, outlier_words
 from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, rotation_name
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, scale_format, scale_key
 
@@ -117,7 +118,9 @@ def _s1p2(q: Quantizer) -> ConfigError | None:
 
 
 def _outliers(q: Quantizer) -> ConfigError | None:
-    """A quantile is a share of the elements."""
+    """A quantile is a share of the elements; the error of a quantizer has no moving average."""
+    if isinstance(q.outliers, Residual) and isinstance(q.rounding, Ema):
+        return ConfigError("outliers", "residual", "none, occ, clamp (with rounding ema)")
     quantile = getattr(q.outliers, "quantile", 0.75)
     if not 0.5 < quantile < 1:
         return ConfigError("outliers.quantile", quantile, "a number between 0.5 and 1")
@@ -137,7 +140,7 @@ QUANTIZER_RULES: dict[str, Callable[[Quantizer], ConfigError | None]] = {
     "method-parts": _method_parts,
     "row-factors": _row_factors,
     "s1p2-is-hif4": _s1p2,
-    "quantile": _outliers,
+    "outliers": _outliers,
     "moving-average": _ema,
 }
 """Rule name -> what breaks it in a canonical quantizer that is not plain, or None."""
@@ -162,9 +165,54 @@ def _eden_rotation(r: Recipe) -> ConfigError | None:
     return None
 
 
+ONE_GRID = ("block", "exact", "radix4", "split", "macro", "quest", "sawb")
+"""Codecs whose elements, relative to their scale, lie on the grid of one element format."""
+
+
+def _passages(r: Recipe) -> Iterator[tuple[str, Through, Quantizer]]:
+    """The forward operands whose gradient does not pass straight through, with their estimators and quantizers."""
+    for operand in STAGES["fprop"]:
+        if (through := getattr(r.estimator, operand)) != Through():
+            yield operand, through, r.slot(f"fprop.{operand}")
+
+
+def _estimator_grid(r: Recipe) -> ConfigError | None:
+    """A surrogate is a function of the position on one grid, relative to the scale that elements are made with."""
+    for operand, through, q in _passages(r):
+        if q.codec not in ONE_GRID:
+            return ConfigError(f"estimator.{operand}", through.label(), f"ste, none (fprop.{operand} is {q.codec})")
+        if isinstance(q.scale, FloatScale) and q.scale.hybrid:
+            return ConfigError(f"estimator.{operand}", through.label(), f"ste, none (fprop.{operand} is hybrid)")
+    return None
+
+
+def _estimator_outliers(r: Recipe) -> ConfigError | None:
+    """With a second quantizer or a clamp the decoded operand is no function of one position."""
+    for operand, through, q in _passages(r):
+        if q.outliers is not None:
+            return ConfigError(
+                f"estimator.{operand}",
+                through.label(),
+                f"ste, none (fprop.{operand} has outliers {outlier_words(q.outliers)})",
+            )
+    return None
+
+
+def _scale_gradient(r: Recipe) -> ConfigError | None:
+    """Only a scale that follows from the block maximum alone has the gradient that is defined."""
+    for operand, through, q in _passages(r):
+        method = q.codec if q.codec != "block" else q.adapt
+        if through.scale != "none" and method != "none":
+            return ConfigError(f"estimator.{operand}.scale", through.scale, f"none (fprop.{operand} is {method})")
+    return None
+
+
 RECIPE_RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
     "ema-is-for-weights": _ema_slot,
     "eden-needs-rht128": _eden_rotation,
+    "estimator-needs-one-grid": _estimator_grid,
+    "estimator-with-outliers": _estimator_outliers,
+    "scale-gradient-needs-block-maximum": _scale_gradient,
 }
 """Rule name -> what breaks it in a canonical recipe, or None."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import activations, fused, philox, reference
+from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 
 
@@ -25,6 +26,7 @@ class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
 
     operand: `fused.operand`, which takes the place of the first two, where there is one
+    quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     why_not: what was passed over, one sentence each
     """
 
@@ -34,6 +36,7 @@ class Backend(msgspec.Struct, frozen=True):
     sigmoid: Callable[[Tensor], Tensor]
     why_not: tuple[str, ...] = ()
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
+    quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -75,12 +78,12 @@ def _compiled() -> Backend:
     torch._dynamo.config.recompile_limit = 64
     torch.fx.experimental._config.use_duck_shape = False  # sizes that happen to be equal once need not be ever after
     torch._inductor.config.compile_threads = 1  # for a handful of kernels a pool of processes costs more than it saves
-    functions = (reference.decode_operand, philox.words, activations.sigmoid)
-    decode, words, sigmoid = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
+    functions = (reference.decode_operand, philox.words, activations.sigmoid, reference.quantize_blocks)
+    decode, words, sigmoid, quantize = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
     try:
         with torch.no_grad():  # as in training: what is traced with gradients is traced again without
             decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
-    return Backend("compiled", decode, words, sigmoid)  # type: ignore[arg-type]
+    return Backend("compiled", decode, words, sigmoid, quantize_blocks=quantize)  # type: ignore[arg-type]

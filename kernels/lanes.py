@@ -7,6 +7,7 @@ contraction, and multiplied by the stage's backend of gemm.py; the tensor decode
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +17,20 @@ from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick
-from fp4dse.kernels.operand import Keys, Operand, Slot
+from fp4dse.kernels.operand import Kept, Keys, Operand, Slot
 from fp4dse.kernels.philox import signs
 from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
+
+
+class Forward(NamedTuple):
+    """A forward product y [L, M, N]; what the backward products are to take for x and for w; and what the gradients of
+    x and of w need to pass through their quantizers, None where they pass straight."""
+
+    y: Tensor
+    x: Tensor
+    w: Tensor
+    kept_x: Kept | None
+    kept_w: Kept | None
 
 
 class LaneNumerics:
@@ -58,19 +70,44 @@ class LaneNumerics:
         """
         return _product(GEMMS[self.gemms[stage]], *self._operands(stage, layer, a, a_dim, b, b_dim))
 
-    def forward(self, layer: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]; with what the backward products are to take for x and for w."""
-        qx, qw = self._operands("fprop", layer, x, 2, w, 2)
-        kept_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
-        kept_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
-        return _product(GEMMS[self.gemms["fprop"]], qx, qw), kept_x, kept_w
+    def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]. keep: whether `through` will be called for x, for w."""
+        qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
+        copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
+        copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
+        return Forward(_product(GEMMS[self.gemms["fprop"]], qx, qw), copy_x, copy_w, qx.kept, qw.kept)
+
+    def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
+        """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""
+        if kept is None:
+            return g
+        rotation, signs = self.rotations["fprop"], None
+        padded = blocks.pad(g, 2, self._unit("fprop"))
+        if rotation:
+            signs = self._signs("fprop", layer, rotation)
+            padded = rotate(padded, rotation.size, 2, signs, rotation.order)
+        out = self.slots[f"fprop.{operand}"].backward(padded, kept)
+        if rotation:
+            out = rotate_back(out, rotation.size, 2, signs, rotation.order)
+        return out[:, :, : g.shape[2]]
+
+    def _unit(self, stage: str) -> int:
+        """What the contraction axis of a stage is padded to a multiple of."""
+        rotation = self.rotations[stage]
+        return max([rotation.size if rotation else 1, *(self.slots[f"{stage}.{o}"].unit for o in STAGES[stage])])
 
     def _operands(
-        self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int
+        self,
+        stage: str,
+        layer: int,
+        a: Tensor,
+        a_dim: int,
+        b: Tensor,
+        b_dim: int,
+        keep: tuple[bool, bool] = (False, False),
     ) -> tuple[Operand, Operand]:
         slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
-        rotation = self.rotations[stage]
-        unit = max([rotation.size if rotation else 1, *(slot.unit for slot in slots)])
+        rotation, unit = self.rotations[stage], self._unit(stage)
         length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         if rotation:
@@ -79,7 +116,7 @@ class LaneNumerics:
             a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
         keys = self.keys(layer, length)
         dtype = GEMMS[self.gemms[stage]].operand
-        return slots[0].quantize(a, a_dim, keys, dtype), slots[1].quantize(b, b_dim, keys, dtype)
+        return slots[0].quantize(a, a_dim, keys, dtype, keep[0]), slots[1].quantize(b, b_dim, keys, dtype, keep[1])
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
@@ -131,7 +168,9 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
     numerics = LaneNumerics(recipes, range(len(recipes)))
     a, b = torch.ones(numerics.lanes, 40, 256), torch.ones(numerics.lanes, 50, 256)  # no block is a whole operand
     for _ in range(2):  # state exists from the second step on
+        numerics.forward(0, a, b, keep=(True, True))
         for stage in STAGES:
             numerics.gemm(stage, 0, a, 2, b, 2)
+        numerics.forward(0, a, b, keep=(True, True))
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

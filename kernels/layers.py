@@ -6,27 +6,35 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.operand import Kept
 from fp4dse.kernels.reduce import lane_sum
+
+NOTHING_KEPT = (None,) * len(Kept._fields)
 
 
 class _QuantLinear(torch.autograd.Function):
     """Y = X Wᵀ with each of the six operands quantized along its own contraction axis.
 
-    Backward operands are made from the unquantized ones, or from the forward's copies where the recipe says so.
+    Backward operands are made from the unquantized ones, or from the forward's copies where the recipe says so. The
+    gradients pass through the forward's quantizers as the recipe's estimator says: straight, unless it names another.
     """
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor, numerics: LaneNumerics, layer: int) -> Tensor:
-        y, kept_x, kept_w = numerics.forward(layer, x, w)
-        ctx.save_for_backward(kept_x, kept_w)
+        out = numerics.forward(layer, x, w, keep=ctx.needs_input_grad[:2])
+        ctx.save_for_backward(out.x, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
         ctx.numerics, ctx.layer = numerics, layer
-        return y  # [L, M, N]
+        return out.y  # [L, M, N]
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        x, w = ctx.saved_tensors
-        dx = ctx.numerics.gemm("dgrad", ctx.layer, g, 2, w, 1) if ctx.needs_input_grad[0] else None  # [L, M, K]
-        dw = ctx.numerics.gemm("wgrad", ctx.layer, g, 1, x, 1) if ctx.needs_input_grad[1] else None  # [L, N, K]
+        x, w, *kept = ctx.saved_tensors
+        numerics, layer, dx, dw = ctx.numerics, ctx.layer, None, None
+        kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
+        if ctx.needs_input_grad[0]:
+            dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)  # [L, M, K]
+        if ctx.needs_input_grad[1]:
+            dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
         return dx, dw, None, None
 
 

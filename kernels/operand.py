@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, Recipe
+from fp4dse.dse.estimator import Through
+from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, tile
 from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import Encoded
-from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.descriptor import FLOATS, descriptor
+from fp4dse.kernels.estimators import through
 from fp4dse.kernels.fused import BLOCKS, features
 from fp4dse.kernels.philox import STREAMS, random16
-from fp4dse.kernels.reference import quantize_blocks, tensor_maxima, widened
+from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
@@ -41,12 +44,23 @@ class Term(NamedTuple):
         return values if self.factor is None else values * self.factor.view(len(values), -1, 1)
 
 
+class Kept(NamedTuple):
+    """What the backward pass through a quantizer needs of its blocks: the operand and its elements [L, n, B], scales
+    [L, n] or [L, n, B], decode factors [L] or [L, R]."""
+
+    x: Tensor
+    q: Tensor
+    scale: Tensor
+    dec: Tensor
+
+
 class Operand(NamedTuple):
     """A quantized operand: the sum of its terms. raw: what it was before; rest: what clamping cut off, if it counts."""
 
     terms: list[Term]
     raw: Tensor
     rest: Tensor | None = None
+    kept: Kept | None = None
 
     def decoded(self) -> Tensor:
         """[L, R, C] as the product sees it, without what clamping cut off."""
@@ -99,11 +113,17 @@ class Slot:
             self.factors_over != "tensor" or self.stochastic_scales or self.average.betas is not None
         )
         self.fused = backend.operand if is_general else None
+        stage, operand = name.split(".")
+        self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
+        self.element = ELEMENTS[first.element]
 
-    def quantize(self, x: Tensor, dim: int, keys: Keys, dtype: torch.dtype = torch.float32) -> Operand:
+    def quantize(
+        self, x: Tensor, dim: int, keys: Keys, dtype: torch.dtype = torch.float32, keep: bool = False
+    ) -> Operand:
         """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
 
         dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
+        keep: its gradient is going to be passed through the quantizer (`backward`).
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
@@ -112,6 +132,8 @@ class Slot:
             kept = clamped(x, self.clamps)
             rest = None if self.compensated is None else torch.where(self.compensated, x - kept, 0.0)
             return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest)
+        if keep and self.through != Through():
+            return self._kept(x if dim == 2 else x.mT, keys)
         first = self._term(x, dim, keys, 0, dtype)
         x = x if dim == 2 else x.mT
         if self.residuals is None:
@@ -124,7 +146,7 @@ class Slot:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
         cut = self._cut(x)
         random, more = self._arguments(x, cut, keys, 0)
-        encoded, dec = quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
         return cut, encoded, dec
 
     def _plain(self, x: Tensor, dtype: torch.dtype) -> Operand:
@@ -133,27 +155,50 @@ class Slot:
         rounded = x.to(torch.bfloat16).to(dtype)
         return Operand([Term(rounded if self.bf16 == "all" else torch.where(self.bf16_lanes, rounded, x), None)], x)
 
+    def backward(self, g: Tensor, kept: Kept) -> Tensor:
+        """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
+        column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
+        gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
+        dec = kept.dec.view(len(gain), -1) / gain[:, None]
+        slope = column["inv_val_max"] / column["prescale"]
+        cut = self._cut(g)
+        cut = through(cut, kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
+        return self._joined(cut, g.shape)
+
     def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
         if self.fused and isinstance(self.block, int):
             return self._fused(x, dim == 1, self.block, keys, call, dtype)
         x = x if dim == 2 else x.mT
-        rows = x.shape[1]
         cut = self._cut(x)
-        padded = (len(x), rows + -rows % (tile(self.block or 0) or 1), x.shape[2])
         if self.fused and cut.shape[2] in BLOCKS:
-            values, dec = self._fused(cut, False, cut.shape[2], keys, call, dtype)
-        else:
-            random, more = self._arguments(x, cut, keys, call)
-            values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
-            if self.factors_over == "segment":  # it changes along the contraction: it cannot wait for the product
-                values = values * widened(dec, values.shape[1])[:, :, None]
-                return Term(blocks.join(values, padded, self.block), None)  # type: ignore[arg-type]
-        return Term(blocks.join(values, padded, self.block)[:, :rows], dec)  # type: ignore[arg-type]
+            values, factor = self._fused(cut, False, cut.shape[2], keys, call, dtype)
+            return Term(self._joined(values, x.shape), factor)
+        random, more = self._arguments(x, cut, keys, call)
+        values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
+        return self._as_term(values, dec, x.shape)
+
+    def _kept(self, x: Tensor, keys: Keys) -> Operand:
+        """x [L, R, C] quantized as by `_term`, with what `backward` needs."""
+        cut, encoded, dec = self.encode(x, keys)
+        kept = Kept(cut, encoded.q, encoded.scale, dec)
+        return Operand([self._as_term(decoded(encoded), dec, x.shape)], x, kept=kept)
+
+    def _as_term(self, cut: Tensor, dec: Tensor, shape: torch.Size) -> Term:
+        """Decoded blocks and their factors as an operand [L, R, C]."""
+        if self.factors_over == "segment":  # it changes along the contraction: it cannot wait for the product
+            return Term(self._joined(cut * widened(dec, cut.shape[1])[:, :, None], shape), None)
+        return Term(self._joined(cut, shape), dec)
 
     def _cut(self, x: Tensor) -> Tensor:
         """Blocks [L, n, B] of x [L, R, C]. For other strides or a view, a compiled function would be traced anew."""
         x = blocks.pad(x, 1, tile(self.block or 0) or 1)
         return blocks.cut(x, self.block).contiguous().detach()  # type: ignore[arg-type]
+
+    def _joined(self, cut: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `_cut`: shape [L, R, C]."""
+        lanes, rows, columns = shape
+        padded = (lanes, rows + -rows % (tile(self.block or 0) or 1), columns)
+        return blocks.join(cut, padded, self.block)[:, :rows]  # type: ignore[arg-type]
 
     def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""

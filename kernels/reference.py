@@ -21,7 +21,7 @@ from fp4dse.kernels.codecs import CODECS, Blocks, Encoded
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.grid import FLT_MAX, round_bf16
 
-__all__ = ["decode_operand", "quantize_blocks", "round_bf16", "tensor_maxima"]
+__all__ = ["decode_operand", "decoded", "quantize_blocks", "round_bf16", "tensor_maxima"]
 
 
 def tensor_maxima(x: Tensor, factors: int = 1) -> Tensor:
@@ -79,5 +79,10 @@ def decode_operand(
 ) -> tuple[Tensor, Tensor]:
     """What a GEMM consumes: (q · scale [L, n, B], decode factors); arguments as in quantize_blocks."""
     encoded, dec = quantize_blocks(x, floats, ints, random, adaptive, **more)
+    return decoded(encoded), dec
+
+
+def decoded(encoded: Encoded) -> Tensor:
+    """q · scale [L, n, B]."""
     scale = encoded.scale
-    return encoded.q * (scale[:, :, None] if scale.ndim == 2 else scale), dec
+    return encoded.q * (scale[:, :, None] if scale.ndim == 2 else scale)

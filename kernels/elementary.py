@@ -1,0 +1,44 @@
+"""A real power whose bits are the same on every device and everywhere in a tensor.
+
+    x^p = 2^(p · log2 x),    log2 x = e + (2/ln 2) · atanh((m - 1) / (m + 1)),  x = 2^e m,  m in [√½, √2]
+    2^y = 2^n · exp(r ln 2),  n = round(y),  |r| <= 1/2
+
+Both series are cut where the next term is below 1e-8 and are evaluated in float64 by single IEEE additions and
+multiplications; the exponent is taken from the bits and put back into them. One rounding to float32 follows, so the
+result is within 1 ulp.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_MANTISSA = (1 << 52) - 1
+_BIAS = 1023
+_ATANH = tuple(2 / math.log(2) / n for n in range(9, 0, -2))
+_EXP2 = tuple(math.log(2) ** n / math.factorial(n) for n in range(7, -1, -1))
+
+
+def power(x: Tensor, p: float) -> Tensor:
+    """x^p, float32, for x >= 0, float32 and finite. 0^p is inf, 1 or 0 by the sign of p; NaN stays NaN."""
+    bits = x.double().view(torch.int64)  # a float32 number is normal there
+    e = (bits >> 52) - _BIAS
+    m = (bits & _MANTISSA | _BIAS << 52).view(torch.float64)
+    large = m > math.sqrt(2)
+    m, e = torch.where(large, m * 0.5, m), e + large
+    s = (m - 1) / (m + 1)
+    y = (_polynomial(s * s, _ATANH) * s + e.double()) * p
+    n = torch.round(torch.clamp(y, -1000.0, 1000.0))  # beyond, float32 is 0 or inf
+    out = _polynomial(y - n, _EXP2) * (n.to(torch.int64) + _BIAS << 52).view(torch.float64)
+    at_zero = math.inf if p < 0 else float(p == 0)
+    return torch.where(x > 0, out.to(torch.float32), torch.where(x == 0, at_zero, torch.nan))
+
+
+def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """Horner, the highest power first."""
+    p = torch.full_like(x, coefficients[0])
+    for c in coefficients[1:]:
+        p.mul_(x).add_(c)  # two roundings: a fused one would have other bits
+    return p

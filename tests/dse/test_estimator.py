@@ -1,0 +1,103 @@
+"""Estimators as data: what has no effect, what shares a population, and which combinations make no sense."""
+
+import msgspec
+import pytest
+
+from fp4dse.dse import ConfigError, Quantizer, Recipe, points
+from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, STE, Clipped, Estimator, Sigmoid, Through
+from fp4dse.dse.library import recipe_from_dict
+from fp4dse.dse.quantizer import OUTLIER_NAMES
+from fp4dse.dse.scale import E4M3
+
+replace = msgspec.structs.replace
+
+
+def estimating(q: Quantizer | str, **operands: Through) -> Recipe:
+    """All six slots with the same quantizer; STE is the default of both operands."""
+    q = Quantizer.named(q) if isinstance(q, str) else q
+    return replace(Recipe.uniform(q), estimator=Estimator(**operands))
+
+
+def broken(recipe: Recipe) -> set[str]:
+    """Names of the rules that the recipe breaks and the straight-through one does not."""
+    straight = replace(recipe, estimator=Estimator())
+    return {rule for rule, _ in recipe.validate()} - {rule for rule, _ in straight.validate()}
+
+
+@pytest.mark.parametrize("relaxation", [STE(), Clipped()])
+def test_masking_what_is_one_inside_of_the_grid_changes_nothing(relaxation):
+    masked, unmasked = (estimating("nvfp4", w=Through(relaxation, masked)) for masked in (True, False))
+    assert masked.config_id == unmasked.config_id
+    assert estimating("nvfp4", w=Through(DGE(), True)).config_id != estimating("nvfp4", w=Through(DGE())).config_id
+
+
+def test_nothing_passes_through_a_plain_operand():
+    assert estimating("bf16", x=Through(DGE())).config_id == estimating("bf16").config_id
+
+
+@pytest.mark.parametrize("other", [Through(DGE(k=5.000001)), Through(DGE(), True), Through(DGE(), scale="exact")])
+def test_lanes_share_a_population_only_with_the_same_estimator_to_the_last_digit(other):
+    assert estimating("nvfp4", w=Through(DGE())).signature() != estimating("nvfp4", w=other).signature()
+    assert estimating("nvfp4", w=Through(DGE())).signature() == estimating("ue5m3", w=Through(DGE())).signature()
+
+
+def test_lanes_share_a_population_only_with_the_same_grid_if_an_estimator_depends_on_it():
+    e2m1, e1m2 = Quantizer(scale=E4M3()), Quantizer(element="e1m2", scale=E4M3())
+    assert estimating(e2m1).signature() == estimating(e1m2).signature()
+    through = Through(Sigmoid())
+    assert estimating(e2m1, x=through).signature() != estimating(e1m2, x=through).signature()
+
+
+@pytest.mark.parametrize("name", ["hif4", "if4", "razer", "blockdialect"])
+@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
+def test_elements_of_several_grids_have_no_surrogate(name, relaxation):
+    expected = set() if relaxation == STE() else {"estimator-needs-one-grid"}
+    assert broken(estimating(name, x=Through(relaxation))) == expected
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4-2d", "quest-mxfp4", "amxfp4", "mbs-mxfp4", "int4-sawb", "fp8"])
+@pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
+def test_every_relaxation_goes_with_every_quantizer_of_one_grid(name, relaxation):
+    assert broken(estimating(name, x=Through(relaxation), w=Through(relaxation, masked=True))) == set()
+
+
+@pytest.mark.parametrize("scale", ["diagonal", "exact", "softmax-diagonal", "softmax"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("nvfp4", None),
+        ("mxfp4-34", None),
+        ("fp8", None),
+        ("nvfp4-4over6-mse", "scale-gradient-needs-block-maximum"),
+        ("quest-mxfp4", "scale-gradient-needs-block-maximum"),
+        ("amxfp4", "scale-gradient-needs-block-maximum"),
+    ],
+)
+def test_a_scale_gradient_needs_a_scale_that_follows_from_the_block_maximum(scale, name, rule):
+    assert broken(estimating(name, w=Through(scale=scale))) == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize("name", [name for name, outliers in OUTLIER_NAMES.items() if outliers])
+def test_outliers_of_an_operand_exclude_its_estimator_alone(name):
+    recipe = Recipe.named("nvfp4")
+    x = replace(recipe.fprop.x, outliers=OUTLIER_NAMES[name])
+    recipe = replace(recipe, fprop=replace(recipe.fprop, x=x))
+    assert broken(replace(recipe, estimator=Estimator(x=Through(DGE())))) == {"estimator-with-outliers"}
+    assert broken(replace(recipe, estimator=Estimator(w=Through(DGE())))) == set()
+
+
+def test_a_hybrid_scale_has_no_one_position_on_the_grid():
+    assert broken(estimating(Quantizer(scale=E4M3(hybrid=True)), w=Through(DGE()))) == {"estimator-needs-one-grid"}
+
+
+def test_a_combination_that_makes_no_sense_is_one_line_with_field_value_and_what_is_accepted():
+    data = {s: dict.fromkeys(ops, "hif4") for s, ops in {"fprop": "xw", "dgrad": "gw", "wgrad": "gx"}.items()}
+    with pytest.raises(ConfigError) as caught:
+        recipe_from_dict(data | {"estimator": {"w": {"element": "dge"}}})
+    assert str(caught.value) == "recipe: estimator.w: found 'dge'; accepted: ste, none (fprop.w is hif4)"
+
+
+def test_a_relaxation_and_a_scale_gradient_cost_a_point_each():
+    assert points(estimating("nvfp4")) == 2
+    assert points(estimating("nvfp4", w=Through(DGE()))) == 3
+    assert points(estimating("nvfp4", x=Through(DGE()), w=Through(DGE(), scale="exact"))) == 4
