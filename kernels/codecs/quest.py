@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, elements, multiplier
-from fp4dse.kernels.grid import FLT_MIN, inverse_of_power, power_below
+from fp4dse.kernels.grid import FLT_MIN, inverse_of_power, power_below, sqrt
 from fp4dse.kernels.reduce import lane_sum
 
 OPTIMAL_CLIP = 2.92247856
@@ -35,7 +35,7 @@ def standard_deviation(x: Tensor, amax: Tensor) -> Tensor:
     unit = safe_unit(amax)
     z = x * inverse_of_power(unit)[:, :, None]
     centred = z - (lane_sum(z, 2) / x.shape[2])[:, :, None]
-    return torch.sqrt(lane_sum(centred * centred, 2) / x.shape[2]) * unit
+    return sqrt(lane_sum(centred * centred, 2) / x.shape[2]) * unit
 
 
 def safe_unit(amax: Tensor) -> Tensor:

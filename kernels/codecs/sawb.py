@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, elements, multiplier
 from fp4dse.kernels.codecs.quest import safe_unit
-from fp4dse.kernels.grid import inverse_of_power
+from fp4dse.kernels.grid import inverse_of_power, sqrt
 from fp4dse.kernels.reduce import lane_sum
 
 RMS, MEAN = 12.68, -12.80
@@ -28,7 +28,7 @@ def sawb(b: Blocks) -> Encoded:
     count = b.unpadded or b.x.shape[2]
     unit = safe_unit(b.amax)
     total, square = sums(b.x, inverse_of_power(unit)).unbind(-1)
-    rms = torch.sqrt(square / count)
+    rms = sqrt(square / count)
     clip = torch.maximum(rms * RMS + total / count * MEAN, rms)
     scale = clip / b.f["elem_max"] * unit
     q = elements(b, b.x.abs(), multiplier(scale, torch.ones_like(scale)))

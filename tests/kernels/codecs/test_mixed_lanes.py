@@ -107,6 +107,7 @@ def test_nan_spreads_no_further_than_what_shares_a_factor(name):
             assert values[lane][rows].isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LANES)
 def test_compiled_mixed_lanes_have_the_bits_of_the_reference(name):
     compiled = backend("cpu")

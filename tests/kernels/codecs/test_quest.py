@@ -12,6 +12,7 @@ from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0
 from fp4dse.kernels import quantize
+from fp4dse.kernels.grid import sqrt
 from fp4dse.kernels.selftest import odd_blocks
 
 QUEST = Quantizer.named("quest-mxfp4")
@@ -53,6 +54,13 @@ def test_worked_example():
     got = quantize(spread, QUEST)
     assert got.scales.item() == 0.25
     assert got.values[0, :2].tolist() == [1.5, -1.5]
+
+
+def test_roots_are_rounded_once():
+    x = torch.exp2(torch.rand(1_000_000, generator=torch.Generator().manual_seed(0)) * 250 - 125)
+    x = torch.cat([x, torch.tensor([0.0, 1e-45, 4.0, float("inf")])])
+    assert np.array_equal(sqrt(x).numpy(), np.sqrt(x.numpy()))  # numpy's is the processor's instruction
+    assert sqrt(torch.tensor([-1.0])).isnan().all()
 
 
 def test_the_mean_of_the_block_does_not_count_and_the_deviation_is_divided_by_its_size():
