@@ -29,7 +29,8 @@ def if4(b: Blocks) -> Encoded:
     z = payload(b, b.x.abs(), mult)
     z7 = z * 7
     real = round_elements(z, b.f, b.i, b.random) * 7
-    whole = round_elements(z7 / 6, b.f | _integers(b.f), b.i, b.random) * 6
+    six = b.f["elem_max"][:, :, None]  # a tensor: on a GPU, division by a number is not one rounding
+    whole = round_elements(z7 / six, b.f | _integers(b.f), b.i, b.random) * 6
     integer = lane_sum((whole - real) * (whole + real - 2 * z7), 2) < 0
     q = torch.where(integer[:, :, None], whole, real)
     return Encoded(torch.copysign(q, b.x), scale, {"integer": integer})
