@@ -108,7 +108,7 @@ class Quantizer(Part, frozen=True):
     adapt         each block is encoded in several ways, and the encoding with the smallest error is kept, the first if
                   equal. `4over6-mse`, `4over6-mae`: with its maximum mapped to `range` of the largest element and to
                   4/6 of that, by squared or absolute error (2512.02010); a tensor target must leave room for 1.5 times
-                  the scale. `if4`: as E2M1, or as 6/7 of INT4 (2603.28765). `razer`: with +5 or -5 in the place of -0.
+                  the scale. `if4`: as E2M1, or as 6/7 of INT4 (2603.28765). `razer`: with +5 or -5 for -0 (2501.04052).
                   `dialects`: with one of BlockDialect's 16 codebooks (2501.01144)
     scaling       how block scales follow from the tensor. `amax`: from block maxima. `split`: a scale for positive and
                   one for negative elements (AMXFP4, 2411.09909). `macro`: a mantissa factor per 128 elements above

@@ -22,7 +22,7 @@ def element_codes(encoded: Encoded, codec: str, element: str) -> Tensor:
     """
     if codec in CODES:
         return CODES[codec](encoded)
-    return _signed(_index(encoded.q.abs(), element), encoded.q, ELEMENTS[element].bits)
+    return _signed(_index(encoded.q, element), encoded.q, ELEMENTS[element].bits)
 
 
 def hif4(encoded: Encoded) -> Tensor:
@@ -33,13 +33,13 @@ def hif4(encoded: Encoded) -> Tensor:
 
 def if4(encoded: Encoded) -> Tensor:
     """Magnitude indices of E2M1 or INT4, as the block has it."""
-    q = encoded.q.abs()
-    return _signed(torch.where(encoded.meta["integer"][:, :, None], q / 6, _index(q / 7, "e2m1")), encoded.q)
+    integers, e2m1 = _index(encoded.q, "int4", 6), _index(encoded.q, "e2m1", 7)
+    return _signed(torch.where(encoded.meta["integer"][:, :, None], integers, e2m1), encoded.q)
 
 
 def razer(encoded: Encoded) -> Tensor:
     """E2M1 codes; 8, which would be -0, is the special value."""
-    codes = _signed(_index(encoded.q.abs(), "e2m1"), encoded.q)
+    codes = _signed(_index(encoded.q, "e2m1"), encoded.q)
     return torch.where(encoded.q == encoded.meta["special"][:, :, None], 8, codes).to(torch.uint8)
 
 
@@ -53,9 +53,10 @@ CODES: dict[str, Callable[[Encoded], Tensor]] = {"hif4": hif4, "if4": if4, "raze
 """Codecs whose elements are not those of one codebook."""
 
 
-def _index(magnitude: Tensor, element: str) -> Tensor:
-    levels = torch.tensor(ELEMENTS[element].magnitudes(), device=magnitude.device)
-    return torch.searchsorted(levels, magnitude.contiguous())
+def _index(q: Tensor, element: str, unit: int = 1) -> Tensor:
+    """Magnitude indices of elements that are counted in units of 1/unit."""
+    levels = torch.tensor(ELEMENTS[element].magnitudes(), device=q.device) * unit
+    return torch.searchsorted(levels, q.abs().contiguous())
 
 
 def _signed(index: Tensor, q: Tensor, bits: int = 4) -> Tensor:

@@ -13,6 +13,8 @@ costs: without it the error on Gaussian numbers would be 8.6e-3 in the place of 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, e8m0, multiplier
@@ -35,13 +37,19 @@ NEAREST = torch.tensor([[nearest(z, levels) for z in range(16)] for levels in DI
 """What each dialect makes of 0 … 15 halves, in halves: [16, 16]."""
 
 
+@cache
+def _nearest_on(device: torch.device) -> torch.Tensor:
+    """Copied once: a CUDA graph that is being captured allows no copy from the host."""
+    return NEAREST.to(device)
+
+
 def dialects(b: Blocks) -> Encoded:
     """meta: dialect [L, n], int64."""
     scale = e8m0(b.amax * b.enc, b.i)
     magnitude = b.x.abs() * (multiplier(scale, b.enc) * b.prescale)[:, :, None]
     z = torch.clamp(torch.round(magnitude * 2), max=15)
     index = torch.where(torch.isnan(z), 0, z).to(torch.int64)
-    table = NEAREST.to(z.device)
+    table = NEAREST if z.device.type == "cpu" else _nearest_on(z.device)
     least, dialect = torch.full_like(scale, torch.inf), torch.zeros_like(scale, dtype=torch.int64)
     for number, squares in enumerate((table - torch.arange(16, device=z.device)).square().unbind()):
         error = squares[index].sum(dim=2)  # of integers below 2^24: exact in any order

@@ -4,7 +4,7 @@ The scale is that of the general codec for E2M1. With z = |x| · mult, at most 6
 
     e = E2M1(z)                               0 .5 1 1.5 2 3 4 6
     i = round(7z / 6)                         0 … 7, worth 6/7 each
-    the integers are kept iff  Σ (6i - 7z)² < Σ (7e - 7z)²
+    the integers are kept iff  Σ (6i - 7z)² < Σ (7e - 7z)²,  computed as  Σ (6i - 7e) · (6i + 7e - 14z) < 0
 
 Elements are counted in sevenths of an E2M1 unit, 7e or 6i, and the product is multiplied by 1/7 (`postscale`): so they
 are exact in 5 significant bits, and the two encodings are equal where their values are. Errors are compared in units
@@ -29,8 +29,9 @@ def if4(b: Blocks) -> Encoded:
     z = payload(b, b.x.abs(), mult)
     z7 = z * 7
     real = round_elements(z, b.f, b.i, b.random) * 7
-    whole = round_elements(z7 / 6, b.f | _integers(b.f), b.i, b.random) * 6
-    integer = _squared(whole - z7) < _squared(real - z7)
+    six = b.f["elem_max"][:, :, None]  # a tensor: on a GPU, division by a number is not one rounding
+    whole = round_elements(z7 / six, b.f | _integers(b.f), b.i, b.random) * 6
+    integer = lane_sum((whole - real) * (whole + real - 2 * z7), 2) < 0
     q = torch.where(integer[:, :, None], whole, real)
     return Encoded(torch.copysign(q, b.x), scale, {"integer": integer})
 
@@ -42,7 +43,3 @@ def _integers(f: dict[str, Tensor]) -> dict[str, Tensor]:
         "elem_pmin": torch.full_like(f["elem_pmin"], 2.0**grid.emin),
         "elem_ulps": torch.full_like(f["elem_ulps"], 2.0**grid.mantissa),
     }
-
-
-def _squared(difference: Tensor) -> Tensor:
-    return lane_sum(difference * difference, 2)
