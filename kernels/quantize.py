@@ -120,7 +120,7 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
     )
 
 
-CODED = ("block", "split", "macro", "eden", "quest", "sawb", "exact", "radix4")
+CODED = ("block", "split", "macro", "eden", "quest", "sawb", "exact", "radix4", "softmax")
 """Codecs whose elements are those of one codebook."""
 
 

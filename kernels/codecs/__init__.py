@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block
+from fp4dse.kernels.codecs.softmax import softmax
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "block": block,
+    "softmax": softmax,
 }
 
 __all__ = ["CODECS", "Blocks", "Encoded"]
