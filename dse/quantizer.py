@@ -114,6 +114,7 @@ class Quantizer(Part, frozen=True):
                   one for negative elements (AMXFP4, 2411.09909). `macro`: a mantissa factor per 128 elements above
                   E8M0 (2603.08713). `eden`: rounded to nearest, then scales corrected to make the block unbiased and
                   rounded stochastically (MS-EDEN, 2601.22813). `quest`: from the standard deviation (2505.14669).
+                  `softmax`: from a soft maximum of the block (2509.17791).
                   `sawb`: from rms and mean magnitude (Sun et al. 2020)
     arithmetic    `fp32`: NVIDIA's order of operations, each rounded to FP32; `exact`: one rounding per stored number
     outliers      what is done about large elements, or None
@@ -128,7 +129,7 @@ class Quantizer(Part, frozen=True):
     rounding: Rounding = Nearest()
     range: Literal["full", "16/17", "3/4", "aligned"] = "full"
     adapt: Literal["none", "4over6-mse", "4over6-mae", "if4", "razer", "dialects"] = "none"
-    scaling: Literal["amax", "split", "macro", "eden", "quest", "sawb"] = "amax"
+    scaling: Literal["amax", "split", "macro", "eden", "quest", "sawb", "softmax"] = "amax"
     arithmetic: Literal["fp32", "exact"] = "fp32"
     outliers: Outliers = None
 

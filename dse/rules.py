@@ -67,6 +67,7 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
         _FULL,
         _NO_ADAPTION,
     ),
+    "softmax": (_BLOCKS, _NO_ADAPTION),
     "if4": (_E2M1, _DECODE, _NOT_EMA),
     "razer": (_E2M1, _DECODE, ("rounding", lambda v: isinstance(v, Nearest), "nearest")),
     "dialects": (_E2M1, _BLOCKS, ("scale", lambda v: v == E8M0(), "e8m0-floor"), _NO_TENSOR_SCALE, _NEAREST, _FULL),
@@ -165,7 +166,7 @@ def _eden_rotation(r: Recipe) -> ConfigError | None:
     return None
 
 
-ONE_GRID = ("block", "exact", "radix4", "split", "macro", "quest", "sawb")
+ONE_GRID = ("block", "exact", "radix4", "split", "macro", "quest", "sawb", "softmax")
 """Codecs whose elements, relative to their scale, lie on the grid of one element format."""
 
 
@@ -199,11 +200,13 @@ def _estimator_outliers(r: Recipe) -> ConfigError | None:
 
 
 def _scale_gradient(r: Recipe) -> ConfigError | None:
-    """Only a scale that follows from the block maximum alone has the gradient that is defined."""
+    """Only a scale that follows from the block maximum alone, hard or soft, has a gradient that is defined."""
     for operand, through, q in _passages(r):
         method = q.codec if q.codec != "block" else q.adapt
-        if through.scale != "none" and method != "none":
-            return ConfigError(f"estimator.{operand}.scale", through.scale, f"none (fprop.{operand} is {method})")
+        accepted = ("none", "softmax-diagonal", "softmax") if method == "softmax" else ("none",)
+        if method != "none" and through.scale not in accepted:
+            found = f"{', '.join(accepted)} (fprop.{operand} is {method})"
+            return ConfigError(f"estimator.{operand}.scale", through.scale, found)
     return None
 
 

@@ -1,4 +1,4 @@
-"""A real power whose bits are the same on every device and everywhere in a tensor.
+"""Power and logarithm whose bits are the same on every device and everywhere in a tensor.
 
     x^p = 2^(p · log2 x),    log2 x = e + (2/ln 2) · atanh((m - 1) / (m + 1)),  x = 2^e m,  m in [√½, √2]
     2^y = 2^n · exp(r ln 2),  n = round(y),  |r| <= 1/2
@@ -23,17 +23,28 @@ _EXP2 = tuple(math.log(2) ** n / math.factorial(n) for n in range(7, -1, -1))
 
 def power(x: Tensor, p: float) -> Tensor:
     """x^p, float32, for x >= 0, float32 and finite. 0^p is inf, 1 or 0 by the sign of p; NaN stays NaN."""
+    y = _log2(x) * p
+    n = torch.round(torch.clamp(y, -1000.0, 1000.0))  # beyond, float32 is 0 or inf
+    out = _polynomial(y - n, _EXP2) * (n.to(torch.int64) + _BIAS << 52).view(torch.float64)
+    at_zero = math.inf if p < 0 else float(p == 0)
+    return torch.where(x > 0, out.to(torch.float32), torch.where(x == 0, at_zero, torch.nan))
+
+
+def log(x: Tensor) -> Tensor:
+    """ln x, float32, for x > 0, float32 and finite; -inf for 0; NaN stays NaN."""
+    out = (_log2(x) * math.log(2)).to(torch.float32)
+    return torch.where(x > 0, out, torch.where(x == 0, -math.inf, torch.nan))
+
+
+def _log2(x: Tensor) -> Tensor:
+    """float64, for x > 0 and finite."""
     bits = x.double().view(torch.int64)  # a float32 number is normal there
     e = (bits >> 52) - _BIAS
     m = (bits & _MANTISSA | _BIAS << 52).view(torch.float64)
     large = m > math.sqrt(2)
     m, e = torch.where(large, m * 0.5, m), e + large
     s = (m - 1) / (m + 1)
-    y = (_polynomial(s * s, _ATANH) * s + e.double()) * p
-    n = torch.round(torch.clamp(y, -1000.0, 1000.0))  # beyond, float32 is 0 or inf
-    out = _polynomial(y - n, _EXP2) * (n.to(torch.int64) + _BIAS << 52).view(torch.float64)
-    at_zero = math.inf if p < 0 else float(p == 0)
-    return torch.where(x > 0, out.to(torch.float32), torch.where(x == 0, at_zero, torch.nan))
+    return _polynomial(s * s, _ATANH) * s + e.double()
 
 
 def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:

@@ -7,8 +7,9 @@ With x̂ = S · Q(z), z = x/S, S the block's scale with the tensor's factor, and
 Q(z) is the element that the forward pass used, Q' the surrogate of its derivative, the same in both places. Of the
 second term, the gradient through the block scale: S = amax/val_max before its rounding, whose derivative is taken to be
 one (E8M0 included), so slope = dS/d amax = 1/val_max. w is one at the first largest element of the block and zero
-elsewhere, or softmax(80 |x| / amax). The diagonal forms keep i = j of the sum only. The tensor's factor, what a format
-does to scales that are zero or too large, and the constant of range `aligned` count as constants. 2509.17791.
+elsewhere, or softmax(80 |x| / amax), the gradient of a soft maximum (codecs/softmax.py) whose own amax is held. The
+diagonal forms keep i = j of the sum only. The tensor's factor, what a format does to scales that are zero or too large,
+and the constant of range `aligned` count as constants. 2509.17791.
 
 Under the encode convention m = 1/S is what is rounded, and the paper's term,
     -(m₀/amax) · w_j sign(x_j) · Σ_i g_i [x_i Q'/m - Q/m²],  m₀ = val_max/amax the unrounded m,
@@ -29,12 +30,11 @@ from torch import Tensor
 from fp4dse.dse.estimator import DGE, STE, Clipped, PowerLaw, Sigmoid, Spline, Through, Trust
 from fp4dse.dse.formats import FloatFormat
 from fp4dse.kernels.activations import exp_nonpositive
+from fp4dse.kernels.codecs.softmax import exponentials
 from fp4dse.kernels.elementary import power
 from fp4dse.kernels.grid import FLT_MAX
 from fp4dse.kernels.reduce import lane_sum
 
-SHARPNESS = 80.0
-"""Of the softmax that spreads the block maximum's weight."""
 NEAR = 2.0**-20
 """Relative distance from the largest element within which z counts as it: what a scale puts there in exact arithmetic
 may come out of FP32 on either side."""
@@ -96,7 +96,7 @@ def _clipped(z: Tensor, q: Tensor, _: Clipped, element: FloatFormat) -> Tensor:
 
 def _dge(z: Tensor, q: Tensor, dge: DGE, element: FloatFormat) -> Tensor:
     centre, width = _interval(z, element)
-    t = (z.abs() - centre) * (2 / width)
+    t = (z.abs() - centre) / (width * 0.5)
     factor = torch.clamp(power(t.abs(), 1 / dge.k - 1) * (1 / dge.k), max=dge.cap)
     return torch.where(z.abs() <= element.max, factor, 0.0)
 
@@ -136,7 +136,7 @@ FACTORS: dict[type, Callable[[Tensor, Tensor, Any, FloatFormat], Tensor]] = {
 }
 """Relaxation -> its derivative at z, where the forward pass made q of it. All are even in z.
 
-Numbers of a relaxation multiply and never divide: dividing by a Python number is another operation on a GPU.
+Python numbers multiply and never divide: dividing by one is another operation on a GPU.
 """
 
 
@@ -187,8 +187,6 @@ def _first_largest(x: Tensor) -> Tensor:
 
 
 def _softmax(x: Tensor) -> Tensor:
-    """softmax(SHARPNESS · |x| / amax) in each block."""
-    magnitude = x.abs()
-    amax = magnitude.amax(dim=2, keepdim=True)
-    e = exp_nonpositive(SHARPNESS * (magnitude / torch.where(amax > 0, amax, 1.0) - 1.0))
+    """softmax(80 |x| / amax) in each block."""
+    e = exponentials(x, x.abs().amax(dim=2))
     return e / lane_sum(e, 2)[:, :, None]

@@ -19,6 +19,7 @@ from fp4dse.kernels.codecs.quest import quest
 from fp4dse.kernels.codecs.radix4 import radix4
 from fp4dse.kernels.codecs.razer import razer
 from fp4dse.kernels.codecs.sawb import sawb
+from fp4dse.kernels.codecs.softmax import softmax
 from fp4dse.kernels.codecs.split import split
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
@@ -29,6 +30,7 @@ CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "eden": eden,
     "quest": quest,
     "sawb": sawb,
+    "softmax": softmax,
     "if4": if4,
     "razer": razer,
     "dialects": dialects,

@@ -10,6 +10,7 @@ from fp4dse.dse.quantizer import OUTLIER_NAMES
 from fp4dse.dse.scale import E4M3
 
 replace = msgspec.structs.replace
+SOFT = Quantizer(scaling="softmax")
 
 
 def estimating(q: Quantizer | str, **operands: Through) -> Recipe:
@@ -75,6 +76,13 @@ def test_every_relaxation_goes_with_every_quantizer_of_one_grid(name, relaxation
 )
 def test_a_scale_gradient_needs_a_scale_that_follows_from_the_block_maximum(scale, name, rule):
     assert broken(estimating(name, w=Through(scale=scale))) == ({rule} if rule else set())
+
+
+def test_a_soft_maximum_in_the_forward_pass_has_the_softmax_for_its_gradient():
+    rules = {kind: broken(estimating(SOFT, w=Through(scale=kind))) for kind in ("exact", "diagonal", "softmax")}
+    wrong = {"scale-gradient-needs-block-maximum"}
+    assert rules == {"exact": wrong, "diagonal": wrong, "softmax": set()}
+    assert broken(estimating(SOFT, w=Through(DGE(), scale="softmax-diagonal"))) == set()
 
 
 @pytest.mark.parametrize("name", [name for name, outliers in OUTLIER_NAMES.items() if outliers])

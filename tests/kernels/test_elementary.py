@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp4dse.kernels.elementary import power
+from fp4dse.kernels.elementary import log, power
 
 EXPONENTS = (-0.8, -2 / 3, -0.5, -1.0, 0.3, 1.0, 2.0)
 
@@ -19,6 +19,17 @@ def test_a_power_is_within_one_ulp_over_all_of_float32(p):
     error = np.abs(power(x, p).double().numpy() - exact)[is_normal]
     assert is_normal.sum() > 100_000
     assert (error <= np.spacing(exact[is_normal].astype(np.float32))).all()
+
+
+def test_a_logarithm_is_within_one_ulp_over_all_of_float32():
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(1, 0x7F7FFFFF, (200_000,), generator=generator, dtype=torch.int32)
+    x = torch.cat([bits.view(torch.float32), 1 + (torch.rand(100_000, generator=generator) - 0.5) / 100])
+    exact = np.log(x.double().numpy())
+    error = np.abs(log(x).double().numpy() - exact)
+    assert (error <= np.spacing(np.abs(exact).astype(np.float32))).all()
+    assert log(torch.tensor([1.0, 0.0])).tolist() == [0, float("-inf")]
+    assert log(torch.tensor([float("nan"), -1.0])).isnan().all()
 
 
 def test_zero_and_nan_keep_what_they_mean():

@@ -21,9 +21,12 @@ from fp4dse.dse.estimator import (
     Trust,
 )
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.quantizer import Nearest
+from fp4dse.dse.rules import ONE_GRID
 from fp4dse.dse.scale import FP32, UE5M3
 from fp4dse.kernels import LaneNumerics, QuantLinear, backend, lanes, quantize
 from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.codecs import CODECS
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.estimators import surrogate, through
 from fp4dse.kernels.reference import quantize_blocks
@@ -302,10 +305,15 @@ def weights(m=48, k=32, n=24):
     return [torch.randn(2, *shape, generator=generator) for shape in ((m, k), (n, k))][1]
 
 
+def gain(q):
+    """What decoded operands are multiplied by on purpose."""
+    return 1.009276 if q.range == "aligned" else 1
+
+
 def positions(x, q):
     """z of every element of lanes [L, R, C]."""
     seen = [quantize(lane, q) for lane in x]
-    return x / torch.stack([s.scales.repeat_interleave(q.block, -1) * s.tensor_scale for s in seen])
+    return x / torch.stack([s.scales.repeat_interleave(q.block, -1) * s.tensor_scale / gain(q) for s in seen])
 
 
 def equal(a, b) -> list[bool]:
@@ -352,15 +360,32 @@ def test_a_surrogate_that_is_one_everywhere_is_straight_through(q, rotation):
         assert torch.equal(ours, theirs) if rotation is None else torch.allclose(ours, theirs, atol=1e-5)
 
 
-BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if q.codec == "block" and not q.is_plain}
+ON_ONE_GRID = {n: q for n, q in QUANTIZERS.items() if q.codec in ONE_GRID and q.codec in CODECS and not q.is_plain}
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("name", BLOCK_SCALED)
+@pytest.mark.parametrize("name", ON_ONE_GRID)
 def test_the_forward_product_has_the_same_bits_with_an_estimator(name):
-    straight, clipped = (quantized(BLOCK_SCALED[name], x=Through(e), w=Through(e)) for e in (STE(), Clipped()))
+    straight, clipped = (quantized(ON_ONE_GRID[name], x=Through(e), w=Through(e)) for e in (STE(), Clipped()))
     expected, got = (run(r, r, m=32, n=64, k=64)[0] for r in (straight, clipped))
     assert torch.equal(got, expected)
+
+
+IN_RANGES = {n: Quantizer.named(n) for n in ("nvfp4", "mxfp4-34")}
+IN_RANGES["mxfp4 aligned"] = replace(Quantizer.named("mxfp4"), range="aligned")
+ROUNDED_TO_NEAREST = {n: q for n, q in ON_ONE_GRID.items() if isinstance(q.rounding, Nearest)}
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("q", (ROUNDED_TO_NEAREST | IN_RANGES).values(), ids=ROUNDED_TO_NEAREST | IN_RANGES)
+def test_elements_are_the_nearest_to_the_position_that_the_backward_pass_sees(q):
+    w = torch.randn(2, 32, 128, generator=torch.Generator().manual_seed(0))
+    recipe = quantized(q, w=Through(Clipped()))
+    kept = LaneNumerics([recipe] * 2, [0, 1]).forward(0, w, w, keep=(False, True)).kept_w
+    scale = kept.scale if kept.scale.ndim == 3 else kept.scale[:, :, None]
+    z = (kept.x / (scale * kept.dec.view(2, -1, 1) / gain(q))).double().numpy()
+    error, least = (np.abs(t - z) for t in (kept.q.double().numpy(), nearest(z, ELEMENTS[q.element])))
+    assert (error <= least + 1e-5 * np.abs(z)).all()
 
 
 @pytest.mark.usefixtures("eager")
@@ -375,7 +400,7 @@ def test_what_a_slot_keeps_from_step_to_step_moves_on_once_a_step_with_an_estima
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("rotation", [None, Hadamard(size=16, signs="fixed")])
-@pytest.mark.parametrize("q", [Quantizer.named("nvfp4"), Quantizer.named("mxfp4-34")], ids=["nvfp4", "mxfp4-34"])
+@pytest.mark.parametrize("q", IN_RANGES.values(), ids=IN_RANGES)
 def test_the_weight_gradient_is_multiplied_by_the_surrogate_at_the_weights_position(q, rotation):
     straight, dge = (quantized(q, rotation, w=t) for t in (Through(), Through(DGE())))
     dw, got = run(straight, straight)[2], run(dge, dge)[2]

@@ -1,0 +1,33 @@
+"""A soft block maximum in the place of the hard one (the `softsoftmax` of arXiv 2509.17791).
+
+    Z = (amax/β) · ln Σ exp(β |x| / amax)  =  amax · (1 + ln(Σ exp(β (|x|/amax - 1))) / β),    β = 80
+
+Z is at least amax and at most 1 + ln(B)/β times it, 3.5 % more for blocks of 16; its gradient is spread over the block
+by softmax(β |x| / amax). β is relative to the block maximum, so that the result does not depend on the unit of x; the
+paper's is not. Everything else is the general codec's. The logarithm is built from single operations, like exp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.activations import exp_nonpositive
+from fp4dse.kernels.codecs.block import Blocks, Encoded, block
+from fp4dse.kernels.elementary import log
+from fp4dse.kernels.reduce import lane_sum
+
+SHARPNESS = 80.0
+"""β."""
+
+
+def softmax(b: Blocks) -> Encoded:
+    """The general codec with Z for the block maxima."""
+    total = lane_sum(exponentials(b.x, b.amax), 2)
+    return block(b._replace(amax=b.amax * (1.0 + log(total) * (1 / SHARPNESS))))
+
+
+def exponentials(x: Tensor, amax: Tensor) -> Tensor:
+    """exp(β (|x|/amax - 1)) of blocks x [L, n, B] with maxima amax [L, n]; for a block of zeros e^-β."""
+    amax = torch.where(amax > 0, amax, 1.0)[:, :, None]
+    return exp_nonpositive(SHARPNESS * (x.abs() / amax - 1.0))
