@@ -48,14 +48,17 @@ def selftest(device: str = "cpu") -> Iterator[Check]:
 
 
 def codes_and_midpoints(device: str) -> Iterator[Check]:
-    """Every code keeps its value; every midpoint goes to the even code, its neighbours to the nearest."""
+    """Every code keeps its value; every midpoint goes to the even code, radix 4's up, its neighbours to the nearest."""
     for element, f in ELEMENTS.items():
+        if element == "s1p2":  # has HiFloat4's scale alone, which rounds in BF16
+            continue
         values = torch.tensor(f.magnitudes())
         middle = (values[1:] + values[:-1]) / 2
         code = torch.arange(len(middle))
         below, above = (torch.nextafter(middle, torch.tensor(to)) for to in (-1.0, math.inf))
         x = torch.cat([values, middle, below, above])
-        expected = torch.cat([values, values[code + code % 2], values[:-1], values[1:]])
+        ties = values[1:] if f.radix == 4 else values[code + code % 2]
+        expected = torch.cat([values, ties, values[:-1], values[1:]])
         got = torch.cat([_unscaled(sign * x, element, device) * sign for sign in (1, -1)])
         yield _compare(f"{element}: codes, midpoints ± 1 ulp", got, expected.repeat(2))
 
@@ -213,8 +216,8 @@ def odd_blocks() -> Tensor:
 def _unscaled(values: Tensor, element: str, device: str, rounding=None) -> Tensor:
     """`values` quantized under a block scale of 1: each stands beside the largest element."""
     rows = torch.zeros(len(values), 32)
-    rows[:, 0], rows[:, 1] = ELEMENTS[element].max, values
     q = Quantizer(element=element, block=32, scale=E8M0(), rounding=rounding or Nearest())  # type: ignore[arg-type]
+    rows[:, 0], rows[:, 1] = q.scaled_to.max, values
     return quantize(rows.to(device), q).values[:, 1].cpu()
 
 
