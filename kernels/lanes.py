@@ -171,6 +171,5 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
         numerics.forward(0, a, b, keep=(True, True))
         for stage in STAGES:
             numerics.gemm(stage, 0, a, 2, b, 2)
-        numerics.forward(0, a, b, keep=(True, True))
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

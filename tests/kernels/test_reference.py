@@ -19,6 +19,7 @@ from fp4dse.kernels.philox import random16
 BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain}
 E2M1 = torch.tensor(ELEMENTS["e2m1"].magnitudes())
 MX = Quantizer.named("mxfp4")
+GENERAL = [name for name in ELEMENTS if name not in ("s1p2", "radix4", "radix4-odd")]  # the others have own codecs
 FOUR_BITS = [name for name in ELEMENTS if ELEMENTS[name].bits == 4]
 
 
@@ -36,7 +37,7 @@ def unscaled(values: torch.Tensor, element: str = "e2m1", rounding=None):
     return got
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", GENERAL)
 def test_all_codes_round_trip(element):
     magnitudes = torch.tensor(ELEMENTS[element].magnitudes())
     got = unscaled(torch.cat([magnitudes, -magnitudes]), element)
@@ -46,7 +47,7 @@ def test_all_codes_round_trip(element):
     assert got.codes[:, 1].tolist() == codes
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", GENERAL)
 def test_every_midpoint_goes_to_the_even_code_and_its_neighbours_to_the_nearest(element):
     values = torch.tensor(ELEMENTS[element].magnitudes())
     middle = (values[1:] + values[:-1]) / 2
@@ -238,9 +239,8 @@ def test_the_compiled_path_has_the_bits_of_the_reference(name):
 def test_a_block_with_nan_or_inf_decodes_to_nan_and_others_do_not(name):
     q = QUANTIZERS[name]
     x = special_blocks()
-    block = q.block
-    got = quantize(x[1].reshape(-1, block), q).values
-    bad = ~torch.isfinite(x[1].reshape(-1, block)).all(dim=1)
+    got = quantize(x[1].reshape(-1, q.unit), q).values  # a row is what shares a factor
+    bad = ~torch.isfinite(x[1].reshape(-1, q.unit)).all(dim=1)
     if q.tensor_scale:  # the tensor's maximum is not a number: nothing in it can be scaled
         assert got.isnan().all()
     else:
@@ -250,8 +250,8 @@ def test_a_block_with_nan_or_inf_decodes_to_nan_and_others_do_not(name):
 
 @pytest.mark.parametrize("name", BLOCK_SCALED)
 def test_a_zero_block_stays_zero_and_signs_are_kept(name):
-    x = torch.zeros(64, 64)
-    x[32:] = torch.randn(32, 64)
+    x = torch.zeros(64, 128)
+    x[32:] = torch.randn(32, 128)
     got = quantize(x, QUANTIZERS[name])
     assert (got.values[:32] == 0).all()
     same = torch.signbit(got.elements) == torch.signbit(x)
@@ -272,7 +272,10 @@ def test_the_stored_parts_multiply_to_the_values(name):
         assert torch.equal(torch.where(got.codes >= sign, -magnitude, magnitude), got.elements)
 
 
-@pytest.mark.parametrize("name", [name for name, q in BLOCK_SCALED.items() if q.scale != FP32() and q.codec != "if4"])
+EXACT_IN_BF16 = [name for name, q in BLOCK_SCALED.items() if q.scale != FP32() and q.codec not in ("if4", "macro")]
+
+
+@pytest.mark.parametrize("name", EXACT_IN_BF16)
 def test_an_element_times_its_scale_is_exact_in_bf16(name):
     got = quantize(torch.randn(64, 512) * torch.exp2(torch.randn(64, 1) * 8), QUANTIZERS[name])
     operand = got.elements * spread(got.scales, got.elements)

@@ -67,7 +67,7 @@ def decode(name: str, lanes: list[int], function=decode_operand, nan: bool = Tru
     )
     tables = descriptor([quantizers[lane] for lane in lanes])
     more = {"codec": quantizers[0].codec, "scale_random": scale_random[lanes]}
-    more |= {"count": 100} if name == "int4-sawb" else {}
+    more |= {"unpadded": 100} if name == "int4-sawb" else {}
     return function(x[lanes], *tables, random.view_as(x)[lanes], False, **more)
 
 

@@ -69,7 +69,7 @@ def test_zeros_that_pad_do_not_count():
         tables = descriptor([msgspec.structs.replace(SAWB, block=block)] * 2)
         size = 1 if block == "tensor" else 12
         plain, _ = quantize_blocks(x.reshape(2, size, -1), *tables, codec="sawb")
-        with_zeros, _ = quantize_blocks(padded.reshape(2, size, -1), *tables, codec="sawb", count=count)
+        with_zeros, _ = quantize_blocks(padded.reshape(2, size, -1), *tables, codec="sawb", unpadded=count)
         assert torch.allclose(plain.scale, with_zeros.scale, rtol=1e-6)
         assert torch.equal(plain.q.view(2, 12, 20), with_zeros.q.view(2, 12, 128)[:, :, :20])
 
