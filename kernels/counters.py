@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.codecs.dialects import DIALECTS
 from fp4dse.kernels.descriptor import FLOATS, INTS
 
 COUNTERS = {"clipped": "elements", "flushed": "elements", "zeroed": "blocks", "saturated": "blocks"}
@@ -20,6 +21,9 @@ flushed    x ≠ 0 decodes to 0
 zeroed     a block that is not all zero decodes to zeros alone
 saturated  a block clips under the largest scale that its format can store
 """
+
+LARGEST = {"if4": 42.0, "hif4": 7.0}
+"""Codecs whose elements are not in the unit of their codebook: sevenths, and S1P2 with its exponent bits."""
 
 SLACK = 1 + 2.0**-20
 """An excess below this factor is FP32 rounding of scale and factor, not clipping."""
@@ -53,3 +57,14 @@ def count(
         "zeroed": (is_zero.all(2) & there.any(2)).sum(1),
         "saturated": (clipped & (scale >= top[:, None, None])).any(2).sum(1),
     }
+
+
+def largest_element(codec: str, meta: dict[str, Tensor]) -> Tensor | None:
+    """The largest |q| that a block can have, [L, n, 1] or for all; None where it is the element format's.
+
+    meta: as in codecs.Encoded.
+    """
+    if codec == "dialects":
+        tops = torch.tensor([levels[-1] / 2 for levels in DIALECTS], device=meta["dialect"].device)
+        return tops[meta["dialect"].long()][:, :, None]
+    return torch.tensor(LARGEST[codec]) if codec in LARGEST else None

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.kernels.blocks import cut
-from fp4dse.kernels.codecs.dialects import DIALECTS
-from fp4dse.kernels.counters import COUNTERS, count
+from fp4dse.kernels.counters import COUNTERS, count, largest_element
 from fp4dse.kernels.decompose import finite, split, why_not_decomposed
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.quantize import Quantized, quantize
@@ -94,22 +93,11 @@ def counter_shares(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> dic
     scales = _per_element(quantized.scales, x)
     tensors = (x, quantized.elements, scales)
     blocks, q, scale = (cut(t.reshape(1, -1, x.shape[-1]), quantizer.block) for t in tensors)
-    tables, largest = descriptor([quantizer], x.device), _largest(quantizer, quantized.meta)
+    meta = {name: value[None] for name, value in quantized.meta.items()}
+    tables, largest = descriptor([quantizer], x.device), largest_element(quantizer.codec, meta)
     counts = count(blocks, q, scale, quantized.tensor_scale.reshape(1, -1), *tables, largest)
     sizes = {"elements": x.numel(), "blocks": blocks.shape[1]}
     return {name: int(number) / sizes[COUNTERS[name]] for name, number in counts.items()}
-
-
-def _largest(quantizer: Quantizer, meta: dict[str, Tensor]) -> Tensor | None:
-    """Largest |q| of a block, [1, n, 1] or for all; None where it is the element format's."""
-    if quantizer.codec == "dialects":
-        tops = torch.tensor([levels[-1] / 2 for levels in DIALECTS], device=meta["dialect"].device)
-        return tops[meta["dialect"].long()][None, :, None]
-    return torch.tensor(LARGEST[quantizer.codec]) if quantizer.codec in LARGEST else None
-
-
-LARGEST = {"if4": 42.0, "hif4": 7.0}
-"""Codecs whose elements are not in the unit of their codebook: sevenths, and S1P2 with its exponent bits."""
 
 
 def _per_element(scales: Tensor, x: Tensor) -> Tensor:

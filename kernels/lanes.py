@@ -16,6 +16,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.kernels import blocks
 from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
+from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick
 from fp4dse.kernels.operand import Kept, Keys, Operand, Slot
 from fp4dse.kernels.philox import signs
@@ -38,7 +39,8 @@ class LaneNumerics:
 
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
     own would not have the bits that it has in company). `step` is a device scalar that the training loop advances;
-    while `training` is False, nothing that is kept from step to step changes.
+    while `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots count
+    what they lose (see `lost`).
     """
 
     def __init__(self, recipes: Sequence[Recipe], seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -52,6 +54,7 @@ class LaneNumerics:
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.training = True
+        self.counting = False
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
         self.rotations = {stage: first.rotation(stage) for stage in STAGES}
@@ -120,7 +123,19 @@ class LaneNumerics:
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
-        return Keys(self.seeds, self.step, layer, self.training, length)
+        return Keys(self.seeds, self.step, layer, self.training, length, self.counting)
+
+    def lost(self) -> dict[str, dict[str, Tensor]]:
+        """Slot -> share of elements or blocks, float64 [L], that was lost while counting, over all layers.
+
+        counters.COUNTERS says what is counted, and of what it is a share. Slots without a block scale are left out, and
+        so are blocks that hold nothing but zeros.
+        """
+        counts = {name: slot.counts for name, slot in self.slots.items() if slot.counts}
+        return {
+            name: {key: of[key].double() / of[whole].double() for key, whole in COUNTERS.items()}
+            for name, of in counts.items()
+        }
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1; the same for both operands."""

@@ -21,6 +21,7 @@ from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
 from fp4dse.kernels.fused import BLOCKS, features
@@ -69,14 +70,18 @@ class Operand(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What random numbers and state are keyed by. seeds: int64 [L]; step: int64 scalar on the device; training: whether
-    state moves on; length: of the contraction, without the zeros that pad it (None: there are none)."""
+    """What random numbers and state are keyed by, and what else holds for a use of a slot.
+
+    seeds: int64 [L]; step: int64 scalar on the device; training: whether state moves on; length: of the contraction,
+    without the zeros that pad it (None: there are none); counting: whether to count what is lost.
+    """
 
     seeds: Tensor
     step: Tensor
     layer: int
     training: bool
     length: int | None = None
+    counting: bool = False
 
 
 class Slot:
@@ -89,6 +94,7 @@ class Slot:
         self.block = None if first.is_plain else first.block
         self.unit = first.unit
         self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
+        self.counts: dict[str, Tensor] = {}  # what was lost while counting, int64 [L]; see counters.COUNTERS
         if self.block is None:
             bf16 = torch.tensor([q.element == "bf16" for q in quantizers], device=device)
             self.bf16 = "all" if bf16.all() else "some" if bf16.any() else "none"
@@ -142,12 +148,23 @@ class Slot:
         factor = self.residuals if second.factor is None else second.factor.view(len(x), -1) * self.residuals
         return Operand([first, Term(second.values, factor)], x)
 
-    def encode(self, x: Tensor, keys: Keys) -> tuple[Tensor, Encoded, Tensor]:
+    def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
         cut = self._cut(x)
-        random, more = self._arguments(x, cut, keys, 0)
+        random, more = self._arguments(x, cut, keys, call)
         encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        if keys.counting:
+            self._count(cut, encoded, dec, x.shape[1] * (keys.length or x.shape[2]))
         return cut, encoded, dec
+
+    def _count(self, cut: Tensor, encoded: Encoded, dec: Tensor, elements: int) -> None:
+        """Add to `counts` what these blocks lost, of how many elements that are no padding and blocks that hold any."""
+        largest = largest_element(self.codec, encoded.meta)
+        lost = count(cut, encoded.q, encoded.scale, dec, *self.tables, largest)
+        lost["elements"] = torch.full_like(lost["flushed"], elements)
+        lost["blocks"] = (cut != 0).any(2).sum(1)
+        for name, number in lost.items():
+            self.counts[name] = self.counts.get(name, 0) + number
 
     def _plain(self, x: Tensor, dtype: torch.dtype) -> Operand:
         if self.bf16 == "none":
@@ -166,6 +183,10 @@ class Slot:
         return self._joined(cut, g.shape)
 
     def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
+        if keys.counting:
+            x = x if dim == 2 else x.mT
+            _, encoded, dec = self.encode(x, keys, call)
+            return self._as_term(decoded(encoded), dec, x.shape)
         if self.fused and isinstance(self.block, int):
             return self._fused(x, dim == 1, self.block, keys, call, dtype)
         x = x if dim == 2 else x.mT

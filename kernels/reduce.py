@@ -23,4 +23,5 @@ def lane_sum(x: Tensor, dim: int) -> Tensor:
 def lane_mean(x: Tensor) -> Tensor:
     """Mean of everything but the lane axis: [L, …] -> [L]."""
     flat = x.reshape(len(x), -1)
-    return lane_sum(flat, 1) / flat.shape[1]
+    total = lane_sum(flat, 1)
+    return total / torch.full_like(total, flat.shape[1])  # by a number, a GPU would multiply with its inverse

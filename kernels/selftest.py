@@ -49,7 +49,7 @@ def selftest(device: str = "cpu") -> Iterator[Check]:
 def codes_and_midpoints(device: str) -> Iterator[Check]:
     """Every code keeps its value; every midpoint goes to the even code, its neighbours to the nearest."""
     for element, f in ELEMENTS.items():
-        if quantizer_faults(Quantizer(element=element)) or f.radix != 2:
+        if element == "s1p2" or f.radix != 2:
             continue  # the elements of one codec alone: their vectors are below
         values = torch.tensor(f.magnitudes())
         middle = (values[1:] + values[:-1]) / 2

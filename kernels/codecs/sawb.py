@@ -28,8 +28,9 @@ def sawb(b: Blocks) -> Encoded:
     count = b.unpadded or b.x.shape[2]
     unit = safe_unit(b.amax)
     total, square = sums(b.x, inverse_of_power(unit)).unbind(-1)
-    rms = sqrt(square / count)
-    clip = torch.maximum(rms * RMS + total / count * MEAN, rms)
+    elements_of = torch.full_like(total, count)  # by a number, a GPU would multiply with its inverse
+    rms = sqrt(square / elements_of)
+    clip = torch.maximum(rms * RMS + total / elements_of * MEAN, rms)
     scale = clip / b.f["elem_max"] * unit
     q = elements(b, b.x.abs(), multiplier(scale, torch.ones_like(scale)))
     return Encoded(torch.copysign(q, b.x), scale)

@@ -270,3 +270,37 @@ def test_fixed_signs_are_those_of_transformer_engine():
     got = quantize(torch.eye(16), NONE, rotation=rotation)
     assert got.elements[3, :4].tolist() == [-0.25, 0.25, 0.25, -0.25]
     assert torch.equal(got.elements, quantize(torch.eye(16), NONE, rotation=rotation, seed=7, step=3).elements)
+
+
+# --- counters ----------------------------------------------------------------------------------------------------
+
+
+def test_slots_count_what_they_lose_and_compute_the_same():
+    q = QUANTIZERS["mxfp4"]
+    x, w = torch.randn(2, 6, 40), torch.randn(2, 7, 40)
+    x[0, 0, :4] = torch.tensor([7.9, 0.1, 0.1, 0.0])  # 7.9 is clipped to 6, 0.1 is flushed
+    x[0, 0, 4:32] = 1.0
+    silent, counting = (LaneNumerics([recipe(x=q, w=q)] * 2, [0, 1]) for _ in range(2))
+    counting.counting = True
+    assert torch.equal(counting.gemm("fprop", 0, x, 2, w, 2), silent.gemm("fprop", 0, x, 2, w, 2))
+    assert silent.lost() == {}
+    lost = counting.lost()
+    assert set(lost) == {"fprop.x", "fprop.w"}
+    decoded_x = quantize(torch.nn.functional.pad(x, (0, 24)), q).values[..., :40]
+    flushed = ((decoded_x == 0) & (x != 0)).double().mean((1, 2))
+    assert torch.equal(lost["fprop.x"]["flushed"], flushed)
+    assert lost["fprop.x"]["clipped"][0] > 0
+    assert (lost["fprop.x"]["zeroed"] == 0).all()
+
+
+def test_counts_add_up_over_calls_and_layers():
+    q = QUANTIZERS["nvfp4"]
+    numerics = LaneNumerics([recipe(x=q)] * 2, [0, 1])
+    numerics.counting = True
+    x, w = torch.randn(2, 6, 32), torch.randn(2, 7, 32)
+    numerics.gemm("fprop", 0, x, 2, w, 2)
+    once = {name: number.clone() for name, number in numerics.slots["fprop.x"].counts.items()}
+    numerics.gemm("fprop", 1, x, 2, w, 2)
+    assert all(torch.equal(number, 2 * once[name]) for name, number in numerics.slots["fprop.x"].counts.items())
+    assert once["elements"].tolist() == [192, 192]
+    assert once["blocks"].tolist() == [12, 12]
