@@ -79,7 +79,7 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     rows = [["", "gap to BF16, %", "points", result, "lr", "recipe"]]
     for _, line in shown.iterrows():
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
-        rows.append([mark, gap_text(line), str(line["points"]), number(line[value]), lr, line["label"]])
+        rows.append([mark, gap_text(line), str(line["points"]), number(line[value]), lr, _recipe(line)])
     _align(rows, 1, " ± ")
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     indent = sum(widths) + 2 * len(widths)
@@ -91,6 +91,12 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     if len(shown) < len(tried):
         out.append(f"… and {len(tried) - len(shown)} more")
     return out
+
+
+def _recipe(line: pd.Series) -> str:
+    """In words, after its name where it has one."""
+    named = pd.notna(line["name"]) and line["name"] != line["label"]
+    return f"{line['name']}: {line['label']}" if named else line["label"]
 
 
 def number(value: float) -> str:
