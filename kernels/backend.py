@@ -91,8 +91,8 @@ def _compiled() -> Backend:
     torch._inductor.config.compile_threads = 1  # for a handful of kernels a pool of processes costs more than it saves
     # else what is compiled for a small tensor uses one thread, whatever comes after it
     torch._inductor.config.cpp.min_chunk_size = 1
-    functions = (_decode_drawn, philox.words, activations.sigmoid)
-    compiled, words, sigmoid = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
+    compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
+    compiled, words, sigmoid = compile_(_decode_drawn), compile_(philox.words), compile_(activations.sigmoid)
 
     def decode(
         x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
@@ -106,4 +106,4 @@ def _compiled() -> Backend:
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
-    return Backend("compiled", decode, words, sigmoid, draws=partial(philox.draws16, words=words))  # type: ignore[arg-type]
+    return Backend("compiled", decode, words, sigmoid, draws=partial(philox.draws16, words=words))
