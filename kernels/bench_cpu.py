@@ -29,7 +29,7 @@ from fp4dse.kernels.backend import backend
 from fp4dse.kernels.bench import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
 
-EDGE, ROUNDS = 4096, 12
+EDGE, ROUNDS = 4096, 30
 SLOW, SLOW_ROUNDS = 0.25, 3  # calls of more seconds are made in the first rounds only
 
 Call = Callable[[], object]
