@@ -15,7 +15,7 @@ from torch import Tensor
 STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5}
 """What a number is for. Different streams never share a key."""
 
-PIECE = 1 << 17
+PIECE = 1 << 16
 """Counters, of all lanes together, that draws of 16 bits make at a time."""
 
 _MASK = 0xFFFFFFFF
