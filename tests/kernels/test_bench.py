@@ -72,5 +72,5 @@ def test_the_peers_compute_what_their_rows_say():
 
 def test_the_peak_of_a_call_is_counted_and_not_what_it_leaves():
     size = 64 << 20
-    assert 0.95 * size < bench_cpu._extra_memory(lambda: torch.ones(size, dtype=torch.uint8).sum()) < 1.2 * size
+    assert 0.95 * size < bench_cpu._extra_memory(lambda: torch.ones(size // 4).amax()) < 1.2 * size
     assert bench_cpu._extra_memory(lambda: None) < 0.2 * size
