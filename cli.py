@@ -301,7 +301,7 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     from fp4dse.tasks import check_device
 
     check_device(device)
-    columns = ["what", "time_us", "gb_s", "of_copy", "wrong"]
+    columns = ["what", "time_us", "gb_s", "of_copy", "wrong", "extra_memory"]
     rows = [{name: getattr(row, name) for name in columns} for row in bench(device)]
     _print_rows(columns, rows, "json" if as_json else "table")
     raise typer.Exit(int(any(row["wrong"] for row in rows)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 import torch
@@ -25,6 +25,7 @@ from fp4dse.kernels.descriptor import descriptor
 class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
 
+    draws: `philox.random16`, or the same bits in another form that this decode_operand takes
     operand: `fused.operand`, which takes the place of the first two, where there is one
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     why_not: what was passed over, one sentence each
@@ -32,9 +33,10 @@ class Backend(msgspec.Struct, frozen=True):
 
     name: str
     decode_operand: Callable[..., tuple[Tensor, Tensor]]
-    words: Callable[..., tuple[Tensor, ...]]
+    words: Callable[..., Tensor]
     sigmoid: Callable[[Tensor], Tensor]
     why_not: tuple[str, ...] = ()
+    draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
 
@@ -68,6 +70,18 @@ def _eager(*reasons: str) -> Backend:
     return Backend("eager", reference.decode_operand, philox.words, activations.sigmoid, reasons)
 
 
+def _decode_drawn(
+    x: Tensor, floats: Tensor, ints: Tensor, drawn: Tensor | None, adaptive: bool, **more
+) -> tuple[Tensor, Tensor]:
+    """`reference.decode_operand` for random bits that are called BF16: their conversion moves them up by 16.
+
+    Of the types of 16 bits, the compiler reads BF16 as vectors and int16 one by one, ten times slower; int32 takes
+    twice the memory.
+    """
+    random = None if drawn is None else (drawn.to(torch.float32).view(torch.int32) >> 16) & 0xFFFF
+    return reference.decode_operand(x, floats, ints, random, adaptive, **more)
+
+
 def _compiled() -> Backend:
     import torch._dynamo
     import torch._inductor.config
@@ -78,12 +92,23 @@ def _compiled() -> Backend:
     torch._dynamo.config.recompile_limit = 64
     torch.fx.experimental._config.use_duck_shape = False  # sizes that happen to be equal once need not be ever after
     torch._inductor.config.compile_threads = 1  # for a handful of kernels a pool of processes costs more than it saves
-    functions = (reference.decode_operand, philox.words, activations.sigmoid, reference.quantize_blocks)
-    decode, words, sigmoid, quantize = (torch.compile(f, fullgraph=True, dynamic=True) for f in functions)
+    # else what is compiled for a small tensor uses one thread, whatever comes after it
+    torch._inductor.config.cpp.min_chunk_size = 1
+    compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
+    functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks)
+    compiled, words, sigmoid, quantize = map(compile_, functions)
+
+    def decode(
+        x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
+    ) -> tuple[Tensor, Tensor]:
+        drawn = None if random is None else random.to(torch.int16).view(torch.bfloat16)
+        return compiled(x, floats, ints, drawn, adaptive, **more)
+
     try:
         with torch.no_grad():  # as in training: what is traced with gradients is traced again without
             decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
-    return Backend("compiled", decode, words, sigmoid, quantize_blocks=quantize)  # type: ignore[arg-type]
+    draws = partial(philox.draws16, words=words)
+    return Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)

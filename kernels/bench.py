@@ -1,15 +1,13 @@
 """How fast the quantizers are on a device, as a share of the speed at which it copies the same tensor.
 
-Every row is first compared with the reference, bit for bit, and then timed: medians, next to a copy measured in the
-same run. On a GPU a CUDA graph of several calls is replayed, so that the time is that of the kernels alone, and no
-tensor fits in the cache.
+Every row is first compared with the reference, bit for bit, and then timed, next to a copy measured in the same run. On
+a GPU a CUDA graph of several calls is replayed, so that the time is that of the kernels alone, no tensor fits in the
+cache, and medians count; for a CPU see bench_cpu.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -21,7 +19,6 @@ from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import fused
-from fp4dse.kernels.backend import backend
 from fp4dse.kernels.descriptor import descriptor
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
@@ -31,14 +28,17 @@ class Timing(msgspec.Struct, frozen=True):
     """One row of the table.
 
     time_us is that of one call; gb_s counts the input once and the output once; of_copy is the time of a copy of the
-    same tensor over time_us; wrong is the number of elements that differ from the reference.
+    same tensor over time_us; wrong is the number of elements that differ from the reference; extra_memory, on a CPU, is
+    what one call takes beyond its input, the result included, as a multiple of the input. A peer that cannot be timed
+    has none of these.
     """
 
     what: str
-    time_us: float
-    gb_s: float
-    of_copy: float
-    wrong: int
+    time_us: float | None
+    gb_s: float | None
+    of_copy: float | None
+    wrong: int | None
+    extra_memory: float | None = None
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -56,7 +56,9 @@ class Case(msgspec.Struct, frozen=True):
 def bench(device: str) -> Iterator[Timing]:
     """All rows for a device, one after the other. ConfigError for a GPU on which the fused kernels are not taken."""
     if torch.device(device).type == "cpu":
-        yield from _on_cpu()
+        from fp4dse.kernels.bench_cpu import on_cpu
+
+        yield from on_cpu()
         return
     if reason := fused.why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
@@ -165,34 +167,3 @@ def _median_us(call: Callable[[], object]) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return statistics.median(times)
-
-
-def _on_cpu() -> Iterator[Timing]:
-    """Two lanes of half of 4096 × 4096 float32, through the path that training takes."""
-    path = backend("cpu")
-    x = torch.randn(2, EDGE // 4, EDGE // 2)
-    out = torch.empty_like(x)
-    copy_us = _median_cpu_us(lambda: out.copy_(x))
-    yield Timing("float32: copy", copy_us, 2 * x.nbytes / copy_us / 1e3, 1.0, 0)
-    seeds, step = torch.arange(2), torch.tensor(0)
-    for name, change in itertools.product(("nvfp4", "mxfp4"), (lambda q: q, stochastic)):
-        q = change(QUANTIZERS[name])
-        floats, ints = descriptor([q, q])
-        arguments = x, False, int(q.block), floats, ints, fused.features(floats, ints), seeds, step, 0
-
-        def call(arguments=arguments) -> tuple[Tensor, Tensor]:
-            return fused.unfused_operand(*arguments, decode=path.decode_operand, words=path.words)
-
-        expected = fused.unfused_operand(*arguments)
-        wrong = sum(int((a != b).sum()) for a, b in zip(call(), expected, strict=True))
-        us = _median_cpu_us(call)
-        yield Timing(f"float32: {q.label()}, path `{path.name}`", us, 2 * x.nbytes / us / 1e3, copy_us / us, wrong)
-
-
-def _median_cpu_us(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times[2:])

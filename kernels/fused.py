@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.philox import STREAMS, random16, words
+from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decode_operand
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
@@ -134,7 +134,7 @@ def unfused_operand(
     site: int,
     *,
     decode=decode_operand,
-    words=words,
+    draws=random16,
 ) -> tuple[Tensor, Tensor]:
     """What `operand` computes, in float32, by the reference or its twins: its specification."""
     x = (x.mT if columns else x).to(torch.float32).contiguous()
@@ -143,7 +143,7 @@ def unfused_operand(
     random = None
     if stochastic:
         at = torch.tensor(site, device=x.device)
-        random = random16(seeds, STREAMS["rounding"], step, at, blocks[0].numel(), words).view_as(blocks)
+        random = draws(seeds, STREAMS["rounding"], step, at, blocks[0].numel()).view_as(blocks)
     values, dec = decode(blocks, floats, ints, random, adaptive)
     return values.view_as(x), dec
 

@@ -6,7 +6,7 @@ large elements get a second quantizer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -151,7 +151,7 @@ class Slot:
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
         cut = self._cut(x)
-        random, more = self._arguments(x, cut, keys, call)
+        random, more = self._arguments(x, cut, keys, call, partial(random16, words=self.backend.words))
         encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
         if keys.counting:
             self._count(cut, encoded, dec, x.shape[1] * (keys.length or x.shape[2]))
@@ -194,7 +194,7 @@ class Slot:
         if self.fused and cut.shape[2] in BLOCKS:
             values, factor = self._fused(cut, False, cut.shape[2], keys, call, dtype)
             return Term(self._joined(values, x.shape), factor)
-        random, more = self._arguments(x, cut, keys, call)
+        random, more = self._arguments(x, cut, keys, call, self.backend.draws)
         values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
         return self._as_term(values, dec, x.shape)
 
@@ -232,14 +232,16 @@ class Slot:
     def _site(self, keys: Keys, call: int) -> int:
         return 8 * keys.layer + self.number + CALL * call
 
-    def _arguments(self, x: Tensor, cut: Tensor, keys: Keys, call: int) -> tuple[Tensor | None, dict]:
-        """Random bits of the elements, and what only some populations need, for quantize_blocks."""
+    def _arguments(
+        self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor]
+    ) -> tuple[Tensor | None, dict]:
+        """Random bits of the elements, by `draws`, and what only some populations need, for quantize_blocks."""
         site = torch.tensor(self._site(keys, call), device=x.device)
-        draw = partial(random16, keys.seeds, step=keys.step, site=site, words=self.backend.words)
+        at = {"seeds": keys.seeds, "step": keys.step, "site": site}
         n = cut[0].numel()
         random = None
         if self.features.stochastic:
-            random = draw(STREAMS["rounding"], count=-(-n // 8) * 8)[:, :n].view_as(cut)
+            random = draws(stream=STREAMS["rounding"], count=-(-n // 8) * 8, **at)[:, :n].view_as(cut)
         more: dict = {}
         if self.codec != "block":
             more["codec"] = self.codec
@@ -249,7 +251,8 @@ class Slot:
             more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:
             n = cut.shape[1]
-            more["scale_random"] = draw(STREAMS["scales"], count=-(-n // 8) * 8)[:, :n]
+            drawn = random16(stream=STREAMS["scales"], count=-(-n // 8) * 8, **at, words=self.backend.words)
+            more["scale_random"] = drawn[:, :n]
         if self.maxima.has_state:
             more["tensor_amax"] = self._tensor_amax(tensor_maxima(cut), keys, call)
         if self.average.betas is not None:

@@ -15,6 +15,9 @@ from torch import Tensor
 STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6}
 """What a number is for. Different streams never share a key."""
 
+PIECE = 1 << 16
+"""Counters, of all lanes together, that draws of 16 bits make at a time."""
+
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -29,25 +32,41 @@ def philox4x32(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: T
     return c0, c1, c2, c3
 
 
-def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Four int32 tensors [L, count]: the words of counters 0 … count-1 for each lane's seed.
+def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
+    """int32 [L, count, 4]: the four words of `count` counters from `first` on, for each lane's seed.
 
-    seeds: int64 [L]; step, site: int64 scalars. Call number 0: a site is used once a step.
+    seeds: int64 [L]; step, site, first: int64 scalars. Call number 0: a site is used once a step.
     """
-    index = torch.arange(count, dtype=torch.int64, device=seeds.device)[None, :]
+    index = first + torch.arange(count, dtype=torch.int64, device=seeds.device)[None, :]
     key = seeds[:, None]
     zero = torch.zeros_like(key)
     out = philox4x32(index + zero, step + zero, site + zero, zero, key, zero + stream)
-    return tuple(w.to(torch.int32) for w in out)
+    return torch.stack([w.to(torch.int32) for w in out], dim=-1)
+
+
+def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+    """int16 [L, count], uniform 16 bits. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
+
+    `words` may be a compiled twin of the function above. `count` must be a multiple of 8. Large draws are made piece by
+    piece, since making one takes several times its memory.
+    """
+    counters, piece = count // 8, max(1, PIECE // len(seeds))
+    pieces = (
+        words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
+        for first in range(0, counters, piece)
+    )
+    if counters <= piece:
+        drawn = next(pieces)
+    else:
+        drawn = torch.empty(len(seeds), counters, 4, dtype=torch.int32, device=seeds.device)
+        for out, made in zip(drawn.split(piece, dim=1), pieces, strict=True):
+            out.copy_(made)
+    return drawn.view(torch.int16).view(len(seeds), count)
 
 
 def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
-    """int32 [L, count], uniform in 0 … 65535. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
-
-    `words` may be a compiled twin of the function above. `count` must be a multiple of 8.
-    """
-    four = torch.stack(words(seeds, stream, step, site, count // 8), dim=-1)  # [L, count/8, 4]
-    return four.view(torch.int16).to(torch.int32).view(len(seeds), count) & 0xFFFF
+    """The same bits as int32 [L, count], uniform in 0 … 65535."""
+    return draws16(seeds, stream, step, site, count, words).to(torch.int32) & 0xFFFF
 
 
 def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
@@ -59,7 +78,7 @@ def random32(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Te
     """int64 [L, count], uniform in 0 … 2^32-1; element e is word e % 4 of counter e // 4."""
     as_tensor = torch.tensor
     four = words(seeds, stream, as_tensor(step), as_tensor(site), -(-count // 4))
-    return torch.stack(four, dim=-1).view(len(seeds), -1)[:, :count].to(torch.int64) & _MASK
+    return four.view(len(seeds), -1)[:, :count].to(torch.int64) & _MASK
 
 
 def normal(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Tensor:

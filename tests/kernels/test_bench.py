@@ -4,14 +4,24 @@ import json
 
 import msgspec
 import pytest
+import torch
 
 from fp4dse import cli
-from fp4dse.kernels import backend, bench
+from fp4dse.dse import Quantizer
+from fp4dse.kernels import backend, bench_cpu, quantize
+
+OURS = ["nvfp4, path `compiled`", "nvfp4 SR, path `compiled`", "mxfp4, path `compiled`", "mxfp4 SR, path `compiled`"]
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(bench, "EDGE", 128)
+    """Small tensors, and of the peers one that is installed for the tests and one that nobody has."""
+    nobody = bench_cpu.Peer("nobody", "MXFP4", lambda x: __import__("nobodys_quantizer"))
+    monkeypatch.setattr(bench_cpu, "EDGE", 128)
+    monkeypatch.setattr(bench_cpu, "ROUNDS", 2)
+    peers = [peer for peer in bench_cpu.PEERS if peer.package == "gfloat"]
+    monkeypatch.setattr(bench_cpu, "PEERS", (*peers, nobody))
+    monkeypatch.setattr(bench_cpu, "_keep_freed_memory", lambda: None)
 
 
 def rows(capsys):
@@ -23,16 +33,20 @@ def rows(capsys):
 def test_every_row_stands_beside_a_copy(capsys):
     code, table = rows(capsys)
     assert code == 0
-    assert [row["what"].split(",")[0] for row in table] == [
-        "float32: copy",
-        "float32: nvfp4",
-        "float32: nvfp4 SR",
-        "float32: mxfp4",
-        "float32: mxfp4 SR",
-    ]
-    for row in table:
+    head = f"float32, {torch.get_num_threads()} threads: "
+    assert all(row["what"].startswith(head) for row in table)
+    assert [row["what"].removeprefix(head) for row in table[:5]] == ["copy", *OURS]
+    for row in table[:-1]:
         assert row["of_copy"] == pytest.approx(table[0]["time_us"] / row["time_us"])
-        assert row["wrong"] == 0
+    assert [row["wrong"] for row in table[:5]] == [0] * 5
+    assert all(row["extra_memory"] >= 0 for row in table[1:-1])
+
+
+def test_a_peer_that_is_not_there_is_told_and_is_no_failure(capsys):
+    code, table = rows(capsys)
+    assert code == 0
+    assert table[-1]["what"].endswith("nobody (not a package): MXFP4: not taken, no module nobodys_quantizer")
+    assert table[-1]["time_us"] is None
 
 
 def test_a_path_that_is_off_by_one_bit_is_told_and_fails(monkeypatch, capsys):
@@ -43,7 +57,20 @@ def test_a_path_that_is_off_by_one_bit_is_told_and_fails(monkeypatch, capsys):
         values[0, 0, 0] += 1
         return values, factor
 
-    monkeypatch.setattr(bench, "backend", lambda device: msgspec.structs.replace(sound, decode_operand=off))
+    monkeypatch.setattr(bench_cpu, "backend", lambda device: msgspec.structs.replace(sound, decode_operand=off))
     code, table = rows(capsys)
     assert code == 1
-    assert [row["wrong"] for row in table] == [0, 1, 1, 1, 1]
+    assert [row["wrong"] for row in table[:5]] == [0, 1, 1, 1, 1]
+
+
+def test_the_peers_compute_what_their_rows_say():
+    x = torch.randn(64, 128)
+    peers = {peer.call.__name__: peer.call for peer in bench_cpu.PEERS}
+    assert torch.equal(peers["gfloat"](x)(), quantize(x, Quantizer.named("mxfp4")).values)
+    assert torch.equal(bench_cpu.torchao_mxfp4(x)(), quantize(x, Quantizer.named("mxfp4")).values)
+
+
+def test_the_peak_of_a_call_is_counted_and_not_what_it_leaves():
+    size = 64 << 20
+    assert 0.95 * size < bench_cpu._extra_memory(lambda: torch.ones(size // 4).amax()) < 1.2 * size
+    assert bench_cpu._extra_memory(lambda: None) < 0.2 * size

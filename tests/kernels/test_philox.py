@@ -35,6 +35,16 @@ def test_a_draw_does_not_depend_on_neighbours_or_length():
     assert torch.equal(one[0], one[1])
 
 
+@pytest.mark.parametrize("pieces", [1 / 3, 1, 2, 2.25])
+def test_a_draw_does_not_depend_on_the_pieces_it_is_made_in(monkeypatch, pieces):
+    monkeypatch.setattr(philox, "PIECE", 3 * 40)
+    seeds, step, site, counters = torch.arange(3), torch.tensor(5), torch.tensor(9), int(40 * pieces)
+    whole = philox.words(seeds, 1, step, site, counters).view(3, -1)
+    halves = torch.stack([whole & 0xFFFF, whole >> 16 & 0xFFFF], dim=-1).view(3, -1)
+    assert torch.equal(philox.random16(seeds, 1, step, site, 8 * counters), halves)
+    assert torch.equal(philox.draws16(seeds, 1, step, site, 8 * counters).to(torch.int32) & 0xFFFF, halves)
+
+
 def test_streams_steps_sites_and_seeds_are_different_sequences():
     draws = {
         (seed, stream, step, site): tuple(
