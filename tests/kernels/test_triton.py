@@ -30,19 +30,34 @@ def place(request):
         yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.triton_quantize"))
         return
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fp4dse.kernels.triton_numbers", "fp4dse.kernels.triton_quantize"):
-            spec = importlib.util.find_spec(name)
-            module = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, name, module)
+        modules = {}
+        for name in ("triton_numbers", "triton_blocks", "triton_quantize"):
+            spec = importlib.util.find_spec(f"fp4dse.kernels.{name}")
+            modules[name] = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, spec.name, modules[name])
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
-                spec.loader.exec_module(module)
-        # the interpreter has vectorised twins of these two, and calls others element by element
-        patch.setattr(module, "_larger", tl.standard._elementwise_max)
-        patch.setattr(module, "_plus", tl.standard._sum_combine)
+                spec.loader.exec_module(modules[name])
+        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        patch.setattr(modules["triton_blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("triton_blocks", "triton_quantize"):
+            patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
+        patch.setattr(modules["triton_numbers"], "toward_zero", _toward_zero)
         _mend_bfloat16(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=module)
+            yield SimpleNamespace(device="cpu", module=modules["triton_quantize"])
+
+
+def _maximum_of_bits(magnitude):
+    """As integers NaN is larger than infinity."""
+    bits = tl.reduce(magnitude.to(tl.int32, bitcast=True), 1, tl.standard._elementwise_max)
+    return bits.to(tl.float32, bitcast=True)
+
+
+def _toward_zero(y, power):
+    """One less where the nearest lies above."""
+    near = y * power
+    return (near.to(tl.int32, bitcast=True) - (near / power > y).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 def _mend_bfloat16(patch):
