@@ -38,24 +38,35 @@ def _rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
 
 
 @triton.jit
-def _tile(x_ptr, lane, tile, rows, units, UNIT: tl.constexpr, TILE_ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A tile [TILE_ROWS, UNIT] of a lane's operand [rows, units · UNIT] as float32, its first row and its unit.
+def _tile(
+    x_ptr,
+    lane,
+    row0,
+    rows,
+    column0,
+    width,
+    P: tl.constexpr,
+    W: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """The tile [P, W] at (row0, column0) of a lane's operand [rows, width] as float32, zero beyond its end.
 
-    x: [L, rows, units · UNIT], or [L, units · UNIT, rows] where COLUMNS.
+    x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
     """
-    row0, unit = tile // units * TILE_ROWS, tile % units
-    row = tl.arange(0, TILE_ROWS)
-    width = units * UNIT
+    row, column = tl.arange(0, P), tl.arange(0, W)
     inside = row < rows - row0
     if COLUMNS:
         # this hides that more than two neighbours follow: a thread takes two rows, and of each a whole block
         pairs = row // 2 * 2 + row % 2
-        corner = (lane * width + unit * UNIT) * rows + row0
-        x = tl.trans(_load(x_ptr + corner + tl.arange(0, UNIT)[:, None] * rows + pairs[None, :], inside[None, :]))
+        corner = (lane * width + column0) * rows + row0
+        mask = inside[None, :] if WHOLE else inside[None, :] & (column < width - column0)[:, None]
+        x = tl.trans(_load(x_ptr + corner + column[:, None] * rows + pairs[None, :], mask))
     else:
-        origin = (lane * rows + row0) * width + unit * UNIT
-        x = _load(x_ptr + origin + row[:, None] * width + tl.arange(0, UNIT)[None, :], inside[:, None])
-    return x, row0, unit * UNIT
+        corner = (lane * rows + row0) * width + column0
+        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
+        x = _load(x_ptr + corner + row[:, None] * width + column[None, :], mask)
+    return x
 
 
 @triton.jit
@@ -145,9 +156,9 @@ def _quantize_kernel(
         tl.store(dec_ptr + lane, numbers[6])
     for n in range(TILES):
         tile = program * TILES + (TILES - 1 - n)
-        x, row0, column0 = _tile(x_ptr, lane, tile, rows, units, UNIT, TILE_ROWS, COLUMNS)
+        place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
+        x = _tile(x_ptr, *place, TILE_ROWS, UNIT, COLUMNS, True)
         x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-        place = lane, row0, rows, column0, units * UNIT
         _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
 
 
@@ -189,30 +200,36 @@ def _both_kernel(
     STOCHASTIC_2: tl.constexpr,
     ADAPTIVE_2: tl.constexpr,
     UNUSUAL_2: tl.constexpr,
+    ROWS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
+    UNIT: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """One tile of x [L, rows, width], quantized in blocks along its rows (1) and along its columns (2)."""
+    """ROWS by TILE_COLUMNS numbers of x [L, rows, width], quantized in blocks along rows (1) and along columns (2).
+
+    They are taken twice, TILE_ROWS rows and then UNIT rows at a time; the second time they come from the cache.
+    """
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    across = tl.cdiv(width, TILE_COLUMNS)
+    row0, column0 = program // across * ROWS, program % across * TILE_COLUMNS
     common = seeds_ptr, step_ptr, stream
     numbers_1 = numbers_of(lane, floats_1_ptr, ints_1_ptr, amax_1_ptr, *common, site_1, TENSOR_SCALE_1)
-    numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
     if program == 0:
         tl.store(dec_1_ptr + lane, numbers_1[6])
+    for n in range(ROWS // TILE_ROWS):
+        place_1 = lane, row0 + n * TILE_ROWS, rows, column0, width
+        x_1 = _tile(x_ptr, *place_1, TILE_ROWS, TILE_COLUMNS, False, False)
+        x_1 = _rotated(x_1, signs_1_ptr, lane, ROTATION_1, FACTOR_1)
+        _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
+    numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
+    if program == 0:
         tl.store(dec_2_ptr + lane, numbers_2[6])
-    across = tl.cdiv(width, TILE_COLUMNS)
-    row0, column0 = program // across * TILE_ROWS, program % across * TILE_COLUMNS
-    row, column = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
-    mask = (row < rows - row0)[:, None] & (column < width - column0)[None, :]
-    origin = (lane * rows + row0) * width + column0
-    x = tl.load(x_ptr + origin + row[:, None] * width + column[None, :], mask=mask, other=0.0)
-    x_1 = _rotated(x.to(tl.float32), signs_1_ptr, lane, ROTATION_1, FACTOR_1)
-    place_1 = lane, row0, rows, column0, width
-    _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
-    x_2 = _rotated(tl.trans(x).to(tl.float32), signs_2_ptr, lane, ROTATION_2, FACTOR_2)
-    place_2 = lane, column0, width, row0, rows
-    _write(x_2, out_2_ptr, scales_2_ptr, *place_2, numbers_2, B_2, False, STOCHASTIC_2, ADAPTIVE_2, UNUSUAL_2)
+    for n in range(ROWS // UNIT):
+        place_2 = lane, column0, width, row0 + n * UNIT, rows
+        x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, UNIT, True, False)
+        x_2 = _rotated(x_2, signs_2_ptr, lane, ROTATION_2, FACTOR_2)
+        _write(x_2, out_2_ptr, scales_2_ptr, *place_2, numbers_2, B_2, False, STOCHASTIC_2, ADAPTIVE_2, UNUSUAL_2)
 
 
 @triton.jit
@@ -237,9 +254,11 @@ def _rotated_maximum_kernel(
     TILE_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """max |x| of one tile of one lane after rotation; x as in `_tile` with units of ROTATION. out: [L, tiles]."""
+    """max |x| of one tile of one lane after rotation; x as in `_tile`, cut into units of ROTATION. out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    x, _, _ = _tile(x_ptr, lane, tl.program_id(0), rows, units, ROTATION, TILE_ROWS, COLUMNS)
+    tile = tl.program_id(0)
+    place = lane, tile // units * TILE_ROWS, rows, tile % units * ROTATION, units * ROTATION
+    x = _tile(x_ptr, *place, TILE_ROWS, ROTATION, COLUMNS, True)
     x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
     amax = block_maximum(tl.reshape(block_maximum(tl.abs(x)), (1, TILE_ROWS)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
@@ -250,7 +269,7 @@ def _rotated_maximum_kernel(
 _TILE, _COLUMN_TILE = 2048, 1024  # elements
 _TILES, _MANY = 4, 8192
 _MAXIMUM_TILE = 8192
-_BOTH_TILE, _BOTH_WARPS = 64, 4
+_BOTH_ROWS, _BOTH_COLUMNS = 64, 64
 
 
 def _tiles(rows: int, width: int, unit: int, columns: bool) -> tuple[int, int, int, int]:
@@ -355,8 +374,11 @@ def launch_both(
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
         named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
         sizes |= {f"{name}_{n + 1}": value for name, value in named.items()}
-    tile_columns, tile_rows = (max(_BOTH_TILE, blocks[n], rotations[n]) for n in (0, 1))
-    tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(width, tile_columns)
+    tile_columns, unit = max(_BOTH_COLUMNS, blocks[0], rotations[0]), max(blocks[1], rotations[1])
+    warps = max(1, unit * tile_columns // _COLUMN_TILE)
+    tile_rows = max(1, warps * _COLUMN_TILE // tile_columns)
+    of_program = max(_BOTH_ROWS, unit, tile_rows)
+    tiles = triton.cdiv(rows, of_program) * triton.cdiv(width, tile_columns)
     _both_kernel[tiles, lanes](
         x,
         *pointers,
@@ -366,9 +388,11 @@ def launch_both(
         rows,
         width,
         **sizes,
+        ROWS=of_program,
         TILE_ROWS=tile_rows,
+        UNIT=unit,
         TILE_COLUMNS=tile_columns,
-        num_warps=max(_BOTH_WARPS, min(32, tile_rows * tile_columns // 1024)),
+        num_warps=warps,
         enable_fp_fusion=False,
     )
 
