@@ -22,13 +22,14 @@ from fp4dse.kernels.triton_numbers import hadamard
 
 @triton.jit
 def _load(ptr, mask):
-    """float32; zero where masked."""
-    return tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
+    """Zero where masked."""
+    return tl.load(ptr, mask=mask, other=0.0)
 
 
 @triton.jit
 def _rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
-    """Consecutive groups of SIZE of each row, rotated with the lane's signs, if any. x: float32 [n, W]."""
+    """x [n, W] as float32, consecutive groups of SIZE of each row rotated with the lane's signs, if any."""
+    x = x.to(tl.float32)
     if SIZE > 0:
         groups = tl.reshape(x, (x.shape[0] * x.shape[1] // SIZE, SIZE))
         if signs_ptr is not None:
@@ -50,7 +51,7 @@ def _tile(
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The tile [P, W] at (row0, column0) of a lane's operand [rows, width] as float32, zero beyond its end.
+    """The tile [P, W] at (row0, column0) of a lane's operand [rows, width], zero beyond its end.
 
     x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
     """
@@ -144,6 +145,7 @@ def _quantize_kernel(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    PIPELINE: tl.constexpr,
 ):
     """TILES tiles of one lane, UNIT = max(B, ROTATION) wide and TILE_ROWS high; pointers as in `_tile` and `_write`.
 
@@ -154,12 +156,24 @@ def _quantize_kernel(
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
     if program == 0:
         tl.store(dec_ptr + lane, numbers[6])
-    for n in range(TILES):
-        tile = program * TILES + (TILES - 1 - n)
-        place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
-        x = _tile(x_ptr, *place, TILE_ROWS, UNIT, COLUMNS, True)
-        x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-        _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    if PIPELINE == 1:
+        tile = program * TILES + TILES - 1
+        ahead = _tile(x_ptr, lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT, TILE_ROWS, UNIT, COLUMNS, True)
+        for n in range(TILES):
+            tile = program * TILES + (TILES - 1 - n)
+            place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
+            x = ahead
+            tile -= 1
+            ahead = _tile(x_ptr, lane, tile // units * TILE_ROWS, tl.where(n + 1 < TILES, rows, -1073741824), tile % units * UNIT, units * UNIT, TILE_ROWS, UNIT, COLUMNS, True)
+            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    else:
+        for n in tl.range(TILES, num_stages=PIPELINE):
+            tile = program * TILES + (TILES - 1 - n)
+            place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
+            x = _tile(x_ptr, *place, TILE_ROWS, UNIT, COLUMNS, True)
+            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
 
 
 @triton.jit(do_not_specialize=["site_1", "site_2", "stream"])
@@ -237,7 +251,7 @@ def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
     """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n]; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    magnitude = tl.abs(_load(x_ptr + lane * n + offsets, offsets < n))
+    magnitude = tl.abs(_load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
     amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
 
@@ -269,6 +283,7 @@ def _rotated_maximum_kernel(
 _TILE, _COLUMN_TILE = 2048, 1024  # elements
 _TILES, _MANY = 4, 8192
 _MAXIMUM_TILE = 8192
+_PIPELINE = 0
 _BOTH_ROWS, _BOTH_COLUMNS = 64, 64
 
 
@@ -345,6 +360,7 @@ def launch(
         ROTATION=rotation,
         FACTOR=factor(rotation),
         **_flags(features),
+        PIPELINE=_PIPELINE,
         num_warps=warps,
         enable_fp_fusion=False,
     )
