@@ -16,7 +16,6 @@ from fp4dse.kernels.triton_numbers import (
     as_float,
     as_int,
     binade_of,
-    code_of,
     down,
     inverse_of_power,
     mantissa_of,
@@ -24,6 +23,7 @@ from fp4dse.kernels.triton_numbers import (
     random_steps,
     round_wide,
     smaller,
+    unit_of,
 )
 
 KNOWN = {"random_step"}  # it follows from random_shift
@@ -191,7 +191,7 @@ def _encoded(
             scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
     else:
         scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
-    y = smaller(magnitude * (mult * prescale)[:, None], largest)
+    y = tl.minimum(magnitude * (mult * prescale)[:, None], largest)  # no NaN: the scale has it
     scale = tl.where(amax < limit, scale, float("nan"))
     if STOCHASTIC:
         stochastic, shift, key = draws
@@ -247,14 +247,17 @@ def codes_of(x, q, scale, numbers):
     """4-bit codes, two a byte, int32 [n, B/2], and scale codes, int32 [n], of what `quantized` returns for x."""
     element, usual = numbers[2], numbers[3]
     usable = scale == scale
-    sign = as_int(x) >> 28 & 8
-    code = code_of(q, element[0], mantissa_of(element[1])) | sign
-    code = tl.where(usable[:, None], code, 0)
-    low, high = tl.split(tl.reshape(code, (code.shape[0], code.shape[1] // 2, 2)))
-    float_scale, scale_pmin, scale_max = usual[0], usual[1], usual[3]
-    if float_scale > 0:
-        mantissa = mantissa_of(usual[2])
-        stored = tl.where(usable, code_of(scale, scale_pmin, mantissa), code_of(scale_max, scale_pmin, mantissa) + 1)
+    mantissa = mantissa_of(element[1])
+    # codes as the upper bits of numbers, multiplied to their place in the uppermost byte
+    unit = tl.where(usable, unit_of(element[0]), 0.0)
+    low, high = tl.split(tl.reshape(as_int(q * unit[:, None]), (x.shape[0], x.shape[1] // 2, 2)))
+    byte = low * (2 << mantissa) + high * (32 << mantissa)
+    low, high = tl.split(tl.reshape(as_int(x), (x.shape[0], x.shape[1] // 2, 2)))
+    sign = tl.where(usable, -0x80000000, 0)[:, None]
+    byte = byte | high & sign | low >> 4 & (sign >> 4 & 1 << 27)
+    if usual[0] > 0:
+        of_scale, shift = unit_of(usual[1]), 23 - mantissa_of(usual[2])
+        stored = tl.where(usable, as_int(scale * of_scale) >> shift, (as_int(usual[3] * of_scale) >> shift) + 1)
     else:
         stored = tl.where(usable, as_int(scale) >> 23, 255)
-    return low | high << 4, stored
+    return byte >> 24, stored

@@ -73,16 +73,19 @@ def toward_zero(y, power):
 
 
 @triton.jit
-def down(y, add, pmin, mantissa):
-    """y >= 0, and `add` more, to the grid point below. add: int32, in 2^(mantissa - 23) grid steps."""
-    bits = as_int(toward_zero(y, inverse_of_power(pmin) * _FLT_MIN)) + add
-    return as_float(bits & -(1 << 23 - mantissa)) * _BACK * pmin
+def unit_of(pmin):
+    """The factor that makes the subnormal numbers of a format those of float32.
+
+    Then the bits of a grid point count the grid's points from zero, in their upper 9 + mantissa bits.
+    """
+    return inverse_of_power(pmin) * _FLT_MIN
 
 
 @triton.jit
-def code_of(y, pmin, mantissa):
-    """The number of a grid point y >= 0, counted from zero: int32."""
-    return as_int(y * (inverse_of_power(pmin) * _FLT_MIN)) >> 23 - mantissa
+def down(y, add, pmin, mantissa):
+    """y >= 0, and `add` more, to the grid point below. add: int32, in 2^(mantissa - 23) grid steps."""
+    bits = as_int(toward_zero(y, unit_of(pmin))) + add
+    return as_float(bits & -(1 << 23 - mantissa)) * _BACK * pmin
 
 
 @triton.jit

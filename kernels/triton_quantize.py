@@ -55,19 +55,27 @@ def _tile(
 
     x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
     """
-    row, column = tl.arange(0, P), tl.arange(0, W)
-    inside = row < rows - row0
     if COLUMNS:
-        # this hides that more than two neighbours follow: a thread takes two rows, and of each a whole block
-        pairs = row // 2 * 2 + row % 2
-        corner = (lane * width + column0) * rows + row0
-        mask = inside[None, :] if WHOLE else inside[None, :] & (column < width - column0)[:, None]
-        x = tl.trans(_load(x_ptr + corner + column[:, None] * rows + pairs[None, :], mask))
+        # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
+        row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
+        chunk = tl.arange(0, W // 16) * 16
+        mask = (row < rows - row0)[None, None, :]
+        if not WHOLE:
+            mask = mask & (chunk < width - column0)[:, None, None]
+        column = chunk[:, None, None] + tl.arange(0, 16)[None, :, None]
+        corner = x_ptr + (lane * width + column0) * rows + row0
+        x = tl.permute(_load(corner + column * rows + row[None, None, :], mask), (2, 0, 1))
     else:
-        corner = (lane * rows + row0) * width + column0
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
-        x = _load(x_ptr + corner + row[:, None] * width + column[None, :], mask)
-    return x
+        # in two parts, so that a thread takes 16 neighbours, of which it cannot load more than 8 at a time
+        chunk = tl.arange(0, P * W // 16)
+        row, column = chunk // (W // 16), chunk % (W // 16) * 16
+        mask = row < rows - row0
+        if not WHOLE:
+            mask = mask & (column < width - column0)
+        corner = x_ptr + (lane * rows + row0) * width + column0
+        there = corner + (row * width + column)[:, None] + tl.arange(0, 8)[None, :]
+        x = tl.permute(tl.join(_load(there, mask[:, None]), _load(there + 8, mask[:, None])), (0, 2, 1))
+    return tl.reshape(x, (P, W))
 
 
 @triton.jit
@@ -133,10 +141,10 @@ def _quantize_kernel(
     site,
     stream,
     rows,
-    units,
+    width,
     B: tl.constexpr,
-    UNIT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROTATION: tl.constexpr,
@@ -145,35 +153,32 @@ def _quantize_kernel(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
-    PIPELINE: tl.constexpr,
 ):
-    """TILES tiles of one lane, UNIT = max(B, ROTATION) wide and TILE_ROWS high; pointers as in `_tile` and `_write`.
+    """TILES tiles of one lane's operand [rows, width]; pointers as in `_tile` and `_write`.
 
-    Tiles go from the end to the start: what the tensor maximum read last is still in the cache.
+    They go from the end to the start: what the tensor maximum read last is still in the cache. A tile is loaded while
+    the one before it is computed.
     """
+    WHOLE: tl.constexpr = not COLUMNS
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
     if program == 0:
         tl.store(dec_ptr + lane, numbers[6])
-    if PIPELINE == 1:
-        tile = program * TILES + TILES - 1
-        ahead = _tile(x_ptr, lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT, TILE_ROWS, UNIT, COLUMNS, True)
-        for n in range(TILES):
-            tile = program * TILES + (TILES - 1 - n)
-            place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
-            x = ahead
-            tile -= 1
-            ahead = _tile(x_ptr, lane, tile // units * TILE_ROWS, tl.where(n + 1 < TILES, rows, -1073741824), tile % units * UNIT, units * UNIT, TILE_ROWS, UNIT, COLUMNS, True)
-            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
-    else:
-        for n in tl.range(TILES, num_stages=PIPELINE):
-            tile = program * TILES + (TILES - 1 - n)
-            place = lane, tile // units * TILE_ROWS, rows, tile % units * UNIT, units * UNIT
-            x = _tile(x_ptr, *place, TILE_ROWS, UNIT, COLUMNS, True)
-            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            _write(x, out_ptr, scales_ptr, *place, numbers, B, True, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+    tile = program * TILES + TILES - 1
+    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+    x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
+    for n in range(TILES):
+        place = lane, row0, rows, column0, width
+        rotated = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+        tile = program * TILES + tl.maximum(TILES - 2 - n, 0)
+        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+        left = tl.where(n < TILES - 1, rows, 0)
+        x = _tile(x_ptr, lane, row0, left, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
+        _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, STOCHASTIC, ADAPTIVE, UNUSUAL)
 
 
 @triton.jit(do_not_specialize=["site_1", "site_2", "stream"])
@@ -214,34 +219,35 @@ def _both_kernel(
     STOCHASTIC_2: tl.constexpr,
     ADAPTIVE_2: tl.constexpr,
     UNUSUAL_2: tl.constexpr,
-    ROWS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
-    UNIT: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
-    """ROWS by TILE_COLUMNS numbers of x [L, rows, width], quantized in blocks along rows (1) and along columns (2).
+    """TILES tiles of one lane of x [L, rows, width], quantized in blocks along rows (1) and along columns (2).
 
-    They are taken twice, TILE_ROWS rows and then UNIT rows at a time; the second time they come from the cache.
+    A tile is taken twice, as suits either; the second time it comes from the cache.
     """
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    across = tl.cdiv(width, TILE_COLUMNS)
-    row0, column0 = program // across * ROWS, program % across * TILE_COLUMNS
     common = seeds_ptr, step_ptr, stream
     numbers_1 = numbers_of(lane, floats_1_ptr, ints_1_ptr, amax_1_ptr, *common, site_1, TENSOR_SCALE_1)
-    if program == 0:
-        tl.store(dec_1_ptr + lane, numbers_1[6])
-    for n in range(ROWS // TILE_ROWS):
-        place_1 = lane, row0 + n * TILE_ROWS, rows, column0, width
-        x_1 = _tile(x_ptr, *place_1, TILE_ROWS, TILE_COLUMNS, False, False)
-        x_1 = _rotated(x_1, signs_1_ptr, lane, ROTATION_1, FACTOR_1)
-        _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
     numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
     if program == 0:
+        tl.store(dec_1_ptr + lane, numbers_1[6])
         tl.store(dec_2_ptr + lane, numbers_2[6])
-    for n in range(ROWS // UNIT):
-        place_2 = lane, column0, width, row0 + n * UNIT, rows
-        x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, UNIT, True, False)
+    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+    for n in range(TILES):
+        tile = program * TILES + (TILES - 1 - n)
+        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+        place_1, place_2 = (lane, row0, rows, column0, width), (lane, column0, width, row0, rows)
+        x_1 = _tile(x_ptr, *place_1, TILE_ROWS, TILE_COLUMNS, False, False)
+        if AHEAD:
+            x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
+        x_1 = _rotated(x_1, signs_1_ptr, lane, ROTATION_1, FACTOR_1)
+        _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
+        if not AHEAD:
+            x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
         x_2 = _rotated(x_2, signs_2_ptr, lane, ROTATION_2, FACTOR_2)
         _write(x_2, out_2_ptr, scales_2_ptr, *place_2, numbers_2, B_2, False, STOCHASTIC_2, ADAPTIVE_2, UNUSUAL_2)
 
@@ -262,37 +268,45 @@ def _rotated_maximum_kernel(
     signs_ptr,
     out_ptr,
     rows,
-    units,
+    width,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):
-    """max |x| of one tile of one lane after rotation; x as in `_tile`, cut into units of ROTATION. out: [L, tiles]."""
+    """max |x| of one tile of one lane after rotation; x as in `_tile`. out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0)
-    place = lane, tile // units * TILE_ROWS, rows, tile % units * ROTATION, units * ROTATION
-    x = _tile(x_ptr, *place, TILE_ROWS, ROTATION, COLUMNS, True)
+    tile, across = tl.program_id(0), (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+    x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
     x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
     amax = block_maximum(tl.reshape(block_maximum(tl.abs(x)), (1, TILE_ROWS)))
-    tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
+    tl.store(out_ptr + lane * programs + tile + tl.arange(0, 1), amax)
 
 
 # None of these changes results. A program's descriptor row and division cost as much as a tile, so that programs of a
 # large tensor take several; a small one is spread over the device first.
-_TILE, _COLUMN_TILE = 2048, 1024  # elements
+_TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _MAXIMUM_TILE = 8192
-_PIPELINE = 0
-_BOTH_ROWS, _BOTH_COLUMNS = 64, 64
+_AHEAD = False
 
 
-def _tiles(rows: int, width: int, unit: int, columns: bool) -> tuple[int, int, int, int]:
-    """How an operand [rows, width] is cut: rows and units to work with, rows of a tile, warps."""
-    if columns:  # a block stays within a thread, a row of a warp's tile within a line of memory
-        tile_rows = max(32, _COLUMN_TILE // unit)
-        return rows, width // unit, tile_rows, tile_rows * unit // _COLUMN_TILE
-    return rows * width // unit, 1, max(1, _TILE // unit), 4
+def _shape(rows: int, width: int, unit: int, columns: bool) -> dict[str, int]:
+    """How an operand [rows, width] is seen and cut, and how many warps take a tile. Rows may be seen as any others."""
+    if columns:  # a row of a tile is a line of memory, of x and of the operand
+        tile_columns = max(_EDGE, unit)
+        tile_rows = _EDGE if unit <= _EDGE else _EDGE // 2
+        sizes = rows, width, tile_rows, tile_columns, tile_rows * tile_columns // 1024
+    else:
+        sizes = rows * width // unit, unit, max(1, _TILE // unit), unit, 4
+    return dict(zip(("rows", "width", "TILE_ROWS", "TILE_COLUMNS", "num_warps"), sizes, strict=True))
+
+
+def _count(shape: dict[str, int]) -> int:
+    """Tiles of a lane."""
+    return triton.cdiv(shape["rows"], shape["TILE_ROWS"]) * triton.cdiv(shape["width"], shape["TILE_COLUMNS"])
 
 
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
@@ -303,14 +317,11 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
         _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
         return partial.amax(1)
-    rows, width = (x.shape[2], x.shape[1]) if columns else (x.shape[1], x.shape[2])
-    rows, units, tile_rows, warps = _tiles(rows, width, rotation, columns)
-    tiles = triton.cdiv(rows, tile_rows) * units
+    shape = _shape(*(x.mT if columns else x).shape[1:], rotation, columns)
+    tiles = _count(shape)
     partial = x.new_empty(lanes, tiles, dtype=torch.float32)
-    sizes = {"ROTATION": rotation, "FACTOR": factor(rotation), "TILE_ROWS": tile_rows, "COLUMNS": columns}
-    _rotated_maximum_kernel[tiles, lanes](
-        x, signs, partial, rows, units, **sizes, num_warps=warps, enable_fp_fusion=False
-    )
+    rotate = {"ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
+    _rotated_maximum_kernel[tiles, lanes](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
     return partial.amax(1)
 
 
@@ -332,10 +343,9 @@ def launch(
     dec: Tensor,
 ) -> None:
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
-    lanes, rows, width = len(x), *(x.mT if columns else x).shape[1:]
-    unit = max(block, rotation)
-    rows, units, tile_rows, warps = _tiles(rows, width, unit, columns)
-    tiles = triton.cdiv(rows, tile_rows) * units
+    lanes = len(x)
+    shape = _shape(*(x.mT if columns else x).shape[1:], max(block, rotation), columns)
+    tiles = _count(shape)
     of_program = _TILES if lanes * tiles >= _MANY else 1
     _quantize_kernel[triton.cdiv(tiles, of_program), lanes](
         x,
@@ -350,18 +360,13 @@ def launch(
         step,
         site,
         STREAMS["rounding"],
-        rows,
-        units,
         B=block,
-        UNIT=unit,
-        TILE_ROWS=tile_rows,
         TILES=of_program,
         COLUMNS=columns,
         ROTATION=rotation,
         FACTOR=factor(rotation),
+        **shape,
         **_flags(features),
-        PIPELINE=_PIPELINE,
-        num_warps=warps,
         enable_fp_fusion=False,
     )
 
@@ -390,12 +395,10 @@ def launch_both(
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
         named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
         sizes |= {f"{name}_{n + 1}": value for name, value in named.items()}
-    tile_columns, unit = max(_BOTH_COLUMNS, blocks[0], rotations[0]), max(blocks[1], rotations[1])
-    warps = max(1, unit * tile_columns // _COLUMN_TILE)
-    tile_rows = max(1, warps * _COLUMN_TILE // tile_columns)
-    of_program = max(_BOTH_ROWS, unit, tile_rows)
-    tiles = triton.cdiv(rows, of_program) * triton.cdiv(width, tile_columns)
-    _both_kernel[tiles, lanes](
+    tile_columns, tile_rows = (max(_EDGE, blocks[n], rotations[n]) for n in (0, 1))
+    tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(width, tile_columns)
+    of_program = _TILES if lanes * tiles >= _MANY else 1
+    _both_kernel[triton.cdiv(tiles, of_program), lanes](
         x,
         *pointers,
         seeds,
@@ -404,11 +407,11 @@ def launch_both(
         rows,
         width,
         **sizes,
-        ROWS=of_program,
         TILE_ROWS=tile_rows,
-        UNIT=unit,
         TILE_COLUMNS=tile_columns,
-        num_warps=warps,
+        TILES=of_program,
+        AHEAD=_AHEAD,
+        num_warps=min(32, tile_rows * tile_columns // 1024),
         enable_fp_fusion=False,
     )
 
