@@ -197,6 +197,7 @@ def _encoded(
         stochastic, shift, key = draws
         if stochastic > 0:
             mantissa = mantissa_of(inv_ulps)
+            block -= as_int(amax) >> 31  # nothing: but so a thread draws for the numbers that it has
             q = down(y, random_steps(block, shift, mantissa, key, magnitude.shape[1]), pmin, mantissa)
         else:
             q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)

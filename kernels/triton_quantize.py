@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fp4dse.kernels.philox import STREAMS
 from fp4dse.kernels.rotation import factor
-from fp4dse.kernels.triton_blocks import block_maximum, codes_of, decoded, numbers_of, quantized
+from fp4dse.kernels.triton_blocks import block_maximum, codes_of, decoded, larger, numbers_of, quantized
 from fp4dse.kernels.triton_numbers import hadamard
 
 
@@ -221,33 +221,30 @@ def _both_kernel(
     UNUSUAL_2: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
-    TILES: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
-    """TILES tiles of one lane of x [L, rows, width], quantized in blocks along rows (1) and along columns (2).
+    """One tile of x [L, rows, width], quantized in blocks along its rows (1) or, the program after, along columns (2).
 
-    A tile is taken twice, as suits either; the second time it comes from the cache.
+    The two programs run at about the same time, so that one of them finds the tile in the cache.
     """
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    tile, across = program // 2, (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
     common = seeds_ptr, step_ptr, stream
-    numbers_1 = numbers_of(lane, floats_1_ptr, ints_1_ptr, amax_1_ptr, *common, site_1, TENSOR_SCALE_1)
-    numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
-    if program == 0:
-        tl.store(dec_1_ptr + lane, numbers_1[6])
-        tl.store(dec_2_ptr + lane, numbers_2[6])
-    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
-    for n in range(TILES):
-        tile = program * TILES + (TILES - 1 - n)
-        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
-        place_1, place_2 = (lane, row0, rows, column0, width), (lane, column0, width, row0, rows)
+    if program % 2 == 0:
+        numbers_1 = numbers_of(lane, floats_1_ptr, ints_1_ptr, amax_1_ptr, *common, site_1, TENSOR_SCALE_1)
+        if program == 0:
+            tl.store(dec_1_ptr + lane, numbers_1[6])
+        place_1 = lane, row0, rows, column0, width
         x_1 = _tile(x_ptr, *place_1, TILE_ROWS, TILE_COLUMNS, False, False)
-        if AHEAD:
-            x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
         x_1 = _rotated(x_1, signs_1_ptr, lane, ROTATION_1, FACTOR_1)
         _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
-        if not AHEAD:
-            x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
+    else:
+        numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
+        if program == 1:
+            tl.store(dec_2_ptr + lane, numbers_2[6])
+        place_2 = lane, column0, width, row0, rows
+        x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
         x_2 = _rotated(x_2, signs_2_ptr, lane, ROTATION_2, FACTOR_2)
         _write(x_2, out_2_ptr, scales_2_ptr, *place_2, numbers_2, B_2, False, STOCHASTIC_2, ADAPTIVE_2, UNUSUAL_2)
 
@@ -271,18 +268,24 @@ def _rotated_maximum_kernel(
     width,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
 ):
-    """max |x| of one tile of one lane after rotation; x as in `_tile`. out: [L, tiles]."""
-    programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    tile, across = tl.program_id(0), (width + TILE_COLUMNS - 1) // TILE_COLUMNS
-    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
-    x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
-    x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-    amax = block_maximum(tl.reshape(block_maximum(tl.abs(x)), (1, TILE_ROWS)))
-    tl.store(out_ptr + lane * programs + tile + tl.arange(0, 1), amax)
+    """max |x| of TILES tiles of one lane after rotation; x as in `_tile`. out: [L, programs]."""
+    program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+    amax = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    for n in range(TILES):
+        tile = program * TILES + n
+        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+        x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
+        amax = larger(amax, tl.abs(_rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
+    amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
+    tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
 
 
 # None of these changes results. A program's descriptor row and division cost as much as a tile, so that programs of a
@@ -290,7 +293,6 @@ def _rotated_maximum_kernel(
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _MAXIMUM_TILE = 8192
-_AHEAD = False
 
 
 def _shape(rows: int, width: int, unit: int, columns: bool) -> dict[str, int]:
@@ -318,10 +320,10 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
         return partial.amax(1)
     shape = _shape(*(x.mT if columns else x).shape[1:], rotation, columns)
-    tiles = _count(shape)
-    partial = x.new_empty(lanes, tiles, dtype=torch.float32)
-    rotate = {"ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
-    _rotated_maximum_kernel[tiles, lanes](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
+    programs = triton.cdiv(_count(shape), _TILES)
+    partial = x.new_empty(lanes, programs, dtype=torch.float32)
+    rotate = {"TILES": _TILES, "ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
+    _rotated_maximum_kernel[programs, lanes](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
     return partial.amax(1)
 
 
@@ -346,7 +348,7 @@ def launch(
     lanes = len(x)
     shape = _shape(*(x.mT if columns else x).shape[1:], max(block, rotation), columns)
     tiles = _count(shape)
-    of_program = _TILES if lanes * tiles >= _MANY else 1
+    of_program = _TILES if lanes * tiles >= _MANY and not columns else 1
     _quantize_kernel[triton.cdiv(tiles, of_program), lanes](
         x,
         signs,
@@ -397,8 +399,7 @@ def launch_both(
         sizes |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, tile_rows = (max(_EDGE, blocks[n], rotations[n]) for n in (0, 1))
     tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(width, tile_columns)
-    of_program = _TILES if lanes * tiles >= _MANY else 1
-    _both_kernel[triton.cdiv(tiles, of_program), lanes](
+    _both_kernel[2 * tiles, lanes](
         x,
         *pointers,
         seeds,
@@ -409,8 +410,6 @@ def launch_both(
         **sizes,
         TILE_ROWS=tile_rows,
         TILE_COLUMNS=tile_columns,
-        TILES=of_program,
-        AHEAD=_AHEAD,
         num_warps=min(32, tile_rows * tile_columns // 1024),
         enable_fp_fusion=False,
     )
