@@ -169,7 +169,7 @@ def _to_nearest(y, pmin, inv_ulps, i, UNUSUAL: tl.constexpr):
 def _encoded(
     magnitude,
     amax,
-    block,
+    chunk,
     inv_val_max,
     tensor,
     element,
@@ -197,8 +197,7 @@ def _encoded(
         stochastic, shift, key = draws
         if stochastic > 0:
             mantissa = mantissa_of(inv_ulps)
-            block -= as_int(amax) >> 31  # nothing: but so a thread draws for the numbers that it has
-            q = down(y, random_steps(block, shift, mantissa, key, magnitude.shape[1]), pmin, mantissa)
+            q = down(y, tl.reshape(random_steps(chunk, shift, mantissa, key), y.shape), pmin, mantissa)
         else:
             q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
     else:
@@ -218,19 +217,24 @@ def _error(magnitude, q, scale, dec, absolute):
 
 
 @triton.jit
-def quantized(x, block, numbers, STOCHASTIC: tl.constexpr, ADAPTIVE: tl.constexpr, UNUSUAL: tl.constexpr):
+def quantized(
+    x, chunk, numbers, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, ADAPTIVE: tl.constexpr, UNUSUAL: tl.constexpr
+):
     """Element magnitudes [n, B] and scales [n], NaN for unusable blocks, of x: float32 [n, B].
 
-    block: the blocks' numbers in the lane, [n]. numbers: from `numbers_of`.
+    chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from `numbers_of`. HELD: blocks are
+    runs of 16, and a thread holds whole ones.
     """
     inv_val_max, tensor, element, usual, draws, row, dec = numbers
     magnitude = tl.abs(x)
     amax = block_maximum(magnitude)
+    if HELD:
+        chunk -= as_int(amax) >> 31  # changes nothing, but so a thread draws for the numbers that it holds
     rest = tensor, element, usual, draws, row
-    q, scale = _encoded(magnitude, amax, block, inv_val_max, *rest, STOCHASTIC, UNUSUAL)
+    q, scale = _encoded(magnitude, amax, chunk, inv_val_max, *rest, STOCHASTIC, UNUSUAL)
     if ADAPTIVE:  # noqa: SIM102 - known when compiling, unlike what follows
         if tl.load(row[1] + _ADAPT) > 0:
-            q2, scale2 = _encoded(magnitude, amax, block, inv_val_max * 1.5, *rest, STOCHASTIC, UNUSUAL)
+            q2, scale2 = _encoded(magnitude, amax, chunk, inv_val_max * 1.5, *rest, STOCHASTIC, UNUSUAL)
             absolute = tl.load(row[1] + _ADAPT_MAE)
             second = _error(magnitude, q2, scale2, dec, absolute) < _error(magnitude, q, scale, dec, absolute)
             q, scale = tl.where(second[:, None], q2, q), tl.where(second, scale2, scale)

@@ -122,18 +122,18 @@ def philox(index, seed, stream, step, site):
 
 
 @triton.jit
-def random_steps(block, shift, mantissa, key, B: tl.constexpr):
-    """(2r+1) / 2^(b+1) grid steps for b = 16 - shift random bits r, in the units of `down`: int32 [n, B].
+def random_steps(chunk, shift, mantissa, key):
+    """(2r+1) / 2^(b+1) grid steps for b = 16 - shift random bits r, in the units of `down`: int32 [n, 16].
 
-    block: numbers in the lane, [n]. Eight consecutive elements share a counter and stay in the thread that computes it.
+    chunk: numbers in the lane of runs of 16, [n]. Eight consecutive elements share a counter.
     """
     seed, stream, step, site = key
-    index = block[:, None] * (B // 8) + tl.arange(0, B // 8)[None, :]
+    index = chunk[:, None] * 2 + tl.arange(0, 2)[None, :]
     c0, c1, c2, c3 = philox(index, seed, stream, step, site)
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [n, B/8, 2, 2]: words 0, 1, 2, 3 in order
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [n, 2, 2, 2]: words 0, 1, 2, 3 in order
     draws = tl.join(words * (1 << 7 - mantissa).to(tl.uint32), words >> 9 + mantissa).to(tl.int32, bitcast=True)
     kept = 0x10000 - (1 << shift)
-    return tl.reshape(draws, (block.shape[0], B)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
+    return tl.reshape(draws, (chunk.shape[0], 16)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
 
 
 @triton.jit

@@ -91,6 +91,7 @@ def _write(
     numbers,
     B: tl.constexpr,
     WHOLE: tl.constexpr,
+    HELD: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
@@ -98,14 +99,15 @@ def _write(
     """Quantize a tile x, float32 [P, W], of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B]. WHOLE: no column of the tile lies beyond the width.
+    [L, rows, width / B]. WHOLE: no column of the tile lies beyond the width. HELD: as in
+    `quantized`.
     """
     P: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]
     row, column = tl.arange(0, P), tl.arange(0, W // B)
-    at = (row0 + row)[:, None] * (width // B) + (column0 // B + column)[None, :]
+    chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks = tl.reshape(x, (P * W // B, B))
-    q, scale = quantized(blocks, tl.reshape(at, (P * W // B,)), numbers, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    q, scale = quantized(blocks, tl.reshape(chunk, (P * W // 16,)), numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
     inside = row < rows - row0
     if scales_ptr is None:
         out = tl.reshape(decoded(blocks, q, scale), (P, W))
@@ -126,8 +128,9 @@ def _write(
         tl.store(there, tl.reshape(codes, (P, W // 2)).to(tl.uint8), mask=mask)
 
 
-@triton.jit(do_not_specialize=["site", "stream"])
-def _quantize_kernel(
+@triton.jit
+def _operand(
+    program,
     x_ptr,
     signs_ptr,
     out_ptr,
@@ -154,31 +157,92 @@ def _quantize_kernel(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """TILES tiles of one lane's operand [rows, width]; pointers as in `_tile` and `_write`.
+    """TILES tiles of one lane's operand [rows, width], in the order of x; pointers as in `_tile` and `_write`.
 
-    They go from the end to the start: what the tensor maximum read last is still in the cache. A tile is loaded while
-    the one before it is computed.
+    A tile is loaded while the one before it is computed. Tiles and lanes go from the end to the start: what the tensor
+    maximum read last is still in the cache.
     """
     WHOLE: tl.constexpr = not COLUMNS
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    HELD: tl.constexpr = B == 16 and ROTATION <= 16
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
     if program == 0:
         tl.store(dec_ptr + lane, numbers[6])
     if not COLUMNS:
         width = TILE_COLUMNS
-    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
     tile = program * TILES + TILES - 1
-    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+    row0, column0 = _corner(tile, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
     x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
     for n in range(TILES):
         place = lane, row0, rows, column0, width
         rotated = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-        tile = program * TILES + tl.maximum(TILES - 2 - n, 0)
-        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
-        left = tl.where(n < TILES - 1, rows, 0)
-        x = _tile(x_ptr, lane, row0, left, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
-        _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, STOCHASTIC, ADAPTIVE, UNUSUAL)
+        if TILES > 1:
+            tile = program * TILES + tl.maximum(TILES - 2 - n, 0)
+            row0, column0 = _corner(tile, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
+            left = tl.where(n < TILES - 1, rows, 0)
+            x = _tile(x_ptr, lane, row0, left, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
+        _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+
+
+@triton.jit
+def _corner(tile, rows, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row and column of an operand at which a tile begins. An operand of rows is one tile wide."""
+    if COLUMNS:
+        across = (rows + TILE_ROWS - 1) // TILE_ROWS
+        row0, column0 = tile % across * TILE_ROWS, tile // across * TILE_COLUMNS
+    else:
+        row0, column0 = tile * TILE_ROWS, 0
+    return row0, column0
+
+
+@triton.jit(do_not_specialize=["site", "stream"])
+def _quantize_kernel(
+    x_ptr,
+    signs_ptr,
+    out_ptr,
+    scales_ptr,
+    dec_ptr,
+    floats_ptr,
+    ints_ptr,
+    amax_ptr,
+    site,
+    rows,
+    width,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    TENSOR_SCALE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+):
+    """One operand of x."""
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
+    rest = seeds_ptr, step_ptr, site, stream, rows, width
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    _operand(
+        program,
+        *pointers,
+        *rest,
+        B,
+        TILE_ROWS,
+        TILE_COLUMNS,
+        TILES,
+        COLUMNS,
+        ROTATION,
+        FACTOR,
+        TENSOR_SCALE,
+        STOCHASTIC,
+        ADAPTIVE,
+        UNUSUAL,
+    )
 
 
 @triton.jit(do_not_specialize=["site_1", "site_2", "stream"])
@@ -192,6 +256,8 @@ def _both_kernel(
     ints_1_ptr,
     amax_1_ptr,
     site_1,
+    rows_1,
+    width_1,
     signs_2_ptr,
     out_2_ptr,
     scales_2_ptr,
@@ -200,12 +266,16 @@ def _both_kernel(
     ints_2_ptr,
     amax_2_ptr,
     site_2,
+    rows_2,
+    width_2,
     seeds_ptr,
     step_ptr,
     stream,
-    rows,
-    width,
+    programs_1,
     B_1: tl.constexpr,
+    TILE_ROWS_1: tl.constexpr,
+    TILE_COLUMNS_1: tl.constexpr,
+    TILES_1: tl.constexpr,
     ROTATION_1: tl.constexpr,
     FACTOR_1: tl.constexpr,
     TENSOR_SCALE_1: tl.constexpr,
@@ -213,40 +283,71 @@ def _both_kernel(
     ADAPTIVE_1: tl.constexpr,
     UNUSUAL_1: tl.constexpr,
     B_2: tl.constexpr,
+    TILE_ROWS_2: tl.constexpr,
+    TILE_COLUMNS_2: tl.constexpr,
+    TILES_2: tl.constexpr,
     ROTATION_2: tl.constexpr,
     FACTOR_2: tl.constexpr,
     TENSOR_SCALE_2: tl.constexpr,
     STOCHASTIC_2: tl.constexpr,
     ADAPTIVE_2: tl.constexpr,
     UNUSUAL_2: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
 ):
-    """One tile of x [L, rows, width], quantized in blocks along its rows (1) or, the program after, along columns (2).
+    """The operand of the rows of x (1) and that of its columns (2).
 
-    The two programs run at about the same time, so that one of them finds the tile in the cache.
+    Programs of both kinds, as many of each as it takes, are spread evenly, so that both go through x together and what
+    one of them reads is in the cache for the other.
     """
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    tile, across = program // 2, (width + TILE_COLUMNS - 1) // TILE_COLUMNS
-    row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
-    common = seeds_ptr, step_ptr, stream
-    if program % 2 == 0:
-        numbers_1 = numbers_of(lane, floats_1_ptr, ints_1_ptr, amax_1_ptr, *common, site_1, TENSOR_SCALE_1)
-        if program == 0:
-            tl.store(dec_1_ptr + lane, numbers_1[6])
-        place_1 = lane, row0, rows, column0, width
-        x_1 = _tile(x_ptr, *place_1, TILE_ROWS, TILE_COLUMNS, False, False)
-        x_1 = _rotated(x_1, signs_1_ptr, lane, ROTATION_1, FACTOR_1)
-        _write(x_1, out_1_ptr, scales_1_ptr, *place_1, numbers_1, B_1, False, STOCHASTIC_1, ADAPTIVE_1, UNUSUAL_1)
+    programs = tl.num_programs(0)
+    n = programs - 1 - tl.program_id(0)
+    before = (n.to(tl.int64) * programs_1 // programs).to(tl.int32)
+    after = ((n + 1).to(tl.int64) * programs_1 // programs).to(tl.int32)
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    if after > before:
+        _operand(
+            before,
+            *pointers_1,
+            seeds_ptr,
+            step_ptr,
+            site_1,
+            stream,
+            rows_1,
+            width_1,
+            B_1,
+            TILE_ROWS_1,
+            TILE_COLUMNS_1,
+            TILES_1,
+            False,
+            ROTATION_1,
+            FACTOR_1,
+            TENSOR_SCALE_1,
+            STOCHASTIC_1,
+            ADAPTIVE_1,
+            UNUSUAL_1,
+        )
     else:
-        numbers_2 = numbers_of(lane, floats_2_ptr, ints_2_ptr, amax_2_ptr, *common, site_2, TENSOR_SCALE_2)
-        if program == 1:
-            tl.store(dec_2_ptr + lane, numbers_2[6])
-        place_2 = lane, column0, width, row0, rows
-        x_2 = _tile(x_ptr, *place_2, TILE_COLUMNS, TILE_ROWS, True, False)
-        x_2 = _rotated(x_2, signs_2_ptr, lane, ROTATION_2, FACTOR_2)
-        _write(x_2, out_2_ptr, scales_2_ptr, *place_2, numbers_2, B_2, False, STOCHASTIC_2, ADAPTIVE_2, UNUSUAL_2)
+        _operand(
+            n - before,
+            *pointers_2,
+            seeds_ptr,
+            step_ptr,
+            site_2,
+            stream,
+            rows_2,
+            width_2,
+            B_2,
+            TILE_ROWS_2,
+            TILE_COLUMNS_2,
+            TILES_2,
+            True,
+            ROTATION_2,
+            FACTOR_2,
+            TENSOR_SCALE_2,
+            STOCHASTIC_2,
+            ADAPTIVE_2,
+            UNUSUAL_2,
+        )
 
 
 @triton.jit
@@ -277,11 +378,9 @@ def _rotated_maximum_kernel(
     program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
-    across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
     amax = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
     for n in range(TILES):
-        tile = program * TILES + n
-        row0, column0 = tile // across * TILE_ROWS, tile % across * TILE_COLUMNS
+        row0, column0 = _corner(program * TILES + n, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
         x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
         amax = larger(amax, tl.abs(_rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
@@ -345,32 +444,11 @@ def launch(
     dec: Tensor,
 ) -> None:
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
-    lanes = len(x)
-    shape = _shape(*(x.mT if columns else x).shape[1:], max(block, rotation), columns)
-    tiles = _count(shape)
-    of_program = _TILES if lanes * tiles >= _MANY and not columns else 1
-    _quantize_kernel[triton.cdiv(tiles, of_program), lanes](
-        x,
-        signs,
-        out,
-        scales,
-        dec,
-        floats,
-        ints,
-        dec if tensor_amax is None else tensor_amax,
-        seeds,
-        step,
-        site,
-        STREAMS["rounding"],
-        B=block,
-        TILES=of_program,
-        COLUMNS=columns,
-        ROTATION=rotation,
-        FACTOR=factor(rotation),
-        **shape,
-        **_flags(features),
-        enable_fp_fusion=False,
-    )
+    sizes, programs = _sizes(x, columns, block, features, rotation)
+    amax = dec if tensor_amax is None else tensor_amax
+    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
+    common = seeds, step, STREAMS["rounding"]
+    _quantize_kernel[programs, len(x)](*pointers, *common, **sizes, COLUMNS=columns, enable_fp_fusion=False)
 
 
 def launch_both(
@@ -388,31 +466,29 @@ def launch_both(
     outputs: Sequence[Sequence[Tensor]],
 ) -> None:
     """Write both operands of x into outputs, (out, dec) or (codes, scales, dec); arguments as in `fused.both`."""
-    lanes, rows, width = x.shape
-    sizes: dict[str, float] = {}
-    pointers: list[Tensor | int | None] = []
-    for n in (0, 1):
+    pointers: list[Tensor | int | None] = [x]
+    programs, warps, constants = [], [], {}
+    for n, columns in enumerate((False, True)):
+        sizes, count = _sizes(x, columns, blocks[n], features[n], rotations[n])
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
-        sizes |= {f"{name}_{n + 1}": value for name, value in named.items()}
-    tile_columns, tile_rows = (max(_EDGE, blocks[n], rotations[n]) for n in (0, 1))
-    tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(width, tile_columns)
-    _both_kernel[2 * tiles, lanes](
-        x,
-        *pointers,
-        seeds,
-        step,
-        STREAMS["rounding"],
-        rows,
-        width,
-        **sizes,
-        TILE_ROWS=tile_rows,
-        TILE_COLUMNS=tile_columns,
-        num_warps=min(32, tile_rows * tile_columns // 1024),
-        enable_fp_fusion=False,
-    )
+        pointers += [sizes.pop("rows"), sizes.pop("width")]
+        programs.append(count)
+        warps.append(sizes.pop("num_warps"))
+        constants |= {f"{name}_{n + 1}": value for name, value in sizes.items()}
+    common = seeds, step, STREAMS["rounding"], programs[0]
+    grid = sum(programs), len(x)
+    _both_kernel[grid](*pointers, *common, **constants, num_warps=max(warps), enable_fp_fusion=False)
+
+
+def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
+    """Arguments of the kernels for one operand of x, and how many programs it takes."""
+    shape = _shape(*(x.mT if columns else x).shape[1:], max(block, rotation), columns)
+    tiles = _count(shape)
+    of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
+    constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
+    return shape | constants | _flags(features), triton.cdiv(tiles, of_program)
 
 
 def _flags(features: Sequence[bool]) -> dict[str, bool]:
