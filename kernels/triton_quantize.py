@@ -130,7 +130,10 @@ def _write(
 
 @triton.jit
 def _operand(
-    program,
+    lane,
+    first,
+    row0,
+    column0,
     x_ptr,
     signs_ptr,
     out_ptr,
@@ -139,17 +142,18 @@ def _operand(
     floats_ptr,
     ints_ptr,
     amax_ptr,
-    seeds_ptr,
-    step_ptr,
     site,
-    stream,
     rows,
     width,
+    seeds_ptr,
+    step_ptr,
+    stream,
     B: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
     TENSOR_SCALE: tl.constexpr,
@@ -157,41 +161,41 @@ def _operand(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """TILES tiles of one lane's operand [rows, width], in the order of x; pointers as in `_tile` and `_write`.
+    """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `_tile`, `_write`.
 
-    A tile is loaded while the one before it is computed. Tiles and lanes go from the end to the start: what the tensor
-    maximum read last is still in the cache.
+    first: whether this is the lane's first program, which writes the decode factor. Of rows a tile is loaded while the
+    one after it is computed, from the end to the start: what the tensor maximum read last is still in the cache.
     """
-    WHOLE: tl.constexpr = not COLUMNS
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
-    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
-    if program == 0:
+    if first:
         tl.store(dec_ptr + lane, numbers[6])
-    if not COLUMNS:
-        width = TILE_COLUMNS
-    tile = program * TILES + TILES - 1
-    row0, column0 = _corner(tile, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
-    x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
-    for n in range(TILES):
-        place = lane, row0, rows, column0, width
-        rotated = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-        if TILES > 1:
-            tile = program * TILES + tl.maximum(TILES - 2 - n, 0)
-            row0, column0 = _corner(tile, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
+    if COLUMNS:
+        for n in range(TILES):
+            place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
+            x = _tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
+            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            _write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    else:
+        at = row0 + (TILES - 1) * TILE_ROWS
+        x = _tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+        for n in range(TILES):
+            place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
+            rotated = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
-            x = _tile(x_ptr, lane, row0, left, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, WHOLE)
-        _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            x = _tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+            _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
 
 
 @triton.jit
-def _corner(tile, rows, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Row and column of an operand at which a tile begins. An operand of rows is one tile wide."""
+def _corner(program, rows, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row and column of an operand at which a program begins. An operand of rows is one tile wide."""
     if COLUMNS:
         across = (rows + TILE_ROWS - 1) // TILE_ROWS
-        row0, column0 = tile % across * TILE_ROWS, tile // across * TILE_COLUMNS
+        row0, column0 = program % across * TILE_ROWS, program // across * TILE_COLUMNS
     else:
-        row0, column0 = tile * TILE_ROWS, 0
+        row0, column0 = program * TILE_ROWS, 0
     return row0, column0
 
 
@@ -224,11 +228,16 @@ def _quantize_kernel(
     UNUSUAL: tl.constexpr,
 ):
     """One operand of x."""
-    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
-    rest = seeds_ptr, step_ptr, site, stream, rows, width
     program = tl.num_programs(0) - 1 - tl.program_id(0)
+    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    row0, column0 = _corner(program, rows, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
+    start = lane, program == 0, row0, column0
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
+    rest = site, rows, width, seeds_ptr, step_ptr, stream
     _operand(
-        program,
+        *start,
         *pointers,
         *rest,
         B,
@@ -236,6 +245,7 @@ def _quantize_kernel(
         TILE_COLUMNS,
         TILES,
         COLUMNS,
+        not COLUMNS,
         ROTATION,
         FACTOR,
         TENSOR_SCALE,
@@ -256,8 +266,6 @@ def _both_kernel(
     ints_1_ptr,
     amax_1_ptr,
     site_1,
-    rows_1,
-    width_1,
     signs_2_ptr,
     out_2_ptr,
     scales_2_ptr,
@@ -266,16 +274,12 @@ def _both_kernel(
     ints_2_ptr,
     amax_2_ptr,
     site_2,
-    rows_2,
-    width_2,
+    rows,
+    width,
     seeds_ptr,
     step_ptr,
     stream,
-    programs_1,
     B_1: tl.constexpr,
-    TILE_ROWS_1: tl.constexpr,
-    TILE_COLUMNS_1: tl.constexpr,
-    TILES_1: tl.constexpr,
     ROTATION_1: tl.constexpr,
     FACTOR_1: tl.constexpr,
     TENSOR_SCALE_1: tl.constexpr,
@@ -283,71 +287,74 @@ def _both_kernel(
     ADAPTIVE_1: tl.constexpr,
     UNUSUAL_1: tl.constexpr,
     B_2: tl.constexpr,
-    TILE_ROWS_2: tl.constexpr,
-    TILE_COLUMNS_2: tl.constexpr,
-    TILES_2: tl.constexpr,
     ROTATION_2: tl.constexpr,
     FACTOR_2: tl.constexpr,
     TENSOR_SCALE_2: tl.constexpr,
     STOCHASTIC_2: tl.constexpr,
     ADAPTIVE_2: tl.constexpr,
     UNUSUAL_2: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES_1: tl.constexpr,
+    TILES_2: tl.constexpr,
 ):
-    """The operand of the rows of x (1) and that of its columns (2).
+    """The operand of rows of HEIGHT by WIDTH numbers of x [L, rows, width] (1), and that of columns (2).
 
-    Programs of both kinds, as many of each as it takes, are spread evenly, so that both go through x together and what
-    one of them reads is in the cache for the other.
+    The second one finds them in the multiprocessor's cache.
     """
-    programs = tl.num_programs(0)
-    n = programs - 1 - tl.program_id(0)
-    before = (n.to(tl.int64) * programs_1 // programs).to(tl.int32)
-    after = ((n + 1).to(tl.int64) * programs_1 // programs).to(tl.int32)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    across = (width + WIDTH - 1) // WIDTH
+    row0, column0 = program // across * HEIGHT, program % across * WIDTH
+    rest = seeds_ptr, step_ptr, stream
     pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
     pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
-    if after > before:
-        _operand(
-            before,
-            *pointers_1,
-            seeds_ptr,
-            step_ptr,
-            site_1,
-            stream,
-            rows_1,
-            width_1,
-            B_1,
-            TILE_ROWS_1,
-            TILE_COLUMNS_1,
-            TILES_1,
-            False,
-            ROTATION_1,
-            FACTOR_1,
-            TENSOR_SCALE_1,
-            STOCHASTIC_1,
-            ADAPTIVE_1,
-            UNUSUAL_1,
-        )
-    else:
-        _operand(
-            n - before,
-            *pointers_2,
-            seeds_ptr,
-            step_ptr,
-            site_2,
-            stream,
-            rows_2,
-            width_2,
-            B_2,
-            TILE_ROWS_2,
-            TILE_COLUMNS_2,
-            TILES_2,
-            True,
-            ROTATION_2,
-            FACTOR_2,
-            TENSOR_SCALE_2,
-            STOCHASTIC_2,
-            ADAPTIVE_2,
-            UNUSUAL_2,
-        )
+    _operand(
+        lane,
+        program == 0,
+        row0,
+        column0,
+        *pointers_1,
+        site_1,
+        rows,
+        width,
+        *rest,
+        B_1,
+        HEIGHT // TILES_1,
+        WIDTH,
+        TILES_1,
+        False,
+        False,
+        ROTATION_1,
+        FACTOR_1,
+        TENSOR_SCALE_1,
+        STOCHASTIC_1,
+        ADAPTIVE_1,
+        UNUSUAL_1,
+    )
+    _operand(
+        lane,
+        program == 0,
+        column0,
+        row0,
+        *pointers_2,
+        site_2,
+        width,
+        rows,
+        *rest,
+        B_2,
+        WIDTH,
+        HEIGHT // TILES_2,
+        TILES_2,
+        True,
+        False,
+        ROTATION_2,
+        FACTOR_2,
+        TENSOR_SCALE_2,
+        STOCHASTIC_2,
+        ADAPTIVE_2,
+        UNUSUAL_2,
+    )
 
 
 @triton.jit
@@ -391,6 +398,7 @@ def _rotated_maximum_kernel(
 # large tensor take several; a small one is spread over the device first.
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
+_HEIGHT = 128
 _MAXIMUM_TILE = 8192
 
 
@@ -466,20 +474,23 @@ def launch_both(
     outputs: Sequence[Sequence[Tensor]],
 ) -> None:
     """Write both operands of x into outputs, (out, dec) or (codes, scales, dec); arguments as in `fused.both`."""
+    lanes, rows, width = x.shape
     pointers: list[Tensor | int | None] = [x]
-    programs, warps, constants = [], [], {}
-    for n, columns in enumerate((False, True)):
-        sizes, count = _sizes(x, columns, blocks[n], features[n], rotations[n])
+    constants: dict[str, float] = {}
+    for n in (0, 1):
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        pointers += [sizes.pop("rows"), sizes.pop("width")]
-        programs.append(count)
-        warps.append(sizes.pop("num_warps"))
-        constants |= {f"{name}_{n + 1}": value for name, value in sizes.items()}
-    common = seeds, step, STREAMS["rounding"], programs[0]
-    grid = sum(programs), len(x)
-    _both_kernel[grid](*pointers, *common, **constants, num_warps=max(warps), enable_fp_fusion=False)
+        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
+        constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
+    tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
+    height = max(_HEIGHT, unit)
+    warps = max(4, unit * tile_columns // 1024)
+    programs = triton.cdiv(rows, height) * triton.cdiv(width, tile_columns)
+    constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
+    constants["TILES_1"] = max(1, height * tile_columns // (512 * warps))
+    common = rows, width, seeds, step, STREAMS["rounding"]
+    _both_kernel[programs, lanes](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
