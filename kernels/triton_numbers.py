@@ -73,6 +73,12 @@ def toward_zero(y, power):
 
 
 @triton.jit
+def unknown(x):
+    """x, int32, in a way that the compiler cannot look through. The tests have a twin, as of `toward_zero`."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def unit_of(pmin):
     """The factor that makes the subnormal numbers of a format those of float32.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fp4dse.kernels.philox import STREAMS
 from fp4dse.kernels.rotation import factor
 from fp4dse.kernels.triton_blocks import block_maximum, codes_of, decoded, larger, numbers_of, quantized
-from fp4dse.kernels.triton_numbers import hadamard
+from fp4dse.kernels.triton_numbers import hadamard, unknown
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _tile(
     if COLUMNS:
         # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
         row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
-        chunk = tl.arange(0, W // 16) * 16
+        chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
         mask = (row < rows - row0)[None, None, :]
         if not WHOLE:
             mask = mask & (chunk < width - column0)[:, None, None]
@@ -189,11 +189,11 @@ def _operand(
 
 
 @triton.jit
-def _corner(program, rows, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
+def _corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
     """Row and column of an operand at which a program begins. An operand of rows is one tile wide."""
     if COLUMNS:
-        across = (rows + TILE_ROWS - 1) // TILE_ROWS
-        row0, column0 = program % across * TILE_ROWS, program // across * TILE_COLUMNS
+        across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+        row0, column0 = program // across * TILE_ROWS, program % across * TILE_COLUMNS
     else:
         row0, column0 = program * TILE_ROWS, 0
     return row0, column0
@@ -232,7 +232,7 @@ def _quantize_kernel(
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
-    row0, column0 = _corner(program, rows, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
+    row0, column0 = _corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
     start = lane, program == 0, row0, column0
     pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
     rest = site, rows, width, seeds_ptr, step_ptr, stream
@@ -302,16 +302,17 @@ def _both_kernel(
 
     The second one finds them in the multiprocessor's cache.
     """
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
-    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    across = (width + WIDTH - 1) // WIDTH
-    row0, column0 = program // across * HEIGHT, program % across * WIDTH
+    column = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = tl.num_programs(1) - 1 - tl.program_id(1)
+    lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
+    row0, column0 = row * HEIGHT, column * WIDTH
+    first = row + column == 0
     rest = seeds_ptr, step_ptr, stream
     pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
     pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
     _operand(
         lane,
-        program == 0,
+        first,
         row0,
         column0,
         *pointers_1,
@@ -334,7 +335,7 @@ def _both_kernel(
     )
     _operand(
         lane,
-        program == 0,
+        first,
         column0,
         row0,
         *pointers_2,
@@ -387,7 +388,7 @@ def _rotated_maximum_kernel(
         width = TILE_COLUMNS
     amax = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
     for n in range(TILES):
-        row0, column0 = _corner(program * TILES + n, rows, TILE_ROWS, TILE_COLUMNS, COLUMNS)
+        row0, column0 = _corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
         x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
         amax = larger(amax, tl.abs(_rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
@@ -486,11 +487,11 @@ def launch_both(
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
     height = max(_HEIGHT, unit)
     warps = max(4, unit * tile_columns // 1024)
-    programs = triton.cdiv(rows, height) * triton.cdiv(width, tile_columns)
+    grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
     constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
     constants["TILES_1"] = max(1, height * tile_columns // (512 * warps))
     common = rows, width, seeds, step, STREAMS["rounding"]
-    _both_kernel[programs, lanes](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
+    _both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
