@@ -302,8 +302,7 @@ def _both_kernel(
 
     The second one finds them in the multiprocessor's cache.
     """
-    column = tl.num_programs(0) - 1 - tl.program_id(0)
-    row = tl.num_programs(1) - 1 - tl.program_id(1)
+    row, column = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
     row0, column0 = row * HEIGHT, column * WIDTH
     first = row + column == 0
@@ -395,11 +394,11 @@ def _rotated_maximum_kernel(
     tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
 
 
-# None of these changes results. A program's descriptor row and division cost as much as a tile, so that programs of a
-# large tensor take several; a small one is spread over the device first.
+# None of these changes results; all were measured. A program's descriptor row and division cost as much as a tile, so
+# that programs of a large tensor take several; a small one is spread over the device first.
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
-_HEIGHT = 128
+_HEIGHTS, _REGISTERS = (64, 256), (64, 80)  # of programs that write both operands: decoded, packed
 _MAXIMUM_TILE = 8192
 
 
@@ -485,12 +484,15 @@ def launch_both(
         named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
-    height = max(_HEIGHT, unit)
+    packed = len(outputs[0]) == 3
+    height = max(_HEIGHTS[packed], unit)
     warps = max(4, unit * tile_columns // 1024)
     grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
     constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
     constants["TILES_1"] = max(1, height * tile_columns // (512 * warps))
     common = rows, width, seeds, step, STREAMS["rounding"]
+    if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
+        constants["maxnreg"] = _REGISTERS[packed]
     _both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
