@@ -25,12 +25,7 @@ def hadamard(x: Tensor, size: int, dim: int) -> Tensor:
         torch.add(a, b, out=out.select(dim + 1, 0))
         torch.sub(a, b, out=out.select(dim + 1, 1))
         x, stride = out, 2 * stride
-    return x.reshape(*before, length, *after) * factor(size)
-
-
-def factor(size: int) -> float:
-    """FP32(1/sqrt(size)); 1 for size 0, which stands for no rotation."""
-    return float(torch.tensor(1 / math.sqrt(size), dtype=torch.float32)) if size else 1.0
+    return x.reshape(*before, length, *after) * _f32(1 / math.sqrt(size))
 
 
 def rotate(x: Tensor, size: int, dim: int, signs: Tensor | None) -> Tensor:
@@ -49,3 +44,7 @@ def _along(signs: Tensor, x: Tensor, dim: int) -> Tensor:
     shape = [1] * x.ndim
     shape[0], shape[dim] = lanes, x.shape[dim]
     return signs.repeat(1, x.shape[dim] // size).view(shape)
+
+
+def _f32(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32))

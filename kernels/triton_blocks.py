@@ -26,7 +26,7 @@ from fp4dse.kernels.triton_numbers import (
     unit_of,
 )
 
-KNOWN = {"random_step"}  # it follows from random_shift
+KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
 """Columns of the descriptor tables that the kernels heed."""
 
 

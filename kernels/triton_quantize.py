@@ -8,6 +8,7 @@ equal those of `rotation.rotate` and `reference.decode_operand` with `philox.ran
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
@@ -15,117 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.philox import STREAMS
-from fp4dse.kernels.rotation import factor
-from fp4dse.kernels.triton_blocks import block_maximum, codes_of, decoded, larger, numbers_of, quantized
-from fp4dse.kernels.triton_numbers import hadamard, unknown
-
-
-@triton.jit
-def _load(ptr, mask):
-    """Zero where masked."""
-    return tl.load(ptr, mask=mask, other=0.0)
-
-
-@triton.jit
-def _rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
-    """x [n, W] as float32, consecutive groups of SIZE of each row rotated with the lane's signs, if any."""
-    x = x.to(tl.float32)
-    if SIZE > 0:
-        groups = tl.reshape(x, (x.shape[0] * x.shape[1] // SIZE, SIZE))
-        if signs_ptr is not None:
-            groups = groups * tl.load(signs_ptr + lane * SIZE + tl.arange(0, SIZE))[None, :]
-        x = tl.reshape(hadamard(groups, SIZE) * FACTOR, x.shape)
-    return x
-
-
-@triton.jit
-def _tile(
-    x_ptr,
-    lane,
-    row0,
-    rows,
-    column0,
-    width,
-    P: tl.constexpr,
-    W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """The tile [P, W] at (row0, column0) of a lane's operand [rows, width], zero beyond its end.
-
-    x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
-    """
-    if COLUMNS:
-        # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
-        row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
-        chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
-        mask = (row < rows - row0)[None, None, :]
-        if not WHOLE:
-            mask = mask & (chunk < width - column0)[:, None, None]
-        column = chunk[:, None, None] + tl.arange(0, 16)[None, :, None]
-        corner = x_ptr + (lane * width + column0) * rows + row0
-        x = tl.permute(_load(corner + column * rows + row[None, None, :], mask), (2, 0, 1))
-    else:
-        # in two parts, so that a thread takes 16 neighbours, of which it cannot load more than 8 at a time
-        chunk = tl.arange(0, P * W // 16)
-        row, column = chunk // (W // 16), chunk % (W // 16) * 16
-        mask = row < rows - row0
-        if not WHOLE:
-            mask = mask & (column < width - column0)
-        corner = x_ptr + (lane * rows + row0) * width + column0
-        there = corner + (row * width + column)[:, None] + tl.arange(0, 8)[None, :]
-        x = tl.permute(tl.join(_load(there, mask[:, None]), _load(there + 8, mask[:, None])), (0, 2, 1))
-    return tl.reshape(x, (P, W))
-
-
-@triton.jit
-def _write(
-    x,
-    out_ptr,
-    scales_ptr,
-    lane,
-    row0,
-    rows,
-    column0,
-    width,
-    numbers,
-    B: tl.constexpr,
-    WHOLE: tl.constexpr,
-    HELD: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-    ADAPTIVE: tl.constexpr,
-    UNUSUAL: tl.constexpr,
-):
-    """Quantize a tile x, float32 [P, W], of a lane's operand [rows, width], and write it.
-
-    out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B]. WHOLE: no column of the tile lies beyond the width. HELD: as in
-    `quantized`.
-    """
-    P: tl.constexpr = x.shape[0]
-    W: tl.constexpr = x.shape[1]
-    row, column = tl.arange(0, P), tl.arange(0, W // B)
-    chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
-    blocks = tl.reshape(x, (P * W // B, B))
-    q, scale = quantized(blocks, tl.reshape(chunk, (P * W // 16,)), numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
-    inside = row < rows - row0
-    if scales_ptr is None:
-        out = tl.reshape(decoded(blocks, q, scale), (P, W))
-        column = tl.arange(0, W)
-        there = out_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
-        tl.store(there, out.to(out_ptr.dtype.element_ty), mask=mask)
-    else:
-        codes, stored = codes_of(blocks, q, scale, numbers)
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // B - column0 // B)[None, :]
-        there = scales_ptr + ((lane * rows + row0) * (width // B) + column0 // B)
-        there += row[:, None] * (width // B) + column[None, :]
-        tl.store(there, tl.reshape(stored, (P, W // B)).to(tl.uint8), mask=mask)
-        column = tl.arange(0, W // 2)
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // 2 - column0 // 2)[None, :]
-        there = out_ptr + ((lane * rows + row0) * (width // 2) + column0 // 2)
-        there += row[:, None] * (width // 2) + column[None, :]
-        tl.store(there, tl.reshape(codes, (P, W // 2)).to(tl.uint8), mask=mask)
+from fp4dse.kernels.rotation import hadamard
+from fp4dse.kernels.triton_blocks import block_maximum, larger, numbers_of
+from fp4dse.kernels.triton_tiles import load, rotated, tile, write
 
 
 @triton.jit
@@ -161,7 +54,7 @@ def _operand(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `_tile`, `_write`.
+    """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
     first: whether this is the lane's first program, which writes the decode factor. Of rows a tile is loaded while the
     one after it is computed, from the end to the start: what the tensor maximum read last is still in the cache.
@@ -173,19 +66,19 @@ def _operand(
     if COLUMNS:
         for n in range(TILES):
             place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
-            x = _tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
-            x = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            _write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
+            x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
     else:
         at = row0 + (TILES - 1) * TILE_ROWS
-        x = _tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
         for n in range(TILES):
             place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
-            rotated = _rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
-            x = _tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
-            _write(rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
 
 
 @triton.jit
@@ -362,7 +255,7 @@ def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
     """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n]; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    magnitude = tl.abs(_load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
+    magnitude = tl.abs(load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
     amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
 
@@ -381,15 +274,15 @@ def _rotated_maximum_kernel(
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
 ):
-    """max |x| of TILES tiles of one lane after rotation; x as in `_tile`. out: [L, programs]."""
+    """max |x| of TILES tiles of one lane after rotation; x as in `tile`. out: [L, programs]."""
     program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
-    amax = tl.zeros((TILE_ROWS, TILE_COLUMNS), tl.float32)
+    amax = tl.full((TILE_ROWS, TILE_COLUMNS), 0.0, tl.float32)
     for n in range(TILES):
         row0, column0 = _corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
-        x = _tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
-        amax = larger(amax, tl.abs(_rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
+        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
+        amax = larger(amax, tl.abs(rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
     tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
 
@@ -503,6 +396,12 @@ def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotat
     of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
     return shape | constants | _flags(features), triton.cdiv(tiles, of_program)
+
+
+@cache
+def factor(size: int) -> float:
+    """What ends a rotation: FP32(1/sqrt(size)); 1 for none."""
+    return float(hadamard(torch.eye(1, size), size, 1)[0, 0]) if size else 1.0
 
 
 def _flags(features: Sequence[bool]) -> dict[str, bool]:
