@@ -260,15 +260,19 @@ def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: i
             raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
 
 
-def _run(x: Tensor, columns: bool, block: int, *rest, tensor_amax, rotation, signs, outputs) -> None:
+def _run(
+    x, columns, block, floats, ints, features, seeds, step, site, *, tensor_amax, rotation, signs, outputs
+) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.triton_quantize import launch, tensor_maxima
 
     x = x.contiguous()
+    out, scales, dec = outputs
     with torch.cuda.device_of(x):
-        if rest[2][0] and tensor_amax is None:
+        if features[0] and tensor_amax is None:
             tensor_amax = tensor_maxima(x, columns, rotation, signs)
-        launch(x, columns, block, *rest, tensor_amax, rotation, signs, *outputs)
+        keys = seeds, step, site
+        launch(x, columns, block, floats, ints, features, *keys, tensor_amax, rotation, signs, out, scales, dec)
 
 
 def _decoded(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -319,7 +319,8 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
         _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
         return partial.amax(1)
-    shape = _shape(*(x.mT if columns else x).shape[1:], rotation, columns)
+    _, rows, width = (x.mT if columns else x).shape
+    shape = _shape(rows, width, rotation, columns)
     programs = triton.cdiv(_count(shape), _TILES)
     partial = x.new_empty(lanes, programs, dtype=torch.float32)
     rotate = {"TILES": _TILES, "ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
@@ -391,7 +392,8 @@ def launch_both(
 
 def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
-    shape = _shape(*(x.mT if columns else x).shape[1:], max(block, rotation), columns)
+    _, rows, width = (x.mT if columns else x).shape
+    shape = _shape(rows, width, max(block, rotation), columns)
     tiles = _count(shape)
     of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
