@@ -20,15 +20,18 @@ from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import fused
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.philox import signs
+from fp4dse.kernels.rotation import rotate
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
+_BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")
 
 
 class Timing(msgspec.Struct, frozen=True):
     """One row of the table.
 
-    time_us is that of one call; gb_s counts the input once and the output once; of_copy is the time of a copy of the
-    same tensor over time_us; wrong is the number of elements that differ from the reference; extra_memory, on a CPU, is
+    time_us is that of one call; gb_s counts the input once and the outputs once; of_copy is the time of a copy of the
+    same tensor over time_us; wrong is the number of outputs that differ from the reference; extra_memory, on a CPU, is
     what one call takes beyond its input, the result included, as a multiple of the input. A peer that cannot be timed
     has none of these.
     """
@@ -45,12 +48,17 @@ class Case(msgspec.Struct, frozen=True):
     """What a row of the GPU table times: lanes of a tensor of 2^26 elements.
 
     given: the tensor maximum is known, else it is taken from the tensor. columns: the contraction axis comes first.
+    rotation: of this size, with random signs. packed: codes. both: the operands of rows and of columns, by one call or
+    two.
     """
 
     what: str
     quantizers: tuple[Quantizer, ...]
     given: bool = True
     columns: bool = False
+    rotation: int = 0
+    packed: bool = False
+    both: Literal["", "one call", "two calls"] = ""
 
 
 def bench(device: str) -> Iterator[Timing]:
@@ -89,6 +97,16 @@ def _cases() -> list[Case]:
         Case("nvfp4 of columns, maximum given", (nv,), columns=True),
         Case("mxfp4 of columns", (mx,), columns=True),
         Case("nvfp4 stochastic of columns, maximum given", (stochastic(nv),), columns=True),
+        *(Case(f"nvfp4 + rotation {n}, maximum given", (nv,), rotation=n) for n in (16, 128)),
+        Case("nvfp4 + rotation 128, current maximum", (nv,), given=False, rotation=128),
+        Case("nvfp4 + rotation 16 stochastic, maximum given", (stochastic(nv),), rotation=16),
+        Case("nvfp4 + rotation 128 stochastic, maximum given", (stochastic(nv),), rotation=128),
+        Case("nvfp4 + rotation 128 of columns, maximum given", (nv,), columns=True, rotation=128),
+        Case("nvfp4 packed, maximum given", (nv,), packed=True),
+        Case("mxfp4 packed", (mx,), packed=True),
+        Case("nvfp4 packed, of columns, maximum given", (nv,), columns=True, packed=True),
+        *(Case(f"nvfp4 of rows and columns, {n}", (nv,), both=n) for n in _BOTH),
+        *(Case(f"nvfp4 of rows and columns, packed, {n}", (nv,), packed=True, both=n) for n in _BOTH),
         Case("256 lanes, one recipe", (nv,) * 256),
         Case("256 lanes, four recipes", mixed * 64),
         Case("256 lanes, one recipe, stochastic", (stochastic(nv),) * 256),
@@ -104,9 +122,9 @@ def _on_gpu(dtype: torch.dtype, cases: Sequence[Case]) -> Iterator[Timing]:
     for case in cases:
         lanes = len(case.quantizers)
         edge = int((x.numel() // lanes) ** 0.5)
-        call, wrong = _checked(case, x.view(lanes, edge, edge))
+        call, wrong, nbytes = _checked(case, x.view(lanes, edge, edge))
         us = _median_us(_graph(call)) / CALLS
-        yield Timing(f"{word}: {case.what}", us, 2 * x.nbytes / us / 1e3, copy_us / us, wrong)
+        yield Timing(f"{word}: {case.what}", us, (x.nbytes + nbytes) / us / 1e3, copy_us / us, wrong)
 
 
 def _copy_us(x: Tensor) -> float:
@@ -127,20 +145,41 @@ def _copy_us(x: Tensor) -> float:
     return min(_median_us(call) for call in (copies, clones, _graph(copy))) / CALLS
 
 
-def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int]:
-    """The call to time, and the number of elements in which it differs from the reference."""
-    tables = descriptor(case.quantizers, "cuda")
-    features = fused.features(*tables)
-    keys = torch.arange(len(x), device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda"), 7
-    common = x, case.columns, int(case.quantizers[0].block), *tables, features, *keys
-    maxima = x.abs().amax((1, 2)).float() if case.given and features.tensor_scale else None
+def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
+    """The call to time, the number of outputs in which it differs from the reference, and the bytes that it writes."""
+    floats, ints = descriptor(case.quantizers, "cuda")
+    features, block = fused.features(floats, ints), int(case.quantizers[0].block)
+    step = torch.zeros((), dtype=torch.int64, device="cuda")
+    seeds, site = torch.arange(len(x), device="cuda"), 7
+    flips = signs(seeds, step, step, case.rotation) if case.rotation else None
+    turned = case.rotation, flips
+    orientations = (False, True) if case.both else (case.columns,)
+    single = [(x, columns, block, floats, ints, features, seeds, step, site) for columns in orientations]
+    maxima = None
+    if case.given and features.tensor_scale:
+        maxima = rotate(x.float(), case.rotation, 1 + (not case.columns), flips) if case.rotation else x
+        maxima = maxima.abs().amax((1, 2)).float()
 
-    def call() -> tuple[Tensor, Tensor]:
-        return fused.operand(*common, maxima, x.dtype)
+    def calls() -> list[Tensor]:
+        if case.packed:
+            return [t for one in single for t in fused.packed(*one, maxima, *turned)]
+        return [t for one in single for t in fused.operand(*one, maxima, x.dtype, *turned)]
 
-    values, dec = call()
-    expected, expected_dec = fused.unfused_operand(*common)
-    return call, int((values != expected.to(x.dtype)).sum() + (dec != expected_dec).sum())
+    def call() -> list[Tensor]:
+        keys = [*features, *features], seeds, step, [site] * 2, [maxima] * 2
+        dtype = torch.uint8 if case.packed else x.dtype
+        return fused.both(x, [block] * 2, [floats] * 2, [ints] * 2, *keys, dtype, [case.rotation] * 2, [flips] * 2)
+
+    chosen = call if case.both == "one call" else calls
+    got = chosen()
+    expected: list[Tensor] = []
+    for one in single:
+        if case.packed:
+            expected += fused.unfused_packed(*one, case.quantizers, *turned)
+        else:
+            expected += fused.unfused_operand(*one, *turned)
+    wrong = sum(int((a != b.to(a.dtype)).sum().item()) for a, b in zip(got, expected, strict=True))
+    return chosen, wrong, sum(t.nbytes for t in got)
 
 
 def _graph(call: Callable[[], object]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The fused GPU kernels as one PyTorch operator, for torch.compile and CUDA graphs too, and when it cannot be taken."""
+"""The fused GPU kernels as PyTorch operators, for torch.compile and CUDA graphs too, and when it cannot be taken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fp4dse.dse import Quantizer
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.packed import quantize_and_pack
 from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.rotation import rotate
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
-"""Block sizes that the kernel takes."""
+"""Block sizes that the kernels take."""
+
+ROTATIONS = (16, 32, 64, 128, 256)
+"""Sizes of rotations that the kernels take."""
 
 WIDE = 2.0**100
 """Scale formats that reach beyond are rounded by the kernel's long way."""
@@ -64,18 +70,20 @@ def why_not_fused(device: str) -> str | None:
 
 def unknown_columns() -> list[str]:
     """Columns of the descriptor tables that the kernel does not heed."""
-    from fp4dse.kernels.triton_quantize import KNOWN
+    from fp4dse.kernels.triton_blocks import KNOWN
 
     return [name for name in (*FLOATS, *INTS) if name not in KNOWN]
 
 
-def why_not_operand(x: Tensor, block: int, dtype: torch.dtype) -> str | None:
-    """The reason why the kernels do not take this operand, or None if they do."""
+def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0) -> str | None:
+    """The reason why the kernels do not take this operand, or None if they do. dtype: uint8 stands for codes."""
     kinds = torch.float32, torch.bfloat16
-    if x.dtype not in kinds or dtype not in kinds:
+    if x.dtype not in kinds or dtype not in (*kinds, torch.uint8):
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"
     if block not in BLOCKS:
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
+    if rotation not in (0, *ROTATIONS):
+        return f"rotation: found {rotation}; accepted: 0 (none), {', '.join(map(str, ROTATIONS))}"
     if not (x.numel() > 0 and len(x) < 2**16 and x[0].numel() < 2**30):
         return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^30 - 1 elements"
     return None
@@ -94,32 +102,99 @@ def operand(
     site: int,
     tensor_amax: Tensor | None,
     dtype: torch.dtype,
+    rotation: int = 0,
+    signs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`reference.decode_operand` with `philox.random16`: the operand [L, R, C] as `dtype`, decode factors float32 [L].
 
     x: float32 or bfloat16, [L, R, C], or [L, C, R] where `columns`; blocks lie along C, which they divide.
     features: `Features` of the tables. seeds: int64 [L], step: int64 scalar on the device, site: keys of the draws.
     tensor_amax: float32 [L] maxima to scale by, or None for those of x. dtype: float32 or bfloat16 (one rounding).
-    Raises ValueError for what the kernels do not take.
+    rotation: x is rotated first along C, in groups of so many (0: not), with signs: float32 [L, rotation] or None;
+    as `rotation.rotate` does. Raises ValueError for what the kernels do not take.
     """
-    from fp4dse.kernels.triton_quantize import launch, tensor_maxima
-
-    if reason := why_not_operand(x, block, dtype):
-        raise ValueError(reason)
-    if x.shape[1 if columns else 2] % block:
-        raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that blocks of {block} divide")
-    x = x.contiguous()
-    out, dec = _outputs(x, columns, dtype)
-    with torch.cuda.device_of(x):
-        if features[0] and tensor_amax is None:
-            tensor_amax = tensor_maxima(x)
-        launch(x, columns, block, floats, ints, features, tensor_amax, seeds, step, site, out, dec)
+    _check(x, columns, block, dtype, rotation)
+    out, dec = _decoded(x, columns, dtype)
+    common = x, columns, block, floats, ints, features, seeds, step, site
+    _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=(out, None, dec))
     return out, dec
 
 
 @operand.register_fake
-def _(x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype):
-    return _outputs(x, columns, dtype)
+def _(x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype, rotation=0, signs=None):
+    return _decoded(x, columns, dtype)
+
+
+@torch.library.custom_op("fp4dse::packed", mutates_args=())
+def packed(
+    x: Tensor,
+    columns: bool,
+    block: int,
+    floats: Tensor,
+    ints: Tensor,
+    features: Sequence[bool],
+    seeds: Tensor,
+    step: Tensor,
+    site: int,
+    tensor_amax: Tensor | None,
+    rotation: int = 0,
+    signs: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operand as stored: codes uint8 [L, R, C/2], scale codes uint8 [L, R, C/B], decode factors float32 [L].
+
+    Arguments as in `operand`; `packed.py` has the layout. For tables of quantizers that `packed.why_not_packed` takes.
+    """
+    _check(x, columns, block, torch.uint8, rotation)
+    outputs = _packed(x, columns, block)
+    common = x, columns, block, floats, ints, features, seeds, step, site
+    _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=outputs)
+    return outputs
+
+
+@packed.register_fake
+def _(x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, rotation=0, signs=None):
+    return _packed(x, columns, block)
+
+
+@torch.library.custom_op("fp4dse::both", mutates_args=())
+def both(
+    x: Tensor,
+    blocks: Sequence[int],
+    floats: Sequence[Tensor],
+    ints: Sequence[Tensor],
+    features: Sequence[bool],
+    seeds: Tensor,
+    step: Tensor,
+    sites: Sequence[int],
+    maxima: Sequence[Tensor | None],
+    dtype: torch.dtype,
+    rotations: Sequence[int],
+    signs: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """What `operand` returns for the rows of x and for its columns, one after the other, from one read of x [L, R, C].
+
+    Two of everything that `operand` takes, first for rows, then for columns; features: four and four. dtype: also
+    torch.uint8, for what `packed` returns. Where neither is rotated they share one tensor maximum.
+    """
+    from fp4dse.kernels.triton_quantize import launch_both, tensor_maxima
+
+    x, amax = x.contiguous(), list(maxima)
+    for n in (0, 1):
+        _check(x, n == 1, blocks[n], dtype, rotations[n])
+    outputs = _both(x, blocks, dtype)
+    with torch.cuda.device_of(x):
+        for n in (0, 1):
+            if features[4 * n] and amax[n] is None:
+                shared = n == 1 and features[0] and maxima[0] is None and not any(rotations)
+                amax[n] = amax[0] if shared else tensor_maxima(x, n == 1, rotations[n], signs[n])
+        four = features[:4], features[4:]
+        launch_both(x, blocks, floats, ints, four, seeds, step, sites, amax, rotations, signs, outputs)
+    return [t for of_one in outputs for t in of_one]
+
+
+@both.register_fake
+def _(x, blocks, floats, ints, features, seeds, step, sites, maxima, dtype, rotations, signs):
+    return [t for of_one in _both(x, blocks, dtype) for t in of_one]
 
 
 def unfused_operand(
@@ -132,22 +207,86 @@ def unfused_operand(
     seeds: Tensor,
     step: Tensor,
     site: int,
+    rotation: int = 0,
+    signs: Tensor | None = None,
     *,
     decode=decode_operand,
     draws=random16,
 ) -> tuple[Tensor, Tensor]:
     """What `operand` computes, in float32, by the reference or its twins: its specification."""
+    blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws)
+    values, dec = decode(blocks, floats, ints, random, features[2])
+    return values.view(shape), dec
+
+
+def unfused_packed(
+    x: Tensor,
+    columns: bool,
+    block: int,
+    floats: Tensor,
+    ints: Tensor,
+    features: Sequence[bool],
+    seeds: Tensor,
+    step: Tensor,
+    site: int,
+    quantizers: Sequence[Quantizer],
+    rotation: int = 0,
+    signs: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `packed` computes, by the reference: its specification. quantizers: those of the tables, one a lane."""
+    blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, random16)
+    codes, scales, dec = quantize_and_pack(blocks, floats, ints, random, features[2], quantizers)
+    return codes.view(*shape[:2], -1), scales.view(*shape[:2], -1), dec
+
+
+def _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws):
+    """Blocks of the rotated operand, float32 [L, n, B], the operand's shape, and its random bits or None."""
     x = (x.mT if columns else x).to(torch.float32).contiguous()
+    if rotation:
+        x = rotate(x, rotation, 2, signs)
     blocks = x.view(len(x), -1, block)
-    _, stochastic, adaptive, _ = features
     random = None
-    if stochastic:
+    if features[1]:
         at = torch.tensor(site, device=x.device)
         random = draws(seeds, STREAMS["rounding"], step, at, blocks[0].numel()).view_as(blocks)
-    values, dec = decode(blocks, floats, ints, random, adaptive)
-    return values.view_as(x), dec
+    return blocks, x.shape, random
 
 
-def _outputs(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int) -> None:
+    if reason := why_not_operand(x, block, dtype, rotation):
+        raise ValueError(reason)
+    for name, size in ("blocks of", block), ("a rotation of", rotation or 1):
+        if x.shape[1 if columns else 2] % size:
+            raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
+
+
+def _run(
+    x, columns, block, floats, ints, features, seeds, step, site, *, tensor_amax, rotation, signs, outputs
+) -> None:
+    """One launch, and one for the tensor maximum where it is needed and not given."""
+    from fp4dse.kernels.triton_quantize import launch, tensor_maxima
+
+    x = x.contiguous()
+    out, scales, dec = outputs
+    with torch.cuda.device_of(x):
+        if features[0] and tensor_amax is None:
+            tensor_amax = tensor_maxima(x, columns, rotation, signs)
+        keys = seeds, step, site
+        launch(x, columns, block, floats, ints, features, *keys, tensor_amax, rotation, signs, out, scales, dec)
+
+
+def _decoded(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     shape = x.mT.shape if columns else x.shape
     return x.new_empty(shape, dtype=dtype), x.new_empty(len(x), dtype=torch.float32)
+
+
+def _packed(x: Tensor, columns: bool, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    lanes, rows, width = x.mT.shape if columns else x.shape
+    codes, scales = (x.new_empty((lanes, rows, width // n), dtype=torch.uint8) for n in (2, block))
+    return codes, scales, x.new_empty(lanes, dtype=torch.float32)
+
+
+def _both(x: Tensor, blocks: Sequence[int], dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
+    if dtype == torch.uint8:
+        return [_packed(x, columns, blocks[columns]) for columns in (False, True)]
+    return [_decoded(x, columns, dtype) for columns in (False, True)]

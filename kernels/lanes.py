@@ -18,7 +18,7 @@ from fp4dse.kernels.activations import silu
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick
-from fp4dse.kernels.operand import Kept, Keys, Operand, Slot
+from fp4dse.kernels.operand import Kept, Keys, Operand, Slot, Turn
 from fp4dse.kernels.philox import signs
 from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
@@ -113,13 +113,20 @@ class LaneNumerics:
         rotation, unit = self.rotations[stage], self._unit(stage)
         length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
+        turn = None
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
-            flips = self._signs(stage, layer, rotation)
-            a, b = (rotate(t, rotation.size, d, flips, rotation.order) for t, d in ((a, a_dim), (b, b_dim)))
+            turn = Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order)
         keys = self.keys(layer, length)
         dtype = GEMMS[self.gemms[stage]].operand
-        return slots[0].quantize(a, a_dim, keys, dtype, keep[0]), slots[1].quantize(b, b_dim, keys, dtype, keep[1])
+        operands = []
+        for slot, other, t, dim, kept in zip(slots, slots[::-1], (a, b), (a_dim, b_dim), keep, strict=True):
+            # what clamping cuts off an operand is multiplied with the other as it is
+            fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
+            if turn and not fused:
+                t = rotate(t, turn.size, dim, turn.signs, turn.order)
+            operands.append(slot.quantize(t, dim, keys, dtype, kept, turn if fused else None))
+        return operands[0], operands[1]
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
@@ -142,7 +149,7 @@ class LaneNumerics:
         if rotation.signs == "none":
             return None
         if rotation.signs == "fixed":
-            return fixed_signs(rotation.size, self.seeds.device)
+            return fixed_signs(rotation.size, self.seeds.device).repeat(self.lanes, 1)
         site = torch.tensor(8 * layer + list(STAGES).index(stage), device=self.seeds.device)
         return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
 

@@ -24,7 +24,7 @@ from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused import BLOCKS, features
+from fp4dse.kernels.fused import BLOCKS, ROTATIONS, features
 from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -84,6 +84,14 @@ class Keys(NamedTuple):
     counting: bool = False
 
 
+class Turn(NamedTuple):
+    """A rotation along the contraction: its size, signs [L, size] or None, and order, as rotation.rotate takes them."""
+
+    size: int
+    signs: Tensor | None
+    order: str
+
+
 class Slot:
     """One slot of all lanes. All lanes have the same layout (`Quantizer.layout`)."""
 
@@ -93,6 +101,7 @@ class Slot:
         self.name, self.number, self.backend = name, SLOTS.index(name), backend
         self.block = None if first.is_plain else first.block
         self.unit = first.unit
+        self.fused, self.compensated = None, None
         self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
         self.counts: dict[str, Tensor] = {}  # what was lost while counting, int64 [L]; see counters.COUNTERS
         if self.block is None:
@@ -124,12 +133,19 @@ class Slot:
         self.element = ELEMENTS[first.element]
 
     def quantize(
-        self, x: Tensor, dim: int, keys: Keys, dtype: torch.dtype = torch.float32, keep: bool = False
+        self,
+        x: Tensor,
+        dim: int,
+        keys: Keys,
+        dtype: torch.dtype = torch.float32,
+        keep: bool = False,
+        turn: Turn | None = None,
     ) -> Operand:
         """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
 
         dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
-        keep: its gradient is going to be passed through the quantizer (`backward`).
+        keep: its gradient is going to be passed through the quantizer (`backward`). turn: x is to be rotated, which the
+        slot must be able to do (`rotates`).
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
@@ -140,6 +156,8 @@ class Slot:
             return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest)
         if keep and self.through != Through():
             return self._kept(x if dim == 2 else x.mT, keys)
+        if turn:
+            return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
         first = self._term(x, dim, keys, 0, dtype)
         x = x if dim == 2 else x.mT
         if self.residuals is None:
@@ -147,6 +165,14 @@ class Slot:
         second = self._term(x - first.decoded(), 2, keys, 1, dtype)
         factor = self.residuals if second.factor is None else second.factor.view(len(x), -1) * self.residuals
         return Operand([first, Term(second.values, factor)], x)
+
+    def rotates(self, turn: Turn, keys: Keys, keep: bool) -> bool:
+        """Whether the backend's kernel rotates the operand while it quantizes it."""
+        if not self.fused or not isinstance(self.block, int) or turn.size not in ROTATIONS or turn.order != "sylvester":
+            return False
+        estimated = keep and self.through != Through()
+        plain = self.clamps is None and self.residuals is None and not self.maxima.has_state
+        return plain and not estimated and not keys.counting
 
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
@@ -221,13 +247,22 @@ class Slot:
         padded = (lanes, rows + -rows % (tile(self.block or 0) or 1), columns)
         return blocks.join(cut, padded, self.block)[:, :rows]  # type: ignore[arg-type]
 
-    def _fused(self, x: Tensor, columns: bool, block: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
+    def _fused(
+        self,
+        x: Tensor,
+        columns: bool,
+        block: int,
+        keys: Keys,
+        call: int,
+        dtype: torch.dtype,
+        turn: Turn | None = None,
+    ) -> Term:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
         amax = None
         if self.maxima.has_state:
             amax = self._tensor_amax(x.abs().amax(dim=(1, 2))[:, None], keys, call)[:, 0]
         at = (keys.seeds, keys.step, self._site(keys, call))
-        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, dtype))  # type: ignore[misc]
+        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, dtype, *(turn or ())[:2]))  # type: ignore[misc]
 
     def _site(self, keys: Keys, call: int) -> int:
         return 8 * keys.layer + self.number + CALL * call

@@ -1,10 +1,11 @@
-"""The arithmetic of the fused kernels: rounding and random numbers with the reference's bits, in fewer operations.
+"""The arithmetic of the fused kernels: rounding, random numbers and rotation with the reference's bits.
 
     to nearest   with C = 1.5 · 2^23 grid steps, (y + C) - C is y rounded to nearest even on the grid of its binade
-    by threshold half a step lower, the same gives the grid point below y; y - threshold >= below decides. Where y is
-                 on the grid, either neighbour may come out as `below`: the threshold, in (0, 1), mends it
+    down         scaled so that its subnormal numbers are float32's, a format's grid is every 2^(23 - mantissa)-th
+                 float32: what is added to the bits is added in grid steps, and cutting off the bits rounds down. Bits
+                 that scaling drops decide nothing if they are dropped toward zero
+    codes        for the same reason the number of a grid point is the upper bits of the scaled number
     fma          only where the product is exact, so that it equals the two operations; the compiler may fuse none
-    draws        the upper bits of a 16-bit draw become the end of a float32
 
 Formats have at most 18 mantissa bits, and 2^24 times their largest value is a float32; others: `round_wide`.
 """
@@ -18,6 +19,7 @@ _ALL = tl.constexpr(tl.PropagateNan.ALL)
 _FLT_MIN = tl.constexpr(2.0**-126)
 _EXPONENT = tl.constexpr(0x7F800000)
 _HALF_RANGE = tl.constexpr(0x7F000000)  # see reference.py
+_BACK = tl.constexpr(2.0**126)
 _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers, ties to even, on both sides of zero
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)  # Philox, as in philox.py
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
@@ -36,6 +38,12 @@ def as_int(x):
 @triton.jit
 def inverse_of_power(x):
     return as_float(-as_int(x) + _HALF_RANGE)
+
+
+@triton.jit
+def mantissa_of(inv_ulps):
+    """Mantissa bits of a format with 1/inv_ulps grid points in a binade."""
+    return 127 - (as_int(inv_ulps) >> 23)
 
 
 @triton.jit
@@ -59,16 +67,42 @@ def nearest(y, pmin, inv_ulps):
 
 
 @triton.jit
-def up_from(y, pmin, inv_ulps, threshold):
-    """y >= 0 to the grid, up from the position between two grid points that `threshold` is, else down.
+def toward_zero(y, power):
+    """y · power, rounded toward zero. The tests have a twin: the interpreter runs no assembly."""
+    return tl.inline_asm_elementwise("mul.rz.f32 $0, $1, $2;", "=f,f,f", [y, power], tl.float32, is_pure=True, pack=1)
 
-    threshold: minus the position, in (0, 1), times inv_ulps, which makes it a part of the binade.
+
+@triton.jit
+def unknown(x):
+    """x, int32, in a way that the compiler cannot look through. The tests have a twin, as of `toward_zero`."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def unit_of(pmin):
+    """The factor that makes the subnormal numbers of a format those of float32.
+
+    Then the bits of a grid point count the grid's points from zero, in their upper 9 + mantissa bits.
     """
-    binade = binade_of(y, pmin)
-    magic = inv_ulps * _TO_INTEGER
-    below = tl.fma(binade, -magic, tl.fma(binade, magic, tl.fma(binade, inv_ulps * -0.5, y)))
-    up = tl.fma(binade, threshold, y) >= below
-    return tl.fma(binade, tl.where(up, inv_ulps, 0.0), below)
+    return inverse_of_power(pmin) * _FLT_MIN
+
+
+@triton.jit
+def down(y, add, pmin, mantissa):
+    """y >= 0, and `add` more, to the grid point below. add: int32, in 2^(mantissa - 23) grid steps."""
+    bits = as_int(toward_zero(y, unit_of(pmin))) + add
+    return as_float(bits & -(1 << 23 - mantissa)) * _BACK * pmin
+
+
+@triton.jit
+def hadamard(x, N: tl.constexpr):
+    """`rotation.hadamard` of each row but for the factor: float32 [n, N], strides 1, 2, 4 …"""
+    for k in tl.static_range(10):
+        if 1 << k < N:
+            pairs = tl.reshape(x, (x.shape[0], N // (2 << k), 2, 1 << k))
+            a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
+            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (x.shape[0], N))
+    return x
 
 
 @triton.jit
@@ -94,21 +128,18 @@ def philox(index, seed, stream, step, site):
 
 
 @triton.jit
-def thresholds(block, shift, inv_ulps, key, B: tl.constexpr):
-    """-(1 - (2r+1) / 2^(b+1)) · inv_ulps for b = 16 - shift bits r, float32 [n, B]. block: numbers in the lane, [n].
+def random_steps(chunk, shift, mantissa, key):
+    """(2r+1) / 2^(b+1) grid steps for b = 16 - shift random bits r, in the units of `down`: int32 [n, 16].
 
-    The inverted bits r' are the end of the float32 128 + r' / 2^b, from which 128 - 2^-(b+1) is taken. Eight
-    consecutive elements share a counter and stay in the thread that computes it.
+    chunk: numbers in the lane of runs of 16, [n]. Eight consecutive elements share a counter.
     """
     seed, stream, step, site = key
-    index = block[:, None] * (B // 8) + tl.arange(0, B // 8)[None, :]
+    index = chunk[:, None] * 2 + tl.arange(0, 2)[None, :]
     c0, c1, c2, c3 = philox(index, seed, stream, step, site)
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [n, B/8, 2, 2]: words 0, 1, 2, 3 in order
-    draws = tl.join(words, words >> 16).to(tl.int32, bitcast=True)
-    draws = tl.reshape(draws, (block.shape[0], B))
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [n, 2, 2, 2]: words 0, 1, 2, 3 in order
+    draws = tl.join(words * (1 << 7 - mantissa).to(tl.uint32), words >> 9 + mantissa).to(tl.int32, bitcast=True)
     kept = 0x10000 - (1 << shift)
-    base = 128.0 - as_float((shift << 23) + 0x37000000)  # 128 - 2^(shift - 17)
-    return tl.fma(as_float((draws & kept) ^ (kept + 0x43000000)), -inv_ulps, base * inv_ulps)
+    return tl.reshape(draws, (chunk.shape[0], 16)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
 
 
 @triton.jit

@@ -1,267 +1,253 @@
-"""The quantizer fused into one Triton kernel: any mix of recipes in one launch, read once, written once.
+"""The quantizer fused into Triton kernels: any mix of recipes in one launch, an operand read once and written once.
 
-A program takes tiles of whole blocks of one lane and reads that lane's row of the descriptor tables; only the block
-size and what no lane needs (see `fused.Features`) are compile-time constants. Bits equal those of
-`reference.decode_operand` with `philox.random16`, whatever the tiles. The block maximum is taken on the integer bits
-of |x|, where NaN sorts above Inf, so that it is not lost. `triton_numbers` has the arithmetic.
+A program takes tiles of whole blocks of one lane, rotates and quantizes them by that lane's row of the descriptor
+tables, and writes what the GEMM consumes, or codes. Only sizes and what no lane needs are compile-time constants. Bits
+equal those of `rotation.rotate` and `reference.decode_operand` with `philox.random16`, whatever the tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.fused import WIDE
 from fp4dse.kernels.philox import STREAMS
-from fp4dse.kernels.triton_numbers import (
-    as_float,
-    as_int,
-    binade_of,
-    inverse_of_power,
-    nearest,
-    round_wide,
-    smaller,
-    thresholds,
-    up_from,
-)
-
-KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
-"""Columns of the descriptor tables that the kernel heeds."""
-
-
-def _column(name: str) -> tl.constexpr:
-    KNOWN.add(name)
-    return tl.constexpr((FLOATS if name in FLOATS else INTS).index(name))
-
-
-_ELEM_PMIN = _column("elem_pmin")
-_ELEM_ULPS = _column("elem_ulps")
-_ELEM_MAX = _column("elem_max")
-_INV_VAL_MAX = _column("inv_val_max")
-_TENSOR_TARGET = _column("tensor_target")
-_SCALE_PMIN = _column("scale_pmin")
-_SCALE_ULPS = _column("scale_ulps")
-_SCALE_MAX = _column("scale_max")
-_SCALE_ZERO = _column("scale_zero")
-_PRESCALE = _column("prescale")
-_POSTSCALE = _column("postscale")
-_FLOAT_SCALE = _column("float_scale")
-_E8M0_CARRY = _column("e8m0_carry")
-_E8M0_OFFSET = _column("e8m0_offset")
-_SCALE_UP = _column("scale_up")
-_ENCODE = _column("encode")
-_HYBRID = _column("hybrid")
-_LOG_TIES = _column("log_ties")
-_HALF_AWAY = _column("half_away")
-_RANDOM_SHIFT = _column("random_shift")
-_STOCHASTIC = _column("stochastic")
-_ADAPT = _column("adapt")
-_ADAPT_MAE = _column("adapt_mae")
-_N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
-_FLT_MAX = tl.constexpr(3.4028234663852886e38)
-_INF = tl.constexpr(float("inf"))
-_WIDE = tl.constexpr(WIDE)
+from fp4dse.kernels.rotation import hadamard
+from fp4dse.kernels.triton_blocks import block_maximum, larger, numbers_of
+from fp4dse.kernels.triton_tiles import load, rotated, tile, write
 
 
 @triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b)
-
-
-@triton.jit
-def _plus(a, b):
-    return a + b
-
-
-@triton.jit
-def _load(ptr, mask):
-    """float32; zero where masked."""
-    return tl.load(ptr, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _tensor_factor(target, amax):
-    wanted = tl.minimum(tl.div_rn(target, amax), _FLT_MAX)
-    return tl.where((target > 0) & (amax > 0), wanted, 1.0)
-
-
-@triton.jit
-def _any_scale(amax, enc, inv_val_max, f, i):
-    """Scale and multiplier of blocks for float scales of any kind."""
-    encode = tl.load(i + _ENCODE) > 0
-    ideal = amax * (enc * inv_val_max)
-    wanted = smaller(tl.where(encode, tl.div_rn(1.0, ideal), ideal), tl.load(f + _SCALE_MAX))
-    stored = round_wide(wanted, tl.load(f + _SCALE_PMIN), tl.load(f + _SCALE_ULPS), tl.load(i + _SCALE_UP))
-    stored = tl.where(stored == 0, tl.load(f + _SCALE_ZERO), stored)
-    source = tl.where(tl.load(i + _HYBRID) > 0, wanted, stored)
-    mult = smaller(tl.div_rn(1.0, source * tl.div_rn(1.0, enc)), _FLT_MAX)
-    return tl.where(encode, tl.div_rn(1.0, stored), stored), tl.where(encode, source * enc, mult)
-
-
-@triton.jit
-def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
-    """Scale and multiplier of blocks for E8M0, and for 8-bit float scales that are rounded to nearest."""
-    float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset = usual
-    if float_scale > 0:
-        scale = nearest(tl.minimum(amax * (enc * inv_val_max), scale_max), scale_pmin, scale_inv_ulps)
-        scale = tl.where(scale == 0, scale_zero, scale)
-    else:
-        exponent = (as_int(amax * enc) + e8m0_carry >> 23) - e8m0_offset
-        exponent = tl.minimum(tl.maximum(exponent, 0), 254)
-        scale = as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
-    return scale, smaller(tl.div_rn(1.0, scale * inv_enc), _FLT_MAX)
-
-
-@triton.jit
-def _encoded(
-    magnitude, amax, tensor, inv_val_max, element, usual, draws, f, i, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr
-):
-    """Element magnitudes [n, B] and scales [n].
-
-    tensor: the tensor's factor, its inverse, and the bound of usable block maxima. draws: if STOCHASTIC, whether this
-    lane is, and arguments of `thresholds`. f, i: the lane's row, for what is rarely needed.
-    """
-    enc, inv_enc, limit = tensor
-    pmin, inv_ulps, largest, prescale = element
-    if UNUSUAL:
-        kind = tl.load(i + _ENCODE) + tl.load(i + _HYBRID) + tl.load(i + _SCALE_UP)
-        if (kind > 0) | (tl.load(f + _SCALE_MAX) > _WIDE):
-            scale, mult = _any_scale(amax, enc, inv_val_max, f, i)
-        else:
-            scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
-    else:
-        scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
-    y = smaller(magnitude * tl.where(amax < limit, mult * prescale, float("nan"))[:, None], largest)
-    if STOCHASTIC:
-        stochastic, block, shift, key = draws
-        if stochastic > 0:
-            q = up_from(y, pmin, inv_ulps, thresholds(block, shift, inv_ulps, key, magnitude.shape[1]))
-        else:
-            q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
-    else:
-        q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
-    return q, scale
-
-
-@triton.jit
-def _to_nearest(y, pmin, inv_ulps, i, UNUSUAL: tl.constexpr):
-    """Element magnitudes to nearest, with the ties of the lane."""
-    if UNUSUAL:
-        if tl.load(i + _HALF_AWAY) > 0:
-            q = up_from(y, pmin, inv_ulps, inv_ulps * -0.5)
-        else:
-            # a power of two's own binade has one grid point: the tie goes to the even code, not to the larger
-            binade = binade_of(y, pmin)
-            tie = (y == binade * 1.5) & ((as_int(binade) >> 23 & 1) < tl.load(i + _LOG_TIES))
-            q = tl.where(tie, binade, nearest(y, pmin, inv_ulps))
-    else:
-        q = nearest(y, pmin, inv_ulps)
-    return q
-
-
-@triton.jit
-def _error(magnitude, q, scale, dec, absolute):
-    """Error of each block [n], added up as `lane_sum` does: first half + second half, until one is left."""
-    error = tl.abs((q * scale[:, None]) * dec - magnitude)
-    error = tl.where(absolute > 0, error, error * error)
-    for _ in tl.static_range(10):  # BLOCKS end at 2^10
-        if error.shape[1] > 1:
-            error = tl.reduce(tl.reshape(error, (error.shape[0], 2, error.shape[1] // 2)), 1, _plus)
-    return tl.reshape(error, (error.shape[0],))
-
-
-@triton.jit(do_not_specialize=["site", "stream"])
-def _quantize_kernel(
+def _operand(
+    lane,
+    first,
+    row0,
+    column0,
     x_ptr,
+    signs_ptr,
     out_ptr,
+    scales_ptr,
     dec_ptr,
     floats_ptr,
     ints_ptr,
     amax_ptr,
+    site,
+    rows,
+    width,
     seeds_ptr,
     step_ptr,
-    site,
     stream,
-    rows,
-    blocks,
     B: tl.constexpr,
     TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
     TENSOR_SCALE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """TILES tiles of one lane, a block wide and TILE_ROWS high.
+    """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
-    x: bfloat16 or float32 [L, rows, blocks · B], or [L, blocks · B, rows] where COLUMNS. out: bfloat16 or float32
-    [L, rows, blocks · B]. Tiles go from the end to the start: what the tensor maximum read last is still in the cache.
+    first: whether this is the lane's first program, which writes the decode factor. Of rows a tile is loaded while the
+    one after it is computed, from the end to the start: what the tensor maximum read last is still in the cache.
     """
+    HELD: tl.constexpr = B == 16 and ROTATION <= 16
+    numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
+    if first:
+        tl.store(dec_ptr + lane, numbers[6])
+    if COLUMNS:
+        for n in range(TILES):
+            place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
+            x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
+            x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    else:
+        at = row0 + (TILES - 1) * TILE_ROWS
+        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+        for n in range(TILES):
+            place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
+            x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
+            left = tl.where(n < TILES - 1, rows, 0)
+            x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+
+
+@triton.jit
+def _corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row and column of an operand at which a program begins. An operand of rows is one tile wide."""
+    if COLUMNS:
+        across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+        row0, column0 = program // across * TILE_ROWS, program % across * TILE_COLUMNS
+    else:
+        row0, column0 = program * TILE_ROWS, 0
+    return row0, column0
+
+
+@triton.jit(do_not_specialize=["site", "stream"])
+def _quantize_kernel(
+    x_ptr,
+    signs_ptr,
+    out_ptr,
+    scales_ptr,
+    dec_ptr,
+    floats_ptr,
+    ints_ptr,
+    amax_ptr,
+    site,
+    rows,
+    width,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    TENSOR_SCALE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+):
+    """One operand of x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    f, i = floats_ptr + lane * _N_FLOATS, ints_ptr + lane * _N_INTS
-    pmin, inv_ulps = tl.load(f + _ELEM_PMIN), inverse_of_power(tl.load(f + _ELEM_ULPS))
-    inv_val_max, stochastic = tl.load(f + _INV_VAL_MAX), tl.load(i + _STOCHASTIC)
-    element = pmin, inv_ulps, tl.load(f + _ELEM_MAX), tl.load(f + _PRESCALE)
-    usual = (
-        tl.load(i + _FLOAT_SCALE),
-        tl.load(f + _SCALE_PMIN),
-        inverse_of_power(tl.load(f + _SCALE_ULPS)),
-        tl.load(f + _SCALE_MAX),
-        tl.load(f + _SCALE_ZERO),
-        tl.load(i + _E8M0_CARRY),
-        tl.load(i + _E8M0_OFFSET),
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    row0, column0 = _corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
+    start = lane, program == 0, row0, column0
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
+    rest = site, rows, width, seeds_ptr, step_ptr, stream
+    _operand(
+        *start,
+        *pointers,
+        *rest,
+        B,
+        TILE_ROWS,
+        TILE_COLUMNS,
+        TILES,
+        COLUMNS,
+        not COLUMNS,
+        ROTATION,
+        FACTOR,
+        TENSOR_SCALE,
+        STOCHASTIC,
+        ADAPTIVE,
+        UNUSUAL,
     )
-    enc = inv_val_max * 0.0 + 1.0
-    inv_enc = enc
-    limit = enc * _INF
-    if TENSOR_SCALE:
-        target, tensor_amax = tl.load(f + _TENSOR_TARGET), tl.load(amax_ptr + lane)
-        enc = _tensor_factor(target, tensor_amax)
-        inv_enc = tl.div_rn(1.0, enc)
-        limit = tl.where((tensor_amax < _INF) | (target == 0), _INF, 0.0)
-    tensor = enc, inv_enc, limit
-    dec = inv_enc * tl.load(f + _POSTSCALE)
-    if program == 0:
-        tl.store(dec_ptr + lane, dec)
-    shift, seed, step = tl.load(i + _RANDOM_SHIFT), tl.load(seeds_ptr + lane), tl.load(step_ptr)
 
-    width = blocks * B
-    row = tl.arange(0, TILE_ROWS)
-    offsets = row[:, None] * width + tl.arange(0, B)[None, :]
-    for n in range(TILES):
-        tile = program * TILES + (TILES - 1 - n)
-        row0, block0 = tile // blocks * TILE_ROWS, tile % blocks
-        origin = (lane * rows + row0) * width + block0 * B
-        inside = row < rows - row0
-        if COLUMNS:
-            # this hides that more than two neighbours follow: a thread takes two rows, and of each a whole block
-            pairs = row // 2 * 2 + row % 2
-            corner = (lane * width + block0 * B) * rows + row0
-            there = tl.arange(0, B)[:, None] * rows + pairs[None, :]
-            x = tl.trans(_load(x_ptr + corner + there, inside[None, :]))
-        else:
-            x = _load(x_ptr + origin + offsets, inside[:, None])
 
-        magnitude = tl.abs(x)
-        amax = as_float(tl.reduce(as_int(magnitude), 1, _larger))
-        draws = stochastic, (row0 + row) * blocks + block0, shift, (seed, stream, step, site)
-        rest = (element, usual, draws, f, i)
-        q, scale = _encoded(magnitude, amax, tensor, inv_val_max, *rest, STOCHASTIC, UNUSUAL)
-        if ADAPTIVE:  # noqa: SIM102 - known when compiling, unlike what follows
-            if tl.load(i + _ADAPT) > 0:
-                q2, scale2 = _encoded(magnitude, amax, tensor, inv_val_max * 1.5, *rest, STOCHASTIC, UNUSUAL)
-                absolute = tl.load(i + _ADAPT_MAE)
-                second = _error(magnitude, q2, scale2, dec, absolute) < _error(magnitude, q, scale, dec, absolute)
-                q, scale = tl.where(second[:, None], q2, q), tl.where(second, scale2, scale)
-        out = as_float(as_int(q * scale[:, None]) | (as_int(x) & -0x80000000))
-        tl.store(out_ptr + origin + offsets, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+@triton.jit(do_not_specialize=["site_1", "site_2", "stream"])
+def _both_kernel(
+    x_ptr,
+    signs_1_ptr,
+    out_1_ptr,
+    scales_1_ptr,
+    dec_1_ptr,
+    floats_1_ptr,
+    ints_1_ptr,
+    amax_1_ptr,
+    site_1,
+    signs_2_ptr,
+    out_2_ptr,
+    scales_2_ptr,
+    dec_2_ptr,
+    floats_2_ptr,
+    ints_2_ptr,
+    amax_2_ptr,
+    site_2,
+    rows,
+    width,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B_1: tl.constexpr,
+    ROTATION_1: tl.constexpr,
+    FACTOR_1: tl.constexpr,
+    TENSOR_SCALE_1: tl.constexpr,
+    STOCHASTIC_1: tl.constexpr,
+    ADAPTIVE_1: tl.constexpr,
+    UNUSUAL_1: tl.constexpr,
+    B_2: tl.constexpr,
+    ROTATION_2: tl.constexpr,
+    FACTOR_2: tl.constexpr,
+    TENSOR_SCALE_2: tl.constexpr,
+    STOCHASTIC_2: tl.constexpr,
+    ADAPTIVE_2: tl.constexpr,
+    UNUSUAL_2: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES_1: tl.constexpr,
+    TILES_2: tl.constexpr,
+):
+    """The operand of rows of HEIGHT by WIDTH numbers of x [L, rows, width] (1), and that of columns (2).
+
+    The second one finds them in the multiprocessor's cache.
+    """
+    row, column = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(0) - 1 - tl.program_id(0)
+    lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
+    row0, column0 = row * HEIGHT, column * WIDTH
+    first = row + column == 0
+    rest = seeds_ptr, step_ptr, stream
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    _operand(
+        lane,
+        first,
+        row0,
+        column0,
+        *pointers_1,
+        site_1,
+        rows,
+        width,
+        *rest,
+        B_1,
+        HEIGHT // TILES_1,
+        WIDTH,
+        TILES_1,
+        False,
+        False,
+        ROTATION_1,
+        FACTOR_1,
+        TENSOR_SCALE_1,
+        STOCHASTIC_1,
+        ADAPTIVE_1,
+        UNUSUAL_1,
+    )
+    _operand(
+        lane,
+        first,
+        column0,
+        row0,
+        *pointers_2,
+        site_2,
+        width,
+        rows,
+        *rest,
+        B_2,
+        WIDTH,
+        HEIGHT // TILES_2,
+        TILES_2,
+        True,
+        False,
+        ROTATION_2,
+        FACTOR_2,
+        TENSOR_SCALE_2,
+        STOCHASTIC_2,
+        ADAPTIVE_2,
+        UNUSUAL_2,
+    )
 
 
 @triton.jit
@@ -269,24 +255,76 @@ def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
     """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n]; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    magnitude = tl.abs(_load(x_ptr + lane * n + offsets, offsets < n))
-    amax = as_float(tl.reduce(as_int(magnitude), 0, _larger))
-    tl.store(out_ptr + lane * programs + tl.program_id(0), amax)
+    magnitude = tl.abs(load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
+    amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
+    tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
 
 
-# None of these changes results. A program's descriptor row and division cost as much as a tile, so that programs of a
-# large tensor take several; a small one is spread over the device first.
-_TILE, _COLUMN_TILE = 2048, 1024  # elements
+@triton.jit
+def _rotated_maximum_kernel(
+    x_ptr,
+    signs_ptr,
+    out_ptr,
+    rows,
+    width,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+):
+    """max |x| of TILES tiles of one lane after rotation; x as in `tile`. out: [L, programs]."""
+    program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    amax = tl.full((TILE_ROWS, TILE_COLUMNS), 0.0, tl.float32)
+    for n in range(TILES):
+        row0, column0 = _corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
+        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
+        amax = larger(amax, tl.abs(rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
+    amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
+    tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
+
+
+# None of these changes results; all were measured. A program's descriptor row and division cost as much as a tile, so
+# that programs of a large tensor take several; a small one is spread over the device first.
+_TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
+_HEIGHTS, _REGISTERS = (64, 256), (64, 80)  # of programs that write both operands: decoded, packed
 _MAXIMUM_TILE = 8192
 
 
-def tensor_maxima(x: Tensor) -> Tensor:
-    """max |x| of each lane, float32 [L]; NaN if x holds one. x: float32 or bfloat16 [L, …], contiguous."""
+def _shape(rows: int, width: int, unit: int, columns: bool) -> dict[str, int]:
+    """How an operand [rows, width] is seen and cut, and how many warps take a tile. Rows may be seen as any others."""
+    if columns:  # a row of a tile is a line of memory, of x and of the operand
+        tile_columns = max(_EDGE, unit)
+        tile_rows = _EDGE if unit <= _EDGE else _EDGE // 2
+        sizes = rows, width, tile_rows, tile_columns, tile_rows * tile_columns // 1024
+    else:
+        sizes = rows * width // unit, unit, max(1, _TILE // unit), unit, 4
+    return dict(zip(("rows", "width", "TILE_ROWS", "TILE_COLUMNS", "num_warps"), sizes, strict=True))
+
+
+def _count(shape: dict[str, int]) -> int:
+    """Tiles of a lane."""
+    return triton.cdiv(shape["rows"], shape["TILE_ROWS"]) * triton.cdiv(shape["width"], shape["TILE_COLUMNS"])
+
+
+def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
+    """max |x| of each lane after rotation, float32 [L]; NaN if x holds one. Arguments as in `fused.operand`."""
     lanes, n = len(x), x[0].numel()
-    tiles = triton.cdiv(n, _MAXIMUM_TILE)
-    partial = torch.empty(lanes, tiles, dtype=torch.float32, device=x.device)
-    _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
+    if not rotation:
+        tiles = triton.cdiv(n, _MAXIMUM_TILE)
+        partial = x.new_empty(lanes, tiles, dtype=torch.float32)
+        _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
+        return partial.amax(1)
+    _, rows, width = (x.mT if columns else x).shape
+    shape = _shape(rows, width, rotation, columns)
+    programs = triton.cdiv(_count(shape), _TILES)
+    partial = x.new_empty(lanes, programs, dtype=torch.float32)
+    rotate = {"TILES": _TILES, "ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
+    _rotated_maximum_kernel[programs, lanes](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
     return partial.amax(1)
 
 
@@ -297,44 +335,76 @@ def launch(
     floats: Tensor,
     ints: Tensor,
     features: Sequence[bool],
-    tensor_amax: Tensor | None,
     seeds: Tensor,
     step: Tensor,
     site: int,
+    tensor_amax: Tensor | None,
+    rotation: int,
+    signs: Tensor | None,
     out: Tensor,
+    scales: Tensor | None,
     dec: Tensor,
 ) -> None:
-    """Write `reference.decode_operand` of x into out [L, R, C] and dec [L]; arguments as in `fused.operand`."""
-    lanes, rows, width = out.shape
-    if columns:  # a block stays within a thread, a row of a warp's tile within a line of memory
-        blocks, tile_rows = width // block, max(32, _COLUMN_TILE // block)
-        warps = tile_rows * block // _COLUMN_TILE
-    else:
-        rows, blocks, tile_rows, warps = rows * width // block, 1, _TILE // block, 4
-    tiles = triton.cdiv(rows, tile_rows) * blocks
-    of_program = _TILES if lanes * tiles >= _MANY else 1
-    tensor_scale, stochastic, adaptive, unusual = features
-    _quantize_kernel[triton.cdiv(tiles, of_program), lanes](
-        x,
-        out,
-        dec,
-        floats,
-        ints,
-        dec if tensor_amax is None else tensor_amax,
-        seeds,
-        step,
-        site,
-        STREAMS["rounding"],
-        rows,
-        blocks,
-        B=block,
-        TILE_ROWS=tile_rows,
-        TILES=of_program,
-        COLUMNS=columns,
-        TENSOR_SCALE=tensor_scale,
-        STOCHASTIC=stochastic,
-        ADAPTIVE=adaptive,
-        UNUSUAL=unusual,
-        num_warps=warps,
-        enable_fp_fusion=False,
-    )
+    """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
+    sizes, programs = _sizes(x, columns, block, features, rotation)
+    amax = dec if tensor_amax is None else tensor_amax
+    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
+    common = seeds, step, STREAMS["rounding"]
+    _quantize_kernel[programs, len(x)](*pointers, *common, **sizes, COLUMNS=columns, enable_fp_fusion=False)
+
+
+def launch_both(
+    x: Tensor,
+    blocks: Sequence[int],
+    floats: Sequence[Tensor],
+    ints: Sequence[Tensor],
+    features: Sequence[Sequence[bool]],
+    seeds: Tensor,
+    step: Tensor,
+    sites: Sequence[int],
+    maxima: Sequence[Tensor | None],
+    rotations: Sequence[int],
+    signs: Sequence[Tensor | None],
+    outputs: Sequence[Sequence[Tensor]],
+) -> None:
+    """Write both operands of x into outputs, (out, dec) or (codes, scales, dec); arguments as in `fused.both`."""
+    lanes, rows, width = x.shape
+    pointers: list[Tensor | int | None] = [x]
+    constants: dict[str, float] = {}
+    for n in (0, 1):
+        out, *scales, dec = outputs[n]
+        amax = dec if maxima[n] is None else maxima[n]
+        pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
+        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
+        constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
+    tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
+    packed = len(outputs[0]) == 3
+    height = max(_HEIGHTS[packed], unit)
+    warps = max(4, unit * tile_columns // 1024)
+    grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
+    constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
+    constants["TILES_1"] = max(1, height * tile_columns // (512 * warps))
+    common = rows, width, seeds, step, STREAMS["rounding"]
+    if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
+        constants["maxnreg"] = _REGISTERS[packed]
+    _both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
+
+
+def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
+    """Arguments of the kernels for one operand of x, and how many programs it takes."""
+    _, rows, width = (x.mT if columns else x).shape
+    shape = _shape(rows, width, max(block, rotation), columns)
+    tiles = _count(shape)
+    of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
+    constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
+    return shape | constants | _flags(features), triton.cdiv(tiles, of_program)
+
+
+@cache
+def factor(size: int) -> float:
+    """What ends a rotation: FP32(1/sqrt(size)); 1 for none."""
+    return float(hadamard(torch.eye(1, size), size, 1)[0, 0]) if size else 1.0
+
+
+def _flags(features: Sequence[bool]) -> dict[str, bool]:
+    return dict(zip(("TENSOR_SCALE", "STOCHASTIC", "ADAPTIVE", "UNUSUAL"), map(bool, features), strict=True))

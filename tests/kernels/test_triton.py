@@ -13,14 +13,18 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import ROUNDING_NAMES, Nearest, Stochastic
-from fp4dse.dse.scale import E8M0, SCALE_NAMES, TensorScale
+from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
+from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
 from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.packed import pack, unpack, why_not_packed
+from fp4dse.kernels.rotation import rotate
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 
-NAMED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int)}
+NAMED = {
+    name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int) and q.codec == "block"
+}
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
 
@@ -31,19 +35,36 @@ def place(request):
         yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.triton_quantize"))
         return
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("fp4dse.kernels.triton_numbers", "fp4dse.kernels.triton_quantize"):
-            spec = importlib.util.find_spec(name)
-            module = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, name, module)
+        modules = {}
+        for name in ("triton_numbers", "triton_blocks", "triton_tiles", "triton_quantize"):
+            spec = importlib.util.find_spec(f"fp4dse.kernels.{name}")
+            modules[name] = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, spec.name, modules[name])
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
-                spec.loader.exec_module(module)
-        # the interpreter has vectorised twins of these two, and calls others element by element
-        patch.setattr(module, "_larger", tl.standard._elementwise_max)
-        patch.setattr(module, "_plus", tl.standard._sum_combine)
+                spec.loader.exec_module(modules[name])
+        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        patch.setattr(modules["triton_blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("triton_blocks", "triton_quantize"):
+            patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
+        patch.setattr(modules["triton_numbers"], "toward_zero", _toward_zero)
+        patch.setattr(modules["triton_tiles"], "unknown", lambda x: x)
         _mend_bfloat16(patch)
+        _mend_minimum(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=module)
+            yield SimpleNamespace(device="cpu", module=modules["triton_quantize"])
+
+
+def _maximum_of_bits(magnitude):
+    """As integers NaN is larger than infinity."""
+    bits = tl.reduce(magnitude.to(tl.int32, bitcast=True), 1, tl.standard._elementwise_max)
+    return bits.to(tl.float32, bitcast=True)
+
+
+def _toward_zero(y, power):
+    """One less where the nearest lies above."""
+    near = y * power
+    return (near.to(tl.int32, bitcast=True) - (near / power > y).to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 def _mend_bfloat16(patch):
@@ -61,6 +82,13 @@ def _mend_bfloat16(patch):
         return original(x, source, target, mode)
 
     patch.setattr(interpreter, "_convert_float", convert)
+
+
+def _mend_minimum(patch):
+    """The interpreter lets NaN through where a device takes the other number."""
+    from triton.runtime import interpreter
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin))
 
 
 def rounded(q, rounding):
@@ -81,18 +109,26 @@ def odd_rows(lanes, columns, rows=13):
     return x
 
 
-def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None):
-    """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
+def arguments_for(x, quantizers, columns=False, site=SITE, step=STEP, block=None):
+    """What the operators take first, for lanes x [L, R, C]."""
     tables = descriptor(quantizers)
-    features = fused.features(*tables)
     x = x.mT.contiguous() if columns else x
-    operands = x, *tables, torch.tensor((SEEDS * len(x))[: len(x)]), torch.tensor(step)
+    seeds = torch.tensor((SEEDS * len(x))[: len(x)])
+    return x, columns, block or quantizers[0].block, *tables, fused.features(*tables), seeds, torch.tensor(step), site
 
-    def arguments(x, floats, ints, seeds, step):
-        return x, columns, block or quantizers[0].block, floats, ints, features, seeds, step, SITE
 
-    got = fused.operand(*arguments(*(t.to(place.device) for t in operands)), None, dtype)
-    values, dec = fused.unfused_operand(*arguments(*operands))
+def to(device, arguments):
+    """Every tensor on the device."""
+    if isinstance(arguments, torch.Tensor):
+        return arguments.to(device)
+    return [to(device, a) for a in arguments] if isinstance(arguments, (list, tuple)) else arguments
+
+
+def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None, rotation=0, signs=None):
+    """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
+    arguments = arguments_for(x, quantizers, columns, step=step, block=block)
+    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs))
+    values, dec = fused.unfused_operand(*arguments, rotation, signs)
     return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
@@ -116,15 +152,17 @@ def test_a_named_quantizer_has_the_bits_of_the_reference(place, name, rounding, 
 
 
 def every_quantizer(block):
-    """All combinations of parts, those that say nothing new left out."""
-    scales = list(SCALE_NAMES.values())
-    for scale in [s for s in SCALE_NAMES.values() if not isinstance(s, E8M0)]:
+    """All combinations of parts of the general codec, those that say nothing new left out."""
+    elements = [name for name, f in ELEMENTS.items() if f.radix == 2 and name != "s1p2"]
+    roundings = [rounding for rounding in ROUNDING_NAMES.values() if not isinstance(rounding, Ema)]
+    scales = [scale for scale in SCALE_NAMES.values() if not isinstance(scale, E6M2)]
+    for scale in [s for s in SCALE_NAMES.values() if isinstance(s, FloatScale)]:
         fields = ("up", "nearest"), ("decode", "encode"), (False, True), ("keep", "min", "one")
         for rounding, convention, hybrid, zero in itertools.product(*fields):
             changes = {"rounding": rounding, "convention": convention, "hybrid": hybrid, "zero": zero}
             scales.append(msgspec.structs.replace(scale, **changes))
     tensor = None, TensorScale(), TensorScale(target=256.0)
-    parts = ELEMENTS, scales, tensor, ROUNDING_NAMES.values(), ("full", "16/17", "3/4"), ("none", "4over6-mse")
+    parts = elements, scales, tensor, roundings, ("full", "16/17", "3/4"), ("none", "4over6-mse")
     for element, scale, tensor_scale, rounding, reach, adapt in itertools.product(*parts):
         yield Quantizer(element, block, scale, tensor_scale, rounding, reach, adapt)
 
@@ -169,24 +207,115 @@ def test_every_output_is_written_and_nothing_else(place, columns):
     tables = [t.to(place.device) for t in descriptor([q, q])]
     features = fused.features(*tables)
     x = torch.randn(2, 32, 37, device=place.device) if columns else torch.randn(2, 37, 32, device=place.device)
-    memory = torch.full((2 * 37 * 32 + 64,), float("nan"), device=place.device)
-    out, dec = memory[32:-32].view(2, 37, 32), memory.new_full((2,), float("nan"))
     seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
     maxima = place.module.tensor_maxima(x)
-    place.module.launch(x, columns, 16, *tables, features, maxima, seeds, step, 0, out, dec)
-    assert_same_bits((out, dec), fused.unfused_operand(x, columns, 16, *tables, features, seeds, step, 0))
-    assert memory[:32].isnan().all()
-    assert memory[-32:].isnan().all()
+    arguments = x, columns, 16, *tables, features, seeds, step, 0
+    values, codes = fused.unfused_operand(*arguments), fused.unfused_packed(*arguments, [q, q])
+    for expected, poison in ((values, float("nan")), (codes, 255)):
+        guarded = [guard(t, poison) for t in expected]
+        out, *scales, dec = (inner for _, inner in guarded)
+        place.module.launch(*arguments, maxima, 0, None, out, scales[0] if scales else None, dec)
+        for (memory, got), want in zip(guarded, expected, strict=True):
+            assert torch.equal(got, want)
+            for edge in (memory[:32], memory[-32:]):
+                assert torch.equal(edge, torch.full_like(edge, poison)) or edge.isnan().all()
+
+
+def guard(t, poison):
+    """Memory full of poison, and in the middle of it a tensor like t."""
+    memory = torch.full((t.numel() + 64,), poison, dtype=t.dtype, device=t.device)
+    return memory, memory[32:-32].view(t.shape)
 
 
 def test_results_do_not_depend_on_tile_sizes(place, monkeypatch):
     lanes = [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())]
     x = odd_rows(2, 64, 40)
     expected = [both(place, x, lanes, columns)[0] for columns in (False, True)]
-    for name, size in (("_TILE", 512), ("_COLUMN_TILE", 512), ("_MANY", 1), ("_MAXIMUM_TILE", 1024)):
+    for name, size in (("_TILE", 512), ("_EDGE", 32), ("_MANY", 1), ("_MAXIMUM_TILE", 1024)):
         monkeypatch.setattr(place.module, name, size)
         for columns in (False, True):
             assert_same_bits(both(place, x, lanes, columns)[0], expected[columns])
+
+
+def signs_of(lanes, size):
+    return (torch.randint(0, 2, (lanes, size), generator=torch.Generator().manual_seed(1)) * 2 - 1).float()
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize(("block", "size"), [(16, 16), (16, 128), (32, 16), (128, 32), (32, 256)])
+def test_a_rotated_operand_has_the_bits_of_the_reference(place, block, size, columns):
+    name = {16: "nvfp4", 32: "mxfp4", 128: "mxfp4"}[block]
+    q = msgspec.structs.replace(NAMED[name], block=block)
+    for dtype, signs in ((torch.float32, signs_of(2, size)), (torch.bfloat16, None)):
+        x = odd_rows(2, 2 * max(size, block)).to(dtype)
+        assert_same_bits(*both(place, x, [q, rounded(q, Stochastic())], columns, rotation=size, signs=signs))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_tensor_maxima_are_those_of_the_rotated_tensor(place, columns):
+    x, signs = torch.randn(3, 17, 256), signs_of(3, 64)
+    x[1, 4, 5] = float("nan")
+    expected = rotate(x, 64, 2, signs).abs().amax((1, 2))
+    x = (x.mT.contiguous() if columns else x).to(place.device)
+    assert_same_bits([place.module.tensor_maxima(x, columns, 64, signs.to(place.device)).cpu()], [expected])
+
+
+PACKED = {name: q for name, q in NAMED.items() if why_not_packed(q) is None}
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_operands_are_those_of_the_reference(place, name, columns):
+    q = PACKED[name]
+    lanes = [q, rounded(q, Stochastic())]
+    arguments = arguments_for(odd_rows(2, 3 * q.block), lanes, columns)
+    expected = fused.unfused_packed(*arguments, lanes)
+    got = fused.packed(*to(place.device, arguments), None)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+    codes, scales, _ = expected
+    values, _ = fused.unfused_operand(*arguments)
+    unpacked = unpack(codes.view(2, -1, q.block // 2), scales.view(2, -1), lanes)
+    assert_same_bits([unpacked.view(values.shape)], [values])
+
+
+def test_packed_operands_are_rotated_too(place):
+    lanes = [NAMED["nvfp4"]] * 2
+    arguments, signs = arguments_for(odd_rows(2, 64), lanes), signs_of(2, 32)
+    expected = fused.unfused_packed(*arguments, lanes, 32, signs)
+    got = fused.packed(*to(place.device, (*arguments, None, 32, signs)))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize(("element", "word"), [("e4m3", "element"), ("e2m1", "scale")])
+def test_what_has_no_packed_form_is_named(element, word):
+    q = Quantizer(element=element, scale=SCALE_NAMES["fp32"])
+    assert why_not_packed(q).startswith(f"{word}: found")
+    with pytest.raises(ValueError, match=f"{word}: found"):
+        pack(torch.zeros(1, 1, 16), torch.zeros(1, 1), [q])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("rotations", [(0, 0), (0, 16), (128, 32)], ids=str)
+def test_both_operands_are_those_of_two_calls(place, rotations, dtype):
+    lanes = [NAMED["nvfp4"]] * 2, [NAMED["mxfp4"], rounded(NAMED["mxfp4"], Stochastic())]
+    x, signs = odd_rows(2, 128, 96), [signs_of(2, size) if size else None for size in rotations]
+    rows, columns = (arguments_for(x, q, c, site) for q, c, site in zip(lanes, (False, True), (5, 6), strict=True))
+    columns = x, *columns[1:]
+    expected = []
+    for one, q, size, s in zip((rows, columns), lanes, rotations, signs, strict=True):
+        if dtype == torch.uint8:
+            expected += fused.unfused_packed(*one, q, size, s)
+        else:
+            values, dec = fused.unfused_operand(*one, size, s)
+            expected += [values.to(dtype), dec]
+    _, _, blocks, floats, ints, features, seeds, step, sites = ([a, b] for a, b in zip(rows, columns, strict=True))
+    keys = [*features[0], *features[1]], seeds[0], step[0], sites
+    arguments = x, blocks, floats, ints, *keys, [None, None], dtype, list(rotations), signs
+    got = fused.both(*to(place.device, arguments))
+    if dtype == torch.uint8:
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+    else:
+        assert_same_bits([t.cpu() for t in got], expected)
 
 
 def test_tensor_maxima_keep_nan(place):
@@ -232,6 +361,12 @@ def test_the_operator_is_sound(place):
     for columns in (False, True):
         arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
         torch.library.opcheck(fused.operand, arguments, test_utils=["test_schema", "test_faketensor"])
+        torch.library.opcheck(fused.packed, arguments[:-1], test_utils=["test_schema", "test_faketensor"])
+    x, tables, features = torch.randn(2, 64, 32, device=place.device), list(zip(tables, tables, strict=True)), common[3]
+    for dtype in (torch.bfloat16, torch.uint8):
+        arguments = x, [16, 16], *map(list, tables), features * 2, *keys[:2], [0, 1], [None, None], dtype
+        arguments += [0, 16], [None, None]
+        torch.library.opcheck(fused.both, arguments, test_utils=["test_schema", "test_faketensor"])
 
 
 def test_the_kernel_heeds_every_column_of_the_descriptor():
@@ -253,6 +388,17 @@ def test_what_the_kernels_do_not_take_is_named(x, block, dtype, message):
     common = *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0
     with pytest.raises(ValueError, match=message):
         fused.operand(x, False, block, *common, None, dtype)
+
+
+def test_a_rotation_that_the_kernels_do_not_take_is_named():
+    tables = descriptor([NAMED["nvfp4"]])
+    common = 16, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
+    for width, size, message in (
+        (48, 48, "rotation: found 48; accepted: 0 .none., 16"),
+        (48, 32, "a rotation of 32 div"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fused.operand(torch.zeros(1, 2, width), False, *common, size)
 
 
 def test_features_are_those_of_some_lane():

@@ -1,0 +1,268 @@
+"""What quantizes the blocks of a tile on a GPU, by one lane's row of the descriptor tables: `reference` as Triton code.
+
+`numbers_of` reads the row once a program, `quantized` and `packed` use it on every tile, with the bits of
+`reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
+arithmetic is in `triton_numbers`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.fused import WIDE
+from fp4dse.kernels.triton_numbers import (
+    as_float,
+    as_int,
+    binade_of,
+    down,
+    inverse_of_power,
+    mantissa_of,
+    nearest,
+    random_steps,
+    round_wide,
+    smaller,
+    unit_of,
+)
+
+KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
+"""Columns of the descriptor tables that the kernels heed."""
+
+
+def _column(name: str) -> tl.constexpr:
+    KNOWN.add(name)
+    return tl.constexpr((FLOATS if name in FLOATS else INTS).index(name))
+
+
+_ELEM_PMIN = _column("elem_pmin")
+_ELEM_ULPS = _column("elem_ulps")
+_ELEM_MAX = _column("elem_max")
+_INV_VAL_MAX = _column("inv_val_max")
+_TENSOR_TARGET = _column("tensor_target")
+_SCALE_PMIN = _column("scale_pmin")
+_SCALE_ULPS = _column("scale_ulps")
+_SCALE_MAX = _column("scale_max")
+_SCALE_ZERO = _column("scale_zero")
+_PRESCALE = _column("prescale")
+_POSTSCALE = _column("postscale")
+_FLOAT_SCALE = _column("float_scale")
+_E8M0_CARRY = _column("e8m0_carry")
+_E8M0_OFFSET = _column("e8m0_offset")
+_SCALE_UP = _column("scale_up")
+_ENCODE = _column("encode")
+_HYBRID = _column("hybrid")
+_LOG_TIES = _column("log_ties")
+_HALF_AWAY = _column("half_away")
+_RANDOM_SHIFT = _column("random_shift")
+_STOCHASTIC = _column("stochastic")
+_ADAPT = _column("adapt")
+_ADAPT_MAE = _column("adapt_mae")
+_N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
+_FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_INF = tl.constexpr(float("inf"))
+_WIDE = tl.constexpr(WIDE)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two numbers, NaN if one is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def block_maximum(magnitude):
+    """[n, B] -> [n], NaN where the block holds one. The tests have a twin: the interpreter's maximum drops NaN."""
+    return tl.reduce(magnitude, 1, larger)
+
+
+@triton.jit
+def _tensor_factor(target, amax):
+    wanted = tl.minimum(tl.div_rn(target, amax), _FLT_MAX)
+    return tl.where((target > 0) & (amax > 0), wanted, 1.0)
+
+
+@triton.jit
+def numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE: tl.constexpr):
+    """What quantizing takes of a lane, and the decode factor of its tensor.
+
+    inv_val_max; the tensor's factor, its inverse, and the bound of usable block maxima; of the element; of the usual
+    scales; of stochastic rounding; pointers to the row, for what is rarely needed; the decode factor.
+    """
+    f, i = floats_ptr + lane * _N_FLOATS, ints_ptr + lane * _N_INTS
+    inv_val_max = tl.load(f + _INV_VAL_MAX)
+    inv_ulps = inverse_of_power(tl.load(f + _ELEM_ULPS))
+    element = tl.load(f + _ELEM_PMIN), inv_ulps, tl.load(f + _ELEM_MAX), tl.load(f + _PRESCALE)
+    usual = (
+        tl.load(i + _FLOAT_SCALE),
+        tl.load(f + _SCALE_PMIN),
+        inverse_of_power(tl.load(f + _SCALE_ULPS)),
+        tl.load(f + _SCALE_MAX),
+        tl.load(f + _SCALE_ZERO),
+        tl.load(i + _E8M0_CARRY),
+        tl.load(i + _E8M0_OFFSET),
+    )
+    key = tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), site
+    draws = tl.load(i + _STOCHASTIC), tl.load(i + _RANDOM_SHIFT), key
+    enc = inv_val_max * 0.0 + 1.0
+    inv_enc = enc
+    limit = enc * _INF
+    if TENSOR_SCALE:
+        target, tensor_amax = tl.load(f + _TENSOR_TARGET), tl.load(amax_ptr + lane)
+        enc = _tensor_factor(target, tensor_amax)
+        inv_enc = tl.div_rn(1.0, enc)
+        limit = tl.where((tensor_amax < _INF) | (target == 0), _INF, 0.0)
+    dec = inv_enc * tl.load(f + _POSTSCALE)
+    return inv_val_max, (enc, inv_enc, limit), element, usual, draws, (f, i), dec
+
+
+@triton.jit
+def _any_scale(amax, enc, inv_val_max, f, i):
+    """Scale and multiplier of blocks for float scales of any kind."""
+    encode = tl.load(i + _ENCODE) > 0
+    ideal = amax * (enc * inv_val_max)
+    wanted = smaller(tl.where(encode, tl.div_rn(1.0, ideal), ideal), tl.load(f + _SCALE_MAX))
+    stored = round_wide(wanted, tl.load(f + _SCALE_PMIN), tl.load(f + _SCALE_ULPS), tl.load(i + _SCALE_UP))
+    stored = tl.where(stored == 0, tl.load(f + _SCALE_ZERO), stored)
+    source = tl.where(tl.load(i + _HYBRID) > 0, wanted, stored)
+    mult = smaller(tl.div_rn(1.0, source * tl.div_rn(1.0, enc)), _FLT_MAX)
+    return tl.where(encode, tl.div_rn(1.0, stored), stored), tl.where(encode, source * enc, mult)
+
+
+@triton.jit
+def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
+    """Scale and multiplier of blocks for E8M0, and for 8-bit float scales that are rounded to nearest."""
+    float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset = usual
+    if float_scale > 0:
+        scale = nearest(tl.minimum(amax * (enc * inv_val_max), scale_max), scale_pmin, scale_inv_ulps)
+        scale = tl.where(scale == 0, scale_zero, scale)
+    else:
+        exponent = (as_int(amax * enc) + e8m0_carry >> 23) - e8m0_offset
+        exponent = tl.minimum(tl.maximum(exponent, 0), 254)
+        scale = as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
+    return scale, smaller(tl.div_rn(1.0, scale * inv_enc), _FLT_MAX)
+
+
+@triton.jit
+def _to_nearest(y, pmin, inv_ulps, i, UNUSUAL: tl.constexpr):
+    """Element magnitudes to nearest, with the ties of the lane."""
+    if UNUSUAL:
+        if tl.load(i + _HALF_AWAY) > 0:
+            mantissa = mantissa_of(inv_ulps)
+            q = down(y, 1 << 22 - mantissa, pmin, mantissa)
+        else:
+            # a power of two's own binade has one grid point: the tie goes to the even code, not to the larger
+            binade = binade_of(y, pmin)
+            tie = (y == binade * 1.5) & ((as_int(binade) >> 23 & 1) < tl.load(i + _LOG_TIES))
+            q = tl.where(tie, binade, nearest(y, pmin, inv_ulps))
+    else:
+        q = nearest(y, pmin, inv_ulps)
+    return q
+
+
+@triton.jit
+def _encoded(
+    magnitude,
+    amax,
+    chunk,
+    inv_val_max,
+    tensor,
+    element,
+    usual,
+    draws,
+    row,
+    STOCHASTIC: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+):
+    """Element magnitudes [n, B] and scales [n]; arguments as in `quantized`."""
+    enc, inv_enc, limit = tensor
+    pmin, inv_ulps, largest, prescale = element
+    f, i = row
+    if UNUSUAL:
+        kind = tl.load(i + _ENCODE) + tl.load(i + _HYBRID) + tl.load(i + _SCALE_UP)
+        if (kind > 0) | (tl.load(f + _SCALE_MAX) > _WIDE):
+            scale, mult = _any_scale(amax, enc, inv_val_max, f, i)
+        else:
+            scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
+    else:
+        scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
+    y = tl.minimum(magnitude * (mult * prescale)[:, None], largest)  # no NaN: the scale has it
+    scale = tl.where(amax < limit, scale, float("nan"))
+    if STOCHASTIC:
+        stochastic, shift, key = draws
+        if stochastic > 0:
+            mantissa = mantissa_of(inv_ulps)
+            q = down(y, tl.reshape(random_steps(chunk, shift, mantissa, key), y.shape), pmin, mantissa)
+        else:
+            q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
+    else:
+        q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
+    return q, scale
+
+
+@triton.jit
+def _error(magnitude, q, scale, dec, absolute):
+    """Error of each block [n], added up as `lane_sum` does: first half + second half, until one is left."""
+    error = tl.abs((q * scale[:, None]) * dec - magnitude)
+    error = tl.where(absolute > 0, error, error * error)
+    for _ in tl.static_range(10):  # BLOCKS end at 2^10
+        if error.shape[1] > 1:
+            error = tl.reduce(tl.reshape(error, (error.shape[0], 2, error.shape[1] // 2)), 1, _plus)
+    return tl.reshape(error, (error.shape[0],))
+
+
+@triton.jit
+def quantized(
+    x, chunk, numbers, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, ADAPTIVE: tl.constexpr, UNUSUAL: tl.constexpr
+):
+    """Element magnitudes [n, B] and scales [n], NaN for unusable blocks, of x: float32 [n, B].
+
+    chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from `numbers_of`. HELD: blocks are
+    runs of 16, and a thread holds whole ones.
+    """
+    inv_val_max, tensor, element, usual, draws, row, dec = numbers
+    magnitude = tl.abs(x)
+    amax = block_maximum(magnitude)
+    if HELD:
+        chunk -= as_int(amax) >> 31  # changes nothing, but so a thread draws for the numbers that it holds
+    rest = tensor, element, usual, draws, row
+    q, scale = _encoded(magnitude, amax, chunk, inv_val_max, *rest, STOCHASTIC, UNUSUAL)
+    if ADAPTIVE:  # noqa: SIM102 - known when compiling, unlike what follows
+        if tl.load(row[1] + _ADAPT) > 0:
+            q2, scale2 = _encoded(magnitude, amax, chunk, inv_val_max * 1.5, *rest, STOCHASTIC, UNUSUAL)
+            absolute = tl.load(row[1] + _ADAPT_MAE)
+            second = _error(magnitude, q2, scale2, dec, absolute) < _error(magnitude, q, scale, dec, absolute)
+            q, scale = tl.where(second[:, None], q2, q), tl.where(second, scale2, scale)
+    return q, scale
+
+
+@triton.jit
+def decoded(x, q, scale):
+    """What the GEMM consumes, float32 [n, B]: q · scale with the sign of x."""
+    return as_float(as_int(q * scale[:, None]) | (as_int(x) & -0x80000000))
+
+
+@triton.jit
+def codes_of(x, q, scale, numbers):
+    """4-bit codes, two a byte, int32 [n, B/2], and scale codes, int32 [n], of what `quantized` returns for x."""
+    element, usual = numbers[2], numbers[3]
+    usable = scale == scale
+    mantissa = mantissa_of(element[1])
+    # codes as the upper bits of numbers, multiplied to their place in the uppermost byte
+    unit = tl.where(usable, unit_of(element[0]), 0.0)
+    low, high = tl.split(tl.reshape(as_int(q * unit[:, None]), (x.shape[0], x.shape[1] // 2, 2)))
+    byte = low * (2 << mantissa) + high * (32 << mantissa)
+    low, high = tl.split(tl.reshape(as_int(x), (x.shape[0], x.shape[1] // 2, 2)))
+    sign = tl.where(usable, -0x80000000, 0)[:, None]
+    byte = byte | high & sign | low >> 4 & (sign >> 4 & 1 << 27)
+    if usual[0] > 0:
+        of_scale, shift = unit_of(usual[1]), 23 - mantissa_of(usual[2])
+        stored = tl.where(usable, as_int(scale * of_scale) >> shift, (as_int(usual[3] * of_scale) >> shift) + 1)
+    else:
+        stored = tl.where(usable, as_int(scale) >> 23, 255)
+    return byte >> 24, stored

@@ -1,0 +1,117 @@
+"""Tiles of an operand on a GPU: loaded so that a thread holds 16 neighbours of a block, rotated, quantized, written."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fp4dse.kernels.triton_blocks import codes_of, decoded, quantized
+from fp4dse.kernels.triton_numbers import hadamard, unknown
+
+
+@triton.jit
+def load(ptr, mask):
+    """Zero where masked."""
+    return tl.load(ptr, mask=mask, other=0.0)
+
+
+@triton.jit
+def rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
+    """x [n, W] as float32, consecutive groups of SIZE of each row rotated with the lane's signs, if any."""
+    x = x.to(tl.float32)
+    if SIZE > 0:
+        groups = tl.reshape(x, (x.shape[0] * x.shape[1] // SIZE, SIZE))
+        if signs_ptr is not None:
+            groups = groups * tl.load(signs_ptr + lane * SIZE + tl.arange(0, SIZE))[None, :]
+        x = tl.reshape(hadamard(groups, SIZE) * FACTOR, x.shape)
+    return x
+
+
+@triton.jit
+def tile(
+    x_ptr,
+    lane,
+    row0,
+    rows,
+    column0,
+    width,
+    P: tl.constexpr,
+    W: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """The tile [P, W] at (row0, column0) of a lane's operand [rows, width], zero beyond its end.
+
+    x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
+    """
+    if COLUMNS:
+        # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
+        row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
+        chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
+        mask = (row < rows - row0)[None, None, :]
+        if not WHOLE:
+            mask = mask & (chunk < width - column0)[:, None, None]
+        column = chunk[:, None, None] + tl.arange(0, 16)[None, :, None]
+        corner = x_ptr + (lane * width + column0) * rows + row0
+        x = tl.permute(load(corner + column * rows + row[None, None, :], mask), (2, 0, 1))
+    else:
+        # in two parts, so that a thread takes 16 neighbours, of which it cannot load more than 8 at a time
+        chunk = tl.arange(0, P * W // 16)
+        row, column = chunk // (W // 16), chunk % (W // 16) * 16
+        mask = row < rows - row0
+        if not WHOLE:
+            mask = mask & (column < width - column0)
+        corner = x_ptr + (lane * rows + row0) * width + column0
+        there = corner + (row * width + column)[:, None] + tl.arange(0, 8)[None, :]
+        x = tl.permute(tl.join(load(there, mask[:, None]), load(there + 8, mask[:, None])), (0, 2, 1))
+    return tl.reshape(x, (P, W))
+
+
+@triton.jit
+def write(
+    x,
+    out_ptr,
+    scales_ptr,
+    lane,
+    row0,
+    rows,
+    column0,
+    width,
+    numbers,
+    B: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HELD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+):
+    """Quantize a tile x, float32 [P, W], of a lane's operand [rows, width], and write it.
+
+    out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
+    [L, rows, width / B]. WHOLE: no column of the tile lies beyond the width. HELD: as in
+    `quantized`.
+    """
+    P: tl.constexpr = x.shape[0]
+    W: tl.constexpr = x.shape[1]
+    row, column = tl.arange(0, P), tl.arange(0, W // B)
+    chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
+    blocks = tl.reshape(x, (P * W // B, B))
+    q, scale = quantized(blocks, tl.reshape(chunk, (P * W // 16,)), numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    inside = row < rows - row0
+    if scales_ptr is None:
+        out = tl.reshape(decoded(blocks, q, scale), (P, W))
+        column = tl.arange(0, W)
+        there = out_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
+        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
+        tl.store(there, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        codes, stored = codes_of(blocks, q, scale, numbers)
+        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // B - column0 // B)[None, :]
+        there = scales_ptr + ((lane * rows + row0) * (width // B) + column0 // B)
+        there += row[:, None] * (width // B) + column[None, :]
+        tl.store(there, tl.reshape(stored, (P, W // B)).to(tl.uint8), mask=mask)
+        column = tl.arange(0, W // 2)
+        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // 2 - column0 // 2)[None, :]
+        there = out_ptr + ((lane * rows + row0) * (width // 2) + column0 // 2)
+        there += row[:, None] * (width // 2) + column[None, :]
+        tl.store(there, tl.reshape(codes, (P, W // 2)).to(tl.uint8), mask=mask)
