@@ -16,6 +16,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
 from fp4dse.kernels import LaneNumerics, fused
+from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
 from fp4dse.kernels.rotation import rotate
@@ -291,7 +292,7 @@ def test_what_has_no_packed_form_is_named(element, word):
     q = Quantizer(element=element, scale=SCALE_NAMES["fp32"])
     assert why_not_packed(q).startswith(f"{word}: found")
     with pytest.raises(ValueError, match=f"{word}: found"):
-        pack(torch.zeros(1, 1, 16), torch.zeros(1, 1), [q])
+        pack(Encoded(torch.zeros(1, 1, 16), torch.zeros(1, 1)), [q])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
