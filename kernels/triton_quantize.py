@@ -60,6 +60,9 @@ def _operand(
     one after it is computed, from the end to the start: what the tensor maximum read last is still in the cache.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
+    if not COLUMNS:
+        at = row0 + (TILES - 1) * TILE_ROWS
+        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
     if first:
         tl.store(dec_ptr + lane, numbers[6])
@@ -70,8 +73,6 @@ def _operand(
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
             write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
     else:
-        at = row0 + (TILES - 1) * TILE_ROWS
-        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
         for n in range(TILES):
             place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
             x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
