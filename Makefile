@@ -1,6 +1,7 @@
 # Needs Linux, make and Python 3.11 or newer; everything else goes into .venv.
 #   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
 #   make test       [ARGS=…]    the tests, e.g. ARGS="tests/dse -k canonical"
+#   make test-gpu   [ARGS=…]    those that need a CUDA device
 #   make lint                   ruff and mypy
 #   make install                the package alone, editable
 #   make clean                  delete .venv and caches; results under runs/ stay
@@ -8,7 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint install clean
+.PHONY: quickstart test test-gpu lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
@@ -16,6 +17,9 @@ quickstart: install
 # One thread a worker: two workers that each take every core are slower than one.
 test: .venv/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-gpu: .venv/dev.stamp
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
