@@ -76,9 +76,9 @@ def unknown_columns() -> list[str]:
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0) -> str | None:
-    """The reason why the kernels do not take this operand, or None if they do. dtype: uint8 stands for codes."""
+    """The reason why the kernels do not take this operand, or None if they do."""
     kinds = torch.float32, torch.bfloat16
-    if x.dtype not in kinds or dtype not in (*kinds, torch.uint8):
+    if x.dtype not in kinds or dtype not in kinds:
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"
     if block not in BLOCKS:
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
@@ -144,7 +144,7 @@ def packed(
 
     Arguments as in `operand`; `packed.py` has the layout. For tables of quantizers that `packed.why_not_packed` takes.
     """
-    _check(x, columns, block, torch.uint8, rotation)
+    _check(x, columns, block, torch.float32, rotation)
     outputs = _packed(x, columns, block)
     common = x, columns, block, floats, ints, features, seeds, step, site
     _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=outputs)
@@ -180,7 +180,7 @@ def both(
 
     x, amax = x.contiguous(), list(maxima)
     for n in (0, 1):
-        _check(x, n == 1, blocks[n], dtype, rotations[n])
+        _check(x, n == 1, blocks[n], torch.float32 if dtype == torch.uint8 else dtype, rotations[n])
     outputs = _both(x, blocks, dtype)
     with torch.cuda.device_of(x):
         for n in (0, 1):
