@@ -76,9 +76,9 @@ def unknown_columns() -> list[str]:
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0) -> str | None:
-    """The reason why the kernels do not take this operand, or None if they do. dtype: uint8 stands for codes."""
+    """The reason why the kernels do not take this operand, or None if they do."""
     kinds = torch.float32, torch.bfloat16
-    if x.dtype not in kinds or dtype not in (*kinds, torch.uint8):
+    if x.dtype not in kinds or dtype not in kinds:
         return f"dtype: found {x.dtype} to {dtype}; accepted: float32 and bfloat16"
     if block not in BLOCKS:
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
@@ -110,7 +110,7 @@ def operand(
     x: float32 or bfloat16, [L, R, C], or [L, C, R] where `columns`; blocks lie along C, which they divide.
     features: `Features` of the tables. seeds: int64 [L], step: int64 scalar on the device, site: keys of the draws.
     tensor_amax: float32 [L] maxima to scale by, or None for those of x. dtype: float32 or bfloat16 (one rounding).
-    rotation: x is rotated first along C, in groups of so many (0: not), with signs: float32 [L, rotation] or None;
+    rotation: x is rotated first along C, in groups of so many (0: not), with signs: float32 [L or 1, rotation] or None;
     as `rotation.rotate` does. Raises ValueError for what the kernels do not take.
     """
     _check(x, columns, block, dtype, rotation)
@@ -144,7 +144,7 @@ def packed(
 
     Arguments as in `operand`; `packed.py` has the layout. For tables of quantizers that `packed.why_not_packed` takes.
     """
-    _check(x, columns, block, torch.uint8, rotation)
+    _check(x, columns, block, torch.float32, rotation)
     outputs = _packed(x, columns, block)
     common = x, columns, block, floats, ints, features, seeds, step, site
     _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=outputs)
@@ -178,9 +178,9 @@ def both(
     """
     from fp4dse.kernels.triton_quantize import launch_both, tensor_maxima
 
-    x, amax = x.contiguous(), list(maxima)
+    x, amax, signs = x.contiguous(), list(maxima), [_for_lanes(s, len(x)) for s in signs]
     for n in (0, 1):
-        _check(x, n == 1, blocks[n], dtype, rotations[n])
+        _check(x, n == 1, blocks[n], torch.float32 if dtype == torch.uint8 else dtype, rotations[n])
     outputs = _both(x, blocks, dtype)
     with torch.cuda.device_of(x):
         for n in (0, 1):
@@ -266,13 +266,17 @@ def _run(
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.triton_quantize import launch, tensor_maxima
 
-    x = x.contiguous()
+    x, signs = x.contiguous(), _for_lanes(signs, len(x))
     out, scales, dec = outputs
     with torch.cuda.device_of(x):
         if features[0] and tensor_amax is None:
             tensor_amax = tensor_maxima(x, columns, rotation, signs)
         keys = seeds, step, site
         launch(x, columns, block, floats, ints, features, *keys, tensor_amax, rotation, signs, out, scales, dec)
+
+
+def _for_lanes(signs: Tensor | None, lanes: int) -> Tensor | None:
+    return None if signs is None else signs.expand(lanes, -1).contiguous()
 
 
 def _decoded(x: Tensor, columns: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -149,7 +149,7 @@ class LaneNumerics:
         if rotation.signs == "none":
             return None
         if rotation.signs == "fixed":
-            return fixed_signs(rotation.size, self.seeds.device).repeat(self.lanes, 1)
+            return fixed_signs(rotation.size, self.seeds.device)
         site = torch.tensor(8 * layer + list(STAGES).index(stage), device=self.seeds.device)
         return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
 

@@ -56,8 +56,8 @@ def _operand(
 ):
     """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
-    first: whether this is the lane's first program, which writes the decode factor. Of rows a tile is loaded while the
-    one after it is computed, from the end to the start: what the tensor maximum read last is still in the cache.
+    first: whether this is the lane's first program, which writes the decode factor. Rows go from the end to the start:
+    what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
     if not COLUMNS:

@@ -252,6 +252,11 @@ def test_a_rotated_operand_has_the_bits_of_the_reference(place, block, size, col
         assert_same_bits(*both(place, x, [q, rounded(q, Stochastic())], columns, rotation=size, signs=signs))
 
 
+def test_lanes_may_share_their_signs(place):
+    x, signs = odd_rows(2, 64), signs_of(1, 32)
+    assert_same_bits(*both(place, x, [NAMED["nvfp4"]] * 2, rotation=32, signs=signs))
+
+
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_tensor_maxima_are_those_of_the_rotated_tensor(place, columns):
     x, signs = torch.randn(3, 17, 256), signs_of(3, 64)
