@@ -47,6 +47,10 @@ INTS = (
 )
 
 
+_LARGEST_SCALE = (2 - 2.0**-7) * 2.0**126
+"""Of BF16 and FP32 scales: above, their power of two has no inverse among normal numbers."""
+
+
 def descriptor(quantizers: Sequence[Quantizer], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Tables float32 [L, len(FLOATS)] and int32 [L, len(INTS)] of block-scaled quantizers, one row a lane."""
     rows = [_row(q.canonical()) for q in quantizers]
@@ -86,7 +90,7 @@ def _row(q: Quantizer) -> dict[str, float]:
             "float_scale": 1,
             "scale_pmin": 2.0**scale.emin,
             "scale_ulps": 2.0**scale.mantissa,
-            "scale_max": scale.max,
+            "scale_max": min(scale.max, _LARGEST_SCALE),
             "scale_zero": zeros[q.scale.zero],
             "scale_up": q.scale.rounding == "up",
             "scale_stochastic": q.scale.rounding == "stochastic",
