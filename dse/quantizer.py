@@ -150,6 +150,8 @@ class Quantizer(Part, frozen=True):
     @property
     def methods(self) -> tuple[str, ...]:
         """What is special about how elements and scales are found; none or one of them can be had."""
+        if self.is_plain:
+            return ()
         special = {
             "hif4": isinstance(self.scale, E6M2),
             "radix4": self.element in ("radix4", "radix4-odd"),

@@ -287,7 +287,7 @@ class Slot:
         if self.stochastic_scales:
             n = cut.shape[1]
             drawn = random16(stream=STREAMS["scales"], count=-(-n // 8) * 8, **at, words=self.backend.words)
-            more["scale_random"] = drawn[:, :n]
+            more["scale_random"] = drawn[:, :n].contiguous()
         if self.maxima.has_state:
             more["tensor_amax"] = self._tensor_amax(tensor_maxima(cut), keys, call)
         if self.average.betas is not None:

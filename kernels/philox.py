@@ -50,7 +50,8 @@ def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, 
     `words` may be a compiled twin of the function above. `count` must be a multiple of 8. Large draws are made piece by
     piece, since making one takes several times its memory.
     """
-    counters, piece = count // 8, max(1, PIECE // len(seeds))
+    counters = max(2, count // 8)  # for one counter alone, and for a rest of one, `words` would be compiled anew
+    piece = -(-counters // -(-counters * len(seeds) // PIECE))
     pieces = (
         words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
         for first in range(0, counters, piece)
@@ -61,7 +62,7 @@ def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, 
         drawn = torch.empty(len(seeds), counters, 4, dtype=torch.int32, device=seeds.device)
         for out, made in zip(drawn.split(piece, dim=1), pieces, strict=True):
             out.copy_(made)
-    return drawn.view(torch.int16).view(len(seeds), count)
+    return drawn.view(torch.int16).view(len(seeds), -1)[:, :count].contiguous()
 
 
 def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:

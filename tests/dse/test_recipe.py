@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
+from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
@@ -70,7 +71,7 @@ def test_every_shipped_recipe_has_its_id_pinned():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: amd-mxfp4, bf16, .*ue5m3-sr"):
+    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, bf16, .*ue5m3-sr"):
         Recipe.named("nvfp5")
 
 
@@ -251,7 +252,8 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         slots = [None if r.slot(slot).is_plain else layout(r.slot(slot)) for slot in SLOTS]
         products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
         of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
-        return slots, products, of_stages, r.estimator
+        passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}").element) for x in STAGES["fprop"]]
+        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages]
 
     def layout(q):
         return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)

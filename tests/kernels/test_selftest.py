@@ -27,8 +27,8 @@ def test_the_shipped_vectors_are_those_of_the_reference():
 def test_a_path_that_is_off_by_one_bit_is_caught(monkeypatch):
     sound = backend("cpu")
 
-    def off(*arguments):
-        values, factor = sound.decode_operand(*arguments)
+    def off(*arguments, **more):
+        values, factor = sound.decode_operand(*arguments, **more)
         values.view(torch.int32)[0, 0, 0] ^= 1 << 22  # a mantissa bit of one element
         return values, factor
 
