@@ -51,7 +51,7 @@ def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, 
     piece, since making one takes several times its memory.
     """
     counters = max(2, count // 8)  # for one counter alone, and for a rest of one, `words` would be compiled anew
-    piece = -(-counters // -(-counters * len(seeds) // PIECE))
+    piece = counters if seeds.is_cuda else -(-counters // -(-counters * len(seeds) // PIECE))
     pieces = (
         words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
         for first in range(0, counters, piece)

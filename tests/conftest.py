@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import settings
 
-settings.register_profile("fp4dse", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("fp4dse", max_examples=50, deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("fp4dse")
 
 
