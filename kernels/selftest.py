@@ -189,9 +189,14 @@ CHECKS = (
 )
 
 
+ORACLES = "its elements and scales: gfloat, ml_dtypes, torchao (tests/kernels/test_oracles.py)"
+TRANSCRIPTION = "a transcription of its definition by hand (tests/kernels/codecs)"
+
+
 @cache
 def vectors() -> dict[str, np.ndarray]:
-    """`x` float32 [64, 128] (BF16 numbers), and for each named quantizer `NAME/values`, `/codes`, `/scales`."""
+    """`x` float32 [64, 128] (BF16 numbers), and for each named quantizer `NAME/values`, `/codes`, `/scales`; `NAME/oracle`
+    says what the tests hold the reference to."""
     with np.load(VECTORS) as file:
         return {key: file[key] for key in file.files}
 
@@ -205,6 +210,7 @@ def make_vectors() -> dict[str, np.ndarray]:
     out = {"x": x.numpy()}
     for name, q in BLOCK_SCALED.items():
         got: Quantized = quantize(x, q)
+        out[f"{name}/oracle"] = np.array(ORACLES if q.codec == "block" else TRANSCRIPTION)
         for field in ("values", "codes", "scales"):
             out[f"{name}/{field}"] = getattr(got, field).numpy()
     return out

@@ -21,7 +21,7 @@ def test_the_shipped_vectors_are_those_of_the_reference():
     made = selftest.make_vectors()
     assert set(made) == set(selftest.vectors())
     for name, values in made.items():
-        assert np.array_equal(values, selftest.vectors()[name], equal_nan=True), name
+        assert np.array_equal(values, selftest.vectors()[name], equal_nan=values.dtype.kind == "f"), name
 
 
 def test_a_path_that_is_off_by_one_bit_is_caught(monkeypatch):
