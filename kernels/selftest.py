@@ -195,8 +195,10 @@ TRANSCRIPTION = "a transcription of its definition by hand (tests/kernels/codecs
 
 @cache
 def vectors() -> dict[str, np.ndarray]:
-    """`x` float32 [64, 128] (BF16 numbers), and for each named quantizer `NAME/values`, `/codes`, `/scales`; `NAME/oracle`
-    says what the tests hold the reference to."""
+    """`x` float32 [64, 128] (BF16 numbers), and for each named quantizer `NAME/values`, `/codes`, `/scales`.
+
+    `NAME/oracle` says what the tests hold the reference to.
+    """
     with np.load(VECTORS) as file:
         return {key: file[key] for key in file.files}
 
