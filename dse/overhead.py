@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from fp4dse.dse.estimator import STE
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.quantizer import Ema, Stochastic
 from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
+from fp4dse.dse.scale import E6M2
 
 
 def points(recipe: Recipe) -> int:
     """The paper's count: one for each technique that is switched on anywhere, on a floor of one; plain recipes 0.
 
-    Techniques counted: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding, a
-    gradient through the block scale. The floor is the paper's own: its
-    counter for the tensor-scale gradient reads one whenever that gradient is not taken. Scale format and block size
-    cost nothing in this count.
+    The paper's own: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding, a
+    gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads one
+    whenever that gradient is not taken. Scale format and block size cost nothing. Techniques that it did not have count
+    by one rule: whatever is done beyond a maximum and a rounding per block is one point for each kind: encoding a block
+    in several ways (`adapt`), scales that do not follow from the maximum alone (`scaling`, HiFloat4's exponents),
+    rounding towards an average, treating outliers.
     """
     r = recipe.canonical()
     if r.is_plain:
@@ -26,6 +29,10 @@ def points(recipe: Recipe) -> int:
         any(q.tensor_scale for q in slots),
         any(through.element != STE() for through in throughs),
         any(through.scale != "none" for through in throughs),
+        any(q.adapt != "none" for q in slots),
+        any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
+        any(isinstance(q.rounding, Ema) for q in slots),
+        any(q.outliers for q in slots),
     )
     return 1 + sum(techniques)
 
