@@ -150,7 +150,7 @@ class LaneNumerics:
             return None
         if rotation.signs == "fixed":
             return fixed_signs(rotation.size, self.seeds.device)
-        site = torch.tensor(8 * layer + list(STAGES).index(stage), device=self.seeds.device)
+        site = torch.full((), 8 * layer + list(STAGES).index(stage), device=self.seeds.device)
         return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
 
     def _copy(self, layer: int, operand: Operand, x: Tensor) -> Tensor:

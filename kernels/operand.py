@@ -271,7 +271,7 @@ class Slot:
         self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor]
     ) -> tuple[Tensor | None, dict]:
         """Random bits of the elements, by `draws`, and what only some populations need, for quantize_blocks."""
-        site = torch.tensor(self._site(keys, call), device=x.device)
+        site = torch.full((), self._site(keys, call), device=x.device)  # made there: nothing waits for a copy
         at = {"seeds": keys.seeds, "step": keys.step, "site": site}
         n = cut[0].numel()
         random = None
@@ -321,7 +321,7 @@ class _Maxima:
             refresh = self.current | (~self.previous & (keys.step % self.steps == 0)) if keys.training else self.current
             used = torch.where(refresh, current, old)
         if keys.training:
-            state[key] = torch.where(self.previous, current, used)
+            keep(state, key, torch.where(self.previous, current, used))
         return used
 
 
@@ -342,8 +342,16 @@ class _Average:
         elif keys.training:
             average = average * self.betas + w * (1 - self.betas)
         if keys.training:
-            state[key] = average
+            keep(state, key, average)
         return torch.where(keys.step >= EMA_STEPS, average, torch.nan)
+
+
+def keep(state: dict[str, Tensor], key: str, value: Tensor) -> None:
+    """Remember a value in the place of the last one: in its memory, which a captured graph reads."""
+    if key in state:
+        state[key].copy_(value)
+    else:
+        state[key] = value.clone()
 
 
 def clamped(x: Tensor, quantiles: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ def rotate_back(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str
     return x if signs is None else x * _along(signs, x, dim)
 
 
+@cache
 def fixed_signs(size: int, device: torch.device) -> Tensor:
     """float32 [1, size]."""
     return torch.tensor(FIXED_SIGNS, dtype=torch.float32, device=device).repeat(size // 16)[None, :]
@@ -62,9 +63,14 @@ def sequency_order(size: int) -> tuple[int, ...]:
 
 
 def _in_sequency(x: Tensor, size: int, dim: int) -> Tensor:
-    index = torch.tensor(sequency_order(size), device=x.device)
+    index = _sequency_index(size, x.device)
     groups = torch.arange(0, x.shape[dim], size, device=x.device)
     return x.index_select(dim, (groups[:, None] + index[None, :]).flatten())
+
+
+@cache
+def _sequency_index(size: int, device: torch.device) -> Tensor:
+    return torch.tensor(sequency_order(size), device=device)
 
 
 def _along(signs: Tensor, x: Tensor, dim: int) -> Tensor:

@@ -23,6 +23,8 @@ REV = 1
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 CURVE_POINTS = 64
+EAGER_STEPS = 3
+"""Steps before the step is captured as a CUDA graph: kernels are compiled and what is kept between steps exists."""
 EVAL_ROWS = 512
 """Samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass."""
 
@@ -60,7 +62,7 @@ def train(
         setup_s=ready - started,
         quantizer_backend=numerics.backend.name,
         gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
-        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not],
+        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not, *population.fallbacks],
         peak_memory_bytes=_peak_memory(device),
     )
 
@@ -82,28 +84,62 @@ class _Population:
         self.model = task.model(parameters, self.numerics)
         lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
         self.optimizer = LaneAdamW(self.model, lr, task.betas, task.eps, task.weight_decay)
+        self.schedule = self.optimizer.schedule([task.lr_factor(step) for step in range(task.steps)])
         self.order = batch_order(seeds, problem.train_x.shape[1], task.batch, task.steps).to(device)
         self.losses = torch.zeros(task.steps, len(lanes), device=device)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
+        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.fallbacks: list[str] = []
 
     def train_step(self, step: int) -> None:
+        """Step `step`; on a GPU, after the first few, by replaying the captured one."""
         self.numerics.step.fill_(step)
-        rows = self.order[step][self.seed_index]  # [L, B]
+        if self.stream is None:
+            self._step()
+            return
+        if step == EAGER_STEPS:
+            self._capture(self.stream)
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):  # on which it is going to be captured
+            self._step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        """Record the step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                self._step()
+        except RuntimeError as error:  # what an operation must not do in a graph, the driver says
+            self.fallbacks.append(f"CUDA graph not taken: {' '.join(str(error).split())[:200]}")
+            self.model.zero_grad()
+        else:
+            self.graph = graph
+
+    def _step(self) -> None:
+        at = self.numerics.step.view(1)
+        rows = self.order.index_select(0, at)[0][self.seed_index]  # [L, B]
         x = self.problem.train_x[self.data_index[:, None], rows]
         y = self.problem.train_y[self.data_index[:, None], rows]
         loss = lane_mean(self.task.loss(self.model(x), y))  # [L]
         loss.sum().backward()
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss.detach()) & torch.isfinite(gradient).all(dim=1)
-        self.diverged = torch.where(self.alive & ~finite, step, self.diverged)
-        self.alive = self.alive & finite
-        self.optimizer.step(gradient, self.alive, self.task.lr_factor(step))
-        self.losses[step] = loss.detach()
+        self.diverged.copy_(torch.where(self.alive & ~finite, self.numerics.step, self.diverged))
+        self.alive.logical_and_(finite)
+        self.optimizer.step(gradient, self.alive, self.schedule.index_select(0, at)[0])
+        self.losses.index_copy_(0, at, loss.detach()[None])
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Tensor, Tensor | None]:
-        """Mean loss and metric on the held-out data, [L] each, with the quantizers on as in training."""
+        """Mean loss and metric on the held-out data, [L] each, with the quantizers on as in training, but for what they
+        keep from step to step, which stays as it is."""
+        self.numerics.training = False
         task, losses, metrics = self.task, [], []
         n = self.problem.val_x.shape[1]
         for start in range(0, n, EVAL_ROWS):

@@ -6,6 +6,8 @@ Each operation is a single IEEE rounding, so a lane's bits do not depend on its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,12 @@ class LaneAdamW:
             p.data = view.view(p.shape)
         self.mean = torch.zeros_like(self.flat)
         self.square = torch.zeros_like(self.flat)
-        self.count = 0
+
+    def schedule(self, lr_factors: Sequence[float]) -> Tensor:
+        """What `step` takes for each of the steps, float32 [steps, 3]: learning-rate factor and bias corrections."""
+        b1, b2 = self.betas
+        rows = [[factor, 1 - b1**count, 1 - b2**count] for count, factor in enumerate(lr_factors, 1)]
+        return torch.tensor(rows, dtype=torch.float64).to(torch.float32).to(self.flat.device)
 
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P]; they are cleared."""
@@ -36,17 +43,20 @@ class LaneAdamW:
             p.grad = None
         return out
 
-    def step(self, gradient: Tensor, alive: Tensor, lr_factor: float = 1.0) -> None:
-        """One update of the lanes that are alive (bool [L]), at lr · lr_factor; the others keep their bits."""
-        self.count += 1
+    def step(self, gradient: Tensor, alive: Tensor, numbers: Tensor) -> None:
+        """One update of the lanes that are alive (bool [L]); the others keep their bits.
+
+        numbers: the step's row of `schedule`, on the device, so that a captured step reads them anew.
+        """
+        lr_factor, correction1, correction2 = numbers.unbind()
         b1, b2 = self.betas
         keep = alive[:, None]
         mean = self.mean * b1 + gradient * (1 - b1)
         square = self.square * b2 + gradient * gradient * (1 - b2)
-        scale = torch.sqrt(square / (1 - b2**self.count)) + self.eps
-        update = mean / (1 - b1**self.count) / scale
+        scale = torch.sqrt(square / correction2) + self.eps
+        update = mean / correction1 / scale
         if self.weight_decay:
             update = update + self.flat * self.weight_decay
-        self.mean = torch.where(keep, mean, self.mean)
-        self.square = torch.where(keep, square, self.square)
+        self.mean.copy_(torch.where(keep, mean, self.mean))
+        self.square.copy_(torch.where(keep, square, self.square))
         self.flat.copy_(torch.where(keep, self.flat - self.lr * lr_factor * update, self.flat))

@@ -164,6 +164,34 @@ def test_a_lane_has_the_same_bits_in_any_company():
         assert torch.equal(few, together[chosen])
 
 
+GRAPHED = [
+    ["bf16"],
+    ["nvfp4", "nvfp4-sr", "fp4-all-the-way"],
+    ["nvfp4-sr-rht"],
+    ["quartet"],
+    ["quartet2"],
+    ["tetrajet-qema", "tetrajet"],
+    ["tetrajet2"],
+    ["ue5m3-graphcore"],
+    ["hif4-ascend"],
+    ["wang-dge-occ"],
+    ["sun-radix4"],
+]
+
+
+@pytest.mark.parametrize("names", GRAPHED, ids="+".join)
+@pytest.mark.parametrize("task", ["regression", "vision"])
+def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
+    """Bit for bit, with all that is kept from step to step."""
+    task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)
+    lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1)]
+    captured = train(task, lanes, "cuda")
+    monkeypatch.setattr("fp4dse.tasks.engine.EAGER_STEPS", 1000)
+    eager = train(task, lanes, "cuda")
+    assert not any("graph" in reason for reason in captured.fallbacks), captured.fallbacks
+    assert captured.lanes == eager.lanes
+
+
 INTEGERS = {"bf16-exact": (255, 64), "tf32-exact": (2047, 4), "fp32": (2047, 4), "fp8-exact": (15, 32)}
 """Backend -> (largest integer whose smaller ones are all held too, products that FP32 can add up exactly)."""
 

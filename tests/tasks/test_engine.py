@@ -143,9 +143,9 @@ def test_the_optimizer_is_adamw():
         for twin, lane in zip(twins, lanes, strict=True)
     ]
     torch.manual_seed(0)
-    for _ in range(5):
+    for numbers in population.optimizer.schedule([1.0] * 5):
         gradient = torch.randn_like(population.optimizer.flat)
-        population.optimizer.step(gradient, population.alive)
+        population.optimizer.step(gradient, population.alive, numbers)
         for i, optimizer in enumerate(optimizers):
             for p, g in zip(twins[i], gradient[i].split([p.numel() for p in twins[i]]), strict=True):
                 p.grad = g.view_as(p)
