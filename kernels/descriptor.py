@@ -47,10 +47,6 @@ INTS = (
 )
 
 
-_LARGEST_SCALE = (2 - 2.0**-7) * 2.0**126
-"""Of BF16 and FP32 scales: above, their power of two has no inverse among normal numbers."""
-
-
 def descriptor(quantizers: Sequence[Quantizer], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Tables float32 [L, len(FLOATS)] and int32 [L, len(INTS)] of block-scaled quantizers, one row a lane."""
     rows = [_row(q.canonical()) for q in quantizers]
@@ -90,7 +86,8 @@ def _row(q: Quantizer) -> dict[str, float]:
             "float_scale": 1,
             "scale_pmin": 2.0**scale.emin,
             "scale_ulps": 2.0**scale.mantissa,
-            "scale_max": min(scale.max, _LARGEST_SCALE),
+            # above, the power of two of a BF16 or FP32 scale has no inverse among normal numbers
+            "scale_max": min(scale.max, (2 - 2.0**-scale.mantissa) * 2.0**126),
             "scale_zero": zeros[q.scale.zero],
             "scale_up": q.scale.rounding == "up",
             "scale_stochastic": q.scale.rounding == "stochastic",
