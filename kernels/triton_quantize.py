@@ -53,6 +53,7 @@ def _operand(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
 ):
     """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
@@ -71,7 +72,7 @@ def _operand(
             place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
             x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
     else:
         for n in range(TILES):
             place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
@@ -79,7 +80,7 @@ def _operand(
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
             x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
-            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
 
 
 @triton.jit
@@ -120,6 +121,7 @@ def _quantize_kernel(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
 ):
     """One operand of x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -146,6 +148,7 @@ def _quantize_kernel(
         STOCHASTIC,
         ADAPTIVE,
         UNUSUAL,
+        CODEC,
     )
 
 
@@ -225,6 +228,7 @@ def _both_kernel(
         STOCHASTIC_1,
         ADAPTIVE_1,
         UNUSUAL_1,
+        "block",
     )
     _operand(
         lane,
@@ -248,6 +252,7 @@ def _both_kernel(
         STOCHASTIC_2,
         ADAPTIVE_2,
         UNUSUAL_2,
+        "block",
     )
 
 
@@ -345,13 +350,15 @@ def launch(
     out: Tensor,
     scales: Tensor | None,
     dec: Tensor,
+    codec: str = "block",
 ) -> None:
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
     sizes, programs = _sizes(x, columns, block, features, rotation)
     amax = dec if tensor_amax is None else tensor_amax
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
-    common = seeds, step, STREAMS["rounding"]
-    _quantize_kernel[programs, len(x)](*pointers, *common, **sizes, COLUMNS=columns, enable_fp_fusion=False)
+    common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
+    constants = sizes | {"COLUMNS": columns, "CODEC": codec}
+    _quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
 
 
 def launch_both(

@@ -14,6 +14,7 @@ import torch
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
+from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
 from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.kernels.codecs import Encoded
@@ -26,6 +27,7 @@ tl = pytest.importorskip("triton.language", reason="triton is not installed")
 NAMED = {
     name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int) and q.codec == "block"
 }
+OWN_WAY = {name: q for name, q in QUANTIZERS.items() if isinstance(q.block, int) and q.codec in fused.CODECS[1:]}
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
 
@@ -37,7 +39,7 @@ def place(request):
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("triton_numbers", "triton_blocks", "triton_tiles", "triton_quantize"):
+        for name in ("triton_numbers", "triton_blocks", "triton_codecs", "triton_tiles", "triton_quantize"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
@@ -46,7 +48,7 @@ def place(request):
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
         patch.setattr(modules["triton_blocks"], "_plus", tl.standard._sum_combine)
-        for module in ("triton_blocks", "triton_quantize"):
+        for module in ("triton_blocks", "triton_codecs", "triton_quantize"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["triton_numbers"], "toward_zero", _toward_zero)
         patch.setattr(modules["triton_tiles"], "unknown", lambda x: x)
@@ -128,8 +130,9 @@ def to(device, arguments):
 def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None, rotation=0, signs=None):
     """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
     arguments = arguments_for(x, quantizers, columns, step=step, block=block)
-    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs))
-    values, dec = fused.unfused_operand(*arguments, rotation, signs)
+    codec = quantizers[0].codec
+    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs), codec)
+    values, dec = fused.unfused_operand(*arguments, rotation, signs, codec)
     return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
@@ -150,6 +153,31 @@ def test_a_named_quantizer_has_the_bits_of_the_reference(place, name, rounding, 
     for dtype in (torch.float32, torch.bfloat16):
         x = odd_rows(2, 3 * q.block).to(dtype)
         assert_same_bits(*both(place, x, [rounded(q, rounding), q], columns))
+
+
+def lanes_of(q):
+    """q as it is, and with other parts that its codec allows, which share a launch."""
+    replace = msgspec.structs.replace
+    candidates = [rounded(q, r) for r in ROUNDING_NAMES.values()]
+    candidates += [replace(q, tensor_scale=t) for t in (None, TensorScale(), TensorScale(target=100.0))]
+    candidates += [replace(q, range=r) for r in ("16/17", "3/4", "aligned")]
+    candidates += [replace(q, element=e) for e in ("e3m0", "int4", "e1m2")]
+    for scale in SCALE_NAMES.values():
+        if isinstance(scale, FloatScale):
+            drawn = "stochastic" if q.codec == "eden" else "nearest"
+            candidates += [replace(q, scale=replace(scale, zero=zero, rounding=drawn)) for zero in ("keep", "one")]
+            candidates.append(replace(q, scale=replace(scale, rounding="up")))
+    fits = (c for c in candidates if not quantizer_faults(c) and not isinstance(c.rounding, Ema))
+    return list(dict.fromkeys([q, *fits]))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", OWN_WAY)
+def test_a_codec_has_the_bits_of_the_reference(place, name, dtype, columns):
+    lanes = lanes_of(OWN_WAY[name])
+    x = odd_rows(2, 2 * lanes[0].block).to(dtype)[torch.arange(len(lanes)) % 2]
+    assert_same_bits(*both(place, x, lanes, columns))
 
 
 def every_quantizer(block):
