@@ -78,9 +78,7 @@ def unknown_columns() -> list[str]:
     return [name for name in (*FLOATS, *INTS) if name not in KNOWN]
 
 
-def why_not_operand(
-    x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block"
-) -> str | None:
+def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
     """The reason why the kernels do not take this operand, or None if they do."""
     kinds = torch.float32, torch.bfloat16
     if x.dtype not in kinds or dtype not in kinds:
@@ -130,7 +128,9 @@ def operand(
 
 
 @operand.register_fake
-def _(x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype, rotation=0, signs=None, codec=""):
+def _(
+    x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype, rotation=0, signs=None, codec=""
+):
     return _decoded(x, columns, dtype)
 
 
@@ -266,9 +266,7 @@ def _blocks(x, columns, block, features, seeds, step, site, rotation, signs, dra
     return blocks, x.shape, random
 
 
-def _check(
-    x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int, codec: str = "block"
-) -> None:
+def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int, codec: str = "block") -> None:
     if reason := why_not_operand(x, block, dtype, rotation, codec):
         raise ValueError(reason)
     for name, size in ("blocks of", block), ("a rotation of", rotation or 1):
@@ -277,7 +275,21 @@ def _check(
 
 
 def _run(
-    x, columns, block, floats, ints, features, seeds, step, site, *, tensor_amax, rotation, signs, outputs, codec="block"
+    x,
+    columns,
+    block,
+    floats,
+    ints,
+    features,
+    seeds,
+    step,
+    site,
+    *,
+    tensor_amax,
+    rotation,
+    signs,
+    outputs,
+    codec="block",
 ) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.triton_quantize import launch, tensor_maxima

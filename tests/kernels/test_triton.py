@@ -16,7 +16,8 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
-from fp4dse.kernels import LaneNumerics, fused
+from fp4dse.kernels import LaneNumerics, fused, lanes
+from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
@@ -171,13 +172,62 @@ def lanes_of(q):
     return list(dict.fromkeys([q, *fits]))
 
 
-@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def rows_for(lanes, columns):
+    """Lanes of odd rows, and every third one of usual rows, one of which is constant."""
+    usual = torch.randn(1, 13, columns, generator=torch.Generator().manual_seed(1))
+    usual[:, 3] = 1.99
+    return torch.cat([odd_rows(2, columns), usual])[torch.arange(lanes) % 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(False, torch.float32), (True, torch.bfloat16)], ids=["rows", "columns"]
+)
 @pytest.mark.parametrize("name", OWN_WAY)
-def test_a_codec_has_the_bits_of_the_reference(place, name, dtype, columns):
+def test_a_codec_has_the_bits_of_the_reference(place, name, columns, dtype):
     lanes = lanes_of(OWN_WAY[name])
-    x = odd_rows(2, 2 * lanes[0].block).to(dtype)[torch.arange(len(lanes)) % 2]
+    x = rows_for(len(lanes), 2 * lanes[0].block).to(dtype)
     assert_same_bits(*both(place, x, lanes, columns))
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("name", [name for name in OWN_WAY if name != "hif4"])
+def test_a_codec_takes_blocks_of_any_size(place, name, block):
+    q = msgspec.structs.replace(OWN_WAY[name], block=block)
+    lanes = [c for c in (q, q, rounded(q, Stochastic())) if not quantizer_faults(c)]
+    assert_same_bits(*both(place, rows_for(3, 2 * block)[: len(lanes)], lanes, block == 32, step=2**33 + 5))
+
+
+@pytest.mark.parametrize("name", ["if4", "razer"])
+def test_a_codec_takes_tiles(place, name):
+    for block in (256, 1024):
+        assert_same_bits(*both(place, rows_for(3, block), [OWN_WAY[name]] * 3, block=block))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", OWN_WAY)
+def test_a_codec_takes_what_the_kernel_rotates(place, name, columns):
+    x, signs = rows_for(3, 256), signs_of(3, 128)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_same_bits(*both(place, x, [OWN_WAY[name]] * 3, columns, dtype, rotation=128, signs=signs))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", ["if4", "hif4"])
+def test_a_codec_draws_for_every_element_in_odd_shapes(place, name, columns):
+    q = OWN_WAY[name]
+    lanes = [rounded(q, Stochastic()), rounded(q, Stochastic(bits=8))]
+    for rows in (1, 37):
+        assert_same_bits(*both(place, torch.randn(2, rows, 3 * q.block), lanes, columns))
+
+
+def test_corrected_scales_draw_for_every_block_in_odd_shapes(place):
+    for (rows, width), columns in itertools.product(((1, 48), (37, 80), (130, 16)), (False, True)):
+        x = torch.randn(3, rows, width)
+        assert_same_bits(*both(place, x, [OWN_WAY["ms-eden"]] * 3, columns))
+
+
+def signs_of(lanes, size):
+    return (torch.randint(0, 2, (lanes, size), generator=torch.Generator().manual_seed(1)) * 2 - 1).float()
 
 
 def every_quantizer(block):
@@ -264,10 +314,6 @@ def test_results_do_not_depend_on_tile_sizes(place, monkeypatch):
         monkeypatch.setattr(place.module, name, size)
         for columns in (False, True):
             assert_same_bits(both(place, x, lanes, columns)[0], expected[columns])
-
-
-def signs_of(lanes, size):
-    return (torch.randint(0, 2, (lanes, size), generator=torch.Generator().manual_seed(1)) * 2 - 1).float()
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -373,19 +419,31 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
 
 
-def test_layers_quantize_with_the_kernels_as_without(place):
-    tiles = Recipe.named("nvfp4-sr")
-    tiles = msgspec.structs.replace(tiles, fprop=msgspec.structs.replace(tiles.fprop, w=QUANTIZERS["nvfp4-2d"]))
-    for recipes in ([Recipe.named("nvfp4"), Recipe.named("nvfp4-sr")], [Recipe.named("nvfp4-sr-rht")] * 2, [tiles] * 2):
+@pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2, ["hif4-ascend"] * 2])
+def test_layers_quantize_with_the_kernels_as_without(place, monkeypatch, names):
+    agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names])
+
+
+@pytest.mark.parametrize("name", ["nvfp4-2d", *OWN_WAY])
+def test_layers_quantize_weights_with_the_kernels_as_without(place, monkeypatch, name):
+    recipe = Recipe.named("quartet2" if name == "ms-eden" else "nvfp4-sr")
+    recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=QUANTIZERS[name]))
+    agree_with_the_reference(place, monkeypatch, [recipe] * 2)
+
+
+def agree_with_the_reference(place, monkeypatch, recipes):
+    """The products of all stages, with and without the kernels, which every slot takes."""
+    a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
+    results = []
+    for operand in (None, fused.operand):
+        monkeypatch.setattr(
+            lanes, "backend", lambda _, operand=operand: msgspec.structs.replace(PLAIN, operand=operand)
+        )
         numerics = LaneNumerics(recipes, (3, 4), place.device)
-        a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
-        without, with_kernels = (msgspec.structs.replace(numerics.backend, operand=f) for f in (None, fused.operand))
-        for stage in STAGES:
-            results = []
-            for backend in (without, with_kernels):
-                numerics.backend = backend
-                results.append(numerics.gemm(stage, 1, a, 2, b, 1))
-            assert torch.equal(*results)
+        assert all(slot.fused is operand for slot in numerics.slots.values())
+        results.append([numerics.gemm(stage, 1, a, 2, b, 1) for stage in STAGES])
+    for without, with_kernels in zip(*results, strict=True):
+        assert torch.equal(without, with_kernels)
 
 
 def test_the_operator_is_sound(place):
