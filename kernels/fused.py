@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
+from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.packed import quantize_and_pack
 from fp4dse.kernels.philox import STREAMS, random16
@@ -23,8 +24,14 @@ BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
 
-CODECS = ("block", "eden", "hif4", "quest", "split", "if4", "razer", "dialects")
+CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects")
 """Codecs that the kernels have (`codecs.CODECS`)."""
+
+
+def span(block: int, rotation: int, codec: str) -> int:
+    """Neighbours along the contraction axis that are quantized together."""
+    return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
+
 
 WIDE = 2.0**100
 """Scale formats that reach beyond are rounded by the kernel's long way."""
@@ -269,7 +276,7 @@ def _blocks(x, columns, block, features, seeds, step, site, rotation, signs, dra
 def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int, codec: str = "block") -> None:
     if reason := why_not_operand(x, block, dtype, rotation, codec):
         raise ValueError(reason)
-    for name, size in ("blocks of", block), ("a rotation of", rotation or 1):
+    for name, size in ("blocks of", span(block, 0, codec)), ("a rotation of", rotation or 1):
         if x.shape[1 if columns else 2] % size:
             raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
 

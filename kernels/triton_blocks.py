@@ -135,6 +135,14 @@ def _any_scale(amax, enc, inv_val_max, f, i):
 
 
 @triton.jit
+def e8m0(amax, carry, offset):
+    """The power of two that the lane's rule gives for maxima."""
+    exponent = (as_int(amax) + carry >> 23) - offset
+    exponent = tl.minimum(tl.maximum(exponent, 0), 254)
+    return as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
+
+
+@triton.jit
 def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
     """Scale and multiplier of blocks for E8M0, and for 8-bit float scales that are rounded to nearest."""
     float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset = usual
@@ -142,9 +150,7 @@ def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
         scale = nearest(tl.minimum(amax * (enc * inv_val_max), scale_max), scale_pmin, scale_inv_ulps)
         scale = tl.where(scale == 0, scale_zero, scale)
     else:
-        exponent = (as_int(amax * enc) + e8m0_carry >> 23) - e8m0_offset
-        exponent = tl.minimum(tl.maximum(exponent, 0), 254)
-        scale = as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
+        scale = e8m0(amax * enc, e8m0_carry, e8m0_offset)
     return scale, smaller(tl.div_rn(1.0, scale * inv_enc), _FLT_MAX)
 
 

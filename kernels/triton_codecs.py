@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels.codecs.dialects import NEAREST
 from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
-from fp4dse.kernels.triton_blocks import block_maximum, block_scales, lane_sum, rounded, total
+from fp4dse.kernels.triton_blocks import block_maximum, block_scales, e8m0, lane_sum, rounded, total
 from fp4dse.kernels.triton_numbers import (
     as_float,
     as_int,
@@ -34,6 +35,9 @@ _LARGEST_POWER = tl.constexpr(2.0**127)
 _FLT_MIN, _UNIT_MAX = tl.constexpr(2.0**-126), tl.constexpr(2.0**126)
 _INT_PMIN = tl.constexpr(2.0 ** ELEMENTS["int4"].emin)
 _INT_INV_ULPS = tl.constexpr(2.0 ** -ELEMENTS["int4"].mantissa)
+_MACRO_BLOCK = tl.constexpr(MACRO_BLOCK)
+_TOP_MANTISSA, _ONE = tl.constexpr(0x007F8000), tl.constexpr(0x3F800000)
+_INF = tl.constexpr(float("inf"))
 _SPECIAL = tl.constexpr(SPECIAL)
 _TO_INTEGER = tl.constexpr(12582912.0)  # see triton_numbers
 # all levels, and their squared errors, as one integer each: 4 and 8 bits for a number of halves, 16 for a dialect
@@ -64,6 +68,8 @@ def coded(
         q, scale = _split(x, magnitude, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "if4":
         q, scale = _if4(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
+    elif CODEC == "macro":
+        q, scale = _macro(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "razer":
         q, scale = _razer(x, magnitude, amax, chunk, numbers, UNUSUAL)
     else:
@@ -171,6 +177,21 @@ def _razer(x, magnitude, amax, chunk, numbers, UNUSUAL: tl.constexpr):
     minus = lane_sum(tl.where(negative, -gain, gain)) < 0
     is_special = (gain > 0) & (negative == minus[:, None])
     return tl.where(is_special, _SPECIAL, _to_grid(z, chunk, numbers, False, UNUSUAL)), scale[:, None]
+
+
+@triton.jit
+def _macro(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr):
+    _, _, _, _, _, carry, offset = numbers[3]
+    n: tl.constexpr = magnitude.shape[0]
+    SHARE: tl.constexpr = _MACRO_BLOCK // magnitude.shape[1]
+    of_macro = block_maximum(tl.reshape(amax, (n // SHARE, SHARE)))
+    factor = as_float(as_int(tl.div_rn(numbers[2][2], of_macro)) & _TOP_MANTISSA | _ONE)
+    factor = tl.where(of_macro < _INF, factor, float("nan"))
+    factor = tl.reshape(tl.broadcast_to(factor[:, None], (n // SHARE, SHARE)), (n,))
+    power = e8m0(amax * factor, carry, offset)
+    mult = tl.div_rn(factor, power) * numbers[2][3]
+    q = _to_grid(magnitude * mult[:, None], chunk, numbers, STOCHASTIC, UNUSUAL)
+    return q, tl.div_rn(power, factor)[:, None]
 
 
 @triton.jit

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fp4dse.kernels.fused import span
 from fp4dse.kernels.philox import STREAMS
 from fp4dse.kernels.rotation import hadamard
 from fp4dse.kernels.triton_blocks import block_maximum, larger, numbers_of
@@ -353,7 +354,7 @@ def launch(
     codec: str = "block",
 ) -> None:
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
-    sizes, programs = _sizes(x, columns, block, features, rotation)
+    sizes, programs = _sizes(x, columns, block, features, rotation, codec)
     amax = dec if tensor_amax is None else tensor_amax
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
@@ -398,10 +399,12 @@ def launch_both(
     _both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
+def _sizes(
+    x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int, codec: str
+) -> tuple[dict, int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
-    shape = _shape(rows, width, max(block, rotation), columns)
+    shape = _shape(rows, width, span(block, rotation, codec), columns)
     tiles = _count(shape)
     of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}

@@ -185,16 +185,17 @@ def rows_for(lanes, columns):
 @pytest.mark.parametrize("name", OWN_WAY)
 def test_a_codec_has_the_bits_of_the_reference(place, name, columns, dtype):
     lanes = lanes_of(OWN_WAY[name])
-    x = rows_for(len(lanes), 2 * lanes[0].block).to(dtype)
+    x = rows_for(len(lanes), 2 * lanes[0].unit).to(dtype)
     assert_same_bits(*both(place, x, lanes, columns))
 
 
-@pytest.mark.parametrize("block", [16, 32, 64, 128])
-@pytest.mark.parametrize("name", [name for name in OWN_WAY if name != "hif4"])
-def test_a_codec_takes_blocks_of_any_size(place, name, block):
-    q = msgspec.structs.replace(OWN_WAY[name], block=block)
+OF_ANY_SIZE = [msgspec.structs.replace(q, block=block) for q in OWN_WAY.values() for block in (16, 32, 64, 128)]
+
+
+@pytest.mark.parametrize("q", [q for q in OF_ANY_SIZE if not quantizer_faults(q)], ids=lambda q: q.label())
+def test_a_codec_takes_blocks_of_any_size(place, q):
     lanes = [c for c in (q, q, rounded(q, Stochastic())) if not quantizer_faults(c)]
-    assert_same_bits(*both(place, rows_for(3, 2 * block)[: len(lanes)], lanes, block == 32, step=2**33 + 5))
+    assert_same_bits(*both(place, rows_for(3, 2 * q.unit)[: len(lanes)], lanes, q.block == 32, step=2**33 + 5))
 
 
 @pytest.mark.parametrize("name", ["if4", "razer"])
@@ -212,12 +213,12 @@ def test_a_codec_takes_what_the_kernel_rotates(place, name, columns):
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("name", ["if4", "hif4"])
+@pytest.mark.parametrize("name", ["if4", "hif4", "mbs-mxfp4"])
 def test_a_codec_draws_for_every_element_in_odd_shapes(place, name, columns):
     q = OWN_WAY[name]
     lanes = [rounded(q, Stochastic()), rounded(q, Stochastic(bits=8))]
     for rows in (1, 37):
-        assert_same_bits(*both(place, torch.randn(2, rows, 3 * q.block), lanes, columns))
+        assert_same_bits(*both(place, torch.randn(2, rows, 3 * q.unit), lanes, columns))
 
 
 def test_corrected_scales_draw_for_every_block_in_odd_shapes(place):
