@@ -1,8 +1,9 @@
 """The quantizer fused into Triton kernels: any mix of recipes in one launch, an operand read once and written once.
 
 A program takes tiles of whole blocks of one lane, rotates and quantizes them by that lane's row of the descriptor
-tables, and writes what the GEMM consumes, or codes. Only sizes and what no lane needs are compile-time constants. Bits
-equal those of `rotation.rotate` and `reference.decode_operand` with `philox.random16`, whatever the tiles.
+tables, and writes what the GEMM consumes, or codes. Only sizes, the codec and what no lane needs are compile-time
+constants. Bits equal those of `rotation.rotate` and `reference.decode_operand` with `philox.random16`, whatever the
+tiles.
 """
 
 from __future__ import annotations

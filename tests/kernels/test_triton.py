@@ -207,9 +207,8 @@ def test_a_codec_takes_tiles(place, name):
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", OWN_WAY)
 def test_a_codec_takes_what_the_kernel_rotates(place, name, columns):
-    x, signs = rows_for(3, 256), signs_of(3, 128)
-    for dtype in (torch.float32, torch.bfloat16):
-        assert_same_bits(*both(place, x, [OWN_WAY[name]] * 3, columns, dtype, rotation=128, signs=signs))
+    x, signs, dtype = rows_for(3, 256), signs_of(3, 128), torch.bfloat16 if columns else torch.float32
+    assert_same_bits(*both(place, x, [OWN_WAY[name]] * 3, columns, dtype, rotation=128, signs=signs))
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -422,18 +421,18 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
 
 @pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2, ["hif4-ascend"] * 2])
 def test_layers_quantize_with_the_kernels_as_without(place, monkeypatch, names):
-    agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names])
+    agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names], STAGES)
 
 
 @pytest.mark.parametrize("name", ["nvfp4-2d", *OWN_WAY])
 def test_layers_quantize_weights_with_the_kernels_as_without(place, monkeypatch, name):
     recipe = Recipe.named("quartet2" if name == "ms-eden" else "nvfp4-sr")
     recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=QUANTIZERS[name]))
-    agree_with_the_reference(place, monkeypatch, [recipe] * 2)
+    agree_with_the_reference(place, monkeypatch, [recipe] * 2, ["fprop"])
 
 
-def agree_with_the_reference(place, monkeypatch, recipes):
-    """The products of all stages, with and without the kernels, which every slot takes."""
+def agree_with_the_reference(place, monkeypatch, recipes, stages):
+    """The products of these stages, with and without the kernels, which every slot takes."""
     a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
     results = []
     for operand in (None, fused.operand):
@@ -442,7 +441,7 @@ def agree_with_the_reference(place, monkeypatch, recipes):
         )
         numerics = LaneNumerics(recipes, (3, 4), place.device)
         assert all(slot.fused is operand for slot in numerics.slots.values())
-        results.append([numerics.gemm(stage, 1, a, 2, b, 1) for stage in STAGES])
+        results.append([numerics.gemm(stage, 1, a, 2, b, 1) for stage in stages])
     for without, with_kernels in zip(*results, strict=True):
         assert torch.equal(without, with_kernels)
 
@@ -453,7 +452,8 @@ def test_the_operator_is_sound(place):
     common = 16, *tables, list(fused.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
     for columns in (False, True):
         arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
-        torch.library.opcheck(fused.operand, arguments, test_utils=["test_schema", "test_faketensor"])
+        with_codec = *arguments, 0, None, "razer"
+        torch.library.opcheck(fused.operand, with_codec, test_utils=["test_schema", "test_faketensor"])
         torch.library.opcheck(fused.packed, arguments[:-1], test_utils=["test_schema", "test_faketensor"])
     x, tables, features = torch.randn(2, 64, 32, device=place.device), list(zip(tables, tables, strict=True)), common[3]
     for dtype in (torch.bfloat16, torch.uint8):
@@ -492,6 +492,17 @@ def test_a_rotation_that_the_kernels_do_not_take_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             fused.operand(torch.zeros(1, 2, width), False, *common, size)
+
+
+def test_a_codec_that_the_kernels_do_not_take_is_named():
+    tables = descriptor([NAMED["mxfp4"]])
+    common = 32, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
+    for codec, message in (
+        ("softmax", r"codec: found softmax; accepted: block, eden, .* dialects"),
+        ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fused.operand(torch.zeros(1, 2, 64), False, *common, codec)
 
 
 def test_features_are_those_of_some_lane():
