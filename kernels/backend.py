@@ -1,6 +1,7 @@
 """Which implementation of the quantizer runs on a device, decided once, with its reason.
 
-`triton`    the fused kernels, on a CUDA device; row and tensor blocks, and all but quantizing, are the reference's
+`triton`    the fused kernels, on a CUDA device; row and tensor blocks, codecs that are not in fused.CODECS, and all but
+            quantizing, are the reference's
 `eager`     the reference itself, on any device
 `compiled`  the reference through torch.compile, on a CPU with a C++ compiler; the same bits, 6–10 times faster
 """

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
+from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.packed import quantize_and_pack
 from fp4dse.kernels.philox import STREAMS, random16
@@ -22,6 +23,15 @@ BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
+
+CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects")
+"""Codecs that the kernels have (`codecs.CODECS`)."""
+
+
+def span(block: int, rotation: int, codec: str) -> int:
+    """Neighbours along the contraction axis that are quantized together."""
+    return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
+
 
 WIDE = 2.0**100
 """Scale formats that reach beyond are rounded by the kernel's long way."""
@@ -75,7 +85,7 @@ def unknown_columns() -> list[str]:
     return [name for name in (*FLOATS, *INTS) if name not in KNOWN]
 
 
-def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0) -> str | None:
+def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
     """The reason why the kernels do not take this operand, or None if they do."""
     kinds = torch.float32, torch.bfloat16
     if x.dtype not in kinds or dtype not in kinds:
@@ -84,6 +94,8 @@ def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0
         return f"block: found {block}; accepted: {', '.join(map(str, BLOCKS))}"
     if rotation not in (0, *ROTATIONS):
         return f"rotation: found {rotation}; accepted: 0 (none), {', '.join(map(str, ROTATIONS))}"
+    if codec not in CODECS:
+        return f"codec: found {codec}; accepted: {', '.join(CODECS)}"
     if not (x.numel() > 0 and len(x) < 2**16 and x[0].numel() < 2**30):
         return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^30 - 1 elements"
     return None
@@ -104,6 +116,7 @@ def operand(
     dtype: torch.dtype,
     rotation: int = 0,
     signs: Tensor | None = None,
+    codec: str = "block",
 ) -> tuple[Tensor, Tensor]:
     """`reference.decode_operand` with `philox.random16`: the operand [L, R, C] as `dtype`, decode factors float32 [L].
 
@@ -111,17 +124,20 @@ def operand(
     features: `Features` of the tables. seeds: int64 [L], step: int64 scalar on the device, site: keys of the draws.
     tensor_amax: float32 [L] maxima to scale by, or None for those of x. dtype: float32 or bfloat16 (one rounding).
     rotation: x is rotated first along C, in groups of so many (0: not), with signs: float32 [L or 1, rotation] or None;
-    as `rotation.rotate` does. Raises ValueError for what the kernels do not take.
+    as `rotation.rotate` does. codec: of all lanes, one of CODECS; but for `eden`, no lane rounds scales stochastically.
+    Raises ValueError for what the kernels do not take.
     """
-    _check(x, columns, block, dtype, rotation)
+    _check(x, columns, block, dtype, rotation, codec)
     out, dec = _decoded(x, columns, dtype)
     common = x, columns, block, floats, ints, features, seeds, step, site
-    _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=(out, None, dec))
+    _run(*common, tensor_amax=tensor_amax, rotation=rotation, signs=signs, outputs=(out, None, dec), codec=codec)
     return out, dec
 
 
 @operand.register_fake
-def _(x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype, rotation=0, signs=None):
+def _(
+    x, columns, block, floats, ints, features, seeds, step, site, tensor_amax, dtype, rotation=0, signs=None, codec=""
+):
     return _decoded(x, columns, dtype)
 
 
@@ -209,13 +225,18 @@ def unfused_operand(
     site: int,
     rotation: int = 0,
     signs: Tensor | None = None,
+    codec: str = "block",
     *,
     decode=decode_operand,
     draws=random16,
 ) -> tuple[Tensor, Tensor]:
     """What `operand` computes, in float32, by the reference or its twins: its specification."""
     blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws)
-    values, dec = decode(blocks, floats, ints, random, features[2])
+    more: dict = {} if codec == "block" else {"codec": codec}
+    if codec == "eden":
+        n, at = blocks.shape[1], torch.tensor(site, device=x.device)
+        more["scale_random"] = random16(seeds, STREAMS["scales"], step, at, -(-n // 8) * 8)[:, :n]
+    values, dec = decode(blocks, floats, ints, random, features[2], **more)
     return values.view(shape), dec
 
 
@@ -252,16 +273,30 @@ def _blocks(x, columns, block, features, seeds, step, site, rotation, signs, dra
     return blocks, x.shape, random
 
 
-def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int) -> None:
-    if reason := why_not_operand(x, block, dtype, rotation):
+def _check(x: Tensor, columns: bool, block: int, dtype: torch.dtype, rotation: int, codec: str = "block") -> None:
+    if reason := why_not_operand(x, block, dtype, rotation, codec):
         raise ValueError(reason)
-    for name, size in ("blocks of", block), ("a rotation of", rotation or 1):
+    for name, size in ("blocks of", span(block, 0, codec)), ("a rotation of", rotation or 1):
         if x.shape[1 if columns else 2] % size:
             raise ValueError(f"x: found {tuple(x.shape)}; accepted: a contraction axis that {name} {size} divides")
 
 
 def _run(
-    x, columns, block, floats, ints, features, seeds, step, site, *, tensor_amax, rotation, signs, outputs
+    x,
+    columns,
+    block,
+    floats,
+    ints,
+    features,
+    seeds,
+    step,
+    site,
+    *,
+    tensor_amax,
+    rotation,
+    signs,
+    outputs,
+    codec="block",
 ) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.triton_quantize import launch, tensor_maxima
@@ -272,7 +307,7 @@ def _run(
         if features[0] and tensor_amax is None:
             tensor_amax = tensor_maxima(x, columns, rotation, signs)
         keys = seeds, step, site
-        launch(x, columns, block, floats, ints, features, *keys, tensor_amax, rotation, signs, out, scales, dec)
+        launch(x, columns, block, floats, ints, features, *keys, tensor_amax, rotation, signs, out, scales, dec, codec)
 
 
 def _for_lanes(signs: Tensor | None, lanes: int) -> Tensor | None:

@@ -24,7 +24,7 @@ from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused import BLOCKS, ROTATIONS, features
+from fp4dse.kernels.fused import BLOCKS, CODECS, ROTATIONS, features
 from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -124,10 +124,10 @@ class Slot:
         compensated = torch.tensor([c.compensate for c in clamps], device=device)[:, None, None]
         self.compensated = compensated if any(c.compensate for c in clamps) else None
         self.residuals = torch.tensor(residuals, device=device)[:, None] if residuals else None
-        is_general = self.codec == "block" and not (
-            self.factors_over != "tensor" or self.stochastic_scales or self.average.betas is not None
-        )
-        self.fused = backend.operand if is_general else None
+        # of a population that the codec is eden all scales are rounded stochastically
+        scales_fit = self.stochastic_scales == (self.codec == "eden")
+        fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
+        self.fused = backend.operand if fits and self.codec in CODECS else None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
         self.element = ELEMENTS[first.element]
@@ -262,7 +262,9 @@ class Slot:
         if self.maxima.has_state:
             amax = self._tensor_amax(x.abs().amax(dim=(1, 2))[:, None], keys, call)[:, 0]
         at = (keys.seeds, keys.step, self._site(keys, call))
-        return Term(*self.fused(x, columns, block, *self.tables, self.features, *at, amax, dtype, *(turn or ())[:2]))  # type: ignore[misc]
+        size, signs = turn[:2] if turn else (0, None)
+        common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
+        return Term(*self.fused(x, columns, *common))  # type: ignore[misc]
 
     def _site(self, keys: Keys, call: int) -> int:
         return 8 * keys.layer + self.number + CALL * call

@@ -135,6 +135,14 @@ def _any_scale(amax, enc, inv_val_max, f, i):
 
 
 @triton.jit
+def e8m0(amax, carry, offset):
+    """The power of two that the lane's rule gives for maxima."""
+    exponent = (as_int(amax) + carry >> 23) - offset
+    exponent = tl.minimum(tl.maximum(exponent, 0), 254)
+    return as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
+
+
+@triton.jit
 def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
     """Scale and multiplier of blocks for E8M0, and for 8-bit float scales that are rounded to nearest."""
     float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset = usual
@@ -142,9 +150,7 @@ def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
         scale = nearest(tl.minimum(amax * (enc * inv_val_max), scale_max), scale_pmin, scale_inv_ulps)
         scale = tl.where(scale == 0, scale_zero, scale)
     else:
-        exponent = (as_int(amax * enc) + e8m0_carry >> 23) - e8m0_offset
-        exponent = tl.minimum(tl.maximum(exponent, 0), 254)
-        scale = as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
+        scale = e8m0(amax * enc, e8m0_carry, e8m0_offset)
     return scale, smaller(tl.div_rn(1.0, scale * inv_enc), _FLT_MAX)
 
 
@@ -166,6 +172,37 @@ def _to_nearest(y, pmin, inv_ulps, i, UNUSUAL: tl.constexpr):
 
 
 @triton.jit
+def block_scales(amax, inv_val_max, tensor, usual, row, UNUSUAL: tl.constexpr):
+    """Scale and multiplier of blocks with maxima amax [n], [n] each."""
+    enc, inv_enc, _ = tensor
+    f, i = row
+    if UNUSUAL:
+        kind = tl.load(i + _ENCODE) + tl.load(i + _HYBRID) + tl.load(i + _SCALE_UP)
+        if (kind > 0) | (tl.load(f + _SCALE_MAX) > _WIDE):
+            scale, mult = _any_scale(amax, enc, inv_val_max, f, i)
+        else:
+            scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
+    else:
+        scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
+    return scale, mult
+
+
+@triton.jit
+def rounded(y, chunk, pmin, inv_ulps, draws, i, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr):
+    """y [n, B] >= 0, at most the largest element, to the grid of pmin and inv_ulps as the lane does; chunk as below."""
+    if STOCHASTIC:
+        stochastic, shift, key = draws
+        if stochastic > 0:
+            mantissa = mantissa_of(inv_ulps)
+            q = down(y, tl.reshape(random_steps(chunk, shift, mantissa, key), y.shape), pmin, mantissa)
+        else:
+            q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
+    else:
+        q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
+    return q
+
+
+@triton.jit
 def _encoded(
     magnitude,
     amax,
@@ -180,40 +217,33 @@ def _encoded(
     UNUSUAL: tl.constexpr,
 ):
     """Element magnitudes [n, B] and scales [n]; arguments as in `quantized`."""
-    enc, inv_enc, limit = tensor
     pmin, inv_ulps, largest, prescale = element
-    f, i = row
-    if UNUSUAL:
-        kind = tl.load(i + _ENCODE) + tl.load(i + _HYBRID) + tl.load(i + _SCALE_UP)
-        if (kind > 0) | (tl.load(f + _SCALE_MAX) > _WIDE):
-            scale, mult = _any_scale(amax, enc, inv_val_max, f, i)
-        else:
-            scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
-    else:
-        scale, mult = _usual_scale(amax, enc, inv_enc, inv_val_max, usual)
+    scale, mult = block_scales(amax, inv_val_max, tensor, usual, row, UNUSUAL)
     y = tl.minimum(magnitude * (mult * prescale)[:, None], largest)  # no NaN: the scale has it
-    scale = tl.where(amax < limit, scale, float("nan"))
-    if STOCHASTIC:
-        stochastic, shift, key = draws
-        if stochastic > 0:
-            mantissa = mantissa_of(inv_ulps)
-            q = down(y, tl.reshape(random_steps(chunk, shift, mantissa, key), y.shape), pmin, mantissa)
-        else:
-            q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
-    else:
-        q = _to_nearest(y, pmin, inv_ulps, i, UNUSUAL)
-    return q, scale
+    scale = tl.where(amax < tensor[2], scale, float("nan"))
+    return rounded(y, chunk, pmin, inv_ulps, draws, row[1], STOCHASTIC, UNUSUAL), scale
+
+
+@triton.jit
+def lane_sum(x):
+    """Sum of each row of x [n, B], in the order of `reduce.lane_sum`: first half + second half, until one is left."""
+    for _ in tl.static_range(10):  # BLOCKS end at 2^10
+        if x.shape[1] > 1:
+            x = tl.reduce(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), 1, _plus)
+    return tl.reshape(x, (x.shape[0],))
+
+
+@triton.jit
+def total(x):
+    """Sum of each row of integers x [n, B], in any order."""
+    return tl.reduce(x, 1, _plus)
 
 
 @triton.jit
 def _error(magnitude, q, scale, dec, absolute):
-    """Error of each block [n], added up as `lane_sum` does: first half + second half, until one is left."""
+    """Error of each block [n]."""
     error = tl.abs((q * scale[:, None]) * dec - magnitude)
-    error = tl.where(absolute > 0, error, error * error)
-    for _ in tl.static_range(10):  # BLOCKS end at 2^10
-        if error.shape[1] > 1:
-            error = tl.reduce(tl.reshape(error, (error.shape[0], 2, error.shape[1] // 2)), 1, _plus)
-    return tl.reshape(error, (error.shape[0],))
+    return lane_sum(tl.where(absolute > 0, error, error * error))
 
 
 @triton.jit

@@ -21,6 +21,7 @@ _EXPONENT = tl.constexpr(0x7F800000)
 _HALF_RANGE = tl.constexpr(0x7F000000)  # see reference.py
 _BACK = tl.constexpr(2.0**126)
 _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers, ties to even, on both sides of zero
+_CHANCE = tl.constexpr(2.0**-17)
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)  # Philox, as in philox.py
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 
@@ -47,6 +48,12 @@ def mantissa_of(inv_ulps):
 
 
 @triton.jit
+def power_below(x):
+    """The largest power of two that is at most x >= 0; 0 for zero and subnormal x, Inf for Inf and NaN."""
+    return as_float(as_int(x) & _EXPONENT)
+
+
+@triton.jit
 def smaller(a, b):
     """The smaller of two numbers, NaN if one is."""
     return tl.minimum(a, b, propagate_nan=_ALL)
@@ -55,7 +62,7 @@ def smaller(a, b):
 @triton.jit
 def binade_of(y, pmin):
     """The power of two below y, at least pmin."""
-    return tl.maximum(as_float(as_int(y) & _EXPONENT), pmin)
+    return tl.maximum(power_below(y), pmin)
 
 
 @triton.jit
@@ -140,6 +147,34 @@ def random_steps(chunk, shift, mantissa, key):
     draws = tl.join(words * (1 << 7 - mantissa).to(tl.uint32), words >> 9 + mantissa).to(tl.int32, bitcast=True)
     kept = 0x10000 - (1 << shift)
     return tl.reshape(draws, (chunk.shape[0], 16)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
+
+
+@triton.jit
+def draws16(number, key):
+    """The 16 random bits of numbered things, int32 [n], as `philox.draws16` gives them."""
+    seed, stream, step, site = key
+    c0, c1, c2, c3 = philox(number >> 3, seed, stream, step, site)
+    word = number >> 1 & 3
+    drawn = tl.where(word < 2, tl.where(word == 0, c0, c1), tl.where(word == 2, c2, c3)).to(tl.int32, bitcast=True)
+    return drawn >> (number & 1) * 16 & 0xFFFF
+
+
+@triton.jit
+def round_scale_by_chance(y, pmin, inv_ulps, drawn):
+    """y >= 0 to a scale format, up by chance: `grid.round_scale` with random bits drawn, int32 of y's shape."""
+    binade = binade_of(y, pmin)
+    t = y * inverse_of_power(binade) * inverse_of_power(inv_ulps)
+    low = tl.floor(t)
+    threshold = 1.0 - (2 * drawn + 1).to(tl.float32) * _CHANCE
+    return tl.where(t - low >= threshold, low + 1.0, low) * (binade * inv_ulps)
+
+
+@triton.jit
+def keep_mantissa(x, BITS: tl.constexpr):
+    """`codecs.hif4.keep_mantissa`: x >= 0 rounded to so many mantissa bits, nearest even."""
+    DROPPED: tl.constexpr = 23 - BITS
+    u = as_int(x)
+    return as_float(u + ((1 << DROPPED - 1) - 1 + (u >> DROPPED & 1)) >> DROPPED << DROPPED)
 
 
 @triton.jit

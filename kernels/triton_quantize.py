@@ -1,8 +1,9 @@
 """The quantizer fused into Triton kernels: any mix of recipes in one launch, an operand read once and written once.
 
 A program takes tiles of whole blocks of one lane, rotates and quantizes them by that lane's row of the descriptor
-tables, and writes what the GEMM consumes, or codes. Only sizes and what no lane needs are compile-time constants. Bits
-equal those of `rotation.rotate` and `reference.decode_operand` with `philox.random16`, whatever the tiles.
+tables, and writes what the GEMM consumes, or codes. Only sizes, the codec and what no lane needs are compile-time
+constants. Bits equal those of `rotation.rotate` and `reference.decode_operand` with `philox.random16`, whatever the
+tiles.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fp4dse.kernels.fused import span
 from fp4dse.kernels.philox import STREAMS
 from fp4dse.kernels.rotation import hadamard
 from fp4dse.kernels.triton_blocks import block_maximum, larger, numbers_of
@@ -53,6 +55,7 @@ def _operand(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
 ):
     """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
 
@@ -71,7 +74,7 @@ def _operand(
             place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
             x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
     else:
         for n in range(TILES):
             place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
@@ -79,7 +82,7 @@ def _operand(
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
             x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
-            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
 
 
 @triton.jit
@@ -120,6 +123,7 @@ def _quantize_kernel(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
 ):
     """One operand of x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -146,6 +150,7 @@ def _quantize_kernel(
         STOCHASTIC,
         ADAPTIVE,
         UNUSUAL,
+        CODEC,
     )
 
 
@@ -225,6 +230,7 @@ def _both_kernel(
         STOCHASTIC_1,
         ADAPTIVE_1,
         UNUSUAL_1,
+        "block",
     )
     _operand(
         lane,
@@ -248,6 +254,7 @@ def _both_kernel(
         STOCHASTIC_2,
         ADAPTIVE_2,
         UNUSUAL_2,
+        "block",
     )
 
 
@@ -345,13 +352,15 @@ def launch(
     out: Tensor,
     scales: Tensor | None,
     dec: Tensor,
+    codec: str = "block",
 ) -> None:
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
-    sizes, programs = _sizes(x, columns, block, features, rotation)
+    sizes, programs = _sizes(x, columns, block, features, rotation, codec)
     amax = dec if tensor_amax is None else tensor_amax
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
-    common = seeds, step, STREAMS["rounding"]
-    _quantize_kernel[programs, len(x)](*pointers, *common, **sizes, COLUMNS=columns, enable_fp_fusion=False)
+    common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
+    constants = sizes | {"COLUMNS": columns, "CODEC": codec}
+    _quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
 
 
 def launch_both(
@@ -391,10 +400,12 @@ def launch_both(
     _both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int) -> tuple[dict, int]:
+def _sizes(
+    x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int, codec: str
+) -> tuple[dict, int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
-    shape = _shape(rows, width, max(block, rotation), columns)
+    shape = _shape(rows, width, span(block, rotation, codec), columns)
     tiles = _count(shape)
     of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}

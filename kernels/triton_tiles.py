@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from fp4dse.kernels.triton_blocks import codes_of, decoded, quantized
+from fp4dse.kernels.triton_codecs import coded
 from fp4dse.kernels.triton_numbers import hadamard, unknown
 
 
@@ -84,22 +85,31 @@ def write(
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
 ):
     """Quantize a tile x, float32 [P, W], of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
-    [L, rows, width / B]. WHOLE: no column of the tile lies beyond the width. HELD: as in
-    `quantized`.
+    [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
+    `quantized`. CODEC: one of fused.CODECS.
     """
     P: tl.constexpr = x.shape[0]
     W: tl.constexpr = x.shape[1]
     row, column = tl.arange(0, P), tl.arange(0, W // B)
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks = tl.reshape(x, (P * W // B, B))
-    q, scale = quantized(blocks, tl.reshape(chunk, (P * W // 16,)), numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    chunk = tl.reshape(chunk, (P * W // 16,))
+    if CODEC == "block":
+        q, scale = quantized(blocks, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+        if scales_ptr is None:
+            out = decoded(blocks, q, scale)
+    else:
+        number = (row0 + row)[:, None] * (width // B) + (column0 // B + column)[None, :]
+        number = tl.reshape(number, (P * W // B,))
+        out = coded(blocks, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     inside = row < rows - row0
     if scales_ptr is None:
-        out = tl.reshape(decoded(blocks, q, scale), (P, W))
+        out = tl.reshape(out, (P, W))
         column = tl.arange(0, W)
         there = out_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]

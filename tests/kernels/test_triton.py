@@ -14,8 +14,10 @@ import torch
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
+from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
-from fp4dse.kernels import LaneNumerics, fused
+from fp4dse.kernels import LaneNumerics, fused, lanes
+from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
@@ -26,6 +28,7 @@ tl = pytest.importorskip("triton.language", reason="triton is not installed")
 NAMED = {
     name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int) and q.codec == "block"
 }
+OWN_WAY = {name: q for name, q in QUANTIZERS.items() if isinstance(q.block, int) and q.codec in fused.CODECS[1:]}
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
 
@@ -37,7 +40,7 @@ def place(request):
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("triton_numbers", "triton_blocks", "triton_tiles", "triton_quantize"):
+        for name in ("triton_numbers", "triton_blocks", "triton_codecs", "triton_tiles", "triton_quantize"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
@@ -46,7 +49,7 @@ def place(request):
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
         patch.setattr(modules["triton_blocks"], "_plus", tl.standard._sum_combine)
-        for module in ("triton_blocks", "triton_quantize"):
+        for module in ("triton_blocks", "triton_codecs", "triton_quantize"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["triton_numbers"], "toward_zero", _toward_zero)
         patch.setattr(modules["triton_tiles"], "unknown", lambda x: x)
@@ -128,8 +131,9 @@ def to(device, arguments):
 def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None, rotation=0, signs=None):
     """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
     arguments = arguments_for(x, quantizers, columns, step=step, block=block)
-    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs))
-    values, dec = fused.unfused_operand(*arguments, rotation, signs)
+    codec = quantizers[0].codec
+    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs), codec)
+    values, dec = fused.unfused_operand(*arguments, rotation, signs, codec)
     return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
@@ -150,6 +154,80 @@ def test_a_named_quantizer_has_the_bits_of_the_reference(place, name, rounding, 
     for dtype in (torch.float32, torch.bfloat16):
         x = odd_rows(2, 3 * q.block).to(dtype)
         assert_same_bits(*both(place, x, [rounded(q, rounding), q], columns))
+
+
+def lanes_of(q):
+    """q as it is, and with other parts that its codec allows, which share a launch."""
+    replace = msgspec.structs.replace
+    candidates = [rounded(q, r) for r in ROUNDING_NAMES.values()]
+    candidates += [replace(q, tensor_scale=t) for t in (None, TensorScale(), TensorScale(target=100.0))]
+    candidates += [replace(q, range=r) for r in ("16/17", "3/4", "aligned")]
+    candidates += [replace(q, element=e) for e in ("e3m0", "int4", "e1m2")]
+    for scale in SCALE_NAMES.values():
+        if isinstance(scale, FloatScale):
+            drawn = "stochastic" if q.codec == "eden" else "nearest"
+            candidates += [replace(q, scale=replace(scale, zero=zero, rounding=drawn)) for zero in ("keep", "one")]
+            candidates.append(replace(q, scale=replace(scale, rounding="up")))
+    fits = (c for c in candidates if not quantizer_faults(c) and not isinstance(c.rounding, Ema))
+    return list(dict.fromkeys([q, *fits]))
+
+
+def rows_for(lanes, columns):
+    """Lanes of odd rows, and every third one of usual rows, one of which is constant."""
+    usual = torch.randn(1, 13, columns, generator=torch.Generator().manual_seed(1))
+    usual[:, 3] = 1.99
+    return torch.cat([odd_rows(2, columns), usual])[torch.arange(lanes) % 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(False, torch.float32), (True, torch.bfloat16)], ids=["rows", "columns"]
+)
+@pytest.mark.parametrize("name", OWN_WAY)
+def test_a_codec_has_the_bits_of_the_reference(place, name, columns, dtype):
+    lanes = lanes_of(OWN_WAY[name])
+    x = rows_for(len(lanes), 2 * lanes[0].unit).to(dtype)
+    assert_same_bits(*both(place, x, lanes, columns))
+
+
+OF_ANY_SIZE = [msgspec.structs.replace(q, block=block) for q in OWN_WAY.values() for block in (16, 32, 64, 128)]
+
+
+@pytest.mark.parametrize("q", [q for q in OF_ANY_SIZE if not quantizer_faults(q)], ids=lambda q: q.label())
+def test_a_codec_takes_blocks_of_any_size(place, q):
+    lanes = [c for c in (q, q, rounded(q, Stochastic())) if not quantizer_faults(c)]
+    assert_same_bits(*both(place, rows_for(3, 2 * q.unit)[: len(lanes)], lanes, q.block == 32, step=2**33 + 5))
+
+
+@pytest.mark.parametrize("name", ["if4", "razer"])
+def test_a_codec_takes_tiles(place, name):
+    for block in (256, 1024):
+        assert_same_bits(*both(place, rows_for(3, block), [OWN_WAY[name]] * 3, block=block))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", OWN_WAY)
+def test_a_codec_takes_what_the_kernel_rotates(place, name, columns):
+    x, signs, dtype = rows_for(3, 256), signs_of(3, 128), torch.bfloat16 if columns else torch.float32
+    assert_same_bits(*both(place, x, [OWN_WAY[name]] * 3, columns, dtype, rotation=128, signs=signs))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", ["if4", "hif4", "mbs-mxfp4"])
+def test_a_codec_draws_for_every_element_in_odd_shapes(place, name, columns):
+    q = OWN_WAY[name]
+    lanes = [rounded(q, Stochastic()), rounded(q, Stochastic(bits=8))]
+    for rows in (1, 37):
+        assert_same_bits(*both(place, torch.randn(2, rows, 3 * q.unit), lanes, columns))
+
+
+def test_corrected_scales_draw_for_every_block_in_odd_shapes(place):
+    for (rows, width), columns in itertools.product(((1, 48), (37, 80), (130, 16)), (False, True)):
+        x = torch.randn(3, rows, width)
+        assert_same_bits(*both(place, x, [OWN_WAY["ms-eden"]] * 3, columns))
+
+
+def signs_of(lanes, size):
+    return (torch.randint(0, 2, (lanes, size), generator=torch.Generator().manual_seed(1)) * 2 - 1).float()
 
 
 def every_quantizer(block):
@@ -236,10 +314,6 @@ def test_results_do_not_depend_on_tile_sizes(place, monkeypatch):
         monkeypatch.setattr(place.module, name, size)
         for columns in (False, True):
             assert_same_bits(both(place, x, lanes, columns)[0], expected[columns])
-
-
-def signs_of(lanes, size):
-    return (torch.randint(0, 2, (lanes, size), generator=torch.Generator().manual_seed(1)) * 2 - 1).float()
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -345,19 +419,31 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
 
 
-def test_layers_quantize_with_the_kernels_as_without(place):
-    tiles = Recipe.named("nvfp4-sr")
-    tiles = msgspec.structs.replace(tiles, fprop=msgspec.structs.replace(tiles.fprop, w=QUANTIZERS["nvfp4-2d"]))
-    for recipes in ([Recipe.named("nvfp4"), Recipe.named("nvfp4-sr")], [Recipe.named("nvfp4-sr-rht")] * 2, [tiles] * 2):
+@pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2, ["hif4-ascend"] * 2])
+def test_layers_quantize_with_the_kernels_as_without(place, monkeypatch, names):
+    agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names], STAGES)
+
+
+@pytest.mark.parametrize("name", ["nvfp4-2d", *OWN_WAY])
+def test_layers_quantize_weights_with_the_kernels_as_without(place, monkeypatch, name):
+    recipe = Recipe.named("quartet2" if name == "ms-eden" else "nvfp4-sr")
+    recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=QUANTIZERS[name]))
+    agree_with_the_reference(place, monkeypatch, [recipe] * 2, ["fprop"])
+
+
+def agree_with_the_reference(place, monkeypatch, recipes, stages):
+    """The products of these stages, with and without the kernels, which every slot takes."""
+    a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
+    results = []
+    for operand in (None, fused.operand):
+        monkeypatch.setattr(
+            lanes, "backend", lambda _, operand=operand: msgspec.structs.replace(PLAIN, operand=operand)
+        )
         numerics = LaneNumerics(recipes, (3, 4), place.device)
-        a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
-        without, with_kernels = (msgspec.structs.replace(numerics.backend, operand=f) for f in (None, fused.operand))
-        for stage in STAGES:
-            results = []
-            for backend in (without, with_kernels):
-                numerics.backend = backend
-                results.append(numerics.gemm(stage, 1, a, 2, b, 1))
-            assert torch.equal(*results)
+        assert all(slot.fused is operand for slot in numerics.slots.values())
+        results.append([numerics.gemm(stage, 1, a, 2, b, 1) for stage in stages])
+    for without, with_kernels in zip(*results, strict=True):
+        assert torch.equal(without, with_kernels)
 
 
 def test_the_operator_is_sound(place):
@@ -366,7 +452,8 @@ def test_the_operator_is_sound(place):
     common = 16, *tables, list(fused.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
     for columns in (False, True):
         arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
-        torch.library.opcheck(fused.operand, arguments, test_utils=["test_schema", "test_faketensor"])
+        with_codec = *arguments, 0, None, "razer"
+        torch.library.opcheck(fused.operand, with_codec, test_utils=["test_schema", "test_faketensor"])
         torch.library.opcheck(fused.packed, arguments[:-1], test_utils=["test_schema", "test_faketensor"])
     x, tables, features = torch.randn(2, 64, 32, device=place.device), list(zip(tables, tables, strict=True)), common[3]
     for dtype in (torch.bfloat16, torch.uint8):
@@ -405,6 +492,17 @@ def test_a_rotation_that_the_kernels_do_not_take_is_named():
     ):
         with pytest.raises(ValueError, match=message):
             fused.operand(torch.zeros(1, 2, width), False, *common, size)
+
+
+def test_a_codec_that_the_kernels_do_not_take_is_named():
+    tables = descriptor([NAMED["mxfp4"]])
+    common = 32, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
+    for codec, message in (
+        ("softmax", r"codec: found softmax; accepted: block, eden, .* dialects"),
+        ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fused.operand(torch.zeros(1, 2, 64), False, *common, codec)
 
 
 def test_features_are_those_of_some_lane():
