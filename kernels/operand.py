@@ -16,7 +16,7 @@ from torch import Tensor
 from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, tile
+from fp4dse.dse.quantizer import Clamp, Residual, tile
 from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
@@ -25,13 +25,12 @@ from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
 from fp4dse.kernels.fused import BLOCKS, CODECS, ROTATIONS, features
+from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
-EMA_STEPS = 10
-"""Steps after which a moving average takes part in rounding."""
 
 
 class Term(NamedTuple):
@@ -69,21 +68,6 @@ class Operand(NamedTuple):
         return sum(others, first)
 
 
-class Keys(NamedTuple):
-    """What random numbers and state are keyed by, and what else holds for a use of a slot.
-
-    seeds: int64 [L]; step: int64 scalar on the device; training: whether state moves on; length: of the contraction,
-    without the zeros that pad it (None: there are none); counting: whether to count what is lost.
-    """
-
-    seeds: Tensor
-    step: Tensor
-    layer: int
-    training: bool
-    length: int | None = None
-    counting: bool = False
-
-
 class Turn(NamedTuple):
     """A rotation along the contraction: its size, signs [L, size] or None, and order, as rotation.rotate takes them."""
 
@@ -116,8 +100,8 @@ class Slot:
         self.stochastic_scales = any(
             isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic" for q in quantizers
         )
-        self.maxima = _Maxima(quantizers, device)
-        self.average = _Average(quantizers, device)
+        self.maxima = Maxima(quantizers, device)
+        self.average = Average(quantizers, device)
         clamps = [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]  # of all lanes or none
         residuals = [q.outliers.alpha for q in quantizers if isinstance(q.outliers, Residual)]
         self.clamps = torch.tensor([c.quantile for c in clamps], dtype=torch.float64, device=device) if clamps else None
@@ -298,62 +282,6 @@ class Slot:
 
     def _tensor_amax(self, current: Tensor, keys: Keys, call: int) -> Tensor:
         return self.maxima(self.state, f"amax {keys.layer} {call}", current, keys)
-
-
-class _Maxima:
-    """Which tensor maximum each lane's tensor scale follows: the current, the previous step's, or one that is held."""
-
-    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
-        scales = [q.tensor_scale for q in quantizers]
-        self.has_state = any(s is not None and s.amax != "current" for s in scales)
-
-        def column(values: list) -> Tensor:
-            return torch.tensor(values, device=device)[:, None]
-
-        self.previous = column([s is not None and s.amax == "previous" for s in scales])
-        self.current = column([s is None or s.amax == "current" for s in scales])
-        self.steps = column([1 if s is None else max(1, round(s.steps)) for s in scales])
-
-    def __call__(self, state: dict[str, Tensor], key: str, current: Tensor, keys: Keys) -> Tensor:
-        """The maxima to scale by, [L, 1], from the current ones. A step that is no training changes nothing."""
-        old = state.get(key)
-        if old is None:  # the first step has no past
-            used = current
-        else:
-            refresh = self.current | (~self.previous & (keys.step % self.steps == 0)) if keys.training else self.current
-            used = torch.where(refresh, current, old)
-        if keys.training:
-            keep(state, key, torch.where(self.previous, current, used))
-        return used
-
-
-class _Average:
-    """The moving averages of a weight, for lanes that round towards them."""
-
-    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
-        betas = [q.rounding.beta if isinstance(q.rounding, Ema) else 0.0 for q in quantizers]
-        self.betas = torch.tensor(betas, device=device)[:, None, None] if any(betas) else None
-
-    def __call__(self, state: dict[str, Tensor], w: Tensor, keys: Keys) -> Tensor:
-        """The average of w [L, R, C] after this step's weight is taken in; NaN while it is too young."""
-        assert self.betas is not None
-        key = f"average {keys.layer}"
-        average = state.get(key)
-        if average is None:
-            average = w.clone()
-        elif keys.training:
-            average = average * self.betas + w * (1 - self.betas)
-        if keys.training:
-            keep(state, key, average)
-        return torch.where(keys.step >= EMA_STEPS, average, torch.nan)
-
-
-def keep(state: dict[str, Tensor], key: str, value: Tensor) -> None:
-    """Remember a value in the place of the last one: in its memory, which a captured graph reads."""
-    if key in state:
-        state[key].copy_(value)
-    else:
-        state[key] = value.clone()
 
 
 def clamped(x: Tensor, quantiles: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
 from fp4dse.dse.scale import FP32, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, quantize
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.operand import EMA_STEPS, clamped
+from fp4dse.kernels.kept import EMA_STEPS
+from fp4dse.kernels.operand import clamped
 from fp4dse.kernels.rotation import rotate, rotate_back
 
 replace = msgspec.structs.replace
