@@ -178,6 +178,11 @@ class Quantizer(Part, frozen=True):
         return " ".join(words)
 
     @property
+    def stochastic_scales(self) -> bool:
+        """True where block scales are rounded by chance."""
+        return isinstance(self.scale, FloatScale) and self.scale.rounding == "stochastic"
+
+    @property
     def factors_over(self) -> str:
         """What has a tensor factor of its own: `tensor`, `row` or `segment`."""
         return self.tensor_scale.over if self.tensor_scale else "tensor"

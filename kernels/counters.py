@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fp4dse.kernels.codecs.dialects import DIALECTS
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.reference import effective_scale, per_element
 
 COUNTERS = {"clipped": "elements", "flushed": "elements", "zeroed": "blocks", "saturated": "blocks"}
 """What is counted, and of what it is a share.
@@ -40,9 +41,7 @@ def count(
     elem_max: largest element, broadcastable to [L, n, B], where it is not the one of the table.
     """
     f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, floats), (INTS, ints)))
-    scale = scale if scale.ndim == 3 else scale[:, :, None]
-    dec = dec.view(len(x), -1)
-    step = scale * dec.repeat_interleave(x.shape[1] // dec.shape[1], dim=1)[:, :, None]
+    step = effective_scale(scale, dec)
     largest = f["elem_max"][:, None, None] if elem_max is None else elem_max
     is_zero = (q * step) == 0
     there = x != 0
@@ -55,7 +54,7 @@ def count(
         "clipped": clipped.sum((1, 2)),
         "flushed": flushed.sum((1, 2)),
         "zeroed": (is_zero.all(2) & there.any(2)).sum(1),
-        "saturated": (clipped & (scale >= top[:, None, None])).any(2).sum(1),
+        "saturated": (clipped & (per_element(scale) >= top[:, None, None])).any(2).sum(1),
     }
 
 

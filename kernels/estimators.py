@@ -34,6 +34,7 @@ from fp4dse.kernels.codecs.softmax import exponentials
 from fp4dse.kernels.elementary import power
 from fp4dse.kernels.grid import FLT_MAX
 from fp4dse.kernels.reduce import lane_sum
+from fp4dse.kernels.reference import effective_scale
 
 NEAR = 2.0**-20
 """Relative distance from the largest element within which z counts as it: what a scale puts there in exact arithmetic
@@ -59,7 +60,7 @@ def through(
     dec: [L], or [L, rows] whose blocks are consecutive. slope: 1/val_max, [L] or one number; None: 1/element.max.
     All float32. A block whose scale is zero has no gradient through it.
     """
-    unit = _unit(scale, dec)
+    unit = effective_scale(scale, dec)
     z = position(x, unit, element.max)
     factor = surrogate(z, q, spec, element)
     out = g * factor
@@ -138,13 +139,6 @@ FACTORS: dict[type, Callable[[Tensor, Tensor, Any, FloatFormat], Tensor]] = {
 
 Python numbers multiply and never divide: dividing by one is another operation on a GPU.
 """
-
-
-def _unit(scale: Tensor, dec: Tensor) -> Tensor:
-    """scale · dec, [L, n, 1] or [L, n, B]."""
-    scale = scale if scale.ndim == 3 else scale[:, :, None]
-    dec = dec.view(len(dec), -1)
-    return scale * dec.repeat_interleave(scale.shape[1] // dec.shape[1], dim=1)[:, :, None]
 
 
 def _interval(z: Tensor, element: FloatFormat) -> tuple[Tensor, Tensor]:

@@ -234,8 +234,8 @@ def unfused_operand(
     blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws)
     more: dict = {} if codec == "block" else {"codec": codec}
     if codec == "eden":
-        n, at = blocks.shape[1], torch.tensor(site, device=x.device)
-        more["scale_random"] = random16(seeds, STREAMS["scales"], step, at, -(-n // 8) * 8)[:, :n]
+        at = torch.tensor(site, device=x.device)
+        more["scale_random"] = random16(seeds, STREAMS["scales"], step, at, blocks.shape[1])
     values, dec = decode(blocks, floats, ints, random, features[2], **more)
     return values.view(shape), dec
 

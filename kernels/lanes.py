@@ -145,7 +145,7 @@ class LaneNumerics:
         }
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
-        """[L, size] of ±1; the same for both operands."""
+        """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""
         if rotation.signs == "none":
             return None
         if rotation.signs == "fixed":

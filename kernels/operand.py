@@ -17,7 +17,6 @@ from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Clamp, Residual, tile
-from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import blocks
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import Encoded
@@ -97,9 +96,7 @@ class Slot:
         self.features = features(*self.tables)
         self.codec = first.codec
         self.factors, self.factors_over = first.factors, first.factors_over
-        self.stochastic_scales = any(
-            isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic" for q in quantizers
-        )
+        self.stochastic_scales = any(q.stochastic_scales for q in quantizers)
         self.maxima = Maxima(quantizers, device)
         self.average = Average(quantizers, device)
         clamps = [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]  # of all lanes or none
@@ -115,6 +112,9 @@ class Slot:
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
         self.element = ELEMENTS[first.element]
+        column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
+        self.gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
+        self.slope = column["inv_val_max"] / column["prescale"]
 
     def quantize(
         self,
@@ -184,12 +184,8 @@ class Slot:
 
     def backward(self, g: Tensor, kept: Kept) -> Tensor:
         """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
-        column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
-        gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
-        dec = kept.dec.view(len(gain), -1) / gain[:, None]
-        slope = column["inv_val_max"] / column["prescale"]
-        cut = self._cut(g)
-        cut = through(cut, kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
+        dec = kept.dec.view(len(g), -1) / self.gain[:, None]
+        cut = through(self._cut(g), kept.x, kept.q, kept.scale, dec, self.through, self.element, self.slope)
         return self._joined(cut, g.shape)
 
     def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
@@ -244,7 +240,7 @@ class Slot:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
         amax = None
         if self.maxima.has_state:
-            amax = self._tensor_amax(x.abs().amax(dim=(1, 2))[:, None], keys, call)[:, 0]
+            amax = self._tensor_amax(tensor_maxima(x), keys, call)[:, 0]
         at = (keys.seeds, keys.step, self._site(keys, call))
         size, signs = turn[:2] if turn else (0, None)
         common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
@@ -259,10 +255,9 @@ class Slot:
         """Random bits of the elements, by `draws`, and what only some populations need, for quantize_blocks."""
         site = torch.full((), self._site(keys, call), device=x.device)  # made there: nothing waits for a copy
         at = {"seeds": keys.seeds, "step": keys.step, "site": site}
-        n = cut[0].numel()
         random = None
         if self.features.stochastic:
-            random = draws(stream=STREAMS["rounding"], count=-(-n // 8) * 8, **at)[:, :n].view_as(cut)
+            random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **at).view_as(cut)
         more: dict = {}
         if self.codec != "block":
             more["codec"] = self.codec
@@ -271,9 +266,8 @@ class Slot:
         if self.factors_over != "tensor":
             more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:
-            n = cut.shape[1]
-            drawn = random16(stream=STREAMS["scales"], count=-(-n // 8) * 8, **at, words=self.backend.words)
-            more["scale_random"] = drawn[:, :n].contiguous()
+            words = self.backend.words
+            more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], **at, words=words)
         if self.maxima.has_state:
             more["tensor_amax"] = self._tensor_amax(tensor_maxima(cut), keys, call)
         if self.average.betas is not None:

@@ -11,7 +11,6 @@ from torch import Tensor
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.quantizer import Stochastic, tile
 from fp4dse.dse.rules import quantizer_faults
-from fp4dse.dse.scale import FloatScale
 from fp4dse.kernels import philox, reference
 from fp4dse.kernels.blocks import cut, join
 from fp4dse.kernels.codecs.codes import element_codes
@@ -88,15 +87,13 @@ class Draws(NamedTuple):
     site: Tensor
 
     def __call__(self, stream: str, count: int) -> Tensor:
-        drawn = philox.random16(self.seeds, philox.STREAMS[stream], self.step, self.site, -(-count // 8) * 8)
-        return drawn[:, :count]
+        return philox.random16(self.seeds, philox.STREAMS[stream], self.step, self.site, count)
 
 
 def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
     """rows [1, R, K] quantized; scales [1, n], or [1, n, B] where they differ within a block."""
     blocks = cut(rows, q.block)
     stochastic = isinstance(q.rounding, Stochastic)
-    stochastic_scales = isinstance(q.scale, FloatScale) and q.scale.rounding == "stochastic"
     encoded, dec = reference.quantize_blocks(
         blocks,
         *descriptor([q], rows.device),
@@ -104,15 +101,14 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
         q.adapt.startswith("4over6"),
         codec=q.codec,
         factors=q.factors(rows.shape[1], rows.shape[2]),
-        scale_random=draws("scales", blocks.shape[1]) if stochastic_scales else None,
+        scale_random=draws("scales", blocks.shape[1]) if q.stochastic_scales else None,
     )
-    scale = encoded.scale if encoded.scale.ndim == 3 else encoded.scale[:, :, None]
     elements = join(encoded.q, rows.shape, q.block)
     if dec.ndim == 1:
         dec = dec[:, None]
-    decoded = join((encoded.q * scale) * reference.widened(dec, blocks.shape[1])[:, :, None], rows.shape, q.block)
+    values = reference.decoded(encoded) * reference.widened(dec, blocks.shape[1])[:, :, None]
     return Quantized(
-        values=decoded,
+        values=join(values, rows.shape, q.block),
         elements=elements,
         codes=join(element_codes(encoded, q.codec, q.element), rows.shape, q.block),
         scales=encoded.scale if encoded.scale.ndim == 2 else join(encoded.scale, rows.shape, q.block),

@@ -84,5 +84,14 @@ def decode_operand(
 
 def decoded(encoded: Encoded) -> Tensor:
     """q · scale [L, n, B]."""
-    scale = encoded.scale
-    return encoded.q * (scale[:, :, None] if scale.ndim == 2 else scale)
+    return encoded.q * per_element(encoded.scale)
+
+
+def effective_scale(scale: Tensor, dec: Tensor) -> Tensor:
+    """scale · dec, [L, n, 1], or [L, n, B] where elements of a block have different ones; dec: [L] or [L, factors]."""
+    return per_element(scale) * widened(dec.view(len(dec), -1), scale.shape[1])[:, :, None]
+
+
+def per_element(scale: Tensor) -> Tensor:
+    """A scale for each element, [L, n, 1] or [L, n, B], from [L, n] or [L, n, B]."""
+    return scale[:, :, None] if scale.ndim == 2 else scale

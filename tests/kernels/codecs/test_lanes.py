@@ -52,7 +52,7 @@ def population(name: str) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tenso
     lanes = len(quantizers)
     x = odd_blocks()[torch.arange(lanes) % 2].view(lanes, -1, quantizers[0].block)
     draws = [
-        random16(torch.arange(lanes), stream, torch.tensor(0), torch.tensor(0), -(-n // 8) * 8)[:, :n]
+        random16(torch.arange(lanes), stream, torch.tensor(0), torch.tensor(0), n)
         for stream, n in ((1, x[0].numel()), (2, x.shape[1]))
     ]
     return x, descriptor(quantizers), draws[0].view_as(x), draws[1]
