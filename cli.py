@@ -297,7 +297,7 @@ def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
 @bench_app.command("kernels", epilog="Example: fp4dse bench kernels --device cuda")
 def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     """Time the quantizers beside a copy of the same tensor; exit code 1 if one differs from the reference."""
-    from fp4dse.kernels.bench import bench
+    from fp4dse.kernels.bench.table import bench
     from fp4dse.tasks import check_device
 
     check_device(device)

@@ -1,14 +1,14 @@
 """The quantized-GEMM backend: reference definition, lane GEMM, rotations, counter-based random numbers, layers."""
 
-from fp4dse.kernels.activations import silu
+from fp4dse.kernels.arithmetic.activations import silu
+from fp4dse.kernels.arithmetic.reduce import lane_mean, lane_sum
 from fp4dse.kernels.backend import backend, why_not_compiled
-from fp4dse.kernels.decompose import Decomposition, decompose, why_not_decomposed
-from fp4dse.kernels.inspection import inspect_file, inspect_tensor, statistics
+from fp4dse.kernels.inspection.decompose import Decomposition, decompose, why_not_decomposed
+from fp4dse.kernels.inspection.files import read_tensors
+from fp4dse.kernels.inspection.tensors import inspect_file, inspect_tensor, statistics
 from fp4dse.kernels.lanes import LaneNumerics, warm_up
 from fp4dse.kernels.layers import QuantLinear, add_bias
 from fp4dse.kernels.quantize import Quantized, quantize
-from fp4dse.kernels.reduce import lane_mean, lane_sum
-from fp4dse.kernels.tensor_file import read_tensors
 
 NUMERICS_REV = 2
 """Revision of what quantizers and layers compute; raised when a fix changes results."""

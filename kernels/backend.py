@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import activations, fused, philox, reference
+from fp4dse.kernels import reference
+from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import operators as fused
 
 
 class Backend(msgspec.Struct, frozen=True):

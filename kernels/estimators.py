@@ -29,11 +29,11 @@ from torch import Tensor
 
 from fp4dse.dse.estimator import DGE, STE, Clipped, PowerLaw, Sigmoid, Spline, Through, Trust
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.kernels.activations import exp_nonpositive
+from fp4dse.kernels.arithmetic.activations import exp_nonpositive
+from fp4dse.kernels.arithmetic.elementary import power
+from fp4dse.kernels.arithmetic.grid import FLT_MAX
+from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.softmax import exponentials
-from fp4dse.kernels.elementary import power
-from fp4dse.kernels.grid import FLT_MAX
-from fp4dse.kernels.reduce import lane_sum
 from fp4dse.kernels.reference import effective_scale
 
 NEAR = 2.0**-20

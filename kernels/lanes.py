@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
-from fp4dse.kernels import blocks
-from fp4dse.kernels.activations import silu
+from fp4dse.kernels.arithmetic import blocks
+from fp4dse.kernels.arithmetic.activations import silu
+from fp4dse.kernels.arithmetic.philox import signs
+from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick
 from fp4dse.kernels.operand import Kept, Keys, Operand, Slot, Turn
-from fp4dse.kernels.philox import signs
-from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
 
 class Forward(NamedTuple):

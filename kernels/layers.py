@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
-from fp4dse.kernels.reduce import lane_sum
 
 NOTHING_KEPT = (None,) * len(Kept._fields)
 

@@ -17,15 +17,15 @@ from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Clamp, Residual, tile
-from fp4dse.kernels import blocks
+from fp4dse.kernels.arithmetic import blocks
+from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused import BLOCKS, CODECS, ROTATIONS, features
+from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features
 from fp4dse.kernels.kept import Average, Keys, Maxima
-from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
 CALL = 1 << 28

@@ -11,11 +11,12 @@ from torch import Tensor
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.quantizer import Stochastic, tile
 from fp4dse.dse.rules import quantizer_faults
-from fp4dse.kernels import philox, reference
-from fp4dse.kernels.blocks import cut, join
+from fp4dse.kernels import reference
+from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels.arithmetic.blocks import cut, join
+from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.codecs.codes import element_codes
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.rotation import fixed_signs, rotate, rotate_back
 
 
 class Quantized(msgspec.Struct, frozen=True):

@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_bf16
 from fp4dse.kernels.codecs import CODECS, Blocks, Encoded
 from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.grid import FLT_MAX, round_bf16
 
 __all__ = ["decode_operand", "decoded", "quantize_blocks", "round_bf16", "tensor_maxima"]
 

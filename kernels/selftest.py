@@ -22,7 +22,7 @@ from fp4dse.dse.formats import E8M0_RULES, ELEMENTS
 from fp4dse.dse.quantizer import Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0, SCALE_NAMES
-from fp4dse.kernels import blocks
+from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Keys, Slot

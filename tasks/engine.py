@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics, lane_mean
-from fp4dse.kernels.philox import STREAMS, random32
+from fp4dse.kernels.arithmetic.philox import STREAMS, random32
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress
 from fp4dse.tasks.optimizer import LaneAdamW
 from fp4dse.tasks.task import Problem, Task

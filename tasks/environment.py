@@ -14,7 +14,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
-from fp4dse.kernels.fused import why_not_fused
+from fp4dse.kernels.fused.operators import why_not_fused
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.tasks import engine
 

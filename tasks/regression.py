@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
-from fp4dse.kernels.philox import STREAMS, normal
+from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1

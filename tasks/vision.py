@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, QuantLinear, add_bias, lane_sum, silu
-from fp4dse.kernels.philox import STREAMS, normal, random32
+from fp4dse.kernels.arithmetic.philox import STREAMS, normal, random32
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1

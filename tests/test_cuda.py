@@ -10,10 +10,12 @@ from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
-from fp4dse.kernels import LaneNumerics, backend, fused, lane_sum, philox, quantize, silu
+from fp4dse.kernels import LaneNumerics, backend, lane_sum, quantize, silu
+from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
-from fp4dse.kernels.rotation import hadamard
 from fp4dse.tasks import Lane, get_task, train
 
 pytestmark = pytest.mark.gpu

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.grid import FLT_MAX, round_elements, round_scale
-from fp4dse.kernels.reduce import lane_sum
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_elements, round_scale
+from fp4dse.kernels.arithmetic.reduce import lane_sum
 
 
 class Blocks(NamedTuple):

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import torch
 
+from fp4dse.kernels.arithmetic.grid import round_elements, round_scale
 from fp4dse.kernels.codecs.block import Blocks, Encoded
-from fp4dse.kernels.grid import round_elements, round_scale
 
 _SMALLEST = 2.0**-149
 _TINY = torch.finfo(torch.float64).tiny  # a divisor for lost blocks: their elements saturate, or are zero

@@ -18,8 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.arithmetic.grid import round_elements
 from fp4dse.kernels.codecs.block import Blocks, Encoded
-from fp4dse.kernels.grid import round_elements
 
 SCALE_MIN, SCALE_MAX = 2.0**-48, 1.5 * 2.0**15
 SEVENTH = 0.142578125  # BF16(1/7)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.arithmetic.grid import midpoint_threshold, round_up_from
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales
-from fp4dse.kernels.grid import midpoint_threshold, round_up_from
 
 
 def radix4(b: Blocks) -> Encoded:

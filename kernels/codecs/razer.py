@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import torch
 
+from fp4dse.kernels.arithmetic.grid import round_elements
+from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales, payload
-from fp4dse.kernels.grid import round_elements
-from fp4dse.kernels.reduce import lane_sum
 
 SPECIAL = 5.0
 

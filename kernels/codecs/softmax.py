@@ -12,10 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.activations import exp_nonpositive
+from fp4dse.kernels.arithmetic.activations import exp_nonpositive
+from fp4dse.kernels.arithmetic.elementary import log
+from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block
-from fp4dse.kernels.elementary import log
-from fp4dse.kernels.reduce import lane_sum
 
 SHARPNESS = 80.0
 """β."""

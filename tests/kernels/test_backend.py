@@ -6,8 +6,8 @@ import torch
 from fp4dse.dse import Quantizer
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.kernels import backend, reference
+from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.philox import STREAMS, random16
 
 
 def test_every_draw_has_its_own_threshold_on_the_compiled_path():

@@ -8,7 +8,8 @@ import torch
 
 from fp4dse import cli
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import backend, bench_cpu, quantize
+from fp4dse.kernels import backend, quantize
+from fp4dse.kernels.bench import cpu as bench_cpu
 
 OURS = ["nvfp4, path `compiled`", "nvfp4 SR, path `compiled`", "mxfp4, path `compiled`", "mxfp4 SR, path `compiled`"]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fp4dse.kernels.catalogue import table
+from fp4dse.kernels.inspection.catalogue import table
 
 
 def test_the_table_in_the_docs_is_the_one_that_the_code_makes():

@@ -9,10 +9,10 @@ from fp4dse.dse.quantizer import Clamp, Ema, Residual
 from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
 from fp4dse.dse.scale import FP32, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, quantize
+from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.kept import EMA_STEPS
 from fp4dse.kernels.operand import clamped
-from fp4dse.kernels.rotation import rotate, rotate_back
 
 replace = msgspec.structs.replace
 NV, NONE = QUANTIZERS["nvfp4"], QUANTIZERS["none"]

@@ -13,8 +13,8 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import inspect_file, read_tensors
-from fp4dse.kernels.inspection import DEFAULT_QUANTIZERS
-from fp4dse.kernels.tensor_file import READERS, SAFETENSORS_DTYPES
+from fp4dse.kernels.inspection.files import READERS, SAFETENSORS_DTYPES
+from fp4dse.kernels.inspection.tensors import DEFAULT_QUANTIZERS
 
 X = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
 

@@ -16,12 +16,13 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
-from fp4dse.kernels import LaneNumerics, fused, lanes
+from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
-from fp4dse.kernels.rotation import rotate
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 
@@ -36,27 +37,27 @@ SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.triton_quantize"))
+        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.launch"))
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("triton_numbers", "triton_blocks", "triton_codecs", "triton_tiles", "triton_quantize"):
-            spec = importlib.util.find_spec(f"fp4dse.kernels.{name}")
+        for name in ("numbers", "blocks", "codecs", "tiles", "launch"):
+            spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
-        patch.setattr(modules["triton_blocks"], "_plus", tl.standard._sum_combine)
-        for module in ("triton_blocks", "triton_codecs", "triton_quantize"):
+        patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("blocks", "codecs", "launch"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
-        patch.setattr(modules["triton_numbers"], "toward_zero", _toward_zero)
-        patch.setattr(modules["triton_tiles"], "unknown", lambda x: x)
+        patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
+        patch.setattr(modules["tiles"], "unknown", lambda x: x)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=modules["triton_quantize"])
+            yield SimpleNamespace(device="cpu", module=modules["launch"])
 
 
 def _maximum_of_bits(magnitude):

@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import quantize
-from fp4dse.kernels.catalogue import gaussian_error
+from fp4dse.kernels.inspection.catalogue import gaussian_error
 
 IF4, NVFP4 = Quantizer.named("if4"), Quantizer.named("nvfp4")
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]

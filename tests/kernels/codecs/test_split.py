@@ -10,7 +10,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.scale import E4M3, E5M2
 from fp4dse.kernels import quantize
-from fp4dse.kernels.catalogue import gaussian_error
+from fp4dse.kernels.inspection.catalogue import gaussian_error
 
 AMXFP4 = Quantizer.named("amxfp4")
 SCALES = {"e5m2": (E5M2(zero="one"), ml_dtypes.float8_e5m2), "e4m3": (E4M3(zero="one"), ml_dtypes.float8_e4m3fn)}

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fp4dse.dse import Quantizer
 from fp4dse.dse.quantizer import MACRO_BLOCK
+from fp4dse.kernels.arithmetic.philox import STREAMS, random16
+from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.packed import quantize_and_pack
-from fp4dse.kernels.philox import STREAMS, random16
 from fp4dse.kernels.reference import decode_operand
-from fp4dse.kernels.rotation import rotate
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
@@ -80,7 +80,7 @@ def why_not_fused(device: str) -> str | None:
 
 def unknown_columns() -> list[str]:
     """Columns of the descriptor tables that the kernel does not heed."""
-    from fp4dse.kernels.triton_blocks import KNOWN
+    from fp4dse.kernels.fused.blocks import KNOWN
 
     return [name for name in (*FLOATS, *INTS) if name not in KNOWN]
 
@@ -192,7 +192,7 @@ def both(
     Two of everything that `operand` takes, first for rows, then for columns; features: four and four. dtype: also
     torch.uint8, for what `packed` returns. Where neither is rotated they share one tensor maximum.
     """
-    from fp4dse.kernels.triton_quantize import launch_both, tensor_maxima
+    from fp4dse.kernels.fused.launch import launch_both, tensor_maxima
 
     x, amax, signs = x.contiguous(), list(maxima), [_for_lanes(s, len(x)) for s in signs]
     for n in (0, 1):
@@ -299,7 +299,7 @@ def _run(
     codec="block",
 ) -> None:
     """One launch, and one for the tensor maximum where it is needed and not given."""
-    from fp4dse.kernels.triton_quantize import launch, tensor_maxima
+    from fp4dse.kernels.fused.launch import launch, tensor_maxima
 
     x, signs = x.contiguous(), _for_lanes(signs, len(x))
     out, scales, dec = outputs

@@ -2,7 +2,7 @@
 
 `numbers_of` reads the row once a program, `quantized` and `packed` use it on every tile, with the bits of
 `reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
-arithmetic is in `triton_numbers`.
+arithmetic is in `numbers`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.fused import WIDE
-from fp4dse.kernels.triton_numbers import (
+from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
     binade_of,
@@ -25,6 +24,7 @@ from fp4dse.kernels.triton_numbers import (
     smaller,
     unit_of,
 )
+from fp4dse.kernels.fused.operators import WIDE
 
 KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
 """Columns of the descriptor tables that the kernels heed."""

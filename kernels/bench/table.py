@@ -2,7 +2,7 @@
 
 Every row is first compared with the reference, bit for bit, and then timed, next to a copy measured in the same run. On
 a GPU a CUDA graph of several calls is replayed, so that the time is that of the kernels alone, no tensor fits in the
-cache, and medians count; for a CPU see bench_cpu.py.
+cache, and medians count; for a CPU see cpu.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES
-from fp4dse.kernels import fused
+from fp4dse.kernels.arithmetic.philox import signs
+from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.philox import signs
-from fp4dse.kernels.rotation import rotate
+from fp4dse.kernels.fused import operators as fused
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
 _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")
@@ -64,7 +64,7 @@ class Case(msgspec.Struct, frozen=True):
 def bench(device: str) -> Iterator[Timing]:
     """All rows for a device, one after the other. ConfigError for a GPU on which the fused kernels are not taken."""
     if torch.device(device).type == "cpu":
-        from fp4dse.kernels.bench_cpu import on_cpu
+        from fp4dse.kernels.bench.cpu import on_cpu
 
         yield from on_cpu()
         return

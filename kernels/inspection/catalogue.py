@@ -1,4 +1,4 @@
-"""The table of named quantizers in docs/numerics.md: `python -m fp4dse.kernels.catalogue` prints it."""
+"""The table of named quantizers in docs/numerics.md: `python -m fp4dse.kernels.inspection.catalogue` prints it."""
 
 from __future__ import annotations
 

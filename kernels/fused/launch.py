@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.fused import span
-from fp4dse.kernels.philox import STREAMS
-from fp4dse.kernels.rotation import hadamard
-from fp4dse.kernels.triton_blocks import block_maximum, larger, numbers_of
-from fp4dse.kernels.triton_tiles import load, rotated, tile, write
+from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.arithmetic.rotation import hadamard
+from fp4dse.kernels.fused.blocks import block_maximum, larger, numbers_of
+from fp4dse.kernels.fused.operators import span
+from fp4dse.kernels.fused.tiles import load, rotated, tile, write
 
 
 @triton.jit

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.triton_blocks import codes_of, decoded, quantized
-from fp4dse.kernels.triton_codecs import coded
-from fp4dse.kernels.triton_numbers import hadamard, unknown
+from fp4dse.kernels.fused.blocks import codes_of, decoded, quantized
+from fp4dse.kernels.fused.codecs import coded
+from fp4dse.kernels.fused.numbers import hadamard, unknown
 
 
 @triton.jit

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, Quantizer
-from fp4dse.kernels import fused
 from fp4dse.kernels.backend import backend
-from fp4dse.kernels.bench import Timing, stochastic
+from fp4dse.kernels.bench.table import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import operators as fused
 
 EDGE, ROUNDS = 4096, 30
 SLOW, SLOW_ROUNDS = 0.25, 3  # calls of more seconds are made in the first rounds only

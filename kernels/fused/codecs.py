@@ -1,4 +1,4 @@
-"""The codecs of `kernels/codecs` as Triton code, for tiles of the fused kernel; the general one is `triton_blocks`.
+"""The codecs of `kernels/codecs` as Triton code, for tiles of the fused kernel; the general one is `blocks`.
 
 Every function takes magnitudes [n, B] of blocks, block maxima [n], numbers in the lane of runs of 16 (`chunk`) and of
 blocks (`number`), and `numbers` of the lane; and gives element magnitudes [n, B] and scales [n, 1] or [n, B]. Blocks
@@ -16,8 +16,8 @@ from fp4dse.kernels.codecs.dialects import NEAREST
 from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
-from fp4dse.kernels.triton_blocks import block_maximum, block_scales, e8m0, lane_sum, rounded, total
-from fp4dse.kernels.triton_numbers import (
+from fp4dse.kernels.fused.blocks import block_maximum, block_scales, e8m0, lane_sum, rounded, total
+from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
     draws16,
@@ -39,7 +39,7 @@ _MACRO_BLOCK = tl.constexpr(MACRO_BLOCK)
 _TOP_MANTISSA, _ONE = tl.constexpr(0x007F8000), tl.constexpr(0x3F800000)
 _INF = tl.constexpr(float("inf"))
 _SPECIAL = tl.constexpr(SPECIAL)
-_TO_INTEGER = tl.constexpr(12582912.0)  # see triton_numbers
+_TO_INTEGER = tl.constexpr(12582912.0)  # see numbers
 # all levels, and their squared errors, as one integer each: 4 and 8 bits for a number of halves, 16 for a dialect
 _LEVELS = [int(level) for level in NEAREST.flatten().tolist()]
 _NEAREST = tl.constexpr(sum(level << 4 * n for n, level in enumerate(_LEVELS)))
