@@ -32,7 +32,7 @@ from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
 from fp4dse.results.parquet import IDENTITY, encode, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
-from fp4dse.results.schema import CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
+from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.stats import DERIVED, NEEDED, SUMMARIZED, add_gap, summarize
 
 log = logging.getLogger(__name__)
@@ -203,6 +203,13 @@ class Store:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
         wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
         return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
+
+    def by_name(self, run_ids: Sequence[str]) -> pd.DataFrame:
+        """run_id, metrics and pictures (dicts by name) of some runs."""
+        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
+        table = self._read(["run_id", *BY_NAME], self._valid() & wanted)
+        rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]
+        return pd.DataFrame(rows, columns=["run_id", *BY_NAME])
 
     def done(self) -> set[str]:
         """Ids of the runs that need no training: done or diverged, and not retired."""

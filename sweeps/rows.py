@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.results.schema import recipe_columns, run_id
-from fp4dse.tasks.job import Job, JobResult, Lane
+from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 if TYPE_CHECKING:
     from fp4dse.tasks import Task
@@ -48,12 +48,17 @@ def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
         "fallbacks": result.fallbacks,
     }
     pairs = zip(job.lanes, result.lanes, strict=True)
-    return [{**_row(lane, job, context), **shared, **msgspec.structs.asdict(outcome)} for lane, outcome in pairs]
+    return [{**_row(lane, job, context), **shared, **_outcome(outcome, context)} for lane, outcome in pairs]
 
 
 def failed_rows(job: Job, reason: str, context: dict) -> list[dict]:
     """One row per lane of a job that was given up."""
     return [{**_row(lane, job, context), "status": "failed", "failure": reason} for lane in job.lanes]
+
+
+def _outcome(outcome: LaneResult, context: dict) -> dict:
+    """The lane's own columns; the task's first metric has one to itself."""
+    return {**msgspec.structs.asdict(outcome), "val_metric": outcome.metrics.get(context["metric_name"])}
 
 
 def _row(lane: Lane, job: Job, context: dict) -> dict:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress
 from fp4dse.tasks.optimizer import LaneAdamW
-from fp4dse.tasks.task import Problem, Task
+from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 2
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
@@ -80,6 +82,7 @@ class _Population:
         self.seed_index = of_lane
         self.data_index = of_lane if len(problem.train_x) > 1 or len(seeds) == 1 else torch.zeros_like(of_lane)
         self.numerics = LaneNumerics([lane.recipe for lane in lanes], [lane.seed for lane in lanes], device)
+        self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         parameters = {name: value.to(device)[of_lane] for name, value in problem.init.items()}
         self.model = task.model(parameters, self.numerics)
         lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
@@ -126,7 +129,8 @@ class _Population:
         rows = self.order.index_select(0, at)[0][self.seed_index]  # [L, B]
         x = self.problem.train_x[self.data_index[:, None], rows]
         y = self.problem.train_y[self.data_index[:, None], rows]
-        loss = lane_mean(self.task.loss(self.model(x), y))  # [L]
+        inputs, targets = self._prepared(x, y)
+        loss = lane_mean(self.task.loss(self.model(inputs), targets))  # [L]
         loss.sum().backward()
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss.detach()) & torch.isfinite(gradient).all(dim=1)
@@ -135,30 +139,45 @@ class _Population:
         self.optimizer.step(gradient, self.alive, self.schedule.index_select(0, at)[0])
         self.losses.index_copy_(0, at, loss.detach()[None])
 
+    def _prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
+        return self.task.prepare(x, y, self.draws) if self.task.prepare else (x, y)
+
     @torch.no_grad()
-    def evaluate(self) -> tuple[Tensor, Tensor | None]:
-        """Mean loss and metric on the held-out data, [L] each, with the quantizers on as in training, but for what they
-        keep from step to step, which stays as it is."""
+    def evaluate(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss and metrics on the held-out data, [L] each, with the quantizers on as in training, but for what
+        they keep from step to step, which stays as it is."""
         self.numerics.training = False
-        task, losses, metrics = self.task, [], []
+        task, losses = self.task, []
+        metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
         n = self.problem.val_x.shape[1]
         for start in range(0, n, EVAL_ROWS):
             self.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
             x = self.problem.val_x[self.data_index, start : start + EVAL_ROWS]
             y = self.problem.val_y[self.data_index, start : start + EVAL_ROWS]
-            out = self.model(x)
+            inputs, targets = self._prepared(x, y)
+            out = self.model(inputs)
             weight = x.shape[1] / n
-            losses.append(lane_mean(task.loss(out, y)) * weight)
-            if task.metric:
-                metrics.append(lane_mean(task.metric(out, y)) * weight)
-        return sum(losses[1:], losses[0]), sum(metrics[1:], metrics[0]) if metrics else None
+            losses.append(lane_mean(task.loss(out, targets)) * weight)
+            for name, metric in task.metrics.items():
+                metrics[name].append(lane_mean(metric(out, targets)) * weight)
+        return _sum(losses), {name: _sum(parts) for name, parts in metrics.items()}
+
+    @torch.no_grad()
+    def finish(self, val_loss: Tensor) -> Finish:
+        """What the task makes of the trained models."""
+        if self.task.finish is None:
+            return Finish()
+        self.numerics.step.fill_(self.task.steps)
+        return self.task.finish(self.model, self.problem, self.draws, val_loss)
 
     def losses_now(self, step: int) -> list[float | None]:
         values = torch.where(self.alive, self.losses[step], torch.nan).tolist()
         return [_number(v) for v in values]
 
     def results(self) -> list[LaneResult]:
-        val_loss, val_metric = self.evaluate()
+        val_loss, metrics = self.evaluate()
+        finish = self.finish(val_loss)
+        metrics |= finish.metrics
         steps = self.task.steps
         self.diverged = torch.where(self.alive & ~torch.isfinite(val_loss), steps, self.diverged)
         points = curve_steps(steps)
@@ -175,7 +194,8 @@ class _Population:
                     train_loss_min=min(seen, default=None),
                     train_loss_final=None if ended else sum(losses[-tail:]) / tail,
                     val_loss=None if ended else _number(val_loss[lane].item()),
-                    val_metric=None if ended or val_metric is None else _number(val_metric[lane].item()),
+                    metrics={} if ended else {name: _number(of[lane].item()) for name, of in metrics.items()},
+                    pictures={} if ended else {name: of[lane] for name, of in finish.pictures.items()},
                     curve_step=[p + 1 for p in shown],
                     curve_loss=[seen[p] for p in shown],
                 )
@@ -202,6 +222,10 @@ def curve_steps(steps: int) -> list[int]:
     """At most CURVE_POINTS log-spaced step indices, first and last included."""
     spaced = torch.logspace(0, torch.tensor(float(steps)).log10().item(), min(CURVE_POINTS, steps), dtype=torch.float64)
     return sorted({min(steps, round(s)) - 1 for s in spaced.tolist()} | {0, steps - 1})
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])
 
 
 def _number(value: float) -> float | None:

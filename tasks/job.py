@@ -34,7 +34,7 @@ class LaneResult(msgspec.Struct):
     """What became of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
-    Curves are training losses at log-spaced steps.
+    Curves are training losses at log-spaced steps, pictures PNG files.
     """
 
     status: Literal["done", "diverged"]
@@ -42,9 +42,10 @@ class LaneResult(msgspec.Struct):
     train_loss_min: float | None
     train_loss_final: float | None
     val_loss: float | None
-    val_metric: float | None
+    metrics: dict[str, float | None]
     curve_step: list[int]
     curve_loss: list[float]
+    pictures: dict[str, bytes] = {}
 
 
 class JobResult(msgspec.Struct):

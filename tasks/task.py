@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics
+from fp4dse.tasks.draws import Draws
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -24,13 +26,24 @@ class Problem(msgspec.Struct, frozen=True):
     init: dict[str, Tensor]
 
 
+class Finish(msgspec.Struct, frozen=True):
+    """What a task makes of trained models beyond the held-out loss. metrics: name -> [L]; pictures: name -> a PNG file
+    per lane."""
+
+    metrics: dict[str, Tensor] = {}
+    pictures: dict[str, list[bytes]] = {}
+
+
 class Task(msgspec.Struct, frozen=True):
     """A task at a preset.
 
     problem     seeds -> Problem, on the CPU, from counters: the same for every recipe of a seed
-    model       (parameters [L, …], numerics) -> module that maps x [L, B, …] to outputs [L, B, …]
-    loss        (outputs, y) -> float32 [L, …]; the engine takes the mean over all but the lane axis
-    metric      (outputs, y) -> float32 [L, …], higher is better, or None
+    prepare     (x, y, draws) -> (inputs, targets) of a batch x [L, B, …], y [L, B, …]: where a task draws noise, times
+                or crops, the same for every recipe of a seed; None: the batch as it is
+    model       (parameters [L, …], numerics) -> module from inputs to outputs, the lane axis first in every tensor
+    loss        (outputs, targets) -> float32 [L, …]; the engine takes the mean over all but the lane axis
+    metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
+    finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
@@ -42,13 +55,14 @@ class Task(msgspec.Struct, frozen=True):
     summary: str
     problem: Callable[[Sequence[int]], Problem]
     model: Callable[[dict[str, Tensor], LaneNumerics], nn.Module]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Any], Tensor]
     digest_of: Callable[[], str]
     steps: int
     batch: int
     lr: float
-    metric: Callable[[Tensor, Tensor], Tensor] | None = None
-    metric_name: str | None = None
+    prepare: Callable[[Tensor, Tensor, Draws], tuple[Any, Any]] | None = None
+    metrics: dict[str, Callable[[Any, Any], Tensor]] = {}
+    finish: Callable[[nn.Module, Problem, Draws, Tensor], Finish] | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -57,6 +71,11 @@ class Task(msgspec.Struct, frozen=True):
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""
         return min(1.0, (self.steps - step) / (self.decay * self.steps)) if self.decay else 1.0
+
+    @property
+    def metric_name(self) -> str | None:
+        """The metric that stands beside the loss."""
+        return next(iter(self.metrics), None)
 
     @property
     def digest(self) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6}
+STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
 """What a number is for. Different streams never share a key."""
 
 PIECE = 1 << 16

@@ -398,3 +398,12 @@ def test_the_holder_of_the_lock_may_write_as_often_as_it_likes(store, row):
             open_store(store.path).add([row(seed=2)], "job")
     open_store(store.path).add([row(seed=2)], "job")
     assert sorted(store.runs()["seed"]) == [0, 1, 2]
+
+
+def test_metrics_and_pictures_are_read_by_name_when_asked_for(tmp_path, row):
+    store = open_store(tmp_path / "s", create=True)
+    store.add([{**row("bf16", 0), "metrics": {"accuracy": 0.5, "other": None}, "pictures": {"samples": b"png"}}], "job")
+    runs = store.runs()
+    assert not {"metrics", "pictures"} & set(runs.columns)
+    (found,) = store.by_name(list(runs["run_id"])).to_dict("records")
+    assert found["metrics"] == {"accuracy": 0.5, "other": None} and found["pictures"] == {"samples": b"png"}

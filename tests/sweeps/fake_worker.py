@@ -101,7 +101,7 @@ def outcome(lane: dict, diverged: bool) -> dict:
         "train_loss_min": None if diverged else loss,
         "train_loss_final": None if diverged else loss,
         "val_loss": None if diverged else loss,
-        "val_metric": None,
+        "metrics": {},
         "curve_step": [1],
         "curve_loss": [loss],
     }

@@ -1,0 +1,48 @@
+"""What a task draws anew for every batch: noise, times, crops. Keyed by (seed, step, site), so that every recipe of a
+seed meets the same, on every device and in every company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.arithmetic import philox
+
+STREAM = philox.STREAMS["batch"]
+
+
+class Draws:
+    """Random numbers for the batch of one step. seeds: int64 [L]; step: int64 scalar on the device.
+
+    `site` tells the uses within a step apart: the same site gives the same numbers.
+    """
+
+    def __init__(self, seeds: Tensor, step: Tensor, words: Callable[..., Tensor] = philox.words) -> None:
+        self.seeds, self.step, self._words = seeds, step, words
+
+    def normal(self, site: int, *shape: int) -> Tensor:
+        """float32 [L, *shape], standard normal in 65,536 steps of equal probability (so within ±4.2)."""
+        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), math.prod(shape), self._words)
+        return _quantiles(self.seeds.device)[bits].view(-1, *shape)
+
+    def integers(self, site: int, high: int, *shape: int) -> Tensor:
+        """int64 [L, *shape], uniform in 0 … high - 1 (high up to 65,536; within one part in 2^16 of a probability)."""
+        count = math.prod(shape)
+        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), 2 * count, self._words).to(torch.int64)
+        wide = bits[:, 0::2] * 65536 + bits[:, 1::2]  # 32 bits
+        return ((wide * high) >> 32).view(-1, *shape)
+
+    def _site(self, site: int) -> Tensor:
+        return torch.full((), site, device=self.seeds.device)
+
+
+@cache
+def _quantiles(device: torch.device) -> Tensor:
+    """float32 [65536]: the standard normal's quantiles at (i + 1/2) / 65536, made on the CPU so that devices agree."""
+    at = (torch.arange(65536, dtype=torch.float64) + 0.5) / 65536
+    return torch.special.ndtri(at).to(torch.float32).to(device)
