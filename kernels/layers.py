@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fp4dse.dse.place import Place
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
 
+ANYWHERE = Place()
 NOTHING_KEPT = (None,) * len(Kept._fields)
 
 
@@ -59,14 +61,17 @@ class QuantLinear(nn.Module):
     """A linear layer of L lanes: x [L, …, in] -> [L, …, out], every lane with its own weights and its own recipe.
 
     weight: [L, out, in], bias: [L, out] or None. `layer` keys this layer's random numbers: no two layers of a model
-    may share it. Sizes that the block does not divide are padded with zeros inside.
+    may share it. `place` is where in the model it stands. Sizes that the block does not divide are padded with zeros
+    inside.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, numerics: LaneNumerics, layer: int) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, numerics: LaneNumerics, layer: int, place: Place = ANYWHERE
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.numerics, self.layer = numerics, layer
+        self.numerics, self.layer, self.place = numerics, layer, place
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]
