@@ -7,8 +7,8 @@ from typing import Literal
 from fp4dse.dse.record import Part
 
 Kind = Literal["linear", "embedding", "head", "attention", "mlp", "router", "conv"]
-"""`embedding`: the first product with the input (patches, pixels, times); `head`: the last one; `attention`: projections
-of queries, keys, values and output; `linear`: none of the others."""
+"""`embedding`: the first product with the input (patches, pixels, times); `head`: the last one; `attention`:
+projections of queries, keys, values and output; `linear`: none of the others."""
 
 
 class Place(Part, frozen=True):
