@@ -1,7 +1,6 @@
 """Which implementation of the quantizer runs on a device, decided once, with its reason.
 
-`triton`    the fused kernels, on a CUDA device; row and tensor blocks, codecs that are not in fused.CODECS, and all but
-            quantizing, are the reference's
+`triton`    the fused kernels, on a CUDA device; all but quantizing is the reference's
 `eager`     the reference itself, on any device
 `compiled`  the reference through torch.compile, on a CPU with a C++ compiler; the same bits, 6–10 times faster
 """
@@ -23,13 +22,15 @@ from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused.by_scales import by_scales
 
 
 class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
-    operand: `fused.operand`, which takes the place of the first two, where there is one
+    operand, by_scales: `fused.operand` and `fused.by_scales`, which take the place of the first two, where there are
+        such
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     why_not: what was passed over, one sentence each
     """
@@ -41,6 +42,7 @@ class Backend(msgspec.Struct, frozen=True):
     why_not: tuple[str, ...] = ()
     draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
+    by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
 
 
@@ -60,7 +62,11 @@ def backend(device: str) -> Backend:
     """The backend for a device: `triton` or `compiled` where possible, else `eager` with the reason."""
     if torch.device(device).type == "cuda":
         reason = fused.why_not_fused(device)
-        return _eager(reason) if reason else msgspec.structs.replace(_eager(), name="triton", operand=fused.operand)
+        return (
+            _eager(reason)
+            if reason
+            else msgspec.structs.replace(_eager(), name="triton", operand=fused.operand, by_scales=by_scales)
+        )
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()
 

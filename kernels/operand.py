@@ -20,7 +20,7 @@ from fp4dse.dse.quantizer import Clamp, Residual, tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
-from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
@@ -84,7 +84,7 @@ class Slot:
         self.name, self.number, self.backend = name, SLOTS.index(name), backend
         self.block = None if first.is_plain else first.block
         self.unit = first.unit
-        self.fused, self.compensated = None, None
+        self.fused, self.by_scales, self.compensated = None, None, None
         self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
         self.counts: dict[str, Tensor] = {}  # what was lost while counting, int64 [L]; see counters.COUNTERS
         if self.block is None:
@@ -109,6 +109,7 @@ class Slot:
         scales_fit = self.stochastic_scales == (self.codec == "eden")
         fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
         self.fused = backend.operand if fits and self.codec in CODECS else None
+        self.by_scales = backend.by_scales if self.codec in SCALES and not self.features.adaptive else None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
         self.element = ELEMENTS[first.element]
@@ -200,9 +201,18 @@ class Slot:
         if self.fused and cut.shape[2] in BLOCKS:
             values, factor = self._fused(cut, False, cut.shape[2], keys, call, dtype)
             return Term(self._joined(values, x.shape), factor)
+        if self.by_scales:
+            _, more = self._arguments(x, cut, keys, call, None)
+            at = keys.seeds, keys.step, self._site(keys, call)
+            values, dec = self.by_scales(cut, *self.tables, self.features, *at, self._made(dtype), **more)
+            return self._as_term(values, dec, x.shape)
         random, more = self._arguments(x, cut, keys, call, self.backend.draws)
         values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
         return self._as_term(values, dec, x.shape)
+
+    def _made(self, dtype: torch.dtype) -> torch.dtype:
+        """What the operand is made as, where the product takes `dtype`: factors that cannot wait are in float32."""
+        return torch.float32 if self.factors_over == "segment" else dtype
 
     def _kept(self, x: Tensor, keys: Keys) -> Operand:
         """x [L, R, C] quantized as by `_term`, with what `backward` needs."""
@@ -250,13 +260,13 @@ class Slot:
         return 8 * keys.layer + self.number + CALL * call
 
     def _arguments(
-        self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor]
+        self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor] | None
     ) -> tuple[Tensor | None, dict]:
-        """Random bits of the elements, by `draws`, and what only some populations need, for quantize_blocks."""
+        """Random bits of the elements, by `draws` if given, and what only some populations need."""
         site = torch.full((), self._site(keys, call), device=x.device)  # made there: nothing waits for a copy
         at = {"seeds": keys.seeds, "step": keys.step, "site": site}
         random = None
-        if self.features.stochastic:
+        if draws and self.features.stochastic:
             random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **at).view_as(cut)
         more: dict = {}
         if self.codec != "block":

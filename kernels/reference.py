@@ -50,9 +50,27 @@ def quantize_blocks(
     factors: tensor scales per lane: 1, or the number of rows or segments, whose blocks are consecutive.
     tensor_amax: float32 [L, factors], the maxima that tensor scales follow; None for those of x.
     """
+    amax = x.abs().amax(dim=2)  # [L, n]
+    more = {"random": random, "scale_random": scale_random, "guide": guide, "adaptive": adaptive, "unpadded": unpadded}
+    blocks, dec = with_numbers(x, amax, floats, ints, factors=factors, tensor_amax=tensor_amax, **more)
+    encoded = CODECS[codec](blocks)
+    dec = dec if encoded.dec is None else encoded.dec
+    return encoded, dec[:, 0] if factors == 1 else dec
+
+
+def with_numbers(
+    x: Tensor,
+    amax: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    *,
+    factors: int = 1,
+    tensor_amax: Tensor | None = None,
+    **more,
+) -> tuple[Blocks, Tensor]:
+    """Blocks x with maxima amax [L, n] and their lanes' numbers, and decode factors [L, factors]."""
     f = dict(zip(FLOATS, floats[:, :, None].unbind(1), strict=True))  # each [L, 1]
     i = dict(zip(INTS, ints[:, :, None].unbind(1), strict=True))
-    amax = x.abs().amax(dim=2)  # [L, n]
     if tensor_amax is None:
         tensor_amax = amax.view(len(x), factors, -1).amax(dim=2)
     has_target = f["tensor_target"] > 0
@@ -63,10 +81,7 @@ def quantize_blocks(
     wide = (enc, dec, usable) if factors == 1 else (widened(t, amax.shape[1]) for t in (enc, dec, usable))
     enc_wide, dec_wide, usable = wide
     prescale = torch.where(torch.isfinite(amax) & usable, f["prescale"], float("nan"))
-    blocks = Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, random, scale_random, guide, adaptive, unpadded)
-    encoded = CODECS[codec](blocks)
-    dec = dec if encoded.dec is None else encoded.dec
-    return encoded, dec[:, 0] if factors == 1 else dec
+    return Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, **more), dec
 
 
 def widened(t: Tensor, blocks: int) -> Tensor:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fp4dse.kernels.codecs.block import Blocks, Encoded, block
+from torch import Tensor
+
+from fp4dse.kernels.codecs.block import Blocks, Encoded, block, general_scales
 from fp4dse.kernels.codecs.dialects import dialects
 from fp4dse.kernels.codecs.eden import eden
 from fp4dse.kernels.codecs.exact import exact
@@ -18,8 +20,8 @@ from fp4dse.kernels.codecs.macro import macro
 from fp4dse.kernels.codecs.quest import quest
 from fp4dse.kernels.codecs.radix4 import radix4
 from fp4dse.kernels.codecs.razer import razer
-from fp4dse.kernels.codecs.sawb import sawb
-from fp4dse.kernels.codecs.softmax import softmax
+from fp4dse.kernels.codecs.sawb import sawb, sawb_scales
+from fp4dse.kernels.codecs.softmax import softmax, softmax_scales
 from fp4dse.kernels.codecs.split import split
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
@@ -38,4 +40,13 @@ CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "exact": exact,
 }
 
-__all__ = ["CODECS", "Blocks", "Encoded"]
+SCALES: dict[str, Callable[[Blocks], tuple[Tensor, Tensor]]] = {
+    "block": general_scales,
+    "softmax": softmax_scales,
+    "sawb": sawb_scales,
+    "radix4": general_scales,
+}
+"""Of codecs that make their scales first, and then from each element and its block's multiplier what is stored: scales
+and multipliers, [L, n] each."""
+
+__all__ = ["CODECS", "SCALES", "Blocks", "Encoded"]

@@ -82,6 +82,11 @@ def block(b: Blocks) -> Encoded:
     return Encoded(torch.copysign(q, b.x), scale)
 
 
+def general_scales(b: Blocks) -> tuple[Tensor, Tensor]:
+    """Scales and multipliers [L, n] of blocks by their maxima."""
+    return block_scales(b.amax, b.enc, b.f["inv_val_max"], b.f, b.i, b.scale_random)
+
+
 def encode(b: Blocks, magnitude: Tensor, inv_val_max: Tensor) -> tuple[Tensor, Tensor]:
     """Element magnitudes [L, n, B] and block scales [L, n] of magnitudes [L, n, B]."""
     scale, mult = block_scales(b.amax, b.enc, inv_val_max, b.f, b.i, b.scale_random)

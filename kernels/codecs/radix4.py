@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic.grid import midpoint_threshold, round_up_from
-from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales
+from fp4dse.kernels.codecs.block import Blocks, Encoded, general_scales
 
 
 def radix4(b: Blocks) -> Encoded:
     """The general codec's scales, elements on a grid of powers of four."""
-    scale, mult = block_scales(b.amax, b.enc, b.f["inv_val_max"], b.f, b.i, b.scale_random)
+    scale, mult = general_scales(b)
     column = {name: value[:, :, None] for name, value in (b.f | b.i).items()}  # [L, 1, 1]
     y = torch.minimum(b.x.abs() * (mult * b.prescale)[:, :, None], column["elem_max"])
     threshold: Tensor | float = 0.5

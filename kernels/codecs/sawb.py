@@ -25,6 +25,12 @@ RMS, MEAN = 12.68, -12.80
 
 def sawb(b: Blocks) -> Encoded:
     """Each block, a row or a tensor, clipped at a value from its moments."""
+    scale, mult = sawb_scales(b)
+    return Encoded(torch.copysign(elements(b, b.x.abs(), mult), b.x), scale)
+
+
+def sawb_scales(b: Blocks) -> tuple[Tensor, Tensor]:
+    """Scales and multipliers [L, n]."""
     count = b.unpadded or b.x.shape[2]
     unit = safe_unit(b.amax)
     total, square = sums(b.x, inverse_of_power(unit)).unbind(-1)
@@ -32,8 +38,7 @@ def sawb(b: Blocks) -> Encoded:
     rms = sqrt(square / elements_of)
     clip = torch.maximum(rms * RMS + total / elements_of * MEAN, rms)
     scale = clip / b.f["elem_max"] * unit
-    q = elements(b, b.x.abs(), multiplier(scale, torch.ones_like(scale)))
-    return Encoded(torch.copysign(q, b.x), scale)
+    return scale, multiplier(scale, torch.ones_like(scale))
 
 
 @torch.library.custom_op("fp4dse::sums", mutates_args=())

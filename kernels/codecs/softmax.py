@@ -15,7 +15,7 @@ from torch import Tensor
 from fp4dse.kernels.arithmetic.activations import exp_nonpositive
 from fp4dse.kernels.arithmetic.elementary import log
 from fp4dse.kernels.arithmetic.reduce import lane_sum
-from fp4dse.kernels.codecs.block import Blocks, Encoded, block
+from fp4dse.kernels.codecs.block import Blocks, Encoded, block, general_scales
 
 SHARPNESS = 80.0
 """β."""
@@ -23,8 +23,18 @@ SHARPNESS = 80.0
 
 def softmax(b: Blocks) -> Encoded:
     """The general codec with Z for the block maxima."""
+    return block(_soft(b))
+
+
+def softmax_scales(b: Blocks) -> tuple[Tensor, Tensor]:
+    """Scales and multipliers [L, n]."""
+    return general_scales(_soft(b))
+
+
+def _soft(b: Blocks) -> Blocks:
+    """The blocks with Z in the place of their maxima."""
     total = lane_sum(exponentials(b.x, b.amax), 2)
-    return block(b._replace(amax=b.amax * (1.0 + log(total) * (1 / SHARPNESS))))
+    return b._replace(amax=b.amax * (1.0 + log(total) * (1 / SHARPNESS)))
 
 
 def exponentials(x: Tensor, amax: Tensor) -> Tensor:

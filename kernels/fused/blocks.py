@@ -26,40 +26,42 @@ from fp4dse.kernels.fused.numbers import (
 )
 from fp4dse.kernels.fused.operators import WIDE
 
-KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; not called for the others
+KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; the others: see `by_scales`
 """Columns of the descriptor tables that the kernels heed."""
 
 
-def _column(name: str) -> tl.constexpr:
+def column(name: str) -> tl.constexpr:
+    """The column of its table."""
     KNOWN.add(name)
     return tl.constexpr((FLOATS if name in FLOATS else INTS).index(name))
 
 
-_ELEM_PMIN = _column("elem_pmin")
-_ELEM_ULPS = _column("elem_ulps")
-_ELEM_MAX = _column("elem_max")
-_INV_VAL_MAX = _column("inv_val_max")
-_TENSOR_TARGET = _column("tensor_target")
-_SCALE_PMIN = _column("scale_pmin")
-_SCALE_ULPS = _column("scale_ulps")
-_SCALE_MAX = _column("scale_max")
-_SCALE_ZERO = _column("scale_zero")
-_PRESCALE = _column("prescale")
-_POSTSCALE = _column("postscale")
-_FLOAT_SCALE = _column("float_scale")
-_E8M0_CARRY = _column("e8m0_carry")
-_E8M0_OFFSET = _column("e8m0_offset")
-_SCALE_UP = _column("scale_up")
-_ENCODE = _column("encode")
-_HYBRID = _column("hybrid")
-_LOG_TIES = _column("log_ties")
-_HALF_AWAY = _column("half_away")
-_RANDOM_SHIFT = _column("random_shift")
-_STOCHASTIC = _column("stochastic")
-_ADAPT = _column("adapt")
-_ADAPT_MAE = _column("adapt_mae")
+_ELEM_PMIN = column("elem_pmin")
+_ELEM_ULPS = column("elem_ulps")
+_ELEM_MAX = column("elem_max")
+_INV_VAL_MAX = column("inv_val_max")
+_TENSOR_TARGET = column("tensor_target")
+_SCALE_PMIN = column("scale_pmin")
+_SCALE_ULPS = column("scale_ulps")
+_SCALE_MAX = column("scale_max")
+_SCALE_ZERO = column("scale_zero")
+_PRESCALE = column("prescale")
+_POSTSCALE = column("postscale")
+_FLOAT_SCALE = column("float_scale")
+_E8M0_CARRY = column("e8m0_carry")
+_E8M0_OFFSET = column("e8m0_offset")
+_SCALE_UP = column("scale_up")
+_ENCODE = column("encode")
+_HYBRID = column("hybrid")
+_LOG_TIES = column("log_ties")
+_HALF_AWAY = column("half_away")
+_RANDOM_SHIFT = column("random_shift")
+_STOCHASTIC = column("stochastic")
+_ADAPT = column("adapt")
+_ADAPT_MAE = column("adapt_mae")
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
 _FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_SMALLEST = tl.constexpr(2.0**-149)
 _INF = tl.constexpr(float("inf"))
 _WIDE = tl.constexpr(WIDE)
 
@@ -88,7 +90,25 @@ def _tensor_factor(target, amax):
 
 
 @triton.jit
-def numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE: tl.constexpr):
+def _exact_factor(target, amax):
+    """The decode factor of `codecs.exact`."""
+    quotient = (amax.to(tl.float64) / target.to(tl.float64)).to(tl.float32)
+    return tl.where((target > 0) & (amax > 0), tl.maximum(quotient, _SMALLEST), 1.0)
+
+
+@triton.jit
+def numbers_of(
+    lane,
+    floats_ptr,
+    ints_ptr,
+    amax_ptr,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    site,
+    TENSOR_SCALE: tl.constexpr,
+    CODEC: tl.constexpr,
+):
     """What quantizing takes of a lane, and the decode factor of its tensor.
 
     inv_val_max; the tensor's factor, its inverse, and the bound of usable block maxima; of the element; of the usual
@@ -115,7 +135,7 @@ def numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream
     if TENSOR_SCALE:
         target, tensor_amax = tl.load(f + _TENSOR_TARGET), tl.load(amax_ptr + lane)
         enc = _tensor_factor(target, tensor_amax)
-        inv_enc = tl.div_rn(1.0, enc)
+        inv_enc = _exact_factor(target, tensor_amax) if CODEC == "exact" else tl.div_rn(1.0, enc)
         limit = tl.where((tensor_amax < _INF) | (target == 0), _INF, 0.0)
     dec = inv_enc * tl.load(f + _POSTSCALE)
     return inv_val_max, (enc, inv_enc, limit), element, usual, draws, (f, i), dec

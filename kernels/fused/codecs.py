@@ -16,7 +16,7 @@ from fp4dse.kernels.codecs.dialects import NEAREST
 from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
-from fp4dse.kernels.fused.blocks import block_maximum, block_scales, e8m0, lane_sum, rounded, total
+from fp4dse.kernels.fused.blocks import block_maximum, block_scales, column, e8m0, lane_sum, rounded, total
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
@@ -24,6 +24,7 @@ from fp4dse.kernels.fused.numbers import (
     inverse_of_power,
     keep_mantissa,
     power_below,
+    round_double,
     round_scale_by_chance,
     smaller,
 )
@@ -38,6 +39,8 @@ _INT_INV_ULPS = tl.constexpr(2.0 ** -ELEMENTS["int4"].mantissa)
 _MACRO_BLOCK = tl.constexpr(MACRO_BLOCK)
 _TOP_MANTISSA, _ONE = tl.constexpr(0x007F8000), tl.constexpr(0x3F800000)
 _INF = tl.constexpr(float("inf"))
+_TINY = tl.constexpr(2.0**-1022)
+_LOG_TIES, _SCALE_UP = column("log_ties"), column("scale_up")
 _SPECIAL = tl.constexpr(SPECIAL)
 _TO_INTEGER = tl.constexpr(12582912.0)  # see numbers
 # all levels, and their squared errors, as one integer each: 4 and 8 bits for a number of halves, 16 for a dialect
@@ -68,6 +71,8 @@ def coded(
         q, scale = _split(x, magnitude, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "if4":
         q, scale = _if4(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
+    elif CODEC == "exact":
+        q, scale = _exact(magnitude, amax, numbers, UNUSUAL)
     elif CODEC == "macro":
         q, scale = _macro(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "razer":
@@ -192,6 +197,23 @@ def _macro(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: t
     mult = tl.div_rn(factor, power) * numbers[2][3]
     q = _to_grid(magnitude * mult[:, None], chunk, numbers, STOCHASTIC, UNUSUAL)
     return q, tl.div_rn(power, factor)[:, None]
+
+
+@triton.jit
+def _exact(magnitude, amax, numbers, UNUSUAL: tl.constexpr):
+    pmin, inv_ulps, largest, _ = numbers[2]
+    _, scale_pmin, scale_inv_ulps, scale_max, scale_zero, _, _ = numbers[3]
+    factor, largest = numbers[1][1].to(tl.float64), largest.to(tl.float64)
+    wanted = tl.minimum(amax.to(tl.float64) / (largest * factor), scale_max.to(tl.float64))
+    log_ties, up = 0, 0
+    if UNUSUAL:
+        i = numbers[5][1]
+        log_ties, up = tl.load(i + _LOG_TIES), tl.load(i + _SCALE_UP)
+    scale = round_double(wanted, scale_pmin, scale_inv_ulps, 0, up).to(tl.float32)
+    scale = tl.where(scale == 0, scale_zero, scale)
+    divisor = tl.maximum(scale.to(tl.float64) * factor, _TINY)
+    y = tl.minimum(magnitude.to(tl.float64) / divisor[:, None], largest)
+    return round_double(y, pmin, inv_ulps, log_ties, 0).to(tl.float32), scale[:, None]
 
 
 @triton.jit

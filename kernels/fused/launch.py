@@ -66,7 +66,7 @@ def _operand(
     if not COLUMNS:
         at = row0 + (TILES - 1) * TILE_ROWS
         x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
-    numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE)
+    numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
     if first:
         tl.store(dec_ptr + lane, numbers[6])
     if COLUMNS:

@@ -21,6 +21,8 @@ _EXPONENT = tl.constexpr(0x7F800000)
 _HALF_RANGE = tl.constexpr(0x7F000000)  # see reference.py
 _BACK = tl.constexpr(2.0**126)
 _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers, ties to even, on both sides of zero
+_EXPONENT_64, _HALF_RANGE_64 = tl.constexpr(0x7FF << 52), tl.constexpr(0x7FE << 52)
+_TO_INTEGER_64 = tl.constexpr(2.0**52)
 _CHANCE = tl.constexpr(2.0**-17)
 _M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)  # Philox, as in philox.py
 _W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
@@ -135,15 +137,28 @@ def philox(index, seed, stream, step, site):
 
 
 @triton.jit
+def half_words(chunk, key):
+    """Random bits as `philox.random16` gives them, int32 [n, 16]. chunk: numbers in the lane of runs of 16, [n]."""
+    words = _words(chunk, key)
+    return tl.reshape(tl.join(words & 0xFFFF, words >> 16).to(tl.int32), (chunk.shape[0], 16))
+
+
+@triton.jit
+def _words(chunk, key):
+    """The words 0, 1, 2, 3 of the two counters of runs of 16, in order: uint32 [n, 2, 2, 2]."""
+    seed, stream, step, site = key
+    index = chunk[:, None] * 2 + tl.arange(0, 2)[None, :]
+    c0, c1, c2, c3 = philox(index, seed, stream, step, site)
+    return tl.join(tl.join(c0, c2), tl.join(c1, c3))
+
+
+@triton.jit
 def random_steps(chunk, shift, mantissa, key):
     """(2r+1) / 2^(b+1) grid steps for b = 16 - shift random bits r, in the units of `down`: int32 [n, 16].
 
     chunk: numbers in the lane of runs of 16, [n]. Eight consecutive elements share a counter.
     """
-    seed, stream, step, site = key
-    index = chunk[:, None] * 2 + tl.arange(0, 2)[None, :]
-    c0, c1, c2, c3 = philox(index, seed, stream, step, site)
-    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))  # [n, 2, 2, 2]: words 0, 1, 2, 3 in order
+    words = _words(chunk, key)
     draws = tl.join(words * (1 << 7 - mantissa).to(tl.uint32), words >> 9 + mantissa).to(tl.int32, bitcast=True)
     kept = 0x10000 - (1 << shift)
     return tl.reshape(draws, (chunk.shape[0], 16)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
@@ -186,3 +201,18 @@ def round_wide(y, pmin, ulps, up):
     low = tl.where(even > t, even - 1.0, even)
     above = tl.where(t - low >= _FLT_MIN, low + 1.0, low)
     return tl.where(up > 0, above, even) * (binade * inverse_of_power(ulps))
+
+
+@triton.jit
+def round_double(y, pmin, inv_ulps, log_ties, up):
+    """Round y >= 0, float64, to a format with at most 24 significant bits: to nearest even, or up where `up`."""
+    binade = tl.maximum((y.to(tl.int64, bitcast=True) & _EXPONENT_64).to(tl.float64, bitcast=True), pmin.to(tl.float64))
+    exponent = binade.to(tl.int64, bitcast=True)
+    inverse = (-exponent + _HALF_RANGE_64).to(tl.float64, bitcast=True)
+    t = y * inverse * inverse_of_power(inv_ulps).to(tl.float64)
+    even = (t + _TO_INTEGER_64) - _TO_INTEGER_64
+    # a power of two's own binade has one grid point: the exponent of float32 is as odd as that of float64
+    even = tl.where((t == 1.5) & ((exponent >> 52 & 1) < log_ties), 1.0, even)
+    low = tl.floor(t)
+    above = tl.where(t - low >= _FLT_MIN, low + 1.0, low)
+    return tl.where(up > 0, above, even) * (binade * inv_ulps.to(tl.float64))

@@ -24,7 +24,7 @@ BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
 
-CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects")
+CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
 

@@ -1,0 +1,76 @@
+"""Where fused kernels are tested: Triton's interpreter, mended where it differs from a device, or a CUDA device."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+tl = pytest.importorskip("triton.language")
+
+
+@pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request):
+    """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
+    if request.param == "cuda":
+        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.launch"))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        modules = {}
+        for name in ("numbers", "blocks", "codecs", "tiles", "launch", "elements"):
+            spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
+            modules[name] = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, spec.name, modules[name])
+            with pytest.MonkeyPatch.context() as while_loading:
+                while_loading.setenv("TRITON_INTERPRET", "1")
+                spec.loader.exec_module(modules[name])
+        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("blocks", "codecs", "launch"):
+            patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
+        patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
+        patch.setattr(modules["tiles"], "unknown", lambda x: x)
+        _mend_bfloat16(patch)
+        _mend_minimum(patch)
+        with np.errstate(all="ignore"):
+            yield SimpleNamespace(device="cpu", module=modules["launch"])
+
+
+def _maximum_of_bits(magnitude):
+    """As integers NaN is larger than infinity."""
+    bits = tl.reduce(magnitude.to(tl.int32, bitcast=True), 1, tl.standard._elementwise_max)
+    return bits.to(tl.float32, bitcast=True)
+
+
+def _toward_zero(y, power):
+    """One less where the nearest lies above."""
+    near = y * power
+    return (near.to(tl.int32, bitcast=True) - (near / power > y).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+def _mend_bfloat16(patch):
+    """The interpreter loses subnormal bfloat16 numbers, and cuts off where a device rounds."""
+    from triton.runtime import interpreter
+
+    original = interpreter._convert_float
+
+    def convert(x, source, target, mode):
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return x.view(np.uint16).astype(np.uint32) << 16
+        if (source, target) == (tl.float32, tl.bfloat16):
+            x = torch.from_numpy(np.ascontiguousarray(x).view(np.float32))
+            return x.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        return original(x, source, target, mode)
+
+    patch.setattr(interpreter, "_convert_float", convert)
+
+
+def _mend_minimum(patch):
+    """The interpreter lets NaN through where a device takes the other number."""
+    from triton.runtime import interpreter
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin))

@@ -1,0 +1,98 @@
+"""Elements by given scales have the bits of the reference, where the operand kernel does not take the quantizer."""
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.quantizer import Ema, Stochastic
+from fp4dse.dse.scale import TensorScale
+from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.fused.by_scales import by_scales, elements
+from fp4dse.kernels.kept import EMA_STEPS
+
+
+def changed(name, **fields):
+    return msgspec.structs.replace(QUANTIZERS[name], **fields)
+
+
+def stored_by_chance(name):
+    q = QUANTIZERS[name]
+    return msgspec.structs.replace(q, scale=msgspec.structs.replace(q.scale, rounding="stochastic"))
+
+
+CASES = {
+    **{name: QUANTIZERS[name] for name in ("luq", "int4-sawb", "radix4", "radix4-odd", "fp4-row", "fp8", "fp8-e5m2")},
+    "radix4-sr": changed("radix4", rounding=Stochastic()),
+    "radix4-sr8": changed("radix4", rounding=Stochastic(bits=8)),
+    "row factors": changed("nvfp4", tensor_scale=TensorScale(over="row")),
+    "segment factors": changed("nvfp4", tensor_scale=TensorScale(over="segment"), rounding=Stochastic()),
+    "stochastic scales": stored_by_chance("nvfp4"),
+    "soft maxima": changed("nvfp4", scaling="softmax"),
+    "moving average": changed("mxfp4", rounding=Ema(beta=0.9)),
+}
+
+
+def hard(*shape):
+    """Numbers of many sizes, on the grid, zero and subnormal; NaN and Inf in the last lane."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(*shape, generator=g)
+    x[:, ::3] *= torch.exp2(torch.randint(-20, 20, (len(x), len(range(0, shape[1], 3)), 1), generator=g).float())
+    x[:, 1] = 0
+    x[:, 2] *= 1e-41
+    x[:, 4] = torch.round(x[:, 4] * 4) / 4
+    x[-1, 5, 3], x[-1, 6, 5] = float("nan"), float("inf")
+    return x
+
+
+@pytest.mark.parametrize("shape", [(3, 9, 128), (2, 40, 384)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_slot_has_the_bits_of_the_reference(place, monkeypatch, name, dtype, shape):
+    recipe = Recipe.uniform(QUANTIZERS["mxfp4"])
+    recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=CASES[name]))
+    found = []
+    for kernel in (None, by_scales):
+        chosen = msgspec.structs.replace(PLAIN, by_scales=kernel)
+        monkeypatch.setattr(lanes, "backend", lambda _, chosen=chosen: chosen)
+        numerics = LaneNumerics([recipe] * shape[0], range(shape[0]), place.device)
+        slot = numerics.slots["fprop.w"]
+        assert slot.by_scales is kernel
+        for step in (0, EMA_STEPS + 1):
+            numerics.step.fill_(step)
+            x = (hard(*shape) * (1 + step / 8)).to(place.device)
+            found.append(slot.quantize(x, 2, numerics.keys(7, shape[2]), dtype).terms[0])
+    for expected, got in zip(found[:2], found[2:], strict=True):
+        wanted = expected.values.to(got.values.dtype)
+        assert torch.equal(got.values.isnan(), wanted.isnan())
+        assert torch.equal(got.values.nan_to_num(7.0), wanted.nan_to_num(7.0))
+        assert got.factor is expected.factor or torch.equal(got.factor.nan_to_num(7.0), expected.factor.nan_to_num(7.0))
+    assert found[2].values.dtype == (torch.float32 if name == "segment factors" else dtype)
+
+
+def test_the_moving_average_decides_some_elements(place, monkeypatch):
+    """Without it the test above would not see whether it is heeded."""
+    plain, guided = CASES["moving average"], msgspec.structs.replace(CASES["moving average"], rounding=Ema(beta=0.9))
+    plain = msgspec.structs.replace(plain, rounding=QUANTIZERS["mxfp4"].rounding)
+    monkeypatch.setattr(lanes, "backend", lambda _: msgspec.structs.replace(PLAIN, by_scales=by_scales))
+    values = []
+    for q in (plain, guided):
+        recipe = Recipe.uniform(QUANTIZERS["mxfp4"])
+        recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=q))
+        numerics = LaneNumerics([recipe] * 2, (0, 1), place.device)
+        for step in (0, EMA_STEPS):
+            numerics.step.fill_(step)
+            x = hard(2, 9, 128)[:, :5].to(place.device) * (1 + step / 8)
+            term = numerics.slots["fprop.w"].quantize(x, 2, numerics.keys(0, 128)).terms[0]
+        values.append(term.values)
+    assert not torch.equal(*values)
+
+
+def test_the_operator_is_sound(place):
+    x, scale = torch.randn(2, 3, 40, device=place.device), torch.ones(2, 3, device=place.device)
+    recipe = Recipe.uniform(QUANTIZERS["fp8"])
+    slot = LaneNumerics([recipe] * 2, (0, 1), place.device).slots["fprop.x"]
+    keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
+    arguments = x, scale, scale, *slot.tables, list(slot.features), *keys, None, False, torch.bfloat16
+    torch.library.opcheck(elements, arguments, test_utils=["test_schema", "test_faketensor"])
