@@ -177,7 +177,7 @@ def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
 @triton.jit
 def _to_nearest(y, pmin, inv_ulps, i, UNUSUAL: tl.constexpr):
     """Element magnitudes to nearest, with the ties of the lane."""
-    if UNUSUAL:
+    if UNUSUAL >= 2:
         if tl.load(i + _HALF_AWAY) > 0:
             mantissa = mantissa_of(inv_ulps)
             q = down(y, 1 << 22 - mantissa, pmin, mantissa)
@@ -196,7 +196,7 @@ def block_scales(amax, inv_val_max, tensor, usual, row, UNUSUAL: tl.constexpr):
     """Scale and multiplier of blocks with maxima amax [n], [n] each."""
     enc, inv_enc, _ = tensor
     f, i = row
-    if UNUSUAL:
+    if UNUSUAL % 2 == 1:
         kind = tl.load(i + _ENCODE) + tl.load(i + _HYBRID) + tl.load(i + _SCALE_UP)
         if (kind > 0) | (tl.load(f + _SCALE_MAX) > _WIDE):
             scale, mult = _any_scale(amax, enc, inv_val_max, f, i)
@@ -273,7 +273,7 @@ def quantized(
     """Element magnitudes [n, B] and scales [n], NaN for unusable blocks, of x: float32 [n, B].
 
     chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from `numbers_of`. HELD: blocks are
-    runs of 16, and a thread holds whole ones.
+    runs of 16, and a thread holds whole ones. UNUSUAL: 1 for `Features.scales`, and 2 for `Features.ties`.
     """
     inv_val_max, tensor, element, usual, draws, row, dec = numbers
     magnitude = tl.abs(x)

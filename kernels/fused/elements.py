@@ -126,7 +126,7 @@ def launch_elements(
     lanes, _, of_block = x.shape
     elements = x[0].numel()
     pointers = x, guide, scale, mult, out, floats, ints, site, elements, of_block
-    flags = {"STOCHASTIC": bool(features[1]), "UNUSUAL": bool(features[3]), "FOURS": fours}
+    flags = {"STOCHASTIC": bool(features[1]), "UNUSUAL": 2 * bool(features[4]), "FOURS": fours}
     common = seeds, step, STREAMS["rounding"]
     grid = triton.cdiv(elements, _TILE), lanes
     _elements_kernel[grid](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)

@@ -300,6 +300,7 @@ def _rotated_maximum_kernel(
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _HEIGHTS, _REGISTERS = (64, 256), (64, 80)  # of programs that write both operands: decoded, packed
+_PART = 512  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
 
 
@@ -393,7 +394,7 @@ def launch_both(
     warps = max(4, unit * tile_columns // 1024)
     grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
     constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
-    constants["TILES_1"] = max(1, height * tile_columns // (512 * warps))
+    constants["TILES_1"] = max(1, height * tile_columns // (_PART * warps))
     common = rows, width, seeds, step, STREAMS["rounding"]
     if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
         constants["maxnreg"] = _REGISTERS[packed]
@@ -418,5 +419,6 @@ def factor(size: int) -> float:
     return float(hadamard(torch.eye(1, size), size, 1)[0, 0]) if size else 1.0
 
 
-def _flags(features: Sequence[bool]) -> dict[str, bool]:
-    return dict(zip(("TENSOR_SCALE", "STOCHASTIC", "ADAPTIVE", "UNUSUAL"), map(bool, features), strict=True))
+def _flags(features: Sequence[bool]) -> dict[str, int]:
+    *flags, scales, ties = map(bool, features)
+    return dict(zip(("TENSOR_SCALE", "STOCHASTIC", "ADAPTIVE"), flags, strict=True)) | {"UNUSUAL": scales + 2 * ties}

@@ -36,29 +36,34 @@ def span(block: int, rotation: int, codec: str) -> int:
 WIDE = 2.0**100
 """Scale formats that reach beyond are rounded by the kernel's long way."""
 
+TIES = ("log_ties", "half_away")
+"""Columns of ties that are not to even."""
+
 
 class Features(NamedTuple):
     """What some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
 
-    unusual: the encode convention, hybrid, rounded-up and BF16 or FP32 scales, half-away and logarithmic ties
+    scales: the encode convention, hybrid, rounded-up and BF16 or FP32 scales; ties: half-away and logarithmic ones
     """
 
     tensor_scale: bool
     stochastic: bool
     adaptive: bool
-    unusual: bool
+    scales: bool
+    ties: bool
 
 
 def features(floats: Tensor, ints: Tensor) -> Features:
     """The features of descriptor tables; reads them back from the device."""
     f = dict(zip(FLOATS, floats.cpu().unbind(1), strict=True))
     i = dict(zip(INTS, ints.cpu().unbind(1), strict=True))
-    unusual = [i[name].any() for name in ("encode", "hybrid", "scale_up", "log_ties", "half_away")]
+    scales, ties = (any(bool(i[n].any()) for n in of) for of in (("encode", "hybrid", "scale_up"), TIES))
     return Features(
         tensor_scale=bool(f["tensor_target"].any()),
         stochastic=bool(i["stochastic"].any()),
         adaptive=bool(i["adapt"].any()),
-        unusual=any(unusual) or bool((f["scale_max"] > WIDE).any()),
+        scales=scales or bool((f["scale_max"] > WIDE).any()),
+        ties=ties,
     )
 
 
@@ -189,7 +194,7 @@ def both(
 ) -> list[Tensor]:
     """What `operand` returns for the rows of x and for its columns, one after the other, from one read of x [L, R, C].
 
-    Two of everything that `operand` takes, first for rows, then for columns; features: four and four. dtype: also
+    Two of everything that `operand` takes, first for rows, then for columns; features: all and all. dtype: also
     torch.uint8, for what `packed` returns. Where neither is rotated they share one tensor maximum.
     """
     from fp4dse.kernels.fused.launch import launch_both, tensor_maxima
@@ -200,11 +205,11 @@ def both(
     outputs = _both(x, blocks, dtype)
     with torch.cuda.device_of(x):
         for n in (0, 1):
-            if features[4 * n] and amax[n] is None:
+            if features[n * len(features) // 2] and amax[n] is None:
                 shared = n == 1 and features[0] and maxima[0] is None and not any(rotations)
                 amax[n] = amax[0] if shared else tensor_maxima(x, n == 1, rotations[n], signs[n])
-        four = features[:4], features[4:]
-        launch_both(x, blocks, floats, ints, four, seeds, step, sites, amax, rotations, signs, outputs)
+        halves = features[: len(features) // 2], features[len(features) // 2 :]
+        launch_both(x, blocks, floats, ints, halves, seeds, step, sites, amax, rotations, signs, outputs)
     return [t for of_one in outputs for t in of_one]
 
 

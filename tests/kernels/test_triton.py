@@ -442,11 +442,11 @@ def test_a_codec_that_the_kernels_do_not_take_is_named():
 def test_features_are_those_of_some_lane():
     assert not any(fused.features(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
     lanes = [NAMED["nvfp4"], rounded(NAMED["e4m3-b16"], Stochastic()), NAMED["nvfp4-4over6-mse"]]
-    assert fused.features(*descriptor(lanes)) == (True, True, True, False)
+    assert fused.features(*descriptor(lanes)) == (True, True, True, False, False)
     for scale in ("e4m3-encode", "bf16", "fp32"):
-        assert fused.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).unusual
-    assert fused.features(*descriptor([Quantizer(element="e3m0")])).unusual
-    assert fused.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).unusual
+        assert fused.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).scales
+    assert fused.features(*descriptor([Quantizer(element="e3m0")])).ties
+    assert fused.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).ties
 
 
 def test_no_device_but_cuda_takes_the_kernels():
