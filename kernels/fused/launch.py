@@ -299,8 +299,8 @@ def _rotated_maximum_kernel(
 # that programs of a large tensor take several; a small one is spread over the device first.
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
-_HEIGHTS, _REGISTERS = (64, 256), (64, 80)  # of programs that write both operands: decoded, packed
-_PART = 512  # elements of a tile of rows for each warp, of such programs
+_HEIGHTS, _REGISTERS = (64, 256), (72, 80)  # of programs that write both operands: decoded, packed
+_PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
 
 
@@ -394,7 +394,7 @@ def launch_both(
     warps = max(4, unit * tile_columns // 1024)
     grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
     constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
-    constants["TILES_1"] = max(1, height * tile_columns // (_PART * warps))
+    constants["TILES_1"] = max(1, height * tile_columns // (_PARTS[packed] * warps))
     common = rows, width, seeds, step, STREAMS["rounding"]
     if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
         constants["maxnreg"] = _REGISTERS[packed]
