@@ -21,7 +21,7 @@ def place(request):
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "tiles", "launch", "elements"):
+        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
