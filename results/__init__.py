@@ -1,17 +1,21 @@
 """What became of the lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report."""
 
+from fp4dse.results.equivalence import against, compare
+from fp4dse.results.paired import add_gap, learning_rates
 from fp4dse.results.pareto import front
 from fp4dse.results.report import write_report
 from fp4dse.results.schema import recipe_columns, run_id
-from fp4dse.results.stats import add_gap, compare, noise_floor, summarize
 from fp4dse.results.store import Store, open_store
+from fp4dse.results.summary import noise_floor, summarize
 from fp4dse.results.tables import pareto_table, records
 
 __all__ = [
     "Store",
     "add_gap",
+    "against",
     "compare",
     "front",
+    "learning_rates",
     "noise_floor",
     "open_store",
     "pareto_table",

@@ -2,7 +2,7 @@
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as stats.add_gap has them)
+    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them)
     curves    run_id, curve_step, curve_loss
 
 A run with several rows (see parquet.read) is left out of the scan and joined back as its one winning row.
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.paired import NEEDED, SETTING, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
 from fp4dse.results.schema import CURVES, ROW, SCALARS
-from fp4dse.results.stats import NEEDED, SETTING, baselines
 
 RUNS = f"""
 CREATE TEMP VIEW rows AS

@@ -30,10 +30,11 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
+from fp4dse.results.paired import DERIVED, NEEDED, add_gap
 from fp4dse.results.parquet import IDENTITY, encode, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
 from fp4dse.results.schema import CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
-from fp4dse.results.stats import DERIVED, NEEDED, SUMMARIZED, add_gap, summarize
+from fp4dse.results.summary import SUMMARIZED, summarize
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class Store:
     def runs(self, columns: Sequence[str] | None = None, curves: bool = False) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
-        Holds every schema column (`columns`: only these), baseline_loss and gap (see stats.add_gap); the curves, as
+        Holds every schema column (`columns`: only these), baseline_loss and gap (see paired.add_gap); the curves, as
         arrays, only if asked for. ConfigError on an unknown column.
         """
         columns = list(columns or [*SCALARS, *DERIVED, *(CURVES if curves else ())])
@@ -214,7 +215,7 @@ class Store:
         return self._reading(lambda files: run_sql(files, self._valid(), query))
 
     def pareto(self) -> pd.DataFrame:
-        """The lines of stats.summarize that are on the front."""
+        """The lines of summarize that are on the front."""
         summary = summarize(self.runs(SUMMARIZED))
         return summary[summary["on_front"]].reset_index(drop=True)
 
