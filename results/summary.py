@@ -36,11 +36,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
         cost=rows[overhead].astype(float),
     )
-    kept = [*SETTING, "is_baseline", "lr", "metric_name", "points", "cost"]
+    kept = [*SETTING, "is_baseline", "lr", "metric_name", "points"]
     out = (
         rows.groupby(["setting", "config_id"], sort=False)
         .agg(
             **{name: (name, "first") for name in kept},
+            cost=("cost", "mean"),
             label=("recipe_label", "first"),
             name=("recipe_name", "first"),
             bits=("bits_per_element", "first"),
@@ -73,7 +74,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     )
     columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "failed"]
     columns += ["val_loss", "val_metric", "metric_name", "gap", "gap_low", "gap_high", "pairs", "p_best"]
-    columns += ["points", "bits", *([] if overhead in ("points", "bits") else [overhead]), "on_front", "note"]
+    columns += ["points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
 
 
