@@ -78,7 +78,7 @@ def hypervolume(
 ) -> pd.DataFrame:
     """Per SETTING, the area that the front dominates: how good the trade-off is, in one number.
 
-    Columns: SETTING, overhead (the axis), reference_overhead, reference_gap, hypervolume, low, high (95 %, NaN where no
+    Columns: SETTING, axis (name of the overhead), reference_overhead, reference_gap, hypervolume, low, high (95 %, NaN where no
     recipe has two seeds), recipes (that compete), on_front. reference: (overhead, gap); default REFERENCES, and
     twice the loss of BF16. ConfigError if an axis has no default.
     """
@@ -96,10 +96,10 @@ def hypervolume(
             tails = np.quantile(np.concatenate(drawn), [0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2])
             low, high = np.clip(2 * area - tails, 0, None)
         facts = {name: lines[name].iloc[0] for name in SETTING}
-        facts |= {"overhead": overhead, "reference_overhead": reference[0], "reference_gap": reference[1]}
+        facts |= {"axis": overhead, "reference_overhead": reference[0], "reference_gap": reference[1]}
         counts = {"recipes": len(lines), "on_front": int(front(lines[overhead], lines["gap"]).sum())}
         out.append({**facts, "hypervolume": area, "low": low, "high": high, **counts})
-    columns = [*SETTING, "overhead", "reference_overhead", "reference_gap", "hypervolume", "low", "high", "recipes"]
+    columns = [*SETTING, "axis", "reference_overhead", "reference_gap", "hypervolume", "low", "high", "recipes"]
     return pd.DataFrame(out, columns=[*columns, "on_front"])
 
 

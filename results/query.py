@@ -5,11 +5,14 @@ The views are put together from what is on disk:
     runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them)
     curves    run_id, curve_step, curve_loss
 
+and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
+
 A run with several rows (see parquet.read) is left out of the scan and joined back as its one winning row.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +22,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.paired import NEEDED, SETTING, baselines
+from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
 from fp4dse.results.schema import CURVES, ROW, SCALARS
+from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
 RUNS = f"""
 CREATE TEMP VIEW rows AS
@@ -54,6 +58,8 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
         connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
         connection.register("baselines", reference)
         connection.execute(RUNS.format(scanned="WHERE run_id NOT IN (FROM copied)" if len(copied) else ""))
+        for name, view in _views(files, valid, query).items():
+            connection.register(name, view)
         try:
             relation = connection.sql(query)
             answer = pa.table({}) if relation is None else relation.to_arrow_table()
@@ -61,8 +67,19 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            raise ConfigError("query", query, f"DuckDB SQL over the views runs and curves ({reason})") from None
+            raise ConfigError(
+                "query", query, f"DuckDB SQL over the views runs, curves, {', '.join(VIEWS)} ({reason})"
+            ) from None
     return to_pandas(_plain_columns(answer))
+
+
+def _views(files: Sequence[Path], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
+    """The views of the statistics that the query names."""
+    named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
+    if not named:
+        return {}
+    runs = add_gap(to_pandas(read(files, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    return {name: to_arrow(name, runs) for name in named}
 
 
 def _plain_columns(table: pa.Table) -> pa.Table:

@@ -10,11 +10,11 @@ import pyarrow as pa
 from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.equivalence import against
 from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.marginal import marginal
-from fp4dse.results.matched import matched
-from fp4dse.results.paired import learning_rates
+from fp4dse.results.adding import marginal
+from fp4dse.results.rivals import matched
+from fp4dse.results.paired import SETTING, learning_rates
 from fp4dse.results.pooled import pooled_effects
-from fp4dse.results.stability import stability
+from fp4dse.results.lasso import stability
 from fp4dse.results.summary import SUMMARIZED, summarize
 
 
@@ -45,12 +45,9 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 
-_NUMBERS = set(
-    """seed seeds diverged failed val_loss val_metric gap gap_low gap_high pairs p_best points bits on_front p_front
-    hypervolume low high recipes reference_overhead reference_gap effect p error freedom share mean settings agree
-    matches difference helps tenth ninetieth recovers diverges value rivals rival_value p_same p_holm more_seeds lr rates
-    optimism selected coefficient is_baseline same_grid at_edge rev_quantizers rev_engine rev_task""".split()
-)
+_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "note", "kind", "factor", "level", "with_factor"}
+_TEXTS |= {"with_level", "reference", "basis", "axis", "by", "rival", "rival_label", "verdict", "grid"}
+_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 
 
 def to_arrow(name: str, runs: pd.DataFrame) -> pa.Table:
@@ -59,6 +56,6 @@ def to_arrow(name: str, runs: pd.DataFrame) -> pa.Table:
     fields = []
     for field in table.schema:
         empty = len(table) == 0 or pa.types.is_null(field.type)
-        type_ = (pa.float64() if field.name in _NUMBERS else pa.string()) if empty else field.type
+        type_ = (pa.string() if field.name in _TEXTS else pa.float64()) if empty else field.type
         fields.append(pa.field(field.name, type_))
     return table.cast(pa.schema(fields))
