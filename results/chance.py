@@ -78,9 +78,9 @@ def hypervolume(
 ) -> pd.DataFrame:
     """Per SETTING, the area that the front dominates: how good the trade-off is, in one number.
 
-    Columns: SETTING, axis (name of the overhead), reference_overhead, reference_gap, hypervolume, low, high (95 %, NaN where no
-    recipe has two seeds), recipes (that compete), on_front. reference: (overhead, gap); default REFERENCES, and
-    twice the loss of BF16. ConfigError if an axis has no default.
+    Columns: SETTING, axis (name of the overhead), reference_overhead, reference_gap, hypervolume, low, high (95 %, NaN
+    where no recipe has two seeds), recipes (that compete), on_front (how many). reference: (overhead, gap); default
+    REFERENCES, and twice the loss of BF16. ConfigError if an axis has no default.
     """
     if reference is None:
         if overhead not in REFERENCES:

@@ -67,9 +67,8 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            raise ConfigError(
-                "query", query, f"DuckDB SQL over the views runs, curves, {', '.join(VIEWS)} ({reason})"
-            ) from None
+            views = ", ".join(["runs", "curves", *VIEWS])
+            raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
     return to_pandas(_plain_columns(answer))
 
 

@@ -57,10 +57,10 @@ MEANING = {
     "quantizer_backend": "which path quantized",
     "gemm_backend": "which products were used: one name, or three in the order fprop, dgrad, wgrad",
     "fallbacks": "paths that were wanted and not taken, with the reason",
-    "torch_version": "",
-    "python_version": "",
-    "fp4dse_version": "",
-    "git_commit": "of fp4dse",
+    "torch_version": "of PyTorch",
+    "python_version": "of Python",
+    "fp4dse_version": "of this program",
+    "git_commit": "the commit of this program",
     "host": "name of the machine",
     "created_at": "when the row was made, UTC",
     "curve_step": "the steps at which the training loss was logged",
@@ -73,14 +73,14 @@ FIELDS = {
     "scale": "format of the block scale, with its rounding and convention",
     "tensor_scale": "target of the tensor's scale, null without one",
     "tensor_amax": "which maximum the tensor scale is made from",
-    "rounding": "of elements",
+    "rounding": "rounding of elements",
     "range": "the share of the format's range that block maxima are scaled to",
     "adapt": "how a block chooses among several encodings",
     "scaling": "what the block scale follows from",
-    "arithmetic": "in which the quantizer computes",
+    "arithmetic": "arithmetic of the quantizer",
     "outliers": "how outliers are treated",
-    "rotation": "of both operands of the product",
-    "source": "what the backward operands are quantized from",
+    "rotation": "rotation of both operands",
+    "source": "what its operands are quantized from",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
 
@@ -135,7 +135,11 @@ def _type(type_: pa.DataType) -> str:
 
 def _plain(doc: str) -> str:
     """A docstring as Markdown: SETTING in words, columns in code."""
-    return re.sub(r"\bSETTING\b", "the setting", doc).replace("*", r"\*").replace("|", r"\|")
+    return (
+        re.sub(r"\bSETTING\b", "the setting", doc.replace("er SETTING", "er setting"))
+        .replace("*", r"\*")
+        .replace("|", r"\|")
+    )
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
+from fp4dse.results.adding import marginal
 from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.equivalence import against
+from fp4dse.results.lasso import stability
 from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.adding import marginal
-from fp4dse.results.rivals import matched
 from fp4dse.results.paired import SETTING, learning_rates
 from fp4dse.results.pooled import pooled_effects
-from fp4dse.results.lasso import stability
+from fp4dse.results.rivals import matched
 from fp4dse.results.summary import SUMMARIZED, summarize
 
 
