@@ -118,7 +118,7 @@ class _Term(NamedTuple):
 
 
 def _lines(table: Table) -> Iterator[pd.DataFrame]:
-    finished = np.isfinite(table.y).any(axis=1)
+    finished = np.asarray(np.isfinite(table.y).any(axis=1))
     y = table.y[finished]
     y = y[:, np.isfinite(y).any(axis=0)]
     mains, start = [], 1
