@@ -97,7 +97,24 @@ def winners(table: pa.Table) -> np.ndarray:
 
 def repeated(table: pa.Table) -> np.ndarray:
     """Which rows belong to a run that has several, bool [rows]."""
-    return table["run_id"].to_pandas().duplicated(keep=False).to_numpy()
+    ids = table["run_id"].combine_chunks()
+    return np.zeros(len(ids), bool) if _all_differ(ids) else ids.to_pandas().duplicated(keep=False).to_numpy()
+
+
+def _all_differ(ids: pa.Array) -> bool:
+    """Whether no two ids are equal, told from 64-bit digests of them: False means look closer. A fast way to the usual.
+
+    ids: texts of 16 bytes, as `schema.run_id` makes them (others: False).
+    """
+    _, ends, data = ids.buffers() if len(ids) and not ids.null_count else (None, None, None)
+    if data is None:
+        return not len(ids)
+    ends = np.frombuffer(ends, np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    if not (np.diff(ends) == 16).all():
+        return False
+    halves = np.frombuffer(data, np.uint64, 2 * len(ids), ends[0]).reshape(-1, 2)
+    digest = np.sort(halves[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ halves[:, 1])
+    return not (digest[1:] == digest[:-1]).any()
 
 
 def why_unreadable(file: Path) -> str | None:
