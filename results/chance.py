@@ -119,7 +119,10 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
         own_mean = np.nansum(own, axis=1) / n
         variance = np.nansum((own - own_mean[:, None]) ** 2, axis=1) / (n - 1) * fewer
     variance, freedom = shrunken(np.where(many, variance, np.nan), n - 1)
-    common = float(np.std(shared, ddof=1) / np.sqrt(len(shared))) if len(shared) > 1 else 0.0
+    common = 0.0
+    if len(shared) > 1 and many.sum() > 1:
+        of_median = (np.pi / 2 if many.sum() > 2 else 1.0) * variance[many].mean() / many.sum()  # its own noise
+        common = math.sqrt(max(np.var(shared, ddof=1) - of_median, 0.0) / len(shared))
     return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1])
 
 

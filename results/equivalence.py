@@ -8,7 +8,7 @@ and "no significant difference" answers neither:
 
 A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
 is `open`. Seeds that would settle it: the fewest with which one of the two tests is passed with a chance of 80 %, if
-mean and standard deviation stay what they are, from (t + 0.84) · s/√n < |mean|, or < margin - |mean|.
+mean and standard deviation stay what they are (normal approximation).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.intervals import CONFIDENCE, counted, holm, mean_interval, percent
@@ -93,10 +93,10 @@ def seeds_to_settle(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> 
     n = np.unique(np.concatenate([np.arange(2, 200), np.geomspace(200, MOST_SEEDS, 200).astype(int)]))
     error = std.to_numpy(float)[:, None] / np.sqrt(n)
     size = mean.abs().to_numpy(float)[:, None]
-    chance = ndtri(POWER)
-    tells = size > (stdtrit(n - 1, 0.5 + CONFIDENCE / 2) + chance) * error
-    equals = margin - size > (stdtrit(n - 1, CONFIDENCE) + chance) * error
-    settled = tells | equals
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tells = ndtr(size / error - stdtrit(n - 1, 0.5 + CONFIDENCE / 2))
+        above, below = ((margin + side) / error - stdtrit(n - 1, CONFIDENCE) for side in (size, -size))
+    settled = np.maximum(tells, ndtr(above) + ndtr(below) - 1) >= POWER
     need = np.where(settled.any(axis=1), n[settled.argmax(axis=1)], np.inf)
     return pd.Series(np.where(np.isfinite(std), need, np.nan), mean.index)
 

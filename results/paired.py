@@ -112,9 +112,14 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.drop(columns=added.columns, errors="ignore").join(added)[at_best_lr(work)]
 
 
-def by_seed(rows: pd.DataFrame, values: pd.Series) -> tuple[pd.Index, NDArray[np.float64]]:
-    """config_ids and the values as a matrix [recipes, seeds], NaN where there is none. rows: of one setting."""
-    recipe, recipes = pd.factorize(rows["config_id"])
+def by_seed(
+    rows: pd.DataFrame, values: pd.Series, key: pd.Series | None = None
+) -> tuple[pd.Index, NDArray[np.float64]]:
+    """config_ids and the values as a matrix [recipes, seeds], NaN where there is none.
+
+    rows: of one setting, or of several with a `key` that tells recipes of different settings apart.
+    """
+    recipe, recipes = pd.factorize(rows["config_id"] if key is None else key)
     seed, seeds = pd.factorize(rows["seed"], sort=True)
     matrix = np.full((len(recipes), len(seeds)), np.nan)
     matrix[recipe, seed] = np.where(np.isfinite(values), values, np.nan)

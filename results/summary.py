@@ -54,9 +54,10 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         )
         .reset_index()
     )
-    gaps = [_gaps(setting, part) for setting, part in rows.groupby("setting", sort=False)]
-    empty = pd.DataFrame(columns=["setting", "config_id", "gap", "gap_low", "gap_high", "pairs"], dtype=float)
-    out = out.merge(pd.concat(gaps) if gaps else empty.astype({"config_id": object}), on=["setting", "config_id"])
+    recipe = rows.groupby(["setting", "config_id"], sort=False).ngroup()
+    found = mean_interval(by_seed(rows, rows["paired"], recipe)[1])  # in the order of out: groups count up
+    out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
+    out["pairs"] = out["pairs"].astype(int)
     spoiled = out["diverged"].gt(0)
     out.loc[spoiled, ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
@@ -83,21 +84,6 @@ def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
     numeric = [name for name in runs if pd.api.types.is_numeric_dtype(runs[name])]
     if overhead not in numeric or pd.api.types.is_bool_dtype(runs[overhead]):
         raise ConfigError("overhead", overhead, f"a column of numbers: {', '.join(map(str, numeric))}")
-
-
-def _gaps(setting: int, rows: pd.DataFrame) -> pd.DataFrame:
-    recipes, values = by_seed(rows, rows["paired"])
-    found = mean_interval(values)
-    return pd.DataFrame(
-        {
-            "setting": setting,
-            "config_id": recipes,
-            "gap": found["mean"],
-            "gap_low": found["low"],
-            "gap_high": found["high"],
-            "pairs": found["n"],
-        }
-    )
 
 
 def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
