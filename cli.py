@@ -6,7 +6,6 @@ What is slow to import (torch, pandas, duckdb, plotly) is imported where it is u
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from importlib import metadata
@@ -33,7 +32,7 @@ app.add_typer(store_app, name="store")
 bench_app = typer.Typer(help="How fast this machine is.", **_plain)
 app.add_typer(bench_app, name="bench")
 
-Form = Literal["table", "csv", "json"]
+Form = Literal["table", "csv", "json", "parquet", "latex"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StorePath = Annotated[
     Path | None, typer.Option("--store", help="Folder of the store. Default: the latest under runs/.")
@@ -180,25 +179,45 @@ def report(
 
 @app.command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')
 def query(
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="DuckDB SQL over the table runs, one row a lane.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="DuckDB SQL, or the name of a view.")],
     store: StorePath = None,
     form: Annotated[Form, typer.Option("--format")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write the answer to a file.")] = None,
 ) -> None:
-    """Ask a store in SQL; `DESCRIBE runs` lists the columns."""
+    """Ask a store in SQL. Views: runs (one row a lane), curves, recipes, front, effects and more (docs/results.md).
+
+    `DESCRIBE runs` lists the columns of a view.
+    """
+    from fp4dse.results.files import write_atomic
+    from fp4dse.results.formats import FORMATS
     from fp4dse.results.tables import records
 
-    answer = _open(store).sql(sql)
-    _print_rows([str(name) for name in answer.columns], records(answer), form)
+    answer = _open(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
+    if form == "table" and out is None:
+        _print_rows([str(name) for name in answer.columns], records(answer), "table")
+    elif form == "table":
+        raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
+    elif out:
+        write_atomic(out, FORMATS[form](answer))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(FORMATS[form](answer))
 
 
 @app.command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
-def compare(recipe_a: RecipeName, recipe_b: RecipeName, store: StorePath = None, as_json: AsJson = False) -> None:
-    """Is one recipe better than another? Losses paired over seeds, with interval and p."""
+def compare(
+    recipe_a: RecipeName,
+    recipe_b: RecipeName,
+    store: StorePath = None,
+    margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is 0.5 %.")] = 0.005,
+    as_json: AsJson = False,
+) -> None:
+    """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds."""
     from fp4dse.results import compare as compare_runs
     from fp4dse.results.tables import records
     from fp4dse.sweeps.arguments import find_config_id
 
-    lines = compare_runs(_open(store).runs(), find_config_id(recipe_a), find_config_id(recipe_b))
+    lines = compare_runs(_open(store).runs(), find_config_id(recipe_a), find_config_id(recipe_b), margin)
     if as_json:
         _print_json(records(lines))
     else:
@@ -307,6 +326,18 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
 
+@bench_app.command("results", epilog="Example: fp4dse bench results --rows 100000 --files 2000")
+def bench_results(
+    rows: Annotated[int, typer.Option(help="Rows with curves that are queried.")] = 1_000_000,
+    files: Annotated[int, typer.Option(help="Inbox files that are joined.")] = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Time queries, compaction and statistics on generated runs; takes a few minutes and a gigabyte of disk."""
+    from fp4dse.results.bench import bench
+
+    _print_rows(["what", "seconds", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
+
+
 @app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")
 def tensor(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],
@@ -342,13 +373,9 @@ def _open(store: Path | None) -> Store:
     return open_store(store or latest_store())
 
 
-def _print_rows(columns: list[str], rows: list[dict], form: Form) -> None:
+def _print_rows(columns: list[str], rows: list[dict], form: Literal["table", "json"]) -> None:
     if form == "json":
         _print_json(rows)
-    elif form == "csv":
-        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
     else:
         table = Table(*columns, box=box.SIMPLE_HEAD)
         for row in rows:

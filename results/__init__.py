@@ -1,23 +1,41 @@
 """What became of the lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report."""
 
+from fp4dse.results.adding import marginal, neighbours
+from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.equivalence import against, compare
+from fp4dse.results.lasso import stability
+from fp4dse.results.linear import effects
+from fp4dse.results.paired import add_gap, learning_rates
 from fp4dse.results.pareto import front
+from fp4dse.results.pooled import pooled_effects
 from fp4dse.results.report import write_report
+from fp4dse.results.rivals import matched
 from fp4dse.results.schema import recipe_columns, run_id
-from fp4dse.results.stats import add_gap, compare, noise_floor, summarize
 from fp4dse.results.store import Store, open_store
+from fp4dse.results.summary import noise_floor, summarize
 from fp4dse.results.tables import pareto_table, records
 
 __all__ = [
     "Store",
     "add_gap",
+    "against",
     "compare",
+    "effects",
     "front",
+    "front_chance",
+    "hypervolume",
+    "learning_rates",
+    "marginal",
+    "matched",
+    "neighbours",
     "noise_floor",
     "open_store",
     "pareto_table",
+    "pooled_effects",
     "recipe_columns",
     "records",
     "run_id",
+    "stability",
     "summarize",
     "write_report",
 ]

@@ -12,7 +12,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.stats import counted
+from fp4dse.results.intervals import counted
 from fp4dse.results.tables import gap_text, has_metric, number
 
 MOST_POINTS = 2000
@@ -36,7 +36,7 @@ LAYOUT = {
 
 
 def front_figure(lines: pd.DataFrame, noise_floor: float) -> dict:
-    """Gap against points. lines: one setting of stats.summarize, with `number`: place on the front, null off it.
+    """Gap against points. lines: one setting of summarize, with `number`: place on the front, null off it.
 
     Recipes with the same points are spread sideways just enough not to cover each other. A few gaps far above the
     rest are drawn at the upper edge, diverged recipes above it; the hover tells the truth.

@@ -2,14 +2,17 @@
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as stats.add_gap has them)
+    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them)
     curves    run_id, curve_step, curve_loss
+
+and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
 
 A run with several rows (see parquet.read) is left out of the scan and joined back as its one winning row.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,15 +22,22 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
 from fp4dse.results.schema import CURVES, ROW, SCALARS
-from fp4dse.results.stats import NEEDED, SETTING, baselines
+from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
-RUNS = f"""
+ROWS = f"""
 CREATE TEMP VIEW rows AS
-    SELECT * FROM stored {{scanned}} UNION ALL SELECT * FROM winners;
+    {{rows}};
 CREATE TEMP VIEW curves AS
     SELECT run_id, {", ".join(CURVES)} FROM rows;
+"""
+STORED = "SELECT * FROM stored"
+COPIED = "SELECT * FROM stored WHERE run_id NOT IN (FROM copied) UNION ALL SELECT * FROM winners"
+
+RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
+RUNS_WITH_GAP = f"""
 CREATE TEMP VIEW runs AS
     SELECT {", ".join(SCALARS)}, baseline_loss,
         CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
@@ -46,14 +56,22 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
     import duckdb
 
     ids = scan(files, ["run_id"], valid)
-    copied = ids.filter(pa.array(repeated(ids)))["run_id"].unique()
-    reference = baselines(to_pandas(read(files, NEEDED, valid & ds.field("is_baseline"))))
+    copies = repeated(ids)
     with duckdb.connect() as connection:
         connection.register("stored", dataset(files).filter(valid))
-        connection.register("copied", pa.table({"run_id": copied}))
-        connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
-        connection.register("baselines", reference)
-        connection.execute(RUNS.format(scanned="WHERE run_id NOT IN (FROM copied)" if len(copied) else ""))
+        if copies.any():
+            copied = ids.filter(pa.array(copies))["run_id"].unique()
+            connection.register("copied", pa.table({"run_id": copied}))
+            connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
+        connection.execute(ROWS.format(rows=COPIED if copies.any() else STORED))
+        if may_need_gap(query):
+            reference = read(files, NEEDED, valid & ds.field("is_baseline"))
+            connection.register("baselines", baselines(to_pandas(reference)))
+            connection.execute(RUNS_WITH_GAP)
+        else:
+            connection.execute(RUNS)
+        for name, view in _views(files, valid, query).items():
+            connection.register(name, view)
         try:
             relation = connection.sql(query)
             answer = pa.table({}) if relation is None else relation.to_arrow_table()
@@ -61,8 +79,35 @@ def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataF
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            raise ConfigError("query", query, f"DuckDB SQL over the views runs and curves ({reason})") from None
+            views = ", ".join(["runs", "curves", *VIEWS])
+            raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
     return to_pandas(_plain_columns(answer))
+
+
+def may_need_gap(query: str) -> bool:
+    """Whether a query may want gap or baseline_loss, whose join takes longer than most queries. In doubt, True.
+
+    False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
+    nowhere as a whole row.
+    """
+    text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
+    words = re.findall(r"\w+", text)
+    named = {"gap", "baseline_loss", "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(
+        words
+    )
+    bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
+    alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
+    clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
+    return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
+
+
+def _views(files: Sequence[Path], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
+    """The views of the statistics that the query names."""
+    named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
+    if not named:
+        return {}
+    runs = add_gap(to_pandas(read(files, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    return {name: to_arrow(name, runs) for name in named}
 
 
 def _plain_columns(table: pa.Table) -> pa.Table:

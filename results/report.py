@@ -14,19 +14,11 @@ import pandas as pd
 from fp4dse.dse import StoreError, recipe_from_dict, recipe_to_toml
 from fp4dse.results.figures import MOST_POINTS, curves_figure, front_figure
 from fp4dse.results.files import write_atomic
+from fp4dse.results.intervals import CONFIDENCE, counted, percent
 from fp4dse.results.page import page, plot, table
-from fp4dse.results.stats import (
-    CONFIDENCE,
-    SETTING,
-    SUMMARIZED,
-    at_best_lr,
-    counted,
-    noise_floor,
-    outcomes,
-    percent,
-    summarize,
-)
+from fp4dse.results.paired import SETTING, at_best_lr, outcomes
 from fp4dse.results.store import Store
+from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
 from fp4dse.results.tables import baseline_text, count, gap_text, has_metric, number, setting_titles
 
 MOST_LINES = 500

@@ -1,8 +1,8 @@
 """The store: a folder of Parquet files that survives anything but the loss of its disk.
 
     store.json      schema version
-    inbox/          one file per finished job, written atomically
-    parts/          many inbox files joined into one: the part is written first, then its inputs are deleted
+    inbox/          one Arrow file per finished job, written atomically
+    parts/          many inbox files joined into one of Parquet: it is written first, then its inputs are deleted
     retired.json    component -> revision below which rows are hidden
     torn/           inbox files that turned out to be unreadable
 
@@ -30,10 +30,11 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
-from fp4dse.results.parquet import IDENTITY, encode, read, scan, to_pandas, why_unreadable, winners
+from fp4dse.results.paired import DERIVED, NEEDED, add_gap
+from fp4dse.results.parquet import IDENTITY, encode, encode_small, read, scan, to_pandas, whole, why_unreadable, winners
 from fp4dse.results.query import run_sql
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
-from fp4dse.results.stats import DERIVED, NEEDED, SUMMARIZED, add_gap, summarize
+from fp4dse.results.summary import SUMMARIZED, summarize
 
 log = logging.getLogger(__name__)
 
@@ -105,10 +106,10 @@ class Store:
 
         The same rows added twice are one file. StoreError on a wrong row (nothing is written) or a full disk.
         """
-        data = encode(to_table(rows))
+        data = encode_small(to_table(rows))
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
         with self.lock():
-            write_atomic(self.path / "inbox" / f"{stem}-{hashlib.sha256(data).hexdigest()[:8]}.parquet", data)
+            write_atomic(self.path / "inbox" / f"{stem}-{hashlib.sha256(data).hexdigest()[:8]}.arrow", data)
 
     def compact(self, minimum: int = 256) -> int:
         """Join the inbox into parts if it holds at least `minimum` files; returns how many files were joined.
@@ -121,13 +122,14 @@ class Store:
                 return 0
             joined = 0
             for start in range(0, len(files), FILES_PER_PART):
-                chunk = [file for file in files[start : start + FILES_PER_PART] if not self._moved_aside(file)]
-                if chunk:
-                    self._write_part(scan(chunk, ROW.names))
+                chunk = {file: self._whole(file) for file in files[start : start + FILES_PER_PART]}
+                tables = {file: table for file, table in chunk.items() if table is not None}
+                if tables:
+                    self._write_part(pa.concat_tables(tables.values()).combine_chunks())
                 with writing(self.path):
-                    for file in chunk:
+                    for file in tables:
                         file.unlink()
-                joined += len(chunk)
+                joined += len(tables)
             return joined
 
     def merge(self, other: Store) -> int:
@@ -172,22 +174,24 @@ class Store:
         data = encode(table)
         write_atomic(self.path / "parts" / f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data)
 
-    def _moved_aside(self, file: Path) -> bool:
-        reason = why_unreadable(file)
-        if reason is None:
-            return False
+    def _whole(self, file: Path) -> pa.Table | None:
+        """The rows of an inbox file; one that cannot be read is moved aside."""
+        try:
+            return whole(file)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
         with writing(self.path):
             (self.path / "torn").mkdir(exist_ok=True)
             os.replace(file, self.path / "torn" / file.name)
         log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
-        return True
+        return None
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def runs(self, columns: Sequence[str] | None = None, curves: bool = False) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
-        Holds every schema column (`columns`: only these), baseline_loss and gap (see stats.add_gap); the curves, as
+        Holds every schema column (`columns`: only these), baseline_loss and gap (see paired.add_gap); the curves, as
         arrays, only if asked for. ConfigError on an unknown column.
         """
         columns = list(columns or [*SCALARS, *DERIVED, *(CURVES if curves else ())])
@@ -221,7 +225,7 @@ class Store:
         return self._reading(lambda files: run_sql(files, self._valid(), query))
 
     def pareto(self) -> pd.DataFrame:
-        """The lines of stats.summarize that are on the front."""
+        """The lines of summarize that are on the front."""
         summary = summarize(self.runs(SUMMARIZED))
         return summary[summary["on_front"]].reset_index(drop=True)
 
@@ -300,4 +304,5 @@ class Store:
         return bool(reasons)
 
     def _files(self, folder: str) -> list[Path]:
-        return sorted(path for path in (self.path / folder).glob("*.parquet") if not path.name.startswith("."))
+        found = [path for form in ("*.arrow", "*.parquet") for path in (self.path / folder).glob(form)]
+        return sorted(path for path in found if not path.name.startswith("."))

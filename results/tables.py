@@ -8,7 +8,8 @@ import textwrap
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.stats import SETTING, counted, percent
+from fp4dse.results.intervals import counted, percent
+from fp4dse.results.paired import SETTING
 
 STAR = "★"
 
@@ -16,7 +17,7 @@ STAR = "★"
 def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None = 20, width: int = 100) -> str:
     """Per setting: the baseline, the noise floor, and the recipes, front first, then by gap.
 
-    summary, floors: from stats.summarize and stats.noise_floor. At most `limit` recipes per setting, the front always
+    summary, floors: from summarize and noise_floor. At most `limit` recipes per setting, the front always
     whole. Labels wrap at `width` and are never cut.
     """
     titles = setting_titles(summary)
@@ -59,7 +60,7 @@ def gap_text(line: pd.Series) -> str:
         return f"diverged {line['diverged']}/{line['seeds'] + line['diverged'] + line['failed']}"
     if line["note"]:
         return line["note"]
-    half = 100 * (line["gap_high"] - line["gap"])
+    half = 50 * (line["gap_high"] - line["gap_low"])
     return f"{percent(line['gap'])} ± {half:.2f}" if math.isfinite(half) else f"{percent(line['gap'])} (1 seed)"
 
 

@@ -24,7 +24,9 @@ import msgspec
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
-from fp4dse.results.stats import SETTING, SUMMARIZED, percent
+from fp4dse.results.intervals import percent
+from fp4dse.results.paired import SETTING
+from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.executor import LIMIT_S, WORKER, Executor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, keep_stderr, leftovers
 from fp4dse.sweeps.plan import Plan

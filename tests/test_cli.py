@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -123,14 +124,24 @@ def test_report_can_be_written_anywhere(run):
     assert Path("here.html").exists()
 
 
-def test_query_answers_in_three_forms(run):
+def test_query_answers_in_every_form(run):
     swept(run)
     sql = "SELECT recipe_name, count(*) AS n FROM runs WHERE recipe_name IS NOT NULL GROUP BY 1 ORDER BY 1"
     expected = [{"recipe_name": name, "n": 2} for name in ("bf16", "mxfp4", "nvfp4")]
     assert json.loads(run("query", sql, "--format", "json").out) == expected
     lines = csv.DictReader(io.StringIO(run("query", sql, "--format", "csv").out))
     assert [{"recipe_name": line["recipe_name"], "n": int(line["n"])} for line in lines] == expected
+    assert r"nvfp4 & $2$ \\" in run("query", sql, "--format", "latex").out
+    run("query", sql, "--format", "parquet", "--out", "answer.parquet")
+    assert pd.read_parquet("answer.parquet").to_dict("records") == expected
     assert "mxfp4" in run("query", sql).out
+
+
+def test_query_takes_the_name_of_a_view(run):
+    swept(run)
+    lines = json.loads(run("query", "recipes", "--format", "json").out)
+    assert {line["name"] for line in lines} >= {"bf16", "mxfp4", "nvfp4"}
+    assert_one_line(run("query", "recipes", "--out", "x.csv"), 2, "--format", "csv")
 
 
 def test_compare_takes_names_and_files_and_ids(run):

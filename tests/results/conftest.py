@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import pandas as pd
 import pytest
 
 from fp4dse.dse import Recipe
@@ -70,3 +71,17 @@ def row() -> Callable[..., dict]:
 @pytest.fixture
 def store(tmp_path) -> Store:
     return open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture(scope="session")
+def runs() -> Callable[..., pd.DataFrame]:
+    """runs(bf16=[losses by seed], nvfp4=[…], …) -> frame; `recipe@lr` for another learning rate."""
+
+    def build(**losses: list) -> pd.DataFrame:
+        rows: list[dict] = []
+        for key, values in losses.items():
+            name, _, lr = key.replace("_", "-").partition("@")
+            rows += [_row(name, seed, loss, lr=float(lr or 1e-3)) for seed, loss in enumerate(values)]
+        return pd.DataFrame(rows)
+
+    return build

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -237,11 +238,33 @@ def test_a_broken_store_json_is_reported(store, text):
     one_line(caught)
 
 
-def test_columns_that_an_older_file_lacks_read_as_null(store, row):
+def older(file) -> pa.Table:
+    """The rows of an inbox file as an earlier version had them."""
+    return (
+        pa.ipc.open_file(pa.py_buffer(file.read_bytes()))
+        .read_all()
+        .drop_columns(["signature", "threads", "curve_loss"])
+    )
+
+
+def as_parquet(file) -> None:
+    pq.write_table(older(file), file.with_suffix(".parquet"))
+    file.unlink()
+
+
+def as_arrow(file) -> None:
+    table = older(file)
+    with pa.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table)
+
+
+@pytest.mark.parametrize("rewrite", [as_parquet, as_arrow])
+@pytest.mark.parametrize("joined", [False, True])
+def test_columns_that_an_older_file_lacks_read_as_null(store, row, rewrite, joined):
     store.add([row(seed=1)], "new")
-    file = next((store.path / "inbox").glob("*.parquet"))
-    table = pq.read_table(file)
-    pq.write_table(table.drop_columns(["signature", "threads", "curve_loss"]), file)
+    rewrite(next((store.path / "inbox").glob("*.arrow")))
+    if joined:
+        store.compact(minimum=1)
     set_version(store, SCHEMA_VERSION - 1)
     old = open_store(store.path)
     old.add([row(seed=2)], "newer")
@@ -262,7 +285,7 @@ def test_writing_raises_the_version_of_an_older_store(store, row):
 # --- what a disk can do ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1 and then the power went", None])
+@pytest.mark.parametrize("content", [b"", b"ARROW1 and then the power went", None])
 def test_an_unreadable_inbox_file_is_left_out_reported_and_kept(store, row, caplog, content):
     store.add([row(seed=0)], "good")
     store.add([row(seed=1)], "bad")

@@ -1,0 +1,99 @@
+"""How long the store and the statistics take at the sizes that they are made for, beside what is aimed at."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.equivalence import against
+from fp4dse.results.files import write_atomic
+from fp4dse.results.generated import generated
+from fp4dse.results.lasso import stability
+from fp4dse.results.linear import effects
+from fp4dse.results.parquet import encode, encode_small
+from fp4dse.results.schema import ROW, SCHEMA_VERSION
+from fp4dse.results.store import Store, open_store
+
+ROWS = 1_000_000
+FILES = 20_000
+LANES_PER_FILE = 4
+POINTS = 64
+"""Of a curve."""
+
+GROUPED = "SELECT wgrad_rotation, fprop_x_scale, avg(val_loss), count(*) FROM runs WHERE status = 'done' GROUP BY ALL"
+WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
+
+
+def bench(rows: int = ROWS, files: int = FILES) -> Iterator[dict]:
+    """what, seconds, target_s (None without one): one line after the other, as they are measured.
+
+    Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
+    """
+    with tempfile.TemporaryDirectory(prefix="fp4dse-bench-") as folder:
+        store = open_store(Path(folder) / "inbox", create=True)
+        _fill_inbox(store, files)
+        yield _timed(f"compaction of {files:,} inbox files", lambda: store.compact(1), 20.0)
+        store = open_store(Path(folder) / "large", create=True)
+        _fill_parts(store, rows)
+        yield _timed(f"group-by over {rows:,} rows with curves", lambda: store.sql(GROUPED), 0.5)
+        yield _timed(f"group-by of the gap over {rows:,} rows", lambda: store.sql(WITH_GAP), None)
+    runs = generated(seeds=3, recipes=6666, noise=0.02)
+    size = f"{len(runs):,} rows"
+    yield _timed(f"front with 1,000 resamples, {size}", lambda: front_chance(runs, "overhead"), 5.0)
+    yield _timed(f"hypervolume with its interval, {size}", lambda: hypervolume(runs, "overhead"), 5.0)
+    yield _timed(f"all effects and interactions, {size}", lambda: effects(runs), 5.0)
+    yield _timed(f"every recipe against the best, {size}", lambda: against(runs), None)
+    yield _timed(f"stability selection, {size}", lambda: stability(runs), None)
+
+
+def _timed(what: str, action: Callable[[], object], target_s: float | None) -> dict:
+    begin = time.perf_counter()
+    action()
+    return {"what": what, "seconds": round(time.perf_counter() - begin, 2), "target_s": target_s}
+
+
+def lanes(count: int, first: int = 0) -> pa.Table:
+    """`count` rows with curves, the run_ids from `first` on."""
+    runs = generated(("*.scale", "*.g.rounding", "wgrad.rotation"), seeds=count // 18 or 1, seed=first)
+    chosen = runs.iloc[np.arange(count) % len(runs)].reset_index(drop=True)
+    ids = np.array([f"{i:016x}" for i in range(first, first + count)], object)
+    chosen = chosen.assign(run_id=ids, schema_version=SCHEMA_VERSION, seed=np.arange(first, first + count))
+    losses = np.sort(np.random.default_rng(first).random((count, POINTS)), axis=1)[:, ::-1].ravel()
+    steps = np.tile(np.geomspace(1, 10_000, POINTS).astype(np.int32), count)
+    starts = pa.array(np.arange(0, count * POINTS + 1, POINTS, dtype=np.int32))
+    curves = {"curve_step": steps, "curve_loss": losses}
+    columns = []
+    for field in ROW:
+        if field.name in curves:
+            columns.append(pa.ListArray.from_arrays(starts, pa.array(curves[field.name], field.type.value_type)))
+        elif field.name in chosen:
+            columns.append(pa.Array.from_pandas(_plain(chosen[field.name]), type=field.type))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    return pa.Table.from_arrays(columns, schema=ROW)
+
+
+def _plain(values: pd.Series) -> pd.Series:
+    return values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
+
+
+def _fill_inbox(store: Store, files: int) -> None:
+    table = lanes(files * LANES_PER_FILE)
+    with store.lock():
+        for i in range(files):
+            data = encode_small(table.slice(i * LANES_PER_FILE, LANES_PER_FILE))
+            (store.path / "inbox" / f"job-{i:06}.arrow").write_bytes(data)  # as write_atomic does, without the waits
+
+
+def _fill_parts(store: Store, rows: int) -> None:
+    step = 50_000
+    with store.lock():
+        for first in range(0, rows, step):
+            write_atomic(store.path / "parts" / f"{first:016x}.parquet", encode(lanes(min(step, rows - first), first)))

@@ -1,0 +1,151 @@
+"""Which knobs did the recipes turn? A row has a column per axis of the recipe; a sweep varies a few, often together.
+
+Columns that part the recipes in the same way cannot be told apart by any model: they are one factor, named as an axis
+of a space is (`*.g.rounding`, `wgrad.rotation`). A column that follows from another one alone (the block size from the
+scale format, say) or from two that it was never free of is carried by one of them. What is left are factors that were
+set on their own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.dse import Recipe
+
+AXES = tuple(Recipe.named("nvfp4").columns())
+"""The columns of a row that say how its recipe is built."""
+
+PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16")
+"""Values that stand for a technique being off; a factor that has one of them is measured from there."""
+
+_SLOTS = {
+    "*": "fprop_x fprop_w dgrad_g dgrad_w wgrad_g wgrad_x",
+    "forward": "fprop_x fprop_w",
+    "backward": "dgrad_g dgrad_w wgrad_g wgrad_x",
+    "dgrad": "dgrad_g dgrad_w",
+    "wgrad": "wgrad_g wgrad_x",
+    "*.g": "dgrad_g wgrad_g",
+    "*.w": "fprop_w dgrad_w",
+    "*.x": "fprop_x wgrad_x",
+}
+_SLOT_SETS = {frozenset(slots.split()): name for name, slots in _SLOTS.items()}
+_STAGE_SETS = {
+    frozenset(("fprop", "dgrad", "wgrad")): "*",
+    frozenset(("dgrad", "wgrad")): "backward",
+    frozenset(("fprop",)): "fprop",
+}
+_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers source block arithmetic range"
+_RANK = {field: i for i, field in enumerate([*_TELLING.split(), "tensor_amax"])}
+
+
+class Factor(NamedTuple):
+    """One knob. codes: [recipes], the place of each recipe's level in `levels`."""
+
+    name: str
+    columns: tuple[str, ...]
+    """The columns that part the recipes alike; the name is that of the most telling."""
+    carries: tuple[str, ...]
+    """Columns that follow from this factor, alone or with another, and are not told apart from it."""
+    levels: tuple[str, ...]
+    reference: int
+    """The place of the level that differences are measured from."""
+    codes: NDArray[np.intp]
+
+
+def factors(recipes: pd.DataFrame) -> list[Factor]:
+    """The knobs that differ among recipes. recipes: one row each, with the columns AXES."""
+    parts: dict[bytes, list[str]] = {}
+    codes: dict[bytes, NDArray[np.intp]] = {}
+    for column in AXES:
+        code = pd.factorize(recipes[column], use_na_sentinel=False)[0]
+        if code.size and code.max() > 0:
+            parts.setdefault(code.tobytes(), []).append(column)
+            codes[code.tobytes()] = code
+    keys = sorted(parts, key=lambda key: -codes[key].max())  # the finest first: it carries the coarser ones
+    kept: list[bytes] = []
+    carried: dict[bytes, list[str]] = {}
+    for key in keys:
+        finer = [other for other in kept if _follows(codes[key], codes[other])]
+        if finer:
+            carried[finer[0]].extend(parts[key])
+        else:
+            kept.append(key)
+            carried[key] = []
+    least_telling = sorted(kept, key=lambda key: -min(_RANK.get(_field(column), 99) for column in parts[key]))
+    for key in least_telling:
+        if pair := _determined(key, kept, codes):
+            kept.remove(key)
+            carried[pair].extend([*parts[key], *carried[key]])
+    found = [_factor(recipes, parts[key], carried[key]) for key in kept]
+    return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
+
+
+def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
+    """Whether b's level tells a's."""
+    return len(np.unique(a * (b.max() + 1) + b)) == b.max() + 1
+
+
+def _determined(key: bytes, kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]) -> bytes | None:
+    """One of two other factors whose levels together tell this one's, if it never was free of that one.
+
+    So the range of stochastic rounding, which formats without a tensor scale lack, follows from rounding and tensor
+    scale. A third factor of a fractional design follows from two others as well, but is crossed with each.
+    """
+    others = [other for other in kept if other != key]
+    for i, a in enumerate(others):
+        for b in others[i + 1 :]:
+            if _follows(codes[key], pd.factorize(codes[a] * (codes[b].max() + 1) + codes[b])[0]):
+                for one in (a, b):
+                    cells = np.unique(codes[key] * (codes[one].max() + 1) + codes[one])
+                    if len(cells) < (codes[key].max() + 1) * (codes[one].max() + 1):
+                        return one
+    return None
+
+
+def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Factor:
+    fields = sorted({_field(column) for column in columns}, key=lambda field: (_RANK.get(field, 99), field))
+    main = [column for column in columns if _field(column) == fields[0]]
+    texts = [_texts(recipes[column]) for column in main]
+    codes, first = _by_level(texts[0])
+    values = [[text.iloc[row] for text in texts] for row in first]
+    levels = ["/".join(dict.fromkeys(value)) if len(set(value)) == 1 else "/".join(value) for value in values]
+    plain = [i for i, level in enumerate(levels) if level in PLAIN]
+    cheap = recipes["points"].groupby(codes).mean().argmin() if "points" in recipes else 0
+    place = "+".join(dict.fromkeys(_places(main)))
+    name = f"{place}.{fields[0]}" if place else fields[0]
+    return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
+
+
+def _by_level(texts: pd.Series) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Codes in the order of the texts, and a row of each."""
+    _, first, codes = np.unique(texts.to_numpy(str), return_index=True, return_inverse=True)
+    return codes, first
+
+
+def _field(column: str) -> str:
+    """`dgrad_g_rounding` → `rounding`; `estimator_w` stays."""
+    stage, _, rest = column.partition("_")
+    if stage not in ("fprop", "dgrad", "wgrad"):
+        return column
+    return rest.partition("_")[2] if rest[:2] in ("x_", "w_", "g_") else rest
+
+
+def _places(columns: list[str]) -> list[str]:
+    """Where in the recipe the columns of one field stand, as in an axis: `*`, `*.g`, `backward`, `fprop.x` …"""
+    places = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
+    if "" in places:
+        return []
+    named = _SLOT_SETS.get(frozenset(places)) or _STAGE_SETS.get(frozenset(places))
+    return [named] if named else [place.replace("_", ".") for place in places]
+
+
+def _texts(values: pd.Series) -> pd.Series:
+    """Levels as text. Null is `none`, or `absent` beside another `none`: what an operand that stays plain has not."""
+    codes, uniques = pd.factorize(values)
+    names = [f"{value:g}" if isinstance(value, float) else str(value) for value in uniques]
+    missing = "absent" if "none" in names else "none"
+    return pd.Series(np.array([*names, missing], object)[codes], values.index)  # the code of null is -1

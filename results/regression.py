@@ -1,0 +1,81 @@
+"""Weighted least squares over a table of recipes × seeds, with seeds as blocks and as replicates.
+
+    y[r, s] = design[r] · β + seed[s] + error           each recipe weighs weight[r], whatever number of seeds it has
+
+Only products of the design with [recipes]-sized things are formed: the seeds add a few rows and columns to the normal
+equations, not copies of the design. `ridge` holds coefficients near zero where the data say nothing about them.
+
+Errors of estimates are those of the sandwich clustered by seed: influence[:, s] is how seed s moved β, and
+
+    error²(c · β) = S/(S-1) · Σ_s (c · influence[:, s])²           S - 1 degrees of freedom
+
+which equals the t-interval over per-seed estimates where no lane is lacking. With one seed the clusters are the recipes
+(HC1), with the residual's degrees of freedom.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+Array = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """p coefficients, k replicates: the seeds, or the recipes where there is one seed."""
+
+    coefficients: Array
+    """[p]"""
+    influence: Array
+    """[p, k]"""
+    freedom: float
+    by_seeds: bool
+    centred: Array
+    """[recipes], the mean of each over its seeds, seed effects taken out."""
+
+    def estimate(self, contrasts: Array) -> tuple[Array, Array]:
+        """Values and standard errors of contrasts [m, p] of the coefficients; NaN errors without freedom."""
+        k = self.influence.shape[1]
+        if self.freedom < 1:
+            return contrasts @ self.coefficients, np.full(len(contrasts), np.nan)
+        variance = k / self.freedom * np.square(contrasts @ self.influence).sum(axis=1)
+        return contrasts @ self.coefficients, np.sqrt(variance)
+
+
+def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
+    """Least squares. design: [recipes, p]; y: [recipes, seeds], NaN where lacking; weight: [recipes]; ridge: [p]."""
+    present = np.isfinite(y)
+    y = np.where(present, y, 0.0)
+    w = np.where(present, (weight / present.sum(axis=1))[:, None], 0.0)  # [recipes, seeds]
+    p, seeds = design.shape[1], y.shape[1]
+    blocks = sum_to_zero(seeds)  # [seeds, seeds - 1]
+    normal = np.zeros((p + seeds - 1, p + seeds - 1))
+    normal[:p, :p] = design.T @ (design * weight[:, None]) + np.diag(ridge * weight.sum())
+    normal[:p, p:] = design.T @ w @ blocks
+    normal[p:, :p] = normal[:p, p:].T
+    normal[p:, p:] = blocks.T @ (w.sum(axis=0)[:, None] * blocks)
+    factor = cho_factor(normal)
+    solution = cho_solve(factor, np.concatenate([design.T @ (w * y).sum(axis=1), blocks.T @ (w * y).sum(axis=0)]))
+    seed_effect = blocks @ solution[p:]
+    error = w * (y - (design @ solution[:p])[:, None] - seed_effect)
+    centred = (w * (y - seed_effect)).sum(axis=1) / weight
+    if seeds > 1:
+        scores = np.vstack([design.T @ error, blocks.T * error.sum(axis=0)])  # [p + seeds - 1, seeds]
+        return Fit(solution[:p], cho_solve(factor, scores)[:p], seeds - 1.0, True, centred)
+    rank = p - int((ridge > 0).sum()) if p >= len(design) else p
+    return Fit(solution[:p], cho_solve(factor, (design * error).T), float(len(design) - rank), False, centred)
+
+
+def sum_to_zero(levels: int) -> Array:
+    """The coding [levels, levels - 1] whose columns sum to zero: coefficients are deviations from the plain mean."""
+    return np.vstack([np.eye(levels - 1), -np.ones((1, levels - 1))])
+
+
+def undetermined(design: Array, weight: Array) -> NDArray[np.bool_]:
+    """Which columns the rows do not determine, because they are a mixture of others: bool [p]."""
+    values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
+    null = vectors[:, values < 1e-9 * max(values[-1], 1e-300)]
+    return np.abs(null).max(axis=1, initial=0.0) > 1e-6

@@ -1,0 +1,61 @@
+"""The views of `fp4dse query` that take more than SQL: what the statistics say, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import pyarrow as pa
+
+from fp4dse.results.adding import marginal
+from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.equivalence import against
+from fp4dse.results.lasso import stability
+from fp4dse.results.linear import EFFECTS_READ, effects
+from fp4dse.results.paired import SETTING, learning_rates
+from fp4dse.results.pooled import pooled_effects
+from fp4dse.results.rivals import matched
+from fp4dse.results.summary import SUMMARIZED, summarize
+
+
+def front(runs: pd.DataFrame) -> pd.DataFrame:
+    """The recipes that are on the front, or were in some draw: the lines of `front_chance` where p_front is not 0.
+
+    Columns: those of `recipes`, and p_front: the share of 1,000 draws over seeds in which the recipe is on the front;
+    NaN where no recipe has two seeds. Order: cheapest first.
+    """
+    lines = front_chance(runs)
+    return lines[lines["on_front"] | lines["p_front"].gt(0)].reset_index(drop=True)
+
+
+VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "recipes": summarize,
+    "front": front,
+    "hypervolume": hypervolume,
+    "effects": effects,
+    "pooled": pooled_effects,
+    "marginal": marginal,
+    "matched": matched,
+    "versus_best": against,
+    "learning_rates": learning_rates,
+    "stability": stability,
+}
+"""View -> the function of the runs that makes it. A view is made only for a query that names it."""
+
+VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
+"""The columns of runs that views are made from."""
+
+_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "note", "kind", "factor", "level", "with_factor"}
+_TEXTS |= {"with_level", "reference", "basis", "axis", "by", "rival", "rival_label", "verdict", "grid"}
+_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
+
+
+def to_arrow(name: str, runs: pd.DataFrame) -> pa.Table:
+    """The view as a table whose columns have a type even where there is no value in them."""
+    table = pa.Table.from_pandas(VIEWS[name](runs), preserve_index=False).replace_schema_metadata(None)
+    fields = []
+    for field in table.schema:
+        empty = len(table) == 0 or pa.types.is_null(field.type)
+        type_ = (pa.string() if field.name in _TEXTS else pa.float64()) if empty else field.type
+        fields.append(pa.field(field.name, type_))
+    return table.cast(pa.schema(fields))
