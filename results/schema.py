@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
-from fp4dse.dse.overhead import bits_per_element
+from fp4dse.dse.cost import bits_per_element
 
 SCHEMA_VERSION = 2
 

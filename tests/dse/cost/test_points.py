@@ -3,7 +3,7 @@
 import pytest
 
 from fp4dse.dse import Quantizer, Recipe, points
-from fp4dse.dse.overhead import bits_per_element
+from fp4dse.dse.cost import bits_per_element
 
 POINTS = {
     "bf16": 0,

@@ -1,4 +1,7 @@
-"""What a recipe costs. Until the cost model exists: the technique count of arXiv 2509.17791."""
+"""The paper's count of techniques (arXiv 2509.17791), extended by one rule to techniques that it did not have.
+
+The count is the released analysis's axis, kept so that results can be compared; what a technique costs says step.py.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from fp4dse.dse.scale import E6M2
 
 
 def points(recipe: Recipe) -> int:
-    """The paper's count: one for each technique that is switched on anywhere, on a floor of one; plain recipes 0.
+    """One for each kind of technique that is switched on anywhere, on a floor of one; plain recipes 0.
 
-    The paper's own: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding, a
+    The paper's own kinds: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding, a
     gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads one
-    whenever that gradient is not taken. Scale format and block size cost nothing. Techniques that it did not have count
-    by one rule: whatever is done beyond a maximum and a rounding per block is one point for each kind: encoding a block
-    in several ways (`adapt`), scales that do not follow from the maximum alone (`scaling`, HiFloat4's exponents),
-    rounding towards an average, treating outliers.
+    whenever that gradient is not taken. Scale format, block size and shape, range, and what a backward operand is made
+    from cost nothing. The rule for all others: what is done beyond a maximum and a rounding per block is one point for
+    each kind. Encoding a block in several ways (`adapt`), scales that do not follow from the maximum alone (`scaling`,
+    HiFloat4's exponents), rounding towards an average, treating outliers.
     """
     r = recipe.canonical()
     if r.is_plain:
@@ -35,8 +38,3 @@ def points(recipe: Recipe) -> int:
         any(q.outliers for q in slots),
     )
     return 1 + sum(techniques)
-
-
-def bits_per_element(recipe: Recipe) -> float:
-    """Mean stored bits per operand element over the six slots."""
-    return sum(recipe.canonical().slot(s).bits_per_element for s in SLOTS) / len(SLOTS)

@@ -1,0 +1,167 @@
+"""The element-wise passes over one tensor: X, W or dY, each the operand of two products.
+
+One kernel reads a tensor once and writes the encodings of both products; what the forward pass can make for the backward
+pass (the copies of X and W along their other axis) it makes then. A second read is needed where something about the whole
+tensor must be known first: its maximum, or its quantiles. A backward operand made from the forward's quantized copy has a
+kernel of its own, which reads that copy.
+
+    split of a pass by technique: the time of the plain pass, then what each technique adds to it, in TECHNIQUES' order
+
+Kernels are limited by one resource at a time (Work.seconds), so that arithmetic under a pass that waits for memory is
+free, and the order matters where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from fp4dse.dse.cost import work
+from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.work import PLAIN_BYTES, Work
+from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Stochastic, tile
+from fp4dse.dse.recipe import Hadamard
+
+TECHNIQUES = (
+    "quantize",
+    "second copy",
+    "copies of the forward",
+    "tensor maximum",
+    "scales",
+    "encodings",
+    "stochastic rounding",
+    "moving average",
+    "outliers",
+    "rotation",
+    "estimator",
+)
+"""What a step's element-wise time is split into."""
+
+
+class Use(msgspec.Struct, frozen=True):
+    """A slot: its canonical quantizer and rotation, the unit of its product, and the forward's quantizer and unit if it
+    is made from the forward's copy."""
+
+    slot: str
+    quantizer: Quantizer
+    rotation: Hadamard | None
+    unit: str
+    copy_of: Quantizer | None = None
+    copy_unit: str = ""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What a technique does for a slot, per element of the tensor."""
+
+    slot: str
+    technique: str
+    work: Work
+
+
+def passes(uses: Sequence[Use], chip: Chip) -> list[list[Item]]:
+    """The kernels that make these operands of one tensor, each a list of what it does."""
+    fresh = [use for use in uses if use.copy_of is None and (use.rotation or not use.quantizer.is_plain)]
+    kernels = [_statistics(fresh, Work(read=2), chip), _quantiles(fresh), _encode(fresh, Work(read=2), chip)]
+    for use in uses:
+        if use.copy_of is not None:
+            read = _decode_copy(use.copy_of, use.copy_unit, chip)
+            kernels += [_statistics([use], read, chip), _encode([use], read, chip)]
+    return [kernel for kernel in kernels if kernel]
+
+
+def seconds(kernel: Sequence[Item], chip: Chip) -> dict[str, float]:
+    """Technique -> seconds per element, such that they add up to the kernel's time."""
+    out: dict[str, float] = {}
+    done, before = Work(), 0.0
+    for item in sorted(kernel, key=lambda item: TECHNIQUES.index(item.technique)):
+        done += item.work
+        now = done.seconds(chip)
+        out[item.technique] = out.get(item.technique, 0.0) + now - before
+        before = now
+    return out
+
+
+def _statistics(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
+    """The pass that finds the maxima of the whole tensor, for uses that need them first; shared where they are one."""
+    items: list[Item] = []
+    found: set[Hadamard | None] = set()
+    for use in uses:
+        share = _current(use.quantizer)
+        if share and use.rotation not in found:
+            found.add(use.rotation)
+            base = Work(vector=3 if use.quantizer.scaling == "sawb" else 1) + (
+                Work() if items else read + Work(vector=1)
+            )
+            items.append(Item(use.slot, "tensor maximum", base * share))
+            if use.rotation:
+                items.append(Item(use.slot, "rotation", work.rotation(use.rotation, chip) * share))
+    return items
+
+
+def _current(q: Quantizer) -> float:
+    """How often the tensor's own maximum is taken before it is quantized: 1, 1/steps for a held one, or 0."""
+    if q.is_plain:
+        return 0.0
+    if q.block == "tensor":
+        return 1.0
+    if q.tensor_scale is None or q.tensor_scale.over != "tensor" or q.tensor_scale.amax == "previous":
+        return 0.0
+    return 1.0 if q.tensor_scale.amax == "current" else 1 / max(1.0, q.tensor_scale.steps)
+
+
+def _quantiles(uses: Sequence[Use]) -> list[Item]:
+    return [Item(use.slot, "outliers", work.QUANTILE_PASS) for use in uses if isinstance(use.quantizer.outliers, Clamp)]
+
+
+def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
+    """The pass that writes the encodings."""
+    items: list[Item] = []
+    first: Use | None = None
+    for use in uses:
+        base = Work() if items else read
+        if use.quantizer.is_plain:  # for a product in high precision: decoded, rotated, or both
+            made = base + Work(write=2, vector=0 if items else 1)
+            items.append(Item(use.slot, "rotation" if use.copy_of is None else "copies of the forward", made))
+            items += [Item(use.slot, "rotation", work.rotation(use.rotation, chip))] if use.rotation else []
+        elif first is not None and one_encoding(first, use):
+            write = PLAIN_BYTES.get(use.unit) or work.stored_bytes(use.quantizer)
+            items.append(Item(use.slot, "second copy", Work(write=write)))
+        else:
+            technique = "quantize" if use.copy_of is None else "copies of the forward"
+            items += [Item(use.slot, technique, base + Work(vector=0 if items else 1))]
+            items += [Item(use.slot, name, added) for name, added in _techniques(use, chip) if added != Work()]
+        first = first or use
+    return items
+
+
+def _techniques(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
+    q = use.quantizer
+    yield "quantize", work.quantize(q, chip, use.unit)
+    if q.tensor_scale is not None:
+        previous = q.tensor_scale.amax == "previous" or q.tensor_scale.over != "tensor"
+        yield "tensor maximum", Work(vector=(1 + previous) * work.per_block(q))
+    yield "scales", work.scaling(q, chip)
+    yield "encodings", work.adapt(q, chip)
+    if isinstance(q.rounding, Stochastic):
+        yield "stochastic rounding", work.stochastic(q, chip)
+    if isinstance(q.rounding, Ema):
+        yield "moving average", work.AVERAGE
+    yield "outliers", work.outliers(q, chip, use.unit)
+    if use.rotation:
+        yield "rotation", work.rotation(use.rotation, chip)
+
+
+def one_encoding(a: Use, b: Use) -> bool:
+    """Whether the tensor and its transpose have the same codes: equal tiles, or one scale, and nothing drawn."""
+    symmetric = bool(tile(a.quantizer.block)) or a.quantizer.block == "tensor"
+    drawn = isinstance(a.quantizer.rounding, Stochastic) or a.quantizer.stochastic_scales
+    return symmetric and not drawn and a.quantizer == b.quantizer and not (a.rotation or b.rotation)
+
+
+def _decode_copy(q: Quantizer, unit: str, chip: Chip) -> Work:
+    """Reading the forward's copy: codes and scales, or what a wider unit got."""
+    if unit in PLAIN_BYTES:
+        return Work(read=PLAIN_BYTES[unit])
+    decode = Work(convert=0.5) if q.element in chip.converts else Work(vector=3)
+    return Work(read=q.bits_per_element / 8, vector=1) + decode
