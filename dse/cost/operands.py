@@ -1,9 +1,9 @@
 """The element-wise passes over one tensor: X, W or dY, each the operand of two products.
 
-One kernel reads a tensor once and writes the encodings of both products; what the forward pass can make for the backward
-pass (the copies of X and W along their other axis) it makes then. A second read is needed where something about the whole
-tensor must be known first: its maximum, or its quantiles. A backward operand made from the forward's quantized copy has a
-kernel of its own, which reads that copy.
+One kernel reads a tensor once and writes the encodings of both products; what the forward pass can make for the
+backward pass (the copies of X and W along their other axis) it makes then. A second read is needed where something
+about the whole tensor must be known first: its maximum, or its quantiles. A backward operand made from the forward's
+quantized copy has a kernel of its own, which reads that copy.
 
     split of a pass by technique: the time of the plain pass, then what each technique adds to it, in TECHNIQUES' order
 

@@ -14,12 +14,12 @@ from fp4dse.dse.scale import E6M2
 def points(recipe: Recipe) -> int:
     """One for each kind of technique that is switched on anywhere, on a floor of one; plain recipes 0.
 
-    The paper's own kinds: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding, a
-    gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads one
-    whenever that gradient is not taken. Scale format, block size and shape, range, and what a backward operand is made
-    from cost nothing. The rule for all others: what is done beyond a maximum and a rounding per block is one point for
-    each kind. Encoding a block in several ways (`adapt`), scales that do not follow from the maximum alone (`scaling`,
-    HiFloat4's exponents), rounding towards an average, treating outliers.
+    The paper's own kinds: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding,
+    a gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads
+    one whenever that gradient is not taken. Scale format, block size and shape, range, and what a backward operand is
+    made from cost nothing. The rule for all others: what is done beyond a maximum and a rounding per block is one point
+    for each kind. Encoding a block in several ways (`adapt`), scales that do not follow from the maximum alone
+    (`scaling`, HiFloat4's exponents), rounding towards an average, treating outliers.
     """
     r = recipe.canonical()
     if r.is_plain:

@@ -20,8 +20,8 @@ def activation_bits(recipe: Recipe) -> float:
     """Bits kept for the backward pass per element of a linear layer's input; 16 in BF16 training.
 
     It is the copy that the weight gradient multiplies, made in the forward pass, or the forward's own copy where the
-    recipe re-quantizes that. To it come what the estimator of x needs (a bit of a mask, the place of a block's maximum, or
-    x in BF16), and for elements that are compensated apart their value and place, 32 bits each.
+    recipe re-quantizes that. To it come what the estimator of x needs (a bit of a mask, the place of a block's maximum,
+    or x in BF16), and for elements that are compensated apart their value and place, 32 bits each.
     """
     forward, backward = recipe.fprop.x, recipe.wgrad.x
     kept = forward if recipe.wgrad.source == "forward" and forward.element != "none" else backward

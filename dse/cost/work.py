@@ -31,7 +31,7 @@ from fp4dse.dse.scale import E6M2, E8M0, scale_format
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Per element: bytes read and written; vector, special and conversion instructions; FLOP of the BF16 matrix unit."""
+    """Per element: bytes read and written; vector, special and conversion instructions; BF16 matrix FLOP."""
 
     read: float = 0.0
     write: float = 0.0
@@ -68,7 +68,7 @@ ROUND_UNIFORM = Work(vector=3, convert=1)
 ROUND_POWERS = Work(vector=6)
 """To powers: add a part of the exponent's unit, cut the mantissa off, clamp, pack."""
 PHILOX = 80.0
-"""Integer instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
+"""Instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
 PLAIN_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
 """Bytes of an element of an operand that a unit reads decoded."""
 
