@@ -19,9 +19,11 @@ import msgspec
 
 from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.work import PLAIN_BYTES, Work
+from fp4dse.dse.cost.products import Stage
+from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
+from fp4dse.dse.cost.work import Work
 from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Stochastic, tile
-from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.recipe import SHARED, STAGES, Hadamard
 
 TECHNIQUES = (
     "quantize",
@@ -57,6 +59,31 @@ class Item(msgspec.Struct, frozen=True):
     slot: str
     technique: str
     work: Work
+
+
+USED_BY = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "g": ("dgrad", "wgrad")}
+"""Tensor -> the stages that it is an operand of; X and W are first the forward's."""
+
+
+def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Use]:
+    """The two uses of X, W or dY."""
+    uses: list[Use] = []
+    for name, stage in zip(USED_BY[tensor], (first, second), strict=True):
+        a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
+        q = a if STAGES[name][0] == tensor else b
+        copied = bool(uses) and getattr(stage, "source", "") == "forward" and SHARED[name].endswith(tensor)
+        copied = copied and not uses[0].quantizer.is_plain
+        uses.append(
+            Use(
+                slot=f"{name}.{tensor}",
+                quantizer=q,
+                rotation=None if a.is_plain and b.is_plain else stage.rotation,
+                unit=product_unit(a, b, chip),
+                copy_of=uses[0].quantizer if copied else None,
+                copy_unit=uses[0].unit if copied else "",
+            )
+        )
+    return uses
 
 
 def passes(uses: Sequence[Use], chip: Chip) -> list[list[Item]]:
@@ -95,7 +122,7 @@ def _statistics(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
             )
             items.append(Item(use.slot, "tensor maximum", base * share))
             if use.rotation:
-                items.append(Item(use.slot, "rotation", work.rotation(use.rotation, chip) * share))
+                items.append(Item(use.slot, "rotation", work.rotation(use.rotation) * share))
     return items
 
 
@@ -123,9 +150,9 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
         if use.quantizer.is_plain:  # for a product in high precision: decoded, rotated, or both
             made = base + Work(write=2, vector=0 if items else 1)
             items.append(Item(use.slot, "rotation" if use.copy_of is None else "copies of the forward", made))
-            items += [Item(use.slot, "rotation", work.rotation(use.rotation, chip))] if use.rotation else []
+            items += [Item(use.slot, "rotation", work.rotation(use.rotation))] if use.rotation else []
         elif first is not None and one_encoding(first, use):
-            write = PLAIN_BYTES.get(use.unit) or work.stored_bytes(use.quantizer)
+            write = DECODED_BYTES.get(use.unit) or work.stored_bytes(use.quantizer)
             items.append(Item(use.slot, "second copy", Work(write=write)))
         else:
             technique = "quantize" if use.copy_of is None else "copies of the forward"
@@ -149,7 +176,7 @@ def _techniques(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
         yield "moving average", work.AVERAGE
     yield "outliers", work.outliers(q, chip, use.unit)
     if use.rotation:
-        yield "rotation", work.rotation(use.rotation, chip)
+        yield "rotation", work.rotation(use.rotation)
 
 
 def one_encoding(a: Use, b: Use) -> bool:
@@ -161,7 +188,7 @@ def one_encoding(a: Use, b: Use) -> bool:
 
 def _decode_copy(q: Quantizer, unit: str, chip: Chip) -> Work:
     """Reading the forward's copy: codes and scales, or what a wider unit got."""
-    if unit in PLAIN_BYTES:
-        return Work(read=PLAIN_BYTES[unit])
+    if unit in DECODED_BYTES:
+        return Work(read=DECODED_BYTES[unit])
     decode = Work(convert=0.5) if q.element in chip.converts else Work(vector=3)
     return Work(read=q.bits_per_element / 8, vector=1) + decode

@@ -1,8 +1,8 @@
 """The modelled time of a training step: products at matrix-unit rates, element-wise work at vector rates and bytes.
 
-For every layer with a weight [N, K] and M rows:
+For every quantized layer with a weight [N, K] and M rows:
 
-    product     max( 2MNK / rate of its unit, bytes / bandwidth, instructions in its loop / vector rate ) + launch
+    products    products.py
     operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
     estimator   a pass over dX and, once an optimizer step, over dW
     the rest    head, attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
@@ -18,24 +18,23 @@ from functools import lru_cache
 import msgspec
 
 from fp4dse.dse.cost import operands, work
-from fp4dse.dse.cost.chip import UNITS, Chip, load_chip
+from fp4dse.dse.cost.chip import Chip, load_chip
 from fp4dse.dse.cost.model import Model, load_model
-from fp4dse.dse.cost.operands import TECHNIQUES, Use
+from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
+from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.exactness import operand_format
-from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Quantizer, Residual
-from fp4dse.dse.recipe import SLOTS, Hadamard, Recipe
-from fp4dse.dse.scale import scale_format
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import Recipe
 
+COST_REV = 1
+"""Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
-"""Of the store's column `overhead`."""
+OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
+"""What the default overhead, the store's column, is of."""
 
 PARTS = ("products", *TECHNIQUES, "rest")
 """What a step's time is split into."""
-
-Seconds = tuple[tuple[str, float], ...]
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ class Cost(msgspec.Struct, frozen=True):
 def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP) -> float:
     """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
     shape, device = load_model(model), load_chip(chip)
-    return _layers(recipe, shape, device) / _bf16(shape, device) + _rest(shape, device) / _bf16(shape, device)
+    return (_layers(recipe, shape, device) + _rest(shape, device)) / _bf16(shape, device)
 
 
 def step_cost(recipe: Recipe, model: Model, chip: Chip, plain_blocks: float = 0) -> Cost:
@@ -59,8 +58,9 @@ def step_cost(recipe: Recipe, model: Model, chip: Chip, plain_blocks: float = 0)
     out = dict.fromkeys(PARTS, 0.0)
     plain = plain_blocks / model.blocks
     for share, r in ((1 - plain, recipe), (plain, Recipe.named("bf16"))):
-        for part, seconds in (item for piece in _pieces(r, model, chip) for item in piece):
-            out[part] += share * seconds
+        for piece in _pieces(r, model, chip):
+            for part, seconds in piece:
+                out[part] += share * seconds
     out["rest"] = _rest(model, chip)
     return Cost(out)
 
@@ -75,97 +75,26 @@ def _bf16(model: Model, chip: Chip) -> float:
 
 
 def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
-    """Every product, tensor and estimator: what is computed once and remembered by its own part of the recipe."""
-    f, d, w, through = recipe.fprop, recipe.dgrad, recipe.wgrad, recipe.estimator
+    """Every product, tensor and estimator; each is remembered by its own part of the recipe."""
+    fprop, dgrad, wgrad, through = recipe.fprop, recipe.dgrad, recipe.wgrad, recipe.estimator
     return [
-        _product("fprop", f.x, f.w, model, chip),
-        _product("dgrad", d.g, d.w, model, chip),
-        _product("wgrad", w.g, w.x, model, chip),
-        _tensor("x", f.x, f.w, f.rotation, w.x, w.g, w.rotation, w.source, model, chip),
-        _tensor("w", f.w, f.x, f.rotation, d.w, d.g, d.rotation, d.source, model, chip),
-        _tensor("g", d.g, d.w, d.rotation, w.g, w.x, w.rotation, "master", model, chip),
-        _estimator("x", f.x, through.x, model, chip),
-        _estimator("w", f.w, through.w, model, chip),
+        product("fprop", fprop, model, chip),
+        product("dgrad", dgrad, model, chip),
+        product("wgrad", wgrad, model, chip),
+        _tensor("x", fprop, wgrad, model, chip),
+        _tensor("w", fprop, dgrad, model, chip),
+        _tensor("g", dgrad, wgrad, model, chip),
+        _estimator("x", fprop.x, through.x, model, chip),
+        _estimator("w", fprop.w, through.w, model, chip),
     ]
 
 
 @lru_cache(maxsize=65536)
-def operand_unit(q: Quantizer, chip: Chip) -> str:
-    """The fastest unit that takes the operand. A chip without FP4 units takes the decoded operand, exactly."""
-    if q.element == "bf16":
-        return "bf16"
-    if q.element == "none":
-        return "tf32"
-    if ELEMENTS[q.element].bits == 8 and "fp8" in chip.matrix and q.block in ("row", "tensor"):
-        return "fp8"
-    if not chip.has_fp4:
-        return operand_format(q)
-    return "fp8" if ELEMENTS[q.element].bits == 8 else "fp4"
-
-
-def product_unit(a: Quantizer, b: Quantizer, chip: Chip) -> str:
-    """The slower of the two operands' units."""
-    return max(operand_unit(a.canonical(), chip), operand_unit(b.canonical(), chip), key=UNITS.index)
-
-
-@lru_cache(maxsize=65536)
-def _product(stage: str, a: Quantizer, b: Quantizer, model: Model, chip: Chip) -> Seconds:
-    """The stage's product in all quantized layers, and what outliers and factors along the contraction add to it."""
-    a, b = a.canonical(), b.canonical()
-    unit = product_unit(a, b, chip)
-    products = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual))
-    in_loop = unit not in work.PLAIN_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
-    base = scales = outliers = 0.0
-    for linear in model.quantized:
-        rows, columns, depth, output = _sizes(stage, linear.inputs, linear.outputs, model)
-        size = rows * columns * depth
-        nbytes = _operand_bytes(a, unit) * rows * depth + _operand_bytes(b, unit) * columns * depth
-        memory = (nbytes + output * rows * columns) / (chip.bandwidth.value * chip.achieved.bandwidth.value)
-        once = max(2 * size / chip.flops(unit), memory)
-        loop = size * work.IN_LOOP / (chip.vector.value * chip.achieved.vector.value) if in_loop else 0.0
-        base += linear.count * (once + chip.launch.value)
-        scales += linear.count * max(0.0, loop - once)
-        outliers += linear.count * (products - 1) * (once + chip.launch.value)
-        for share in filter(None, map(work.cut_share, (a, b))):  # sparse on the vector units, or dense in BF16
-            sparse = share * size / (chip.vector.value * chip.achieved.vector.value)
-            outliers += linear.count * (min(sparse, 2 * size / chip.flops("bf16")) + chip.launch.value)
-    return ("products", base), ("scales", scales), ("outliers", outliers)
-
-
-def _sizes(stage: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:
-    """Rows and columns of the output, the contraction, and bytes moved for each output."""
-    if stage == "fprop":
-        return model.tokens, outputs, inputs, 2
-    if stage == "dgrad":
-        return model.tokens, inputs, outputs, 2
-    return outputs, inputs, model.tokens, 4 if model.micro_batches == 1 else 8  # FP32 gradients, accumulated
-
-
-def _operand_bytes(q: Quantizer, unit: str) -> float:
-    return work.PLAIN_BYTES.get(unit) or work.stored_bytes(q)
-
-
-@lru_cache(maxsize=65536)
-def _tensor(
-    tensor: str,
-    first: Quantizer,
-    first_partner: Quantizer,
-    first_rotation: Hadamard | None,
-    second: Quantizer,
-    second_partner: Quantizer,
-    second_rotation: Hadamard | None,
-    source: str,
-    model: Model,
-    chip: Chip,
-) -> Seconds:
-    """The passes over X, W or dY in all quantized layers. The first use of X and W is the forward's."""
-    slots = tuple(slot for slot in SLOTS if slot.endswith(tensor))
-    uses = slot_uses(
-        slots, (first, first_partner, first_rotation), (second, second_partner, second_rotation), source, chip
-    )
+def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) -> Seconds:
+    """The passes over X, W or dY in all quantized layers, for the two stages that use it."""
     elements, launches = _extent(tensor, model)
     out: dict[str, float] = {}
-    for kernel in operands.passes(uses, chip):
+    for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
         split = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
         split[next(iter(split))] += launches * chip.launch.value
         for technique, seconds in split.items():
@@ -182,18 +111,6 @@ def _extent(tensor: str, model: Model) -> tuple[float, float]:
         for linear in model.quantized
     )
     return share * elements, share * sum(linear.count for linear in model.quantized)
-
-
-def slot_uses(slots: tuple[str, ...], first: tuple, second: tuple, source: str, chip: Chip) -> list[Use]:
-    """The two uses of a tensor, canonical. first, second: (quantizer, that of the other operand, rotation)."""
-    uses: list[Use] = []
-    for slot, (quantizer, partner, rotation) in zip(slots, (first, second), strict=True):
-        q, other = quantizer.canonical(), partner.canonical()
-        turned = None if q.is_plain and other.is_plain else rotation
-        copied = bool(uses) and source == "forward" and not uses[0].quantizer.is_plain
-        copy = (uses[0].quantizer, uses[0].unit) if copied else (None, "")
-        uses.append(Use(slot, q, turned, product_unit(q, other, chip), *copy))
-    return uses
 
 
 @lru_cache(maxsize=65536)
@@ -213,9 +130,11 @@ def estimator_work(operand: str, quantizer: Quantizer, through: Through) -> Work
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
     scale = work.SCALE_GRADIENT[through.scale]
-    again = min(relaxation.read, scale.read) if min(relaxation.read, scale.read) >= 2 else 0.0  # x is read once
+    twice = (
+        min(relaxation.read, scale.read) if min(relaxation.read, scale.read) >= 2 else 0.0
+    )  # the operand is read once
     gradient = 2 if operand == "x" else 4
-    return relaxation + scale + Work(read=gradient - again, write=gradient, vector=2)
+    return relaxation + scale + Work(read=gradient - twice, write=gradient, vector=2)
 
 
 @lru_cache
@@ -235,41 +154,3 @@ def _rest(model: Model, chip: Chip) -> float:
     for item in model.traffic:
         total += item.count * (2 * item.passes * item.width * model.tokens / bandwidth + 2 * chip.launch.value)
     return total
-
-
-def notes(recipe: Recipe, chip: Chip) -> list[str]:
-    """How operands are priced that the chip's units do not take as they are."""
-    out: list[str] = []
-    for slot in SLOTS:
-        q = recipe.canonical().slot(slot)
-        if q.is_plain or ELEMENTS[q.element].bits == 8:
-            continue
-        if not chip.has_fp4:
-            out.append(f"{slot}: no FP4 unit; emulated, decoded exactly to {operand_format(q).upper()}")
-        elif reason := why_not_native(q, chip):
-            out.append(f"{slot}: {reason}; priced as if the FP4 unit took it")
-    shared: dict[str, list[str]] = {}
-    for line in out:
-        slot, _, text = line.partition(": ")
-        shared.setdefault(text, []).append(slot)
-    return [
-        f"{'all slots' if len(slots) == len(SLOTS) else ', '.join(slots)}: {text}" for text, slots in shared.items()
-    ]
-
-
-def why_not_native(q: Quantizer, chip: Chip) -> str | None:
-    """Why the chip's FP4 unit does not take a 4-bit operand, or None if it does."""
-    if "any" in chip.native:
-        return None
-    name, block = scale_format(q.scale), 16 if isinstance(q.block, str) else q.block
-    if isinstance(q.block, str) and q.block in ("row", "tensor"):
-        name = "e8m0"  # the factor is taken after the product, blocks have scale 1
-    takes = [entry.split() for entry in chip.native]
-    fits = any(element == q.element and scale == name and block % int(size) == 0 for element, scale, size in takes)
-    if not fits:
-        return f"{q.element} with {name} scales in blocks of {q.block} is not native"
-    if q.codec in ("split", "razer", "dialects", "if4", "hif4"):
-        return f"{q.codec} is not native"
-    if getattr(q.scale, "convention", "decode") == "encode":
-        return "a stored multiplier is not native"
-    return None

@@ -7,7 +7,7 @@ The counts are of one fused kernel a pass, 16-bit input, packed output. They fol
     quantize                 2 read, stored bits written unpack, |x| maximum, multiply by 1/s; rounding; scale/l
     tensor maximum           2 read                      unpack, maximum; all of the rotation if that comes first
     stochastic rounding                                  Philox 4×32-10: 80 for 128 bits; two to cut out and add
-    rotation of b                                        log2 b + 1, and a shuffle a stage above 16; or 2b FLOP
+    rotation of b                                        log2 b, a shuffle a stage above 16, a flip
     scales beyond a maximum  see SCALING
     several encodings        see ADAPT
     estimator                gradient read and written      ESTIMATOR, SCALE_GRADIENT
@@ -24,21 +24,21 @@ from itertools import pairwise
 import msgspec
 
 from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.units import DECODED_BYTES
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import MACRO_BLOCK, Clamp, Ema, Quantizer, Residual, Stochastic, block_elements
+from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, block_elements
 from fp4dse.dse.recipe import Hadamard
 from fp4dse.dse.scale import E6M2, E8M0, scale_format
 
 
 class Work(msgspec.Struct, frozen=True):
-    """Per element: bytes read and written; vector, special and conversion instructions; BF16 matrix FLOP."""
+    """Per element: bytes read and written; vector, special and conversion instructions."""
 
     read: float = 0.0
     write: float = 0.0
     vector: float = 0.0
     special: float = 0.0
     convert: float = 0.0
-    matrix: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -56,7 +56,6 @@ class Work(msgspec.Struct, frozen=True):
             (self.vector + self.special + self.convert) / (chip.vector.value * lanes),
             self.special / (chip.special.value * lanes),
             self.convert / (chip.convert.value * lanes),
-            self.matrix / chip.flops("bf16"),
         )
 
 
@@ -69,8 +68,6 @@ ROUND_POWERS = Work(vector=6)
 """To powers: add a part of the exponent's unit, cut the mantissa off, clamp, pack."""
 PHILOX = 80.0
 """Instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
-PLAIN_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
-"""Bytes of an element of an operand that a unit reads decoded."""
 
 
 def per_block(q: Quantizer) -> float:
@@ -109,8 +106,8 @@ def quantize(q: Quantizer, chip: Chip, unit: str) -> Work:
     """Block maximum, scale, multiplication, rounding to nearest, and the writing of what the GEMM's unit reads."""
     nearest = msgspec.structs.replace(q, rounding=Quantizer().rounding)
     work = Work(vector=2) + rounding(nearest, chip) + scale(q, chip) * per_block(q)
-    if unit in PLAIN_BYTES:
-        return work + Work(write=PLAIN_BYTES[unit], vector=1)  # decoded: one more multiplication
+    if unit in DECODED_BYTES:
+        return work + Work(write=DECODED_BYTES[unit], vector=1)  # decoded: one more multiplication
     return work + Work(write=stored_bytes(q))
 
 
@@ -119,13 +116,11 @@ def stored_bytes(q: Quantizer) -> float:
     return q.bits_per_element / 8 / (2 if isinstance(q.outliers, Residual) else 1)
 
 
-def rotation(r: Hadamard, chip: Chip) -> Work:
-    """A butterfly on the vector units or a product on the matrix unit, whichever is faster on the chip."""
+def rotation(r: Hadamard) -> Work:
+    """A butterfly on the vector units, as in this project's kernels: a stage is an addition an element, and above 16 an
+    exchange between threads. (As a product of 2b FLOP on the matrix units it would be nearly free, in BF16.)"""
     stages = math.log2(r.size)
-    flips = 0 if r.signs == "none" else 1
-    butterfly = Work(vector=stages + max(0.0, stages - 4) + flips)
-    product = Work(vector=flips, matrix=2.0 * r.size)
-    return min(butterfly, product, key=lambda work: work.seconds(chip))
+    return Work(vector=stages + max(0.0, stages - 4) + (r.signs != "none"))
 
 
 def stochastic(q: Quantizer, chip: Chip) -> Work:
@@ -223,7 +218,3 @@ SCALE_GRADIENT: dict[str, Work] = {
     "softmax": Work(read=2, vector=6 + ROUND.vector, special=1),
 }
 """The gradient through the block scale."""
-
-IN_LOOP = 2 / MACRO_BLOCK
-"""Vector instructions for each multiply-add of a GEMM whose factors change every 128 along the contraction: a
-multiplication of the two factors and an FMA for every output and 128 products."""
