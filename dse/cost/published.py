@@ -1,7 +1,7 @@
 """How far the model is from what others measured, and from this project's own kernels. Nothing is fitted to these.
 
-`published.toml` holds the numbers. A throughput relative to another of the same source is compared with the modelled one;
-the one absolute row says how much of a real step is not modelled at all.
+`published.toml` holds the numbers. A throughput relative to another of the same source is compared with the modelled
+one; the one absolute row says how much of a real step is not modelled at all.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def _kernel_us(row: dict[str, Any]) -> float:
     turned: Hadamard | None = NAMES[Hadamard | None][row["rotation"]] if "rotation" in row else None
     use = Use("fprop.x", q.canonical(), turned, "fp4" if row.get("packed") else "bf16")
     uses = [use, use] if row.get("both") else [use]
-    made = [kernel for kernel in operands.passes(uses, chip)]
-    return 1e6 * ELEMENTS * sum(sum(operands.seconds(kernel, chip).values()) for kernel in made)
+    return 1e6 * ELEMENTS * sum(sum(operands.seconds(kernel, chip).values()) for kernel in operands.passes(uses, chip))
 
 
 @cache
