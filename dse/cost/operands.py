@@ -89,11 +89,11 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Us
 def passes(uses: Sequence[Use], chip: Chip) -> list[list[Item]]:
     """The kernels that make these operands of one tensor, each a list of what it does."""
     fresh = [use for use in uses if use.copy_of is None and (use.rotation or not use.quantizer.is_plain)]
-    kernels = [_statistics(fresh, Work(read=2), chip), _quantiles(fresh), _encode(fresh, Work(read=2), chip)]
+    kernels = [_statistics(fresh, Work(read=2)), _quantiles(fresh), _encode(fresh, Work(read=2), chip)]
     for use in uses:
         if use.copy_of is not None:
             read = _decode_copy(use.copy_of, use.copy_unit, chip)
-            kernels += [_statistics([use], read, chip), _encode([use], read, chip)]
+            kernels += [_statistics([use], read), _encode([use], read, chip)]
     return [kernel for kernel in kernels if kernel]
 
 
@@ -109,20 +109,20 @@ def seconds(kernel: Sequence[Item], chip: Chip) -> dict[str, float]:
     return out
 
 
-def _statistics(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
-    """The pass that finds the maxima of the whole tensor, for uses that need them first; shared where they are one."""
+def _statistics(uses: Sequence[Use], read: Work) -> list[Item]:
+    """The pass that finds the maxima of the whole tensor, for uses that need them first. Without rotations there is one
+    maximum; rotated along different axes, the tensor has two."""
     items: list[Item] = []
-    found: set[Hadamard | None] = set()
+    plain_found = False
     for use in uses:
         share = _current(use.quantizer)
-        if share and use.rotation not in found:
-            found.add(use.rotation)
-            base = Work(vector=3 if use.quantizer.scaling == "sawb" else 1) + (
-                Work() if items else read + Work(vector=1)
-            )
-            items.append(Item(use.slot, "tensor maximum", base * share))
-            if use.rotation:
-                items.append(Item(use.slot, "rotation", work.rotation(use.rotation) * share))
+        if not share or (plain_found and not use.rotation):
+            continue
+        plain_found = plain_found or not use.rotation
+        found = Work(vector=3 if use.quantizer.scaling == "sawb" else 1) + (Work() if items else read + Work(vector=1))
+        items.append(Item(use.slot, "tensor maximum", found * share))
+        if use.rotation:
+            items.append(Item(use.slot, "rotation", work.rotation(use.rotation) * share))
     return items
 
 

@@ -130,9 +130,7 @@ def estimator_work(operand: str, quantizer: Quantizer, through: Through) -> Work
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
     scale = work.SCALE_GRADIENT[through.scale]
-    twice = (
-        min(relaxation.read, scale.read) if min(relaxation.read, scale.read) >= 2 else 0.0
-    )  # the operand is read once
+    twice = 2 if relaxation.read >= 2 and scale.read >= 2 else 0  # the operand is read once for both
     gradient = 2 if operand == "x" else 4
     return relaxation + scale + Work(read=gradient - twice, write=gradient, vector=2)
 

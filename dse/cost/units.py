@@ -1,9 +1,9 @@
 """Which unit of a chip multiplies an operand, and how what the unit does not take is priced.
 
-A product takes the slower of its two operands' units, UNITS' order: FP4 with BF16 is a BF16 product of a decoded operand.
-A 4-bit format that a chip's FP4 unit does not take is priced as if it did, since a new format is judged by what it would
-cost in silicon. On a chip without FP4 units the operand is decoded and multiplied in the narrowest unit that holds it
-exactly (exactness.py), which is how this project emulates FP4. `notes` says which of this a price contains.
+A product takes the slower of its two operands' units, UNITS' order: FP4 with BF16 is a BF16 product of a decoded
+operand. A 4-bit format that a chip's FP4 unit does not take is priced as if it did, since a new format is judged by
+what it would cost in silicon. On a chip without FP4 units the operand is decoded and multiplied in the narrowest unit
+that holds it exactly (exactness.py), which is how this project emulates FP4. `notes` says which of this is in a price.
 """
 
 from __future__ import annotations
