@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from msgspec import to_builtins
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -237,6 +238,77 @@ def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
         _print_json({"config_id": found.config_id, "label": found.label(), **recipe_to_dict(found)})
     else:
         print(f"# {found.label()}\n# config_id {found.config_id}\n{recipe_to_toml(found)}")
+
+
+@app.command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")
+def cost(
+    recipe: RecipeName,
+    model: Annotated[str, typer.Option(help="A model shape that comes with fp4dse, or a .toml file.")] = "llama-1b",
+    chip: Annotated[str, typer.Option(help="A chip that comes with fp4dse, or a .toml file.")] = "b200",
+    extra_tokens: Annotated[
+        float | None,
+        typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality."),
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also time this project's layers on --device.")] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """What a recipe costs: modelled step time relative to BF16, split by technique; points, bits, memory."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.cost import load_chip, load_model, report
+
+    found, shape, on = load_recipe(recipe), load_model(model), load_chip(chip)
+    facts = report.summary(found, shape, on, extra_tokens)
+    parts, work = report.split(found, shape, on), report.operations(found, on)
+    layers = []
+    if measure:
+        from fp4dse.kernels.layer_time import layer_times
+        from fp4dse.tasks import check_device
+
+        check_device(device)
+        layers = [to_builtins(line) for line in layer_times(found, shape, on, device)]
+    if as_json:
+        _print_json({**facts, "split": parts, "operations": work, "measured": layers})
+        return
+    _print_facts(facts, False)
+    _print_rows(list(parts[0]), parts, "table")
+    for title, rows in (
+        ("Bytes and instructions per element of the tensor:", work),
+        (f"This project's layers on {device}, one lane, forward and backward:", layers),
+    ):
+        if rows:
+            print(title)
+            _print_rows(list(rows[0]), rows, "table")
+
+
+@app.command(epilog="Example: fp4dse export te-nvfp4 --to te")
+def export(
+    recipe: RecipeName,
+    to: Annotated[str, typer.Option(help="te (NVIDIA Transformer Engine), torchao or json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Settings of another library that compute a recipe; exit code 1 with what it cannot express if there are none."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.export import export as export_recipe
+
+    done = export_recipe(load_recipe(recipe), to)
+    if as_json:
+        settings = {"text": done.settings.text, "environment": done.settings.environment, "notes": done.settings.notes}
+        _print_json({"target": to, "expressible": not done.cannot, "cannot": done.cannot, "settings": settings})
+    elif done.cannot:
+        print(
+            f"fp4dse: {to} cannot express {recipe}:", *(f"  {line}" for line in done.cannot), sep="\n", file=sys.stderr
+        )
+        print("the nearest that it has:", done.settings.text, sep="\n\n", file=sys.stderr)
+    else:
+        print(done.settings.text)
+        variables = " ".join(f"{name}={value}" for name, value in done.settings.environment.items())
+        print(
+            *[f"# or, as variables: {variables}"] * bool(variables),
+            *(f"# {note}" for note in done.settings.notes),
+            sep="\n",
+        )
+    raise typer.Exit(int(bool(done.cannot)))
 
 
 @store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")

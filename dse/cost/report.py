@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.model import Linear, Model
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
 from fp4dse.dse.cost.step import estimator_work, step_cost
@@ -73,6 +75,12 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
         if found is not row:
             found.update({name: found[name] + row[name] for name in Work.__struct_fields__})
     return list(merged.values())
+
+
+def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> float:
+    """Modelled time of one kind of layer, forward and backward, relative to BF16's."""
+    alone = msgspec.structs.replace(model, linears=[linear], parameters=0, attention=[], traffic=[], micro_batches=1)
+    return step_cost(recipe, alone, chip).total / step_cost(Recipe.named("bf16"), alone, chip).total
 
 
 def _row(slot: str, technique: str, done: Work) -> dict[str, Any]:
