@@ -246,8 +246,7 @@ def cost(
     model: Annotated[str, typer.Option(help="A model shape that comes with fp4dse, or a .toml file.")] = "llama-1b",
     chip: Annotated[str, typer.Option(help="A chip that comes with fp4dse, or a .toml file.")] = "b200",
     extra_tokens: Annotated[
-        float | None,
-        typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality."),
+        float | None, typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality.")
     ] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also time this project's layers on --device.")] = False,
     device: Device = "cpu",
@@ -259,8 +258,7 @@ def cost(
 
     found, shape, on = load_recipe(recipe), load_model(model), load_chip(chip)
     facts = report.summary(found, shape, on, extra_tokens)
-    parts, work = report.split(found, shape, on), report.operations(found, on)
-    layers = []
+    parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     if measure:
         from fp4dse.kernels.layer_time import layer_times
         from fp4dse.tasks import check_device
@@ -271,14 +269,15 @@ def cost(
         _print_json({**facts, "split": parts, "operations": work, "measured": layers})
         return
     _print_facts(facts, False)
-    _print_rows(list(parts[0]), parts, "table")
-    for title, rows in (
-        ("Bytes and instructions per element of the tensor:", work),
-        (f"This project's layers on {device}, one lane, forward and backward:", layers),
-    ):
+    tables = {
+        "The step by part:": parts,
+        "Bytes and instructions per element of the tensor:": work,
+        f"This project's layers on {device}, one lane, forward and backward:": layers,
+    }
+    for title, rows in tables.items():
         if rows:
             print(title)
-            _print_rows(list(rows[0]), rows, "table")
+            _print_rows(list(rows[0]), [{name: _short(value) for name, value in row.items()} for row in rows], "table")
 
 
 @app.command(epilog="Example: fp4dse export te-nvfp4 --to te")
@@ -289,25 +288,19 @@ def export(
 ) -> None:
     """Settings of another library that compute a recipe; exit code 1 with what it cannot express if there are none."""
     from fp4dse.dse import load_recipe
-    from fp4dse.dse.export import export as export_recipe
+    from fp4dse.dse.export import export as find_settings
 
-    done = export_recipe(load_recipe(recipe), to)
+    done = find_settings(load_recipe(recipe), to)
+    settings = done.settings
     if as_json:
-        settings = {"text": done.settings.text, "environment": done.settings.environment, "notes": done.settings.notes}
-        _print_json({"target": to, "expressible": not done.cannot, "cannot": done.cannot, "settings": settings})
+        facts = {"target": to, "cannot": done.cannot, "nearest" if done.cannot else "settings": settings.text}
+        _print_json({**facts, "environment": settings.environment, "notes": settings.notes})
     elif done.cannot:
-        print(
-            f"fp4dse: {to} cannot express {recipe}:", *(f"  {line}" for line in done.cannot), sep="\n", file=sys.stderr
-        )
-        print("the nearest that it has:", done.settings.text, sep="\n\n", file=sys.stderr)
+        lines = [f"fp4dse: {to} cannot express {recipe}:", *(f"  {line}" for line in done.cannot)]
+        print(*lines, "the nearest that it has:", "", settings.text, sep="\n", file=sys.stderr)
     else:
-        print(done.settings.text)
-        variables = " ".join(f"{name}={value}" for name, value in done.settings.environment.items())
-        print(
-            *[f"# or, as variables: {variables}"] * bool(variables),
-            *(f"# {note}" for note in done.settings.notes),
-            sep="\n",
-        )
+        variables = [f"# or in the environment: {name}={value}" for name, value in settings.environment.items()]
+        print(settings.text, *variables, *(f"# {note}" for note in settings.notes), sep="\n")
     raise typer.Exit(int(bool(done.cannot)))
 
 
@@ -450,6 +443,11 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: object) -> object:
+    """Three significant digits."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _console() -> Console:

@@ -1,7 +1,7 @@
 """How long this project's quantized layers take on a device, at a model's shapes, beside what the cost model says.
 
-A layer's forward and backward pass, made by the code that training runs: on a GPU the fused kernels and the fastest exact
-products, on a CPU the compiled reference. These emulate FP4, so that they are to be compared with a chip that does, too.
+A layer's forward and backward pass, made by the code that training runs: on a GPU the fused kernels and the fastest
+exact products, on a CPU the compiled reference. These emulate FP4, so compare them with a chip that does, too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fp4dse.dse.cost.step import estimator_work, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.recipe import SLOTS, Recipe
 
 
 def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:
@@ -74,7 +74,8 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
         found = merged.setdefault((row["slot"], row["technique"]), row)
         if found is not row:
             found.update({name: found[name] + row[name] for name in Work.__struct_fields__})
-    return list(merged.values())
+    order = {slot: i for i, slot in enumerate(SLOTS)}
+    return sorted(merged.values(), key=lambda row: (order[row["slot"]], operands.TECHNIQUES.index(row["technique"])))
 
 
 def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> float:

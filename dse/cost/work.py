@@ -201,8 +201,8 @@ AVERAGE = Work(read=8, write=4, vector=9)
 
 ESTIMATOR: dict[str, Work] = {
     "ste": Work(),
-    "clipped": Work(read=1 / 8, vector=2),  # one bit saved
-    "trust": Work(read=1 / 8, vector=2),
+    "clipped": Work(read=1 / 8, write=1 / 8, vector=3),  # one bit, saved by the forward pass
+    "trust": Work(read=1 / 8, write=1 / 8, vector=5),
     "dge": Work(read=2, vector=11, special=2),  # unpack, scale, four comparisons, place in the interval, power, cap
     "power-law": Work(read=2, vector=10, special=2),
     "sigmoid": Work(read=2, vector=11, special=2),
