@@ -9,10 +9,13 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
+
+Data = TypeVar("Data")
 
 UNITS = ("fp4", "fp8", "bf16", "tf32", "fp32")
 """What a product may be formed in, the fastest first. A product of two operands takes the slower of their units."""
@@ -86,7 +89,7 @@ def load_chip(source: str) -> Chip:
 _FOLDER = Path(__file__).parent / "chips"
 
 
-def load_data(source: str, what: str, folder: Path, type_: type) -> msgspec.Struct:
+def load_data(source: str, what: str, folder: Path, type_: type[Data]) -> Data:
     """A record of `type_` from the file `source`, or from `source`.toml in the folder. Its name is the file's."""
     path = Path(source) if source.endswith(".toml") else folder / f"{source}.toml"
     try:

@@ -61,6 +61,13 @@ class Item(msgspec.Struct, frozen=True):
     work: Work
 
 
+class Kernel(msgspec.Struct, frozen=True):
+    """What one kernel does, and how often it runs: 1, or a share of the steps where a maximum is held."""
+
+    items: tuple[Item, ...]
+    often: float = 1.0
+
+
 USED_BY = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "g": ("dgrad", "wgrad")}
 """Tensor -> the stages that it is an operand of; X and W are first the forward's."""
 
@@ -86,44 +93,46 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Us
     return uses
 
 
-def passes(uses: Sequence[Use], chip: Chip) -> list[list[Item]]:
-    """The kernels that make these operands of one tensor, each a list of what it does."""
+def passes(uses: Sequence[Use], chip: Chip) -> list[Kernel]:
+    """The kernels that make these operands of one tensor."""
     fresh = [use for use in uses if use.copy_of is None and (use.rotation or not use.quantizer.is_plain)]
     kernels = [_statistics(fresh, Work(read=2)), _quantiles(fresh), _encode(fresh, Work(read=2), chip)]
     for use in uses:
         if use.copy_of is not None:
             read = _decode_copy(use.copy_of, use.copy_unit, chip)
             kernels += [_statistics([use], read), _encode([use], read, chip)]
-    return [kernel for kernel in kernels if kernel]
+    return [kernel for kernel in kernels if kernel.items]
 
 
-def seconds(kernel: Sequence[Item], chip: Chip) -> dict[str, float]:
-    """Technique -> seconds per element, such that they add up to the kernel's time."""
+def seconds(kernel: Kernel, chip: Chip) -> dict[str, float]:
+    """Technique -> seconds per element and step, such that they add up to the kernel's time."""
     out: dict[str, float] = {}
     done, before = Work(), 0.0
-    for item in sorted(kernel, key=lambda item: TECHNIQUES.index(item.technique)):
+    for item in sorted(kernel.items, key=lambda item: TECHNIQUES.index(item.technique)):
         done += item.work
         now = done.seconds(chip)
-        out[item.technique] = out.get(item.technique, 0.0) + now - before
+        out[item.technique] = out.get(item.technique, 0.0) + (now - before) * kernel.often
         before = now
     return out
 
 
-def _statistics(uses: Sequence[Use], read: Work) -> list[Item]:
+def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
     """The pass that finds the maxima of the whole tensor, for uses that need them first. Without rotations there is one
     maximum; rotated along different axes, the tensor has two."""
+    shares = {use.slot: _current(use.quantizer) for use in uses}
+    often = max(shares.values(), default=0.0)
     items: list[Item] = []
     plain_found = False
     for use in uses:
-        share = _current(use.quantizer)
-        if not share or (plain_found and not use.rotation):
+        if not shares[use.slot] or (plain_found and not use.rotation):
             continue
         plain_found = plain_found or not use.rotation
         found = Work(vector=3 if use.quantizer.scaling == "sawb" else 1) + (Work() if items else read + Work(vector=1))
+        share = shares[use.slot] / often if items else 1.0
         items.append(Item(use.slot, "tensor maximum", found * share))
         if use.rotation:
             items.append(Item(use.slot, "rotation", work.rotation(use.rotation) * share))
-    return items
+    return Kernel(tuple(items), often)
 
 
 def _current(q: Quantizer) -> float:
@@ -137,11 +146,13 @@ def _current(q: Quantizer) -> float:
     return 1.0 if q.tensor_scale.amax == "current" else 1 / max(1.0, q.tensor_scale.steps)
 
 
-def _quantiles(uses: Sequence[Use]) -> list[Item]:
-    return [Item(use.slot, "outliers", work.QUANTILE_PASS) for use in uses if isinstance(use.quantizer.outliers, Clamp)]
+def _quantiles(uses: Sequence[Use]) -> Kernel:
+    """The pass that finds the quantiles to clamp to; one does for all uses."""
+    clamped = [use.slot for use in uses if isinstance(use.quantizer.outliers, Clamp)]
+    return Kernel(tuple(Item(slot, "outliers", work.QUANTILE_PASS) for slot in clamped[:1]))
 
 
-def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
+def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
     """The pass that writes the encodings."""
     items: list[Item] = []
     first: Use | None = None
@@ -159,7 +170,7 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> list[Item]:
             items += [Item(use.slot, technique, base + Work(vector=0 if items else 1))]
             items += [Item(use.slot, name, added) for name, added in _techniques(use, chip) if added != Work()]
         first = first or use
-    return items
+    return Kernel(tuple(items))
 
 
 def _techniques(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:

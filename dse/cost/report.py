@@ -65,7 +65,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
     for tensor, (first, second) in operands.USED_BY.items():
         uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
         for kernel in operands.passes(uses, chip):
-            rows += [_row(item.slot, item.technique, item.work) for item in kernel]
+            rows += [_row(item.slot, item.technique, item.work * kernel.often) for item in kernel.items]
     for slot, through in (("fprop.x", recipe.estimator.x), ("fprop.w", recipe.estimator.w)):
         done = estimator_work(slot[-1], recipe.slot(slot), through)
         rows += [_row(slot, "estimator", done)] if done != Work() else []

@@ -96,7 +96,7 @@ def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) 
     out: dict[str, float] = {}
     for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
         split = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
-        split[next(iter(split))] += launches * chip.launch.value
+        split[next(iter(split))] += launches * kernel.often * chip.launch.value
         for technique, seconds in split.items():
             out[technique] = out.get(technique, 0.0) + seconds
     return tuple(out.items())

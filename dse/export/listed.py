@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Dgrad, Fprop, Recipe, Wgrad
+from fp4dse.dse.recipe import Dgrad, Fprop, Recipe, Source, Wgrad
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ BF16 = Quantizer(element="bf16")
 
 def bf16_backward(fprop: Fprop, from_copies: bool) -> Recipe:
     """Quantized forward, BF16 backward: of the operands themselves, or of the forward's decoded copies."""
-    source = "forward" if from_copies else "master"
+    source: Source = "forward" if from_copies else "master"
     dgrad, wgrad = Dgrad(g=BF16, w=BF16, source=source), Wgrad(g=BF16, x=BF16, source=source)
     return Recipe(fprop=fprop, dgrad=dgrad, wgrad=wgrad).canonical()
 

@@ -64,7 +64,7 @@ def _nvfp4_qat() -> Iterator[Settings]:
 
 def _mxfp4_qat() -> Iterator[Settings]:
     for rule in ("rceil", "floor", "ceil", "even"):
-        q = Quantizer(block=32, scale=E8M0(rule=rule))  # type: ignore[arg-type]
+        q = Quantizer(block=32, scale=E8M0(rule=rule))
         mode = {} if rule == "rceil" else {"scaling_mode": f"ScaleCalculationMode.{rule.upper()}"}
         more = ("from torchao.prototype.mx_formats import ScaleCalculationMode",) if mode else ()
         text = _qat("MXFakeQuantizeConfig", more, mode)
@@ -87,7 +87,7 @@ def _qat(name: str, imports: tuple[str, ...], arguments: dict) -> str:
 
 def _mxfp8() -> Iterator[Settings]:
     for rule in ("rceil", "floor"):
-        q = Quantizer(element="e4m3", block=32, scale=E8M0(rule=rule))  # type: ignore[arg-type]
+        q = Quantizer(element="e4m3", block=32, scale=E8M0(rule=rule))
         for plain in (False, True):
             arguments: dict[str, object] = {"wgrad_with_hp": True} if plain else {}
             lines = ["from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig"]

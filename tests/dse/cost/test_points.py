@@ -1,9 +1,11 @@
-"""The paper's technique count, and stored bits."""
+"""The paper's technique count, and the rule that extends it."""
 
+import msgspec
 import pytest
 
 from fp4dse.dse import Quantizer, Recipe, points
-from fp4dse.dse.cost import bits_per_element
+from fp4dse.dse.quantizer import Residual, Stochastic
+from fp4dse.dse.scale import E5M2, TensorScale
 
 POINTS = {
     "bf16": 0,
@@ -29,6 +31,29 @@ def test_untouched_operands_cost_no_points():
     assert points(Recipe.uniform(Quantizer.named("none"))) == 0
 
 
-def test_bits_are_the_mean_over_the_six_slots():
-    assert bits_per_element(Recipe.named("mxfp4")) == 4.25
-    assert bits_per_element(Recipe.named("bf16")) == 16
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"block": 32}, 2),  # of nvfp4's two: the floor and its tensor scale
+        ({"scale": E5M2()}, 2),
+        ({"range": "16/17"}, 2),
+        ({"tensor_scale": TensorScale(amax="held")}, 2),
+        ({"tensor_scale": None}, 1),
+        ({"rounding": Stochastic()}, 3),
+        ({"adapt": "4over6-mae"}, 3),
+        ({"adapt": "razer"}, 3),
+        ({"scaling": "split"}, 3),
+        ({"outliers": Residual()}, 3),
+    ],
+)
+def test_what_is_done_beyond_a_maximum_and_a_rounding_counts_one(change, count):
+    q = msgspec.structs.replace(Quantizer.named("nvfp4"), **change)
+    assert points(Recipe.uniform(q)) == count
+
+
+def test_a_kind_of_technique_counts_once_wherever_it_is_used():
+    sr = msgspec.structs.replace(Quantizer.named("mxfp4"), rounding=Stochastic())
+    one = Recipe.uniform(Quantizer.named("mxfp4"))
+    everywhere = Recipe.uniform(sr)
+    once = msgspec.structs.replace(one, dgrad=msgspec.structs.replace(one.dgrad, g=sr))
+    assert points(once) == points(everywhere) == 2
