@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import msgspec
 
@@ -44,13 +45,18 @@ def export(recipe: Recipe, target: str) -> Export:
         return Export(target, Settings(text, recipe), [])
     if target not in LISTS:
         raise ConfigError("--to", target, ", ".join(TARGETS))
-    known = list(LISTS[target]())
-    for settings in known:
-        if settings.recipe.config_id == recipe.config_id:
-            return Export(target, settings, [])
+    known = _known(target)
+    if settings := known.get(recipe.config_id):
+        return Export(target, settings, [])
     columns = recipe.columns()
-    nearest = min(known, key=lambda settings: _distance(columns, settings.recipe.columns()))
+    nearest = min(known.values(), key=lambda settings: _distance(columns, settings.recipe.columns()))
     return Export(target, nearest, differences(recipe, nearest.recipe))
+
+
+@cache
+def _known(target: str) -> dict[str, Settings]:
+    """config_id -> settings."""
+    return {settings.recipe.config_id: settings for settings in LISTS[target]()}
 
 
 def _distance(a: dict, b: dict) -> int:
