@@ -32,6 +32,7 @@ IDS = {
     "quartet": "fa9b32f53f7a33ff",
     "quartet2": "897217e8dfea9f8d",
     "sun-radix4": "f9c6e115daca881c",
+    "te-nvfp4": "f5c205df9f12e440",
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
     "tetrajet2": "cbd5eed885c01051",
