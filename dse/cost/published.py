@@ -7,7 +7,6 @@ one; the one absolute row says how much of a real step is not modelled at all.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,15 +56,6 @@ def throughputs() -> tuple[Comparison, ...]:
 def kernels() -> tuple[Comparison, ...]:
     """This project's kernels on an H200: µs for 2^26 elements of BF16."""
     return tuple(Comparison(row["what"], row["measured"], _kernel_us(row)) for row in _data()["kernel"])
-
-
-def table(rows: Iterable[Comparison], unit: str) -> str:
-    """Markdown, one line a row."""
-    lines = [f"| what | measured, {unit} | modelled | error |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        numbers = f"{row.measured:#.4g} | {row.modelled:#.4g}".replace(". ", " ")
-        lines.append(f"| {row.what} | {numbers.rstrip('.')} | {row.error:+.0%} |")
-    return "\n".join(lines)
 
 
 def _throughput(row: dict[str, Any], where: dict[str, Any]) -> float:

@@ -257,7 +257,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         return slots, products, of_stages, [p if p[0] != Through() else None for p in passages]
 
     def layout(q):
-        return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)
+        return q.block, q.codec, q.factors_over, type(q.outliers)
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))
