@@ -217,12 +217,19 @@ def space(space: SpaceName, as_json: AsJson = False) -> None:
 
 @recipe_app.command("list", epilog="Example: fp4dse recipe list")
 def recipe_list(as_json: AsJson = False) -> None:
-    """All of them: name, points, what it is, where it is from."""
-    from fp4dse.dse import points, recipe_files
+    """All of them: name, modelled step time relative to BF16, points, what it is, where it is from."""
+    from fp4dse.dse import recipe_files
+    from fp4dse.dse.cost import overhead, points
 
-    columns = ["name", "points", "summary", "source"]
+    columns = ["name", "overhead", "points", "summary", "source"]
     rows = [
-        {"name": name, "points": points(file.recipe), "summary": file.summary, "source": file.source}
+        {
+            "name": name,
+            "overhead": round(overhead(file.recipe), 3),
+            "points": points(file.recipe),
+            "summary": file.summary,
+            "source": file.source,
+        }
         for name, file in recipe_files().items()
     ]
     _print_rows(columns, rows, "json" if as_json else "table")

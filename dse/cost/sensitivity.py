@@ -27,7 +27,7 @@ APART = 0.01
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a change does: the largest relative change of an overhead, and how many pairs of recipes swap their order."""
+    """What a change does: the largest relative change of an overhead, and how many pairs of recipes swap places."""
 
     what: str
     largest: float
