@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from msgspec import to_builtins
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -235,12 +236,19 @@ def space(space: SpaceName, as_json: AsJson = False) -> None:
 
 @recipe_app.command("list", epilog="Example: fp4dse recipe list")
 def recipe_list(as_json: AsJson = False) -> None:
-    """All of them: name, points, what it is, where it is from."""
-    from fp4dse.dse import points, recipe_files
+    """All of them: name, modelled step time relative to BF16, points, what it is, where it is from."""
+    from fp4dse.dse import recipe_files
+    from fp4dse.dse.cost import overhead, points
 
-    columns = ["name", "points", "summary", "source"]
+    columns = ["name", "overhead", "points", "summary", "source"]
     rows = [
-        {"name": name, "points": points(file.recipe), "summary": file.summary, "source": file.source}
+        {
+            "name": name,
+            "overhead": round(overhead(file.recipe), 3),
+            "points": points(file.recipe),
+            "summary": file.summary,
+            "source": file.source,
+        }
         for name, file in recipe_files().items()
     ]
     _print_rows(columns, rows, "json" if as_json else "table")
@@ -256,6 +264,70 @@ def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
         _print_json({"config_id": found.config_id, "label": found.label(), **recipe_to_dict(found)})
     else:
         print(f"# {found.label()}\n# config_id {found.config_id}\n{recipe_to_toml(found)}")
+
+
+@app.command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")
+def cost(
+    recipe: RecipeName,
+    model: Annotated[str, typer.Option(help="A model shape that comes with fp4dse, or a .toml file.")] = "llama-1b",
+    chip: Annotated[str, typer.Option(help="A chip that comes with fp4dse, or a .toml file.")] = "b200",
+    extra_tokens: Annotated[
+        float | None, typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also time this project's layers on --device.")] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """What a recipe costs: modelled step time relative to BF16, split by technique; points, bits, memory."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.cost import load_chip, load_model, report
+
+    found, shape, on = load_recipe(recipe), load_model(model), load_chip(chip)
+    facts = report.summary(found, shape, on, extra_tokens)
+    parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
+    if measure:
+        from fp4dse.kernels.layer_time import layer_times
+        from fp4dse.tasks import check_device
+
+        check_device(device)
+        layers = [to_builtins(line) for line in layer_times(found, shape, on, device)]
+    if as_json:
+        _print_json({**facts, "split": parts, "operations": work, "measured": layers})
+        return
+    _print_facts(facts, False)
+    tables = {
+        "The step by part:": parts,
+        "Bytes and instructions per element of the tensor:": work,
+        f"This project's layers on {device}, one lane, forward and backward:": layers,
+    }
+    for title, rows in tables.items():
+        if rows:
+            print(title)
+            _print_rows(list(rows[0]), [{name: _short(value) for name, value in row.items()} for row in rows], "table")
+
+
+@app.command(epilog="Example: fp4dse export te-nvfp4 --to te")
+def export(
+    recipe: RecipeName,
+    to: Annotated[str, typer.Option(help="te (NVIDIA Transformer Engine), torchao or json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Settings of another library that compute a recipe; exit code 1 with what it cannot express if there are none."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.export import export as find_settings
+
+    done = find_settings(load_recipe(recipe), to)
+    settings = done.settings
+    if as_json:
+        facts = {"target": to, "cannot": done.cannot, "nearest" if done.cannot else "settings": settings.text}
+        _print_json({**facts, "environment": settings.environment, "notes": settings.notes})
+    elif done.cannot:
+        lines = [f"fp4dse: {to} cannot express {recipe}:", *(f"  {line}" for line in done.cannot)]
+        print(*lines, "the nearest that it has:", "", settings.text, sep="\n", file=sys.stderr)
+    else:
+        variables = [f"# or in the environment: {name}={value}" for name, value in settings.environment.items()]
+        print(settings.text, *variables, *(f"# {note}" for note in settings.notes), sep="\n")
+    raise typer.Exit(int(bool(done.cannot)))
 
 
 @store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")
@@ -405,6 +477,11 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _short(value: object) -> object:
+    """Three significant digits."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _console() -> Console:

@@ -1,8 +1,8 @@
 """What a configuration is: formats, quantizers, recipes, spaces, and what they cost. No training, no torch."""
 
+from fp4dse.dse.cost import points
 from fp4dse.dse.errors import ConfigError, StoreError
 from fp4dse.dse.library import load_recipe, recipe_files, recipe_from_dict, recipe_to_dict, recipe_to_toml
-from fp4dse.dse.overhead import points
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import SHARED, SLOTS, STAGES, Hadamard, Recipe, Signature

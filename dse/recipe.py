@@ -182,8 +182,8 @@ class Recipe(Part, frozen=True):
         `nvfp4, gradients 16/17 SR, wgrad rht16`; a word for the slots stands before all that is not everywhere.
         """
         r = self.canonical()
-        words = _grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
-        words += _grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
+        words = grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
+        words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
         words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
         words += [f"{x} {text}" for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())]
@@ -253,7 +253,7 @@ _GROUPS: dict[str, set[str]] = {
 """Words for sets of slots, larger sets first."""
 
 
-def _grouped(texts: dict[str, str]) -> list[str]:
+def grouped(texts: dict[str, str]) -> list[str]:
     """Slot -> text as phrases: each distinct text once, after the slots that have it; empty texts are left out."""
     phrases = []
     for text in dict.fromkeys(filter(None, texts.values())):

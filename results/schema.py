@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
-from fp4dse.dse.overhead import bits_per_element
+from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
 
 SCHEMA_VERSION = 3
 
@@ -48,6 +48,9 @@ RECIPE: dict[str, pa.DataType] = {
     "is_baseline": pa.bool_(),
     "points": WHOLE,
     "bits_per_element": REAL,
+    "activation_bits": REAL,  # kept for the backward pass per element of a layer's input
+    "overhead": REAL,  # modelled step time, 1.0 = BF16's
+    "overhead_of": TEXT,  # model, chip and revision of the cost model that it is of
     "signature": TEXT,
     **{
         name: {str: TEXT, int: COUNT, float: REAL}[type(value)]
@@ -122,6 +125,9 @@ def recipe_columns(recipe: Recipe) -> dict[str, object]:
         "is_baseline": r.config_id == Recipe.named("bf16").config_id,
         "points": points(r),
         "bits_per_element": bits_per_element(r),
+        "activation_bits": activation_bits(r),
+        "overhead": overhead(r),
+        "overhead_of": OVERHEAD_OF,
         "signature": " ".join("/".join(part) for part in msgspec.structs.astuple(signature)),
         **r.columns(),
     }

@@ -288,3 +288,51 @@ def test_help_imports_nothing_slow():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_cost_of_a_recipe_is_a_table_and_as_json_plain_data(run):
+    answer = run("cost", "nvidia-nvfp4", "--extra-tokens", "0.1")
+    assert answer.code == 0
+    for word in ("overhead", "time to quality", "stochastic rounding", "dgrad.w", "second copy"):
+        assert word in answer.out
+    data = json.loads(run("cost", "nvidia-nvfp4", "--model", "vit-b", "--chip", "gb300", "--json").out)
+    assert (data["model"], data["chip"]) == ("vit-b", "gb300")
+    assert sum(row["us"] for row in data["split"]) == pytest.approx(data["step_us"])
+    assert not data["measured"]
+
+
+def test_the_cost_can_be_measured_beside(run):
+    data = json.loads(run("cost", "bf16", "--model", "mlp", "--measure", "--json").out)
+    assert [line["layer"] for line in data["measured"]] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nothing",), ("recipe: found 'nothing'", "nvfp4")),
+        (("nvfp4", "--chip", "abacus"), ("chip: found 'abacus'", "b200")),
+        (("nvfp4", "--model", "abacus"), ("model: found 'abacus'", "llama-1b")),
+        (("nvfp4", "--extra-tokens", "-2"), ("extra-tokens",)),
+        (("nvfp4", "--measure", "--device", "abacus"), ("abacus",)),
+    ],
+)
+def test_a_cost_that_cannot_be_had_is_refused_in_one_line(run, arguments, words):
+    assert_one_line(run("cost", *arguments), 2, *words)
+
+
+def test_export_prints_settings_with_their_notes(run):
+    answer = run("export", "nvfp4", "--to", "te")
+    assert answer.code == 0
+    assert "recipe = NVFP4BlockScaling(disable_rht=True" in answer.out
+    assert "# or in the environment: NVTE_NVFP4_DISABLE_RHT=1" in answer.out
+    assert json.loads(run("export", "nvfp4", "--to", "json").out)["fprop"]
+
+
+def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
+    answer = run("export", "nvidia-nvfp4", "--to", "te")
+    assert (answer.code, answer.out) == (1, "")
+    assert "gradients range 16/17 (it has full)" in answer.err
+    assert "NVFP4BlockScaling()" in answer.err
+    data = json.loads(run("export", "nvidia-nvfp4", "--to", "te", "--json").out)
+    assert len(data["cannot"]) == 2
+    assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")

@@ -32,6 +32,7 @@ IDS = {
     "quartet": "fa9b32f53f7a33ff",
     "quartet2": "897217e8dfea9f8d",
     "sun-radix4": "f9c6e115daca881c",
+    "te-nvfp4": "f5c205df9f12e440",
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
     "tetrajet2": "cbd5eed885c01051",
@@ -256,7 +257,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         return slots, products, of_stages, [p if p[0] != Through() else None for p in passages]
 
     def layout(q):
-        return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)
+        return q.block, q.codec, q.factors_over, type(q.outliers)
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))

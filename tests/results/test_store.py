@@ -275,6 +275,16 @@ def test_columns_that_an_older_file_lacks_read_as_null(store, row, rewrite, join
     assert old.sql("SELECT count(threads) n FROM runs")["n"].tolist() == [1]
 
 
+def test_a_store_from_before_the_cost_model_reads_with_nulls(store, row):
+    store.add([row()], "old")
+    file = next((store.path / "inbox").glob("*.parquet"))
+    pq.write_table(pq.read_table(file).drop_columns(["overhead", "overhead_of", "activation_bits"]), file)
+    set_version(store, 2)
+    found = open_store(store.path).runs()
+    assert found[["overhead", "overhead_of", "activation_bits"]].isna().all(axis=None)
+    assert found["points"].notna().all()
+
+
 def test_writing_raises_the_version_of_an_older_store(store, row):
     set_version(store, SCHEMA_VERSION - 1)
     assert open_store(store.path).version() == SCHEMA_VERSION - 1

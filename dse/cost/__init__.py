@@ -1,0 +1,25 @@
+"""What a recipe costs: the paper's points, stored bits, and the modelled time of a training step on a named chip."""
+
+from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
+from fp4dse.dse.cost.model import Model, load_model, model_names
+from fp4dse.dse.cost.points import points
+from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, OVERHEAD_OF, Cost, overhead, step_cost
+from fp4dse.dse.cost.storage import activation_bits, bits_per_element
+
+__all__ = [
+    "DEFAULT_CHIP",
+    "DEFAULT_MODEL",
+    "OVERHEAD_OF",
+    "Chip",
+    "Cost",
+    "Model",
+    "activation_bits",
+    "bits_per_element",
+    "chip_names",
+    "load_chip",
+    "load_model",
+    "model_names",
+    "overhead",
+    "points",
+    "step_cost",
+]

@@ -1,0 +1,102 @@
+"""A chip as data: peak rates with the source of each, and how much of a peak good kernels reach.
+
+`chips/` has one TOML file for each; a file of your own is as good. Rates are of one GPU, dense. An *instruction* is
+what one lane executes at a time: a fused multiply-add is one, and the peak of FP32 in FLOP/s is twice the vector rate.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from fp4dse.dse.errors import ConfigError
+
+Data = TypeVar("Data")
+
+UNITS = ("fp4", "fp8", "bf16", "tf32", "fp32")
+"""What a product may be formed in, the fastest first. A product of two operands takes the slower of their units."""
+
+
+class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A figure and where it comes from: a data sheet, a measurement, or an assumption with its reason."""
+
+    value: float
+    source: str
+
+
+class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Shares of the peaks that kernels reach."""
+
+    matrix: Number
+    vector: Number
+    bandwidth: Number
+
+
+class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
+    """One GPU.
+
+    matrix     unit -> FLOP/s, of those of UNITS that it has; FP32 products without one run at twice the vector rate
+    vector     instructions a second of all FP32 and integer lanes
+    special    reciprocals, exponentials and the like a second
+    convert    conversions between number formats a second; one makes two elements
+    bandwidth  of the memory, bytes/s
+    launch     what a kernel costs beyond its work, s
+    achieved   shares of these peaks that kernels reach
+    native     `element scale block` that the FP4 unit takes, such as `e2m1 e4m3 16`; larger blocks repeat the scale
+    converts   element and scale formats with a conversion instruction; `e2m1 stochastic` where it takes random bits.
+               What has none is rounded by vector instructions
+    """
+
+    name: str
+    summary: str
+    matrix: dict[str, Number]
+    vector: Number
+    special: Number
+    convert: Number
+    bandwidth: Number
+    launch: Number
+    achieved: Achieved
+    native: list[str] = []
+    converts: list[str] = []
+
+    @property
+    def has_fp4(self) -> bool:
+        """Whether it multiplies FP4 operands itself. If not, they are decoded, and multiplied in a wider unit."""
+        return "fp4" in self.matrix
+
+    def flops(self, unit: str) -> float:
+        """FLOP/s that products in this unit reach."""
+        if unit in self.matrix:
+            return self.matrix[unit].value * self.achieved.matrix.value
+        return 2 * self.vector.value * self.achieved.vector.value
+
+
+def chip_names() -> list[str]:
+    """The chips that come with fp4dse."""
+    return sorted(path.stem for path in _FOLDER.glob("*.toml"))
+
+
+@cache
+def load_chip(source: str) -> Chip:
+    """A chip by name or from a `.toml` file; ConfigError if there is none or it is wrong."""
+    return load_data(source, "chip", _FOLDER, Chip)
+
+
+_FOLDER = Path(__file__).parent / "chips"
+
+
+def load_data(source: str, what: str, folder: Path, type_: type[Data]) -> Data:
+    """A record of `type_` from the file `source`, or from `source`.toml in the folder. Its name is the file's."""
+    path = Path(source) if source.endswith(".toml") else folder / f"{source}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert({"name": path.stem, **data}, type_)
+    except OSError:
+        known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
+        raise ConfigError(what, source, f"{known}, or a .toml file") from None
+    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(str(path), str(error), f"a {what} as in {folder.name}/ of fp4dse/dse/cost") from None

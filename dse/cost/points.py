@@ -1,0 +1,40 @@
+"""The paper's count of techniques (arXiv 2509.17791), extended by one rule to techniques that it did not have.
+
+The count is the released analysis's axis, kept so that results can be compared; what a technique costs says step.py.
+"""
+
+from __future__ import annotations
+
+from fp4dse.dse.estimator import STE
+from fp4dse.dse.quantizer import Ema, Stochastic
+from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
+from fp4dse.dse.scale import E6M2
+
+
+def points(recipe: Recipe) -> int:
+    """One for each kind of technique that is switched on anywhere, on a floor of one; plain recipes 0.
+
+    The paper's own kinds: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding,
+    a gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads
+    one whenever that gradient is not taken. Scale format, block size and shape, range, and what a backward operand is
+    made from cost nothing. The rule for all others: what is done beyond a maximum and a rounding per block is one point
+    for each kind. Encoding a block in several ways (`adapt`), scales that do not follow from the maximum alone
+    (`scaling`, HiFloat4's exponents), rounding towards an average, treating outliers.
+    """
+    r = recipe.canonical()
+    if r.is_plain:
+        return 0
+    slots = [r.slot(s) for s in SLOTS]
+    throughs = (r.estimator.x, r.estimator.w)
+    techniques = (
+        any(r.rotation(stage) for stage in STAGES),
+        any(isinstance(q.rounding, Stochastic) for q in slots),
+        any(q.tensor_scale for q in slots),
+        any(through.element != STE() for through in throughs),
+        any(through.scale != "none" for through in throughs),
+        any(q.adapt != "none" for q in slots),
+        any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
+        any(isinstance(q.rounding, Ema) for q in slots),
+        any(q.outliers for q in slots),
+    )
+    return 1 + sum(techniques)

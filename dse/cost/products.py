@@ -1,0 +1,63 @@
+"""The three products of every quantized layer, and what techniques do to them.
+
+product   max( 2MNK / rate of its unit, bytes of operands and output / bandwidth ) + launch
+factors   that change along the contraction (macro blocks, segments of 128) are applied to partial sums on the vector
+          units, beside the matrix units: what that takes longer than the product is added
+residual  every residual doubles the products
+clamped   what is cut off is a sparse product on the vector units, or a dense one in BF16, whichever is faster
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fp4dse.dse.cost import work
+from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, Residual
+from fp4dse.dse.recipe import STAGES, Dgrad, Fprop, Wgrad
+
+Stage = Fprop | Dgrad | Wgrad
+Seconds = tuple[tuple[str, float], ...]
+"""Part -> seconds of a micro-batch."""
+
+IN_LOOP = 2 / MACRO_BLOCK
+"""Vector instructions for a multiply-add whose factors change every 128: for every output and 128 products a
+multiplication of two factors and an FMA."""
+
+
+@lru_cache(maxsize=65536)
+def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
+    """A stage's product in all quantized layers: the product itself, and what scales and outliers add."""
+    a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
+    unit = product_unit(a, b, chip)
+    repeats = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
+    factors = unit not in DECODED_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
+    lanes = chip.vector.value * chip.achieved.vector.value
+    base = scales = outliers = 0.0
+    for linear in model.quantized:
+        rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
+        size = rows * columns * depth
+        nbytes = depth * (rows * _bytes(a, unit) + columns * _bytes(b, unit)) + rows * columns * output
+        once = max(2 * size / chip.flops(unit), nbytes / (chip.bandwidth.value * chip.achieved.bandwidth.value))
+        base += linear.count * (once + chip.launch.value)
+        scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - once)
+        outliers += linear.count * repeats * (once + chip.launch.value)
+        for share in filter(None, map(work.cut_share, (a, b))):
+            apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))
+            outliers += linear.count * (apart + chip.launch.value)
+    return ("products", base), ("scales", scales), ("outliers", outliers)
+
+
+def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:
+    """Rows and columns of the output, the contraction, and bytes moved for an output."""
+    if name == "fprop":
+        return model.tokens, outputs, inputs, 2
+    if name == "dgrad":
+        return model.tokens, inputs, outputs, 2
+    return outputs, inputs, model.tokens, 4 if model.micro_batches == 1 else 8  # FP32, read again to accumulate
+
+
+def _bytes(q: Quantizer, unit: str) -> float:
+    return DECODED_BYTES.get(unit) or work.stored_bytes(q)

@@ -1,0 +1,88 @@
+"""What `fp4dse cost` prints, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fp4dse.dse.cost import operands
+from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.model import Linear, Model
+from fp4dse.dse.cost.points import points
+from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
+from fp4dse.dse.cost.step import estimator_work, step_cost
+from fp4dse.dse.cost.storage import activation_bits, bits_per_element
+from fp4dse.dse.cost.units import notes
+from fp4dse.dse.cost.work import Work
+from fp4dse.dse.recipe import SLOTS, Recipe
+
+
+def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:
+    """The figures of a recipe. Times are of one micro-batch, in µs; activations are the inputs of quantized layers."""
+    mine, bf16 = step_cost(recipe, model, chip), step_cost(Recipe.named("bf16"), model, chip)
+    plain = step_cost(Recipe.named("mxfp4"), model, chip)
+    bits = activation_bits(recipe)
+    inputs = sum(linear.count * linear.inputs for linear in model.quantized) * model.tokens
+    facts = {
+        "recipe": recipe.label(),
+        "config_id": recipe.config_id,
+        "model": model.name,
+        "chip": chip.name,
+        "step_us": 1e6 * mine.total,
+        "bf16_step_us": 1e6 * bf16.total,
+        "overhead": mine.total / bf16.total,
+        "over_plain_fp4": mine.total / plain.total,
+        "points": points(recipe),
+        "bits_per_element": bits_per_element(recipe),
+        "activation_bits": bits,
+        "activation_mib": inputs * bits / 8 / 2**20,
+        "tokens_to_spare": tokens_to_spare(mine.total / bf16.total),
+    }
+    if extra_tokens is not None:
+        facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
+    return {**facts, "notes": notes(recipe, chip)}
+
+
+def split(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
+    """The step by part, in the order of PARTS: µs, share of the step, and BF16's and plain FP4's time for the part.
+
+    Plain FP4 is the recipe `mxfp4`: a maximum, a scale and a rounding to nearest a block, and nothing else.
+    """
+    costs = [step_cost(r, model, chip) for r in (recipe, Recipe.named("bf16"), Recipe.named("mxfp4"))]
+    rows = []
+    for part in costs[0].seconds:
+        mine, bf16, plain = (1e6 * cost.seconds[part] for cost in costs)
+        if mine or bf16 or plain:
+            share = mine / 1e6 / costs[0].total
+            rows.append({"part": part, "us": mine, "share": share, "bf16_us": bf16, "plain_fp4_us": plain})
+    return rows
+
+
+def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
+    """Bytes and instructions per element of the tensor, by slot and technique. What slots share stands at the first."""
+    rows: list[dict[str, Any]] = []
+    for tensor, (first, second) in operands.USED_BY.items():
+        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
+        for kernel in operands.passes(uses, chip):
+            rows += [_row(item.slot, item.technique, item.work * kernel.often) for item in kernel.items]
+    for slot, through in (("fprop.x", recipe.estimator.x), ("fprop.w", recipe.estimator.w)):
+        done = estimator_work(slot[-1], recipe.slot(slot), through)
+        rows += [_row(slot, "estimator", done)] if done != Work() else []
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        found = merged.setdefault((row["slot"], row["technique"]), row)
+        if found is not row:
+            found.update({name: found[name] + row[name] for name in Work.__struct_fields__})
+    order = {slot: i for i, slot in enumerate(SLOTS)}
+    return sorted(merged.values(), key=lambda row: (order[row["slot"]], operands.TECHNIQUES.index(row["technique"])))
+
+
+def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> float:
+    """Modelled time of one kind of layer, forward and backward, relative to BF16's."""
+    alone = msgspec.structs.replace(model, linears=[linear], parameters=0, attention=[], traffic=[], micro_batches=1)
+    return step_cost(recipe, alone, chip).total / step_cost(Recipe.named("bf16"), alone, chip).total
+
+
+def _row(slot: str, technique: str, done: Work) -> dict[str, Any]:
+    return {"slot": slot, "technique": technique, **{name: getattr(done, name) for name in Work.__struct_fields__}}

@@ -1,0 +1,154 @@
+"""The modelled time of a training step: products at matrix-unit rates, element-wise work at vector rates and bytes.
+
+For every quantized layer with a weight [N, K] and M rows:
+
+    products    products.py
+    operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
+    estimator   a pass over dX and, once an optimizer step, over dW
+    the rest    head, attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
+
+Products and passes follow one another; nothing else overlaps. A share of the peaks is reached (Chip.achieved), the same
+for every format and shape, and GPUs do not talk to each other.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from fp4dse.dse.cost import operands, work
+from fp4dse.dse.cost.chip import Chip, load_chip
+from fp4dse.dse.cost.model import Model, load_model
+from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
+from fp4dse.dse.cost.products import Seconds, Stage, product
+from fp4dse.dse.cost.work import Work
+from fp4dse.dse.estimator import Through
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import Recipe
+
+COST_REV = 1
+"""Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
+DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
+OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
+"""What the default overhead, the store's column, is of."""
+
+PARTS = ("products", *TECHNIQUES, "rest")
+"""What a step's time is split into."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Modelled seconds of a micro-batch, an optimizer step's work shared out to its micro-batches, by part of PARTS."""
+
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP) -> float:
+    """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
+    shape, device = load_model(model), load_chip(chip)
+    return (_layers(recipe, shape, device) + _rest(shape, device)) / _bf16(shape, device)
+
+
+def step_cost(recipe: Recipe, model: Model, chip: Chip, plain_blocks: float = 0) -> Cost:
+    """The step's time by part, with `plain_blocks` of the model's blocks left in BF16."""
+    out = dict.fromkeys(PARTS, 0.0)
+    plain = plain_blocks / model.blocks
+    for share, r in ((1 - plain, recipe), (plain, Recipe.named("bf16"))):
+        for piece in _pieces(r, model, chip):
+            for part, seconds in piece:
+                out[part] += share * seconds
+    out["rest"] = _rest(model, chip)
+    return Cost(out)
+
+
+def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
+    return sum(seconds for piece in _pieces(recipe, model, chip) for _, seconds in piece)
+
+
+@lru_cache
+def _bf16(model: Model, chip: Chip) -> float:
+    return _layers(Recipe.named("bf16"), model, chip) + _rest(model, chip)
+
+
+def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
+    """Every product, tensor and estimator; each is remembered by its own part of the recipe."""
+    fprop, dgrad, wgrad, through = recipe.fprop, recipe.dgrad, recipe.wgrad, recipe.estimator
+    return [
+        product("fprop", fprop, model, chip),
+        product("dgrad", dgrad, model, chip),
+        product("wgrad", wgrad, model, chip),
+        _tensor("x", fprop, wgrad, model, chip),
+        _tensor("w", fprop, dgrad, model, chip),
+        _tensor("g", dgrad, wgrad, model, chip),
+        _estimator("x", fprop.x, through.x, model, chip),
+        _estimator("w", fprop.w, through.w, model, chip),
+    ]
+
+
+@lru_cache(maxsize=65536)
+def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) -> Seconds:
+    """The passes over X, W or dY in all quantized layers, for the two stages that use it."""
+    elements, launches = _extent(tensor, model)
+    out: dict[str, float] = {}
+    for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
+        split = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
+        split[next(iter(split))] += launches * kernel.often * chip.launch.value
+        for technique, seconds in split.items():
+            out[technique] = out.get(technique, 0.0) + seconds
+    return tuple(out.items())
+
+
+def _extent(tensor: str, model: Model) -> tuple[float, float]:
+    """Elements of X, W or dY in all quantized layers, and kernels for one pass. What is done to W is done once an
+    optimizer step, and shared out to its micro-batches."""
+    m, share = model.tokens, 1 / model.micro_batches if tensor == "w" else 1.0
+    elements = sum(
+        linear.count * {"x": m * linear.inputs, "w": linear.inputs * linear.outputs, "g": m * linear.outputs}[tensor]
+        for linear in model.quantized
+    )
+    return share * elements, share * sum(linear.count for linear in model.quantized)
+
+
+@lru_cache(maxsize=65536)
+def _estimator(operand: str, quantizer: Quantizer, through: Through, model: Model, chip: Chip) -> Seconds:
+    """The pass over the gradient of x or, once an optimizer step, of w."""
+    done = estimator_work(operand, quantizer, through)
+    if done == Work():
+        return ()
+    elements, launches = _extent(operand, model)
+    return (("estimator", done.seconds(chip) * elements + launches * chip.launch.value),)
+
+
+def estimator_work(operand: str, quantizer: Quantizer, through: Through) -> Work:
+    """Per element of the gradient, which is BF16 for x and FP32 for w."""
+    through = through.canonical()
+    if quantizer.is_plain or through == Through():
+        return Work()
+    relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
+    scale = work.SCALE_GRADIENT[through.scale]
+    twice = 2 if relaxation.read >= 2 and scale.read >= 2 else 0  # the operand is read once for both
+    gradient = 2 if operand == "x" else 4
+    return relaxation + scale + Work(read=gradient - twice, write=gradient, vector=2)
+
+
+@lru_cache
+def _rest(model: Model, chip: Chip) -> float:
+    """What no recipe touches."""
+    bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
+    bf16 = chip.flops("bf16")
+    total = model.parameters * model.bytes_per_parameter / bandwidth / model.micro_batches
+    for linear in model.linears:
+        if not linear.quantized:
+            total += linear.count * 3 * (2 * model.tokens * linear.inputs * linear.outputs / bf16 + chip.launch.value)
+    for core in model.attention:
+        scores = model.tokens * core.context / (2 if core.causal else 1)
+        products = 3.5 * 4 * scores * core.width / bf16  # two forward, five backward
+        exponentials = 2 * scores * core.width / core.head / (chip.special.value * chip.achieved.vector.value)
+        total += core.count * (max(products, exponentials) + 2 * chip.launch.value)
+    for item in model.traffic:
+        total += item.count * (2 * item.passes * item.width * model.tokens / bandwidth + 2 * chip.launch.value)
+    return total

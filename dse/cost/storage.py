@@ -1,0 +1,43 @@
+"""What is stored: bits of an operand's element, and what has to be kept for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from fp4dse.dse.cost.work import cut_share
+from fp4dse.dse.estimator import STE, Clipped, Through, Trust
+from fp4dse.dse.quantizer import Quantizer, block_elements
+from fp4dse.dse.recipe import SLOTS, Recipe
+
+
+def bits_per_element(recipe: Recipe) -> float:
+    """Mean stored bits per operand element over the six slots."""
+    return sum(_bits(recipe.slot(s)) for s in SLOTS) / len(SLOTS)
+
+
+def activation_bits(recipe: Recipe) -> float:
+    """Bits kept for the backward pass per element of a linear layer's input; 16 in BF16 training.
+
+    It is the copy that the weight gradient multiplies, made in the forward pass, or the forward's own copy where the
+    recipe re-quantizes that. To it come what the estimator of x needs (a bit of a mask, the place of a block's maximum,
+    or x in BF16), and for elements that are compensated apart their value and place, 32 bits each.
+    """
+    forward, backward = recipe.fprop.x, recipe.wgrad.x
+    kept = forward if recipe.wgrad.source == "forward" and forward.element != "none" else backward
+    bits = _bits(kept) + 32 * cut_share(kept.canonical())
+    through = recipe.estimator.x
+    if forward.is_plain or through == Through():
+        return bits
+    mask = 1.0 if isinstance(through.element, Clipped | Trust) else 0.0
+    place = math.log2(block_elements(forward.block) or 1) / (block_elements(forward.block) or 1)
+    if through.scale == "diagonal" and isinstance(through.element, STE | Clipped | Trust):
+        return bits + mask + place
+    if through.scale == "none" and mask:
+        return bits + mask
+    return bits if kept.is_plain else bits + 16
+
+
+@lru_cache(maxsize=4096)
+def _bits(quantizer: Quantizer) -> float:
+    return quantizer.canonical().bits_per_element

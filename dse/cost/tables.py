@@ -1,0 +1,95 @@
+"""The tables of docs/cost.md, written by code: `python -m fp4dse.dse.cost.tables docs/cost.md` brings them up to date.
+
+A table stands between `<!-- name -->` and `<!-- /name -->`; a test holds that the file is as `fill` leaves it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fp4dse.dse.cost.chip import UNITS, chip_names, load_chip
+from fp4dse.dse.cost.model import load_model, model_names
+from fp4dse.dse.cost.points import points
+from fp4dse.dse.cost.published import Comparison, kernels, throughputs
+from fp4dse.dse.cost.sensitivity import effects
+from fp4dse.dse.cost.step import overhead
+from fp4dse.dse.cost.storage import activation_bits, bits_per_element
+from fp4dse.dse.library import recipe_files
+
+
+def markdown(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def comparison_table(rows: Iterable[Comparison]) -> str:
+    """Measured beside modelled, and the error of the model."""
+    cells = ([row.what, _four(row.measured), _four(row.modelled), f"{round(100 * row.error):+d} %"] for row in rows)
+    return markdown(["what", "measured", "modelled", "error"], cells)
+
+
+def _four(value: float) -> str:
+    """Four digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
+
+
+def chip_table() -> str:
+    """Peak rates; 10¹² a second, bandwidth in TB/s."""
+    head = ["chip", *(f"{unit.upper()}, TFLOP/s" for unit in UNITS[:4]), "vector", "special", "convert", "TB/s"]
+    rows = []
+    for name in chip_names():
+        chip = load_chip(name)
+        rates = [f"{chip.matrix[unit].value / 1e12:g}" if unit in chip.matrix else "–" for unit in UNITS[:4]]
+        others = (chip.vector, chip.special, chip.convert, chip.bandwidth)
+        rows.append([f"`{name}`", *rates, *(f"{number.value / 1e12:g}" for number in others)])
+    return markdown(head, rows)
+
+
+def model_table() -> str:
+    rows = ([f"`{name}`", load_model(name).summary, load_model(name).source] for name in model_names())
+    return markdown(["model", "what", "source"], rows)
+
+
+def recipe_table() -> str:
+    """All shipped recipes, the fastest on the default chip first."""
+    chips = ("b200", "gb300", "h200")
+    head = ["recipe", *(f"`{chip}`" for chip in chips), "points", "bits", "kept bits"]
+    rows = []
+    for name, file in sorted(recipe_files().items(), key=lambda item: overhead(item[1].recipe)):
+        r = file.recipe
+        numbers = [str(points(r)), f"{bits_per_element(r):.3g}", f"{activation_bits(r):.3g}"]
+        rows.append([f"`{name}`", *(f"{overhead(r, chip=chip):.3f}" for chip in chips), *numbers])
+    return markdown(head, rows)
+
+
+def sensitivity_table() -> str:
+    cells = ([e.what, f"{100 * e.largest:.0f} %", f"{e.swapped} of {e.pairs}"] for e in effects())
+    return markdown(["changed", "largest change of an overhead", "pairs that swap"], cells)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "chips": chip_table,
+    "models": model_table,
+    "recipes": recipe_table,
+    "throughputs": lambda: comparison_table(throughputs()),
+    "sensitivity": sensitivity_table,
+    "kernels": lambda: comparison_table(kernels()),
+}
+
+
+def fill(text: str) -> str:
+    """The text with every table as it is now. KeyError for a mark of no table."""
+    return re.sub(
+        r"<!-- (\w+) -->\n.*?<!-- /\1 -->",
+        lambda found: f"<!-- {found[1]} -->\n{TABLES[found[1]]()}\n<!-- /{found[1]} -->",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+if __name__ == "__main__":
+    for file in map(Path, sys.argv[1:]):
+        file.write_text(fill(file.read_text(encoding="utf-8")), encoding="utf-8")

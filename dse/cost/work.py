@@ -1,0 +1,220 @@
+"""What is done to an operand, technique by technique: bytes and instructions per element of the operand.
+
+The counts are of one fused kernel a pass, 16-bit input, packed output. They follow the operations of docs/numerics.md
+(kernels/reference.py), each FP32 or integer operation one instruction; n is the number of elements, l that of a block.
+
+    pass                     traffic, bytes/n            instructions/n
+    quantize                 2 read, stored bits written unpack, |x| maximum, multiply by 1/s; rounding; scale/l
+    tensor maximum           2 read                      unpack, maximum; all of the rotation if that comes first
+    stochastic rounding                                  Philox 4×32-10: 80 for 128 bits; two to cut out and add
+    rotation of b                                        log2 b, a shuffle a stage above 16, a flip
+    scales beyond a maximum  see SCALING
+    several encodings        see ADAPT
+    estimator                gradient read and written      ESTIMATOR, SCALE_GRADIENT
+
+An unknown name is a KeyError: a technique that nobody has priced must not be free without a word.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from itertools import pairwise
+
+import msgspec
+
+from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.units import DECODED_BYTES
+from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, block_elements
+from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.scale import E6M2, E8M0, scale_format
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Per element: bytes read and written; vector, special and conversion instructions."""
+
+    read: float = 0.0
+    write: float = 0.0
+    vector: float = 0.0
+    special: float = 0.0
+    convert: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            *(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
+        )
+
+    def __mul__(self, factor: float) -> Work:
+        return Work(*(a * factor for a in msgspec.structs.astuple(self)))
+
+    def seconds(self, chip: Chip) -> float:
+        """Per element, if everything overlaps: the slowest of memory, instruction issue and the units behind it."""
+        lanes = chip.achieved.vector.value
+        return max(
+            (self.read + self.write) / (chip.bandwidth.value * chip.achieved.bandwidth.value),
+            (self.vector + self.special + self.convert) / (chip.vector.value * lanes),
+            self.special / (chip.special.value * lanes),
+            self.convert / (chip.convert.value * lanes),
+        )
+
+
+ROUND = Work(vector=14)
+"""Rounding an element by its bits, without a conversion instruction: this project's kernels take 20 instructions an
+element (docs/log.md, both orientations, H200), of which 6 are counted elsewhere."""
+ROUND_UNIFORM = Work(vector=3, convert=1)
+"""To an equally spaced grid: conversion to an integer, clamp, pack."""
+ROUND_POWERS = Work(vector=6)
+"""To powers: add a part of the exponent's unit, cut the mantissa off, clamp, pack."""
+PHILOX = 80.0
+"""Instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
+
+
+def per_block(q: Quantizer) -> float:
+    """Blocks per element; 0 where a row or the tensor is the block."""
+    return 1 / (block_elements(q.block) or math.inf)
+
+
+def rounding(q: Quantizer, chip: Chip) -> Work:
+    """One element to its format: by an instruction where the chip has one, two elements at a time."""
+    stochastic = " stochastic" if isinstance(q.rounding, Stochastic) else ""
+    if isinstance(q.rounding, Ema) or q.adapt == "dialects":
+        return ROUND
+    return Work(convert=0.5) if q.element + stochastic in chip.converts else by_software(q.element)
+
+
+@cache
+def by_software(element: str) -> Work:
+    """What rounding takes without an instruction for it, by the kind of grid."""
+    levels = ELEMENTS[element].magnitudes()
+    if len({b - a for a, b in pairwise(levels)}) == 1:
+        return ROUND_UNIFORM
+    return ROUND_POWERS if ELEMENTS[element].mantissa == 0 else ROUND
+
+
+def scale(q: Quantizer, chip: Chip) -> Work:
+    """A block's scale, rounded to its format and back, and the multiplier that follows from it; per block."""
+    if isinstance(q.scale, E8M0):
+        return Work(vector=6)  # exponent by an integer rule; its reciprocal is an exponent, too
+    name = "e4m3" if isinstance(q.scale, E6M2) else scale_format(q.scale)
+    if name in ("bf16", "fp32"):
+        return Work(vector=5, special=1)
+    return Work(vector=5, special=1) + (Work(convert=2) if name in chip.converts else ROUND)
+
+
+def quantize(q: Quantizer, chip: Chip, unit: str) -> Work:
+    """Block maximum, scale, multiplication, rounding to nearest, and the writing of what the GEMM's unit reads."""
+    nearest = msgspec.structs.replace(q, rounding=Quantizer().rounding)
+    work = Work(vector=2) + rounding(nearest, chip) + scale(q, chip) * per_block(q)
+    if unit in DECODED_BYTES:
+        return work + Work(write=DECODED_BYTES[unit], vector=1)  # decoded: one more multiplication
+    return work + Work(write=stored_bytes(q))
+
+
+def stored_bytes(q: Quantizer) -> float:
+    """Of one encoding: half of it with a residual."""
+    return q.bits_per_element / 8 / (2 if isinstance(q.outliers, Residual) else 1)
+
+
+def rotation(r: Hadamard) -> Work:
+    """A butterfly on the vector units, as in this project's kernels: a stage is an addition an element, and above 16 an
+    exchange between threads. (As a product of 2b FLOP on the matrix units it would be nearly free, in BF16.)"""
+    stages = math.log2(r.size)
+    return Work(vector=stages + max(0.0, stages - 4) + (r.signs != "none"))
+
+
+def stochastic(q: Quantizer, chip: Chip) -> Work:
+    """The random bits, and how rounding differs."""
+    assert isinstance(q.rounding, Stochastic)
+    nearest = msgspec.structs.replace(q, rounding=Quantizer().rounding)
+    more = rounding(q, chip).vector - rounding(nearest, chip).vector
+    fewer = rounding(q, chip).convert - rounding(nearest, chip).convert
+    return Work(vector=PHILOX * q.rounding.bits / 128 + 2 + more, convert=fewer)
+
+
+SCALING: dict[str, Work] = {
+    "amax": Work(),
+    "split": Work(vector=2),  # a second maximum, and which scale an element takes
+    "macro": Work(vector=1 / 32),  # maxima of 128, factors: the multiplication joins that by the scale
+    "eden": Work(vector=4, convert=0.5),  # decode, Σz², Σz·ẑ
+    "quest": Work(vector=2),  # Σx and Σx² in place of the maximum, the mean taken off
+    "sawb": Work(),  # sums take the place of the tensor maximum
+    "softmax": Work(vector=3, special=1),
+}
+"""Beyond the maximum, per element."""
+
+
+def scaling(q: Quantizer, chip: Chip) -> Work:
+    """How scales follow from the block, beyond one maximum and one rounding."""
+    blocks = per_block(q)
+    more = SCALING[q.scaling]
+    if isinstance(q.scale, E6M2):
+        more = Work(vector=1 + 24 * 3 / 64)  # two more levels of maxima: 16 and 8 comparisons, exponents, multipliers
+    if q.scaling == "split":
+        more += scale(q, chip) * blocks
+    if q.scaling in ("eden", "quest"):
+        more += (scale(q, chip) + Work(special=1)) * blocks  # a second scale; a division or a root
+    if q.stochastic_scales:
+        more += Work(vector=PHILOX * 16 / 128 + 2) * blocks
+    return more
+
+
+ADAPT: dict[str, Work] = {
+    "none": Work(),
+    "if4": Work(
+        vector=1 + 3 + 6, convert=1
+    ),  # INT4 beside E2M1: multiply, round, clamp; two errors of three operations
+    "razer": Work(vector=12),  # two special values: compare and select; two errors
+    "dialects": Work(vector=80),  # 16 codebooks of two thresholds and an error each
+}
+
+
+def adapt(q: Quantizer, chip: Chip) -> Work:
+    """Encoding every block in several ways and keeping the best."""
+    if q.adapt.startswith("4over6"):  # a second scale, multiplication and rounding; two errors of three operations
+        second = rounding(q, chip)
+        decode = Work(convert=1) if second.convert else Work()
+        return Work(vector=1 + 6 + 1 / 8) + second + decode + scale(q, chip) * per_block(q)
+    return ADAPT[q.adapt]
+
+
+def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:
+    """A second encoding of the error, or clamping; the products that follow are step.py's."""
+    if isinstance(q.outliers, Residual):
+        return Work(vector=2) + quantize(q, chip, unit)
+    if isinstance(q.outliers, Clamp):
+        cut = 4 * cut_share(q) if q.outliers.compensate else 0.0  # BF16 value and 16-bit place
+        return Work(vector=2 + (3 if cut else 0), write=cut)
+    return Work()
+
+
+def cut_share(q: Quantizer) -> float:
+    """The share of elements that a clamp to quantiles cuts, and that are multiplied apart."""
+    return 2 * (1 - q.outliers.quantile) if isinstance(q.outliers, Clamp) and q.outliers.compensate else 0.0
+
+
+QUANTILE_PASS = Work(read=2, vector=6)
+"""Both quantiles of a tensor: unpack, and a histogram of the magnitudes' leading bits; assumed, not measured."""
+
+AVERAGE = Work(read=8, write=4, vector=9)
+"""Q-EMA: read the FP32 average to round towards, and move it after the optimizer's step."""
+
+ESTIMATOR: dict[str, Work] = {
+    "ste": Work(),
+    "clipped": Work(read=1 / 8, write=1 / 8, vector=3),  # one bit, saved by the forward pass
+    "trust": Work(read=1 / 8, write=1 / 8, vector=5),
+    "dge": Work(read=2, vector=11, special=2),  # unpack, scale, four comparisons, place in the interval, power, cap
+    "power-law": Work(read=2, vector=10, special=2),
+    "sigmoid": Work(read=2, vector=11, special=2),
+    "spline": Work(read=2, vector=8),
+}
+"""The factor on a gradient, by the relaxation's tag: what is read again and computed."""
+
+SCALE_GRADIENT: dict[str, Work] = {
+    "none": Work(),
+    "diagonal": Work(vector=1),
+    "exact": Work(read=2, vector=3 + ROUND.vector),  # the residual again, a dot product, the share of the maximum
+    "softmax-diagonal": Work(read=2, vector=4, special=1),
+    "softmax": Work(read=2, vector=6 + ROUND.vector, special=1),
+}
+"""The gradient through the block scale."""

@@ -1,0 +1,5 @@
+"""A recipe as the settings of another library that realise it, with what they cannot express."""
+
+from fp4dse.dse.export.settings import TARGETS, Export, Settings, export
+
+__all__ = ["TARGETS", "Export", "Settings", "export"]

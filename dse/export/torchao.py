@@ -1,0 +1,105 @@
+"""What torchao 0.18 trains with.
+
+nvfp4_linear           three NVFP4 products as Transformer Engine's: tiles, stochastic gradients, Hadamard 16 on the
+                       weight gradient with the signs that it is given (prototype; Blackwell)
+QATConfig              NVFP4 or MXFP4 forward, BF16 backward from the decoded copies
+MXFP8TrainingOpConfig  MXFP8 in all three products, or in two with the weight gradient in BF16
+Float8LinearConfig     E4M3 and, for gradients, E5M2, one FP32 scale a tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from fp4dse.dse.export.listed import BF16, Settings, bf16_backward, call
+from fp4dse.dse.quantizer import Quantizer, Stochastic
+from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.recipe import Dgrad, Fprop, Hadamard, Recipe, Wgrad
+from fp4dse.dse.scale import E8M0
+
+SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
+"""Those of Transformer Engine, which rotations with `fixed` signs have here, too."""
+
+RANDOM = "random bits of stochastic rounding are torchao's own"
+DIALECT = "NVFP4 scales are computed in another order of operations: on BF16 data 0.03 to 0.2 % of them differ"
+QAT = "torchao.quantization.qat"
+
+
+def settings() -> Iterator[Settings]:
+    """All of them, defaults first."""
+    yield Settings("config = None  # nothing to convert", Recipe.uniform(BF16).canonical())
+    yield _training()
+    yield from _nvfp4_qat()
+    yield from _mxfp4_qat()
+    yield from _mxfp8()
+    fp8, wide = QUANTIZERS["fp8"], QUANTIZERS["fp8-e5m2"]
+    text = (
+        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\nconfig = Float8LinearConfig()\n"
+    )
+    recipe = Recipe(Fprop(x=fp8, w=fp8), Dgrad(g=wide, w=fp8), Wgrad(g=wide, x=fp8)).canonical()
+    yield Settings(text + "# convert_to_float8_training(model, config=config)", recipe)
+
+
+def _training() -> Settings:
+    nvfp4, tiles = QUANTIZERS["nvfp4"], QUANTIZERS["nvfp4-2d"]
+    g = msgspec.structs.replace(nvfp4, rounding=Stochastic())
+    wgrad = Wgrad(g=g, x=nvfp4, rotation=Hadamard(size=16, signs="fixed"))
+    text = (
+        "from functools import partial\n\n"
+        "from torchao.prototype.moe_training.nvfp4_training.nvfp4_linear import nvfp4_linear\n\n"
+        f"linear = partial({call('nvfp4_linear', sign_vector=SIGNS).replace('(', ', ', 1)}\n"
+        "# y = linear(x, weight, bias) in place of torch.nn.functional.linear"
+    )
+    recipe = Recipe(Fprop(x=nvfp4, w=tiles), Dgrad(g=g, w=tiles), wgrad).canonical()
+    return Settings(text, recipe, notes=(RANDOM, "all sizes must be multiples of 128", DIALECT))
+
+
+def _nvfp4_qat() -> Iterator[Settings]:
+    for q, arguments in ((QUANTIZERS["nvfp4"], {}), (QUANTIZERS["e4m3-b16"], {"use_per_tensor_scale": False})):
+        text = _qat("NVFP4FakeQuantizeConfig", (), arguments)
+        yield Settings(text, bf16_backward(Fprop(x=q, w=q), True), notes=(DIALECT, "zero scales become 2^-6"))
+
+
+def _mxfp4_qat() -> Iterator[Settings]:
+    for rule in ("rceil", "floor", "ceil", "even"):
+        q = Quantizer(block=32, scale=E8M0(rule=rule))
+        mode = {} if rule == "rceil" else {"scaling_mode": f"ScaleCalculationMode.{rule.upper()}"}
+        more = ("from torchao.prototype.mx_formats import ScaleCalculationMode",) if mode else ()
+        text = _qat("MXFakeQuantizeConfig", more, mode)
+        yield Settings(text, bf16_backward(Fprop(x=q, w=q), True))
+
+
+def _qat(name: str, imports: tuple[str, ...], arguments: dict) -> str:
+    lines = [
+        *imports,
+        f"from torchao.prototype.qat import {name}",
+        "from torchao.quantization import quantize_",
+        f"from {QAT} import QATConfig",
+        "",
+        f"fake = {call(name, **arguments)}",
+        'config = QATConfig(activation_config=fake, weight_config=fake, step="prepare")',
+        "# quantize_(model, config)",
+    ]
+    return "\n".join(lines)
+
+
+def _mxfp8() -> Iterator[Settings]:
+    for rule in ("rceil", "floor"):
+        q = Quantizer(element="e4m3", block=32, scale=E8M0(rule=rule))
+        for plain in (False, True):
+            arguments: dict[str, object] = {"wgrad_with_hp": True} if plain else {}
+            lines = ["from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig"]
+            if rule != "rceil":
+                lines.append("from torchao.prototype.mx_formats import ScaleCalculationMode")
+                arguments["scale_calculation_mode"] = f"ScaleCalculationMode.{rule.upper()}"
+            wgrad = Wgrad(g=BF16, x=BF16) if plain else Wgrad(g=q, x=q)
+            lines += [
+                "from torchao.quantization import quantize_",
+                "",
+                f"config = {call('MXFP8TrainingOpConfig', **arguments)}",
+                "# quantize_(model, config, filter_fn=lambda module, name: isinstance(module, torch.nn.Linear))",
+            ]
+            recipe = Recipe(Fprop(x=q, w=q), Dgrad(g=q, w=q), wgrad).canonical()
+            yield Settings("\n".join(lines), recipe)

@@ -1,0 +1,98 @@
+"""Chips and model shapes as data: complete, sourced, and readable from a file of one's own."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import fp4dse.dse.cost as cost
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead
+from fp4dse.dse.cost.chip import UNITS, Number
+from fp4dse.dse.formats import ELEMENTS
+
+FOLDER = Path(cost.__file__).parent
+WORDS = ("data sheet", "measured", "assumed", "chosen", "Programming Guide", "NVIDIA on", "verda.com on")
+
+
+def numbers(data: object) -> list[Number]:
+    if isinstance(data, Number):
+        return [data]
+    if isinstance(data, msgspec.Struct):
+        data = msgspec.structs.asdict(data)
+    return [n for part in data.values() for n in numbers(part)] if isinstance(data, dict) else []
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_number_of_a_chip_says_where_it_is_from(name):
+    found = numbers(load_chip(name))
+    assert len(found) >= 11
+    for number in found:
+        assert number.value > 0
+        assert any(word in number.source for word in WORDS), number.source
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_narrower_units_are_never_slower(name):
+    chip = load_chip(name)
+    rates = [chip.flops(unit) for unit in UNITS if unit in chip.matrix]
+    assert rates == sorted(rates, reverse=True)
+    assert chip.flops("fp32") < rates[-1]
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_what_a_chip_converts_or_takes_are_formats_that_there_are(name):
+    chip = load_chip(name)
+    known = {*ELEMENTS, "ue5m3", "ue4m4", *(f"{element} stochastic" for element in ELEMENTS)}
+    assert set(chip.converts) <= known
+    assert chip.native == ["any"] or all(len(entry.split()) == 3 for entry in chip.native)
+    assert bool(chip.native) == chip.has_fp4
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_parameters_are_those_of_the_layers_and_little_more(name):
+    model = load_model(name)
+    weights = sum(linear.count * linear.inputs * linear.outputs for linear in model.linears)
+    embeddings = sum(linear.inputs * linear.outputs for linear in model.linears if linear.name == "head")
+    assert weights <= model.parameters * 1.001
+    assert model.parameters <= (weights + embeddings) * 1.02
+    assert model.source
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"chip: found 'a100'; accepted: b200, .*h200, or a .toml file"):
+        load_chip("a100")
+    with pytest.raises(ConfigError, match=r"model: found 'gpt'; accepted: .*llama-1b"):
+        load_model("gpt")
+
+
+def test_a_chip_of_ones_own_is_a_file(tmp_path):
+    text = (FOLDER / "chips" / "b200.toml").read_text()
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text.replace("value = 9.0e15", "value = 18.0e15"))
+    assert load_chip(str(mine)).name == "mine"
+    assert overhead(Recipe.named("mxfp4"), chip=str(mine)) < overhead(Recipe.named("mxfp4"), chip="b200")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[launch]", "[lunch]", "lunch"),
+        ("value = 2.0e-6", 'value = "fast"', "launch.value"),
+        ("[matrix]", "[matrix", "mine.toml"),
+    ],
+)
+def test_a_wrong_file_is_answered_in_one_line_with_its_name(tmp_path, old, new, says):
+    mine = tmp_path / "mine.toml"
+    mine.write_text((FOLDER / "chips" / "b200.toml").read_text().replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_chip(str(mine))
+    assert says in str(caught.value)
+    assert str(mine) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*/*.toml")), ids=lambda file: file.stem)
+def test_every_data_file_says_what_it_is(file):
+    assert tomllib.loads(file.read_text())["summary"]

@@ -1,0 +1,59 @@
+"""The paper's technique count, and the rule that extends it."""
+
+import msgspec
+import pytest
+
+from fp4dse.dse import Quantizer, Recipe, points
+from fp4dse.dse.quantizer import Residual, Stochastic
+from fp4dse.dse.scale import E5M2, TensorScale
+
+POINTS = {
+    "bf16": 0,
+    "mxfp4": 1,  # the floor
+    "nvfp4": 2,  # tensor scaling
+    "nvfp4-sr": 3,  # + stochastic rounding
+    "nvfp4-sr-rht": 4,  # + rotation
+    "ue5m3-sr": 3,
+    "mxfp4-sr-rht": 3,
+    "quartet2": 5,  # tensor scaling, rotation, four-over-six, corrected scales
+    "wang-dge-occ": 3,  # a relaxation, outliers
+    "tetrajet-qema": 3,  # stochastic rounding, an average
+    "hif4-ascend": 3,  # rotation, exponents of parts of a block
+}
+
+
+@pytest.mark.parametrize(("name", "count"), POINTS.items())
+def test_points_count_the_techniques_of_a_recipe_on_a_floor_of_one(name, count):
+    assert points(Recipe.named(name)) == count
+
+
+def test_untouched_operands_cost_no_points():
+    assert points(Recipe.uniform(Quantizer.named("none"))) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        ({"block": 32}, 2),  # of nvfp4's two: the floor and its tensor scale
+        ({"scale": E5M2()}, 2),
+        ({"range": "16/17"}, 2),
+        ({"tensor_scale": TensorScale(amax="held")}, 2),
+        ({"tensor_scale": None}, 1),
+        ({"rounding": Stochastic()}, 3),
+        ({"adapt": "4over6-mae"}, 3),
+        ({"adapt": "razer"}, 3),
+        ({"scaling": "split"}, 3),
+        ({"outliers": Residual()}, 3),
+    ],
+)
+def test_what_is_done_beyond_a_maximum_and_a_rounding_counts_one(change, count):
+    q = msgspec.structs.replace(Quantizer.named("nvfp4"), **change)
+    assert points(Recipe.uniform(q)) == count
+
+
+def test_a_kind_of_technique_counts_once_wherever_it_is_used():
+    sr = msgspec.structs.replace(Quantizer.named("mxfp4"), rounding=Stochastic())
+    one = Recipe.uniform(Quantizer.named("mxfp4"))
+    everywhere = Recipe.uniform(sr)
+    once = msgspec.structs.replace(one, dgrad=msgspec.structs.replace(one.dgrad, g=sr))
+    assert points(once) == points(everywhere) == 2

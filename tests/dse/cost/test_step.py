@@ -1,0 +1,212 @@
+"""The modelled step: what makes it longer or shorter, and by which part of it."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
+from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead, report, step_cost
+from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
+from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS
+from fp4dse.dse.cost.units import notes, product_unit
+from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
+from fp4dse.dse.quantizer import OUTLIER_NAMES, Stochastic
+from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.rules import faults
+from fp4dse.dse.scale import TENSOR_SCALE_NAMES
+
+B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
+LLAMA, MLP = load_model("llama-1b"), load_model("mlp")
+
+
+@st.composite
+def recipes(draw) -> Recipe:
+    """Valid recipes: three stages and an estimator, each from any of the shipped ones."""
+    names = st.sampled_from(list(recipe_files()))
+    parts = {part: getattr(Recipe.named(draw(names)), part) for part in ("fprop", "dgrad", "wgrad", "estimator")}
+    recipe = Recipe(**parts)
+    assume(not list(faults(recipe)))
+    return recipe
+
+
+def changed(name: str, stage: str, **fields) -> Recipe:
+    recipe = Recipe.named(name)
+    return msgspec.structs.replace(recipe, **{stage: msgspec.structs.replace(getattr(recipe, stage), **fields)})
+
+
+@pytest.mark.parametrize("chip", chip_names())
+@pytest.mark.parametrize("model", model_names())
+def test_bf16_is_one(model, chip):
+    assert overhead(Recipe.named("bf16"), model, chip) == 1
+
+
+@pytest.mark.parametrize("chip", chip_names())
+@pytest.mark.parametrize("name", recipe_files())
+def test_every_shipped_recipe_has_a_finite_price_on_every_chip(name, chip):
+    assert 0.3 < overhead(Recipe.named(name), chip=chip) < 100
+
+
+@given(recipes(), st.sampled_from(chip_names()))
+@settings(max_examples=60)
+def test_the_price_is_that_of_the_canonical_recipe_and_the_sum_of_its_parts(recipe, chip):
+    assert overhead(recipe, chip=chip) == overhead(recipe.canonical(), chip=chip)
+    cost = step_cost(recipe, LLAMA, load_chip(chip))
+    bf16 = step_cost(Recipe.named("bf16"), LLAMA, load_chip(chip))
+    assert math.isclose(cost.total / bf16.total, overhead(recipe, chip=chip))
+    assert tuple(cost.seconds) == PARTS
+    assert min(cost.seconds.values()) >= 0
+    assert cost.seconds["rest"] == bf16.seconds["rest"]
+
+
+@given(recipes(), st.sampled_from(["quantize", "outliers", "rotation", "estimator"]), st.data())
+@settings(max_examples=60)
+def test_a_technique_more_never_makes_a_step_faster(recipe, kind, data):
+    before = overhead(recipe)
+    if kind == "estimator":
+        element = RELAXATION_NAMES[data.draw(st.sampled_from(list(RELAXATION_NAMES)))]
+        plain = msgspec.structs.replace(recipe, estimator=Estimator())
+        more = msgspec.structs.replace(recipe, estimator=Estimator(x=Through(element=element)))
+        assert overhead(plain) <= overhead(more)
+    elif kind == "rotation":
+        plain = msgspec.structs.replace(recipe, wgrad=msgspec.structs.replace(recipe.wgrad, rotation=None))
+        turned = msgspec.structs.replace(recipe.wgrad, rotation=Hadamard(size=64))
+        assert overhead(plain) <= overhead(msgspec.structs.replace(recipe, wgrad=turned))
+    elif not recipe.wgrad.g.is_plain:
+        change = {"rounding": Stochastic()} if kind == "quantize" else {"outliers": OUTLIER_NAMES["residual"]}
+        plainest = {"rounding": Quantizer().rounding} if kind == "quantize" else {"outliers": None}
+        less = _gradient(recipe, plainest)
+        assert overhead(less) <= overhead(_gradient(recipe, change))
+    assert before == overhead(recipe)
+
+
+def _gradient(recipe: Recipe, change: dict) -> Recipe:
+    g = msgspec.structs.replace(recipe.wgrad.g, **change)
+    return msgspec.structs.replace(recipe, wgrad=msgspec.structs.replace(recipe.wgrad, g=g))
+
+
+def test_each_technique_of_nvidias_recipe_shows_in_its_own_part():
+    names = ("mxfp4", "nvfp4", "nvfp4-sr", "nvfp4-sr-rht")
+    parts = ("quantize", "tensor maximum", "stochastic rounding", "rotation")
+    costs = [step_cost(Recipe.named(name), LLAMA, B200).seconds for name in names]
+    for i, cost in enumerate(costs):
+        assert [cost[part] > 0 for part in parts] == [j <= i for j in range(len(parts))]
+
+
+def test_held_maxima_are_nearly_free():
+    held = TENSOR_SCALE_NAMES["held"]
+    q = msgspec.structs.replace(Quantizer.named("nvfp4"), tensor_scale=held)
+    current, plain = Recipe.named("nvfp4"), Recipe.uniform(Quantizer.named("e4m3-b16"))
+    assert overhead(Recipe.uniform(q)) - overhead(plain) < (overhead(current) - overhead(plain)) / 40
+
+
+def test_a_product_takes_the_slower_unit_of_its_operands():
+    fp4, fp8, bf16 = (Quantizer.named(name) for name in ("nvfp4", "fp8", "bf16"))
+    assert product_unit(fp4, fp4, B200) == "fp4"
+    assert product_unit(fp4, fp8, B200) == "fp8"
+    assert product_unit(fp4, bf16, B200) == "bf16"
+    assert product_unit(fp4, fp4, H200) == "bf16"
+    assert product_unit(Quantizer.named("if4"), fp4, H200) == "tf32"
+    assert product_unit(fp8, fp8, H200) == "fp8"
+
+
+def test_a_residual_doubles_the_products_it_is_in():
+    q = msgspec.structs.replace(Quantizer.named("mxfp4"), outliers=OUTLIER_NAMES["residual"])
+    plain = step_cost(Recipe.named("mxfp4"), LLAMA, B200).seconds
+    one = step_cost(changed("mxfp4", "fprop", x=q), LLAMA, B200).seconds
+    assert one["outliers"] > plain["products"] / 3 * 0.9
+    assert one["products"] == plain["products"]
+    two = step_cost(changed("mxfp4", "fprop", x=q, w=q), LLAMA, B200).seconds
+    assert two["outliers"] > 2.5 * one["outliers"]
+
+
+def test_factors_within_a_product_are_work_of_the_vector_units():
+    macro = step_cost(Recipe.uniform(Quantizer.named("mbs-mxfp4")), LLAMA, B200).seconds
+    assert macro["scales"] > 0.5 * macro["products"]
+
+
+def test_chips_without_fp4_units_emulate_and_say_so():
+    for name in ("h100", "h200"):
+        assert overhead(Recipe.named("nvfp4"), chip=name) > 1
+        [line] = notes(Recipe.named("nvfp4"), load_chip(name))
+        assert line == "all slots: no FP4 unit; emulated, decoded exactly to BF16"
+    assert notes(Recipe.named("zhou-mixed"), H200) == [
+        "fprop.x, fprop.w: no FP4 unit; emulated, decoded exactly to FP32"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [
+        ("mxfp4", True),
+        ("nvfp4", True),
+        ("nvidia-nvfp4", True),
+        ("mxfp4-tiles", True),
+        ("zhou-mixed", True),  # one scale a row, applied to the product
+        ("ue5m3-sr", False),
+        ("hif4-ascend", False),
+        ("luq", False),
+        ("ufp4", False),
+    ],
+)
+def test_formats_that_blackwell_does_not_take_are_named(name, native):
+    assert (not notes(Recipe.named(name), B200)) == native
+    assert not notes(Recipe.named(name), GENERIC)
+
+
+def test_blocks_left_in_bf16_count_by_their_share():
+    recipe, bf16 = Recipe.named("nvfp4"), step_cost(Recipe.named("bf16"), LLAMA, B200).total
+    none, half, all_ = (step_cost(recipe, LLAMA, B200, blocks).total for blocks in (0, 12, 24))
+    assert half == pytest.approx((none + bf16) / 2)
+    assert all_ == pytest.approx(bf16)
+
+
+def test_launches_are_what_tiny_models_pay():
+    assert overhead(Recipe.named("mxfp4"), "mlp") > 1
+    faster = msgspec.structs.replace(B200, launch=msgspec.structs.replace(B200.launch, value=1e-12))
+    slow, fast = (step_cost(Recipe.named("mxfp4"), MLP, chip).total for chip in (B200, faster))
+    assert fast < slow / 20
+
+
+def test_what_is_done_to_weights_is_shared_by_the_micro_batches():
+    many = msgspec.structs.replace(LLAMA, micro_batches=64)
+    recipe = changed("bf16", "fprop", w=Quantizer.named("nvfp4"))
+    few, more = (step_cost(recipe, model, B200).seconds["quantize"] for model in (LLAMA, many))
+    assert more == pytest.approx(few / 8)
+
+
+def test_the_default_axis_names_its_model_and_chip():
+    recipe = Recipe.named("nvfp4")
+    assert overhead(recipe) == overhead(recipe, "llama-1b", "b200")
+    assert OVERHEAD_OF.startswith("llama-1b on b200, revision ")
+
+
+def test_time_to_quality_weighs_tokens_against_speed():
+    assert time_to_quality(0.5, 0.1) == pytest.approx(1.1 / 2)  # twice the throughput, a tenth more tokens
+    assert time_to_quality(0.5, tokens_to_spare(0.5)) == 1
+    with pytest.raises(ConfigError, match="extra-tokens"):
+        time_to_quality(0.5, -1)
+
+
+def test_the_table_of_a_recipe_adds_up():
+    recipe = Recipe.named("quartet2")
+    facts, rows = report.summary(recipe, LLAMA, B200, 0.2), report.split(recipe, LLAMA, B200)
+    assert sum(row["us"] for row in rows) == pytest.approx(facts["step_us"])
+    assert sum(row["bf16_us"] for row in rows) == pytest.approx(facts["bf16_step_us"])
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert facts["overhead"] == pytest.approx(overhead(recipe))
+    assert facts["time_to_quality"] == pytest.approx(1.2 * overhead(recipe))
+    assert facts["over_plain_fp4"] == pytest.approx(overhead(recipe) / overhead(Recipe.named("mxfp4")))
+    inputs = LLAMA.tokens * 24 * (2048 + 2048 + 2048 + 5456)
+    assert facts["activation_mib"] == pytest.approx(inputs * 4.5 / 8 / 2**20)
+
+
+def test_operations_stand_once_for_each_slot_and_technique():
+    rows = report.operations(Recipe.named("quartet2"), B200)
+    keys = [(row["slot"], row["technique"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert ("fprop.x", "encodings") in keys
+    assert ("wgrad.x", "copies of the forward") in keys
+    assert not report.operations(Recipe.named("bf16"), B200)

@@ -1,0 +1,123 @@
+"""Recipes as settings of other libraries, and what those cannot express."""
+
+import ast
+import inspect
+import json
+from functools import partial
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe, recipe_files, recipe_from_dict
+from fp4dse.dse.export import TARGETS, export
+from fp4dse.dse.export.settings import LISTS, differences
+from fp4dse.dse.rules import faults
+
+ALL = [(target, settings) for target, known in LISTS.items() for settings in known()]
+NAMES = [f"{target}-{i}" for i, (target, _) in enumerate(ALL)]
+
+
+@pytest.mark.parametrize(("target", "settings"), ALL, ids=NAMES)
+def test_every_setting_is_found_by_the_recipe_that_it_computes(target, settings):
+    assert not list(faults(settings.recipe))
+    found = export(settings.recipe, target)
+    assert not found.cannot
+    assert found.settings == settings
+
+
+@pytest.mark.parametrize(("target", "settings"), ALL, ids=NAMES)
+def test_settings_are_python(target, settings):
+    names = {node.id for node in ast.walk(ast.parse(settings.text)) if isinstance(node, ast.Name)}
+    assert names & {"recipe", "config", "linear"}
+
+
+@pytest.mark.parametrize("target", LISTS)
+def test_no_two_settings_compute_the_same(target):
+    ids = [settings.recipe.config_id for settings in LISTS[target]()]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("settings", [s for target, s in ALL if target == "torchao"], ids=lambda s: s.recipe.config_id)
+def test_torchao_has_the_objects_named_and_they_take_these_arguments(settings):
+    pytest.importorskip("torchao", "0.18")
+    names: dict = {}
+    exec(settings.text, names)
+    made = names.get("config") or names.get("linear")
+    if isinstance(made, partial):
+        inspect.signature(made.func).bind("input", "weight", **made.keywords)
+        assert made.func.__module__.startswith("torchao")
+    elif made is None:
+        assert settings.recipe.config_id == Recipe.named("bf16").config_id
+    else:
+        assert type(made).__module__.startswith("torchao")
+
+
+def test_torchao_takes_the_rotation_signs_that_are_fixed_here():
+    from fp4dse.dse.export.torchao import SIGNS
+    from fp4dse.kernels.rotation import FIXED_SIGNS
+
+    assert SIGNS == FIXED_SIGNS
+
+
+def te_line(name: str) -> str:
+    done = export(Recipe.named(name), "te")
+    assert not done.cannot
+    return next(line for line in done.settings.text.splitlines() if line.startswith("recipe ="))
+
+
+def test_transformer_engines_default_is_the_recipe_named_after_it():
+    assert te_line("te-nvfp4") == "recipe = NVFP4BlockScaling()"
+    assert not export(Recipe.named("te-nvfp4"), "te").settings.environment
+
+
+def test_arguments_are_those_that_differ_from_the_default_and_have_variables():
+    done = export(Recipe.named("nvfp4"), "te")
+    off = ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization")
+    assert te_line("nvfp4") == f"recipe = NVFP4BlockScaling({', '.join(f'{name}=True' for name in off)})"
+    assert done.settings.environment == {f"NVTE_NVFP4_{name.upper()}": "1" for name in off}
+
+
+def test_four_over_six_and_a_bf16_backward_pass_are_arguments():
+    recipe = recipe_from_dict(
+        {
+            "fprop": {"x": "nvfp4-4over6-mse", "w": "nvfp4-4over6-mse"},
+            "dgrad": {"g": "bf16", "w": "bf16", "source": "forward"},
+            "wgrad": {"g": "bf16", "x": "bf16", "source": "forward"},
+        }
+    )
+    done = export(recipe, "te")
+    assert not done.cannot
+    for part in ("nvfp4_4over6='all'", "nvfp4_4over6_err_mode='MSE'", "backward_override='dequantized'"):
+        assert part in done.settings.text
+    assert done.settings.environment["NVTE_NVFP4_4OVER6_ERR_MODE"] == "MSE"
+
+
+def test_what_cannot_be_expressed_is_named_with_what_there_is_instead():
+    done = export(Recipe.named("nvidia-nvfp4"), "te")
+    assert done.cannot == ["gradients range 16/17 (it has full)", "wgrad rotation rht16 (it has fixed16)"]
+    assert done.settings.recipe.config_id == Recipe.named("te-nvfp4").config_id
+
+
+@pytest.mark.parametrize("name", recipe_files())
+@pytest.mark.parametrize("target", LISTS)
+def test_a_recipe_is_either_computed_exactly_or_refused_with_reasons(name, target):
+    recipe = Recipe.named(name)
+    done = export(recipe, target)
+    assert bool(done.cannot) == (done.settings.recipe.config_id != recipe.config_id)
+
+
+def test_where_only_one_side_is_quantized_the_element_says_it_all():
+    lines = differences(Recipe.named("tseng-mxfp4"), Recipe.named("bf16"))
+    assert lines[0] == "backward element e2m1 (it has bf16)"
+    assert {line.split()[1] for line in lines} == {"element", "rotation"}
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_json_is_the_canonical_recipe_and_reads_back(name):
+    text = export(Recipe.named(name), "json").settings.text
+    assert recipe_from_dict(json.loads(text)) == Recipe.named(name).canonical()
+
+
+def test_an_unknown_target_is_answered_with_the_known_ones():
+    assert TARGETS == ("te", "torchao", "json")
+    with pytest.raises(ConfigError, match="--to: found 'onnx'; accepted: te, torchao, json"):
+        export(Recipe.named("nvfp4"), "onnx")
