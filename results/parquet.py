@@ -7,7 +7,6 @@ part and deleting its inputs. `read` gives one row per run: done or diverged bef
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import ROW
 
 IDENTITY = ["run_id", "status", "created_at"]
@@ -28,19 +28,26 @@ def encode(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def dataset(files: Sequence[Path]) -> ds.Dataset:
+def dataset(files: Sequence[Place]) -> ds.Dataset:
     """The files as one data set under ROW; a column that a file lacks reads as null."""
     if not files:
         return ds.dataset(ROW.empty_table())
+    return _open(files)
+
+
+def _open(files: Sequence[Place]) -> ds.Dataset:
+    first = files[0]
+    if isinstance(first, RemotePath):
+        return ds.dataset([file.path for file in files], schema=ROW, format="parquet", filesystem=first.fs)
     return ds.dataset([str(file) for file in files], schema=ROW, format="parquet")
 
 
-def scan(files: Sequence[Path], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+def scan(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
     """All rows, copies included. FileNotFoundError if a file is gone, ArrowInvalid or OSError if one is broken."""
     return dataset(files).to_table(list(columns), filter=condition)
 
 
-def read(files: Sequence[Path], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+def read(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
     """One row per run. `condition` may only ask for what is equal in all rows of a run."""
     table = scan(files, list(dict.fromkeys([*columns, *IDENTITY])), condition)
     keep = winners(table)
@@ -64,10 +71,10 @@ def repeated(table: pa.Table) -> np.ndarray:
     return table["run_id"].to_pandas().duplicated(keep=False).to_numpy()
 
 
-def why_unreadable(file: Path) -> str | None:
+def why_unreadable(file: Place) -> str | None:
     """What is wrong with a file, in one line; None if it can be read, or is gone because it was joined into a part."""
     try:
-        pq.read_table(file, schema=ROW)
+        _open([file]).to_table()
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError) as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -20,6 +19,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
+from fp4dse.results.remote import Place
 from fp4dse.results.schema import CURVES, ROW, SCALARS
 from fp4dse.results.stats import NEEDED, SETTING, baselines
 
@@ -38,7 +38,7 @@ CREATE TEMP VIEW runs AS
 """
 
 
-def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataFrame:
+def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.DataFrame:
     """The answer to one DuckDB statement over the rows of `files` that are `valid`.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.

@@ -1,4 +1,4 @@
-"""The store: a folder of Parquet files that survives anything but the loss of its disk.
+"""The store: a folder of Parquet files that survives anything but the loss of its disk. The folder may be a URL.
 
     store.json      schema version
     inbox/          one file per finished job, written atomically
@@ -16,10 +16,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -29,9 +27,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.results.files import exclusive, read_json, write_atomic, writing
+from fp4dse.results.files import exclusive, move, read_json, write_atomic, writing
 from fp4dse.results.parquet import IDENTITY, encode, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
+from fp4dse.results.remote import Place, locate
 from fp4dse.results.schema import CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.stats import DERIVED, NEEDED, SUMMARIZED, add_gap, summarize
 
@@ -42,12 +41,12 @@ FILES_PER_PART = 1024
 T = TypeVar("T")
 
 
-def open_store(path: str | Path, create: bool = False) -> Store:
-    """The store in folder `path`; with `create`, a new or empty folder becomes one.
+def open_store(path: str | Place, create: bool = False) -> Store:
+    """The store in folder `path`, which may be a URL; with `create`, a new or empty folder becomes one.
 
     StoreError if there is none, if the folder holds something else, or if a newer program wrote it.
     """
-    path = Path(path)
+    path = locate(path)
     if not (path / "store.json").exists():
         if not create:
             hint = "it has no store.json" if path.is_dir() else "there is no such folder"
@@ -63,17 +62,17 @@ def open_store(path: str | Path, create: bool = False) -> Store:
     return store
 
 
-def _write_version(path: Path) -> None:
+def _write_version(path: Place) -> None:
     write_atomic(path / "store.json", f'{{"schema_version": {SCHEMA_VERSION}}}\n'.encode())
 
 
 class Store:
     """A store that exists; `open_store` makes these. Holds no data, only the path and whether it has the lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         self._locked = False
-        self._torn: set[Path] = set()
+        self._torn: set[Place] = set()
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -172,13 +171,13 @@ class Store:
         data = encode(table)
         write_atomic(self.path / "parts" / f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data)
 
-    def _moved_aside(self, file: Path) -> bool:
+    def _moved_aside(self, file: Place) -> bool:
         reason = why_unreadable(file)
         if reason is None:
             return False
         with writing(self.path):
             (self.path / "torn").mkdir(exist_ok=True)
-            os.replace(file, self.path / "torn" / file.name)
+            move(file, self.path / "torn" / file.name)
         log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
         return True
 
@@ -267,7 +266,7 @@ class Store:
                 valid &= (ds.field("task") != component) | (ds.field("rev_task") >= below)
         return valid
 
-    def _reading(self, action: Callable[[list[Path]], T]) -> T:
+    def _reading(self, action: Callable[[list[Place]], T]) -> T:
         """`action` on all files; again if one was joined into a part meanwhile, or turned out to be unreadable."""
         for _ in range(10):
             # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
@@ -281,7 +280,7 @@ class Store:
                     raise
         raise StoreError(f"{self.path}: files keep vanishing while they are read; is something deleting them?")
 
-    def _skip_unreadable(self, files: list[Path]) -> bool:
+    def _skip_unreadable(self, files: list[Place]) -> bool:
         """Leave unreadable inbox files out from now on, logged; True if there was one. StoreError for a part."""
         reasons = {file: reason for file in files if (reason := why_unreadable(file))}
         for file, reason in reasons.items():
@@ -292,5 +291,5 @@ class Store:
         self._torn.update(reasons)
         return bool(reasons)
 
-    def _files(self, folder: str) -> list[Path]:
+    def _files(self, folder: str) -> list[Place]:
         return sorted(path for path in (self.path / folder).glob("*.parquet") if not path.name.startswith("."))

@@ -64,6 +64,8 @@ def headline(state: SweepState) -> str:
     parts = [f"{state.finished}/{state.asked} lanes"]
     parts += [f"{n} {word}" for n, word in ((state.diverged, "diverged"), (state.failed, "failed")) if n]
     text = ", ".join(parts)
+    if state.elapsed_s and state.done + state.diverged:
+        text += f"; {state.lanes_per_minute:.3g} lanes/min"
     if state.ended:
         return f"{text}; {state.ended}"
     if not state.driver_is_alive:
@@ -77,7 +79,7 @@ def remarks(state: SweepState) -> list[str]:
     """What else there is to say, a line each."""
     lines = [f"best so far: {best}" for best in state.best]
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
-    lines += [f"{n} lanes failed: {reason}" for reason, n in state.failures.items()]
+    lines += [failure.sentence() for failure in state.failures.values()]
     return lines
 
 
@@ -85,9 +87,9 @@ def conclusion(result: SweepResult) -> str:
     """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
     lines = [f"{result.asked} lanes in {duration(result.wall_s)}: {counts}"]
-    lines += [f"{n} lanes failed: {reason}" for reason, n in result.failures.items()]
+    lines += [failure.sentence() for failure in result.failures]
     if result.failed:
-        lines.append(f"what failed workers said is in {result.store}/stderr/; the same command tries them again")
+        lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
     if result.stopped:
         lines.append(f"{result.stopped}; {result.left} lanes are left, the same command continues")
     return "\n".join(lines)
