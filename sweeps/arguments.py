@@ -95,6 +95,17 @@ def parse_lrs(texts: Iterable[str]) -> list[float] | None:
     return lrs or None
 
 
+def parse_options(texts: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` each."""
+    options = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError("--option", text, "KEY=VALUE")
+        options[key] = value
+    return options
+
+
 def parse_duration(text: str | None) -> float | None:
     """`90s`, `30m`, `1h30m` in seconds; None stays None."""
     if text is None:
