@@ -57,6 +57,13 @@ def read_job(folder: Path) -> tuple[Job, dict]:
     return job, msgspec.json.decode((folder / "context.json").read_bytes(), type=dict)
 
 
+def write_result(folder: Path, data: bytes) -> None:
+    """Put a result that came from elsewhere into a job's folder, whole or not at all."""
+    hidden = folder / ".out.json"
+    hidden.write_bytes(data)
+    hidden.replace(folder / "out.json")
+
+
 def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult]]:
     """Finished jobs of a driver that died before it stored them. Folders without a result are deleted."""
     for folder in sorted(work.glob("*")):

@@ -135,6 +135,7 @@ def run_sweep(
         _take_in_leftovers(opened, work)
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
+        setting.machine.slots = setting.machine.slots[: runner.capacity]
         todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done())
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)

@@ -13,6 +13,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -61,14 +62,22 @@ class LocalExecutor:
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
+    def capacity(self) -> int:
+        return len(self.slots)
+
+    @property
     def has_room(self) -> bool:
-        return len(self.running) < len(self.slots)
+        return len(self.running) < self.capacity
 
     def start(self, job: Job, context: dict) -> None:
         """Give a job to a worker. OSError if its folder cannot be written."""
-        slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
         folder = self.work / job_name(job)
         write_job(folder, job, context)
+        self.start_in(folder, job)
+
+    def start_in(self, folder: Path, job: Job) -> None:
+        """Give a job whose folder is written to a worker."""
+        slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
         worker = self._idle.pop(slot, None)
         if worker and not worker.alive:
             worker.end()
@@ -142,6 +151,17 @@ class LocalExecutor:
                 died = run.worker.end()
                 run.code = died if run.code is None else run.code
         return [_judge(run) for run in ended]
+
+
+def run_alone(executor: LocalExecutor, folder: Path, job: Job, tell: Callable[[Progress | None], bool]) -> Outcome:
+    """One job on an executor of one slot, to its end. `tell` is called several times a second with the last report;
+    when it says True, the job is asked to stop."""
+    executor.start_in(folder, job)
+    while not (outcomes := executor.poll(0.2)):
+        if tell(executor.running[0].progress):
+            outcomes = executor.stop()
+            break
+    return outcomes[0]
 
 
 def _judge(run: LocalRun) -> Outcome:

@@ -80,6 +80,10 @@ class Executor(Protocol):
     def running(self) -> Sequence[Running]: ...
 
     @property
+    def capacity(self) -> int:
+        """Jobs that run at a time."""
+
+    @property
     def has_room(self) -> bool: ...
 
     def start(self, job: Job, context: dict) -> None:
