@@ -1,8 +1,8 @@
 """A worker that trains nothing: `fake_worker.py MODE[=VALUE]`. It starts fast and fails on demand.
 
 It speaks as tasks/worker.py does: a line a job, a fork a job, a line at its end. Modes that begin with `parent` befall
-the parent. Every lane that it takes is written as a line to `lanes.txt` above the store, or to $FAKE_LANES, so that tests
-can count trainings.
+the parent. Every lane that it takes is written as a line to `lanes.txt` above the store, or to $FAKE_LANES, so that
+tests can count trainings.
 """
 
 import hashlib
