@@ -36,7 +36,7 @@ app.add_typer(bench_app, name="bench")
 Form = Literal["table", "csv", "json", "parquet", "latex"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StorePath = Annotated[
-    Path | None, typer.Option("--store", help="Folder of the store. Default: the latest under runs/.")
+    str | None, typer.Option("--store", help="Folder or URL of the store. Default: the latest under runs/.")
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
@@ -75,10 +75,12 @@ def sweep(
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
     seeds: Annotated[str, typer.Option(help="How many (3), or which (0,1,2).")] = "3",
     lr: Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the task's own.")] = [],  # noqa: B006
-    store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
+    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
+    option: Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")] = [],  # noqa: B006
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: AsJson = False,
@@ -98,17 +100,19 @@ def sweep(
         "device": device,
         "jobs": jobs,
         "rerun": rerun,
+        "executor": executor,
     }
+    options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run:
         _print_facts(plan_sweep(found, **asked).facts(), as_json)
     else:
-        _conclude(run_sweep(found, **asked, budget_s=budget_s, progress=True), as_json)
+        _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, progress=True), as_json)
 
 
 @app.command(epilog="Example: fp4dse quickstart --budget 5m")
 def quickstart(
-    store: Annotated[Path, typer.Option(help="Folder of the store.")] = Path("runs/quickstart/store"),
+    store: Annotated[str, typer.Option(help="Folder of the store.")] = "runs/quickstart/store",
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
@@ -150,17 +154,52 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     raise typer.Exit(result.exit_code)
 
 
-@app.command(epilog="Example: fp4dse status --store runs/quickstart/store")
-def status(store: StorePath = None, as_json: AsJson = False) -> None:
-    """How far a sweep is, from any terminal: lanes, what runs, what failed and why, time left."""
-    from fp4dse.sweeps import arguments, read_state
-    from fp4dse.sweeps.progress import render
+@app.command(epilog="Example: fp4dse status --watch")
+def status(
+    store: StorePath = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and follow it until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How far a sweep is, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
+    from fp4dse.sweeps import arguments, progress, read_state
 
-    state = read_state(store or arguments.latest_store())
+    place = store or arguments.latest_store()
+    state = progress.watch(lambda: read_state(place), _console()) if watch else read_state(place)
     if as_json:
         _print_json(state.facts())
-    else:
-        _console().print(render(state))
+    elif not watch:
+        _console().print(progress.render(state))
+
+
+@app.command(epilog="Example: fp4dse stop --store runs/quickstart/store")
+def stop(store: StorePath = None) -> None:
+    """End a sweep from another terminal: running jobs stop, what is finished is stored, the same command continues."""
+    from fp4dse.sweeps import arguments, read_state, stop_sweep
+    from fp4dse.sweeps.progress import headline
+
+    place = store or arguments.latest_store()
+    stop_sweep(place)
+    print(headline(read_state(place)))
+
+
+@app.command("run-one", epilog="Example: fp4dse run-one regression-small-1f0c2ab93d4e --store runs/zoo/store")
+def run_one(
+    job: Annotated[str, typer.Argument(help="A failed job's name, a failed lane's run_id, or a job.json.")],
+    store: StorePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one job again in the foreground, with all that it says, and store what comes of it."""
+    from fp4dse.sweeps.progress import job_line
+    from fp4dse.sweeps.rerun import find_job
+    from fp4dse.sweeps.rerun import run_one as run
+
+    opened = _open(store)
+    found, context = find_job(job, opened)
+    results = run(found, context, opened, lambda progress: print(job_line(progress), file=sys.stderr))
+    columns = ["recipe", "lr", "seed", "status", "val_loss"]
+    lines = zip(found.lanes, results, strict=True)
+    rows = [(lane.recipe.label(), lane.lr, lane.seed, result.status, result.val_loss) for lane, result in lines]
+    _print_rows(columns, [dict(zip(columns, row, strict=True)) for row in rows], "json" if as_json else "table")
 
 
 @app.command(epilog="Example: fp4dse report --store runs/quickstart/store --out front.html")
@@ -338,8 +377,8 @@ def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
 
 @store_app.command("merge", epilog="Example: fp4dse store merge runs/all/store runs/a/store runs/b/store")
 def store_merge(
-    into: Annotated[Path, typer.Argument(help="The store that grows; made if it is not there.")],
-    others: Annotated[list[Path], typer.Argument(metavar="OTHER…", help="Stores to take over; they stay as they are.")],
+    into: Annotated[str, typer.Argument(help="The store that grows, a folder or URL; made if it is not there.")],
+    others: Annotated[list[str], typer.Argument(metavar="OTHER…", help="Stores to take over; they stay as they are.")],
 ) -> None:
     """Take over what other stores have, once each."""
     from fp4dse.results import open_store
@@ -410,6 +449,21 @@ def bench_results(
     _print_rows(["what", "seconds", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
 
 
+@bench_app.command("sweep", epilog="Example: fp4dse bench sweep")
+def bench_sweep(
+    only: Annotated[list[str], typer.Option(help="Rows to measure, by a word of their name. Default: all.")] = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Measure planning, harness cost, resume, memory and a simulated cluster against their targets; exit code 1 on a
+    miss."""
+    from fp4dse.sweeps.bench import bench
+
+    columns = ["what", "measured", "target", "met"]
+    rows = [{name: row[name] for name in columns} for row in bench(only)]
+    _print_rows(columns, rows, "json" if as_json else "table")
+    raise typer.Exit(int(not all(row["met"] for row in rows)))
+
+
 @app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")
 def tensor(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],
@@ -438,7 +492,7 @@ def tensor(
         print(tensor_table(found["rows"], found["skipped"]), *([plot] if plot else []), sep="\n\n")
 
 
-def _open(store: Path | None) -> Store:
+def _open(store: str | None) -> Store:
     from fp4dse.results import open_store
     from fp4dse.sweeps.arguments import latest_store
 

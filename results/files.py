@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fp4dse.dse import StoreError
+from fp4dse.results.remote import Place, RemotePath, busy, claim
 
 ADVICE = {
     errno.ENOSPC: "the disk is full; what was stored before is safe, free some space and run the same command again",
@@ -27,7 +28,7 @@ ADVICE = {
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Place) -> Iterator[None]:
     """Turns an OSError inside into a StoreError of one line that names `path`."""
     try:
         yield
@@ -36,8 +37,12 @@ def writing(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {advice}") from error
 
 
-def write_atomic(path: Path, data: bytes | memoryview) -> None:
+def write_atomic(path: Place, data: bytes | memoryview) -> None:
     """Put `data` at `path`, whole or not at all, on the disk before this returns. StoreError if it cannot be done."""
+    if isinstance(path, RemotePath):
+        with writing(path):
+            path.write_bytes(data)
+        return
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         try:
@@ -53,6 +58,15 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
         sync_folder(path.parent)
 
 
+def move(file: Place, target: Place) -> None:
+    """Under another name in the same store."""
+    if isinstance(file, RemotePath):
+        assert isinstance(target, RemotePath)
+        file.replace(target)
+    else:
+        os.replace(file, str(target))
+
+
 def sync_folder(folder: Path) -> None:
     """Put the names in a folder on the disk, so that a rename survives a power cut."""
     fd = os.open(folder, os.O_RDONLY)
@@ -63,18 +77,22 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel frees it however the process ends.
+def exclusive(path: Place) -> Iterator[None]:
+    """Hold the lock file `path`; the kernel frees it however the process ends. On a server it is a claim (remote.py).
 
     StoreError names the process that holds it, if another does.
     """
+    if isinstance(path, RemotePath):
+        with claim(path.parent):
+            yield
+        return
     with writing(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(f"{path.parent}: {_holder(fd)} is writing to this store; wait, or use another") from None
+            raise StoreError(busy(path.parent, _holder(fd))) from None
         with writing(path):
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -91,7 +109,7 @@ def _holder(fd: int) -> str:
         return "another process"
 
 
-def read_json(path: Path) -> dict:
+def read_json(path: Place) -> dict:
     """A JSON object; StoreError if the file is unreadable or holds something else."""
     try:
         data = json.loads(path.read_bytes())

@@ -10,7 +10,6 @@ part and deleting its inputs. `read` gives one row per run: done or diverged bef
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import ROW
 
 IDENTITY = ["run_id", "status", "created_at"]
@@ -39,7 +39,7 @@ def encode_small(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def dataset(files: Sequence[Path]) -> ds.Dataset:
+def dataset(files: Sequence[Place]) -> ds.Dataset:
     """The files as one data set under ROW; a column that a file lacks reads as null."""
     if not files:
         return ds.dataset(ROW.empty_table())
@@ -49,17 +49,22 @@ def dataset(files: Sequence[Path]) -> ds.Dataset:
     return _open(files)
 
 
-def is_small(file: Path) -> bool:
+def is_small(file: Place) -> bool:
     """Whether it is one of the inbox's IPC files. Parquet files in the inbox are of earlier versions."""
     return file.name.endswith(".arrow")
 
 
-def _open(files: Sequence[Path]) -> ds.Dataset:
+def _open(files: Sequence[Place]) -> ds.Dataset:
     """Files of one format as a data set."""
-    return ds.dataset([str(file) for file in files], schema=ROW, format="ipc" if is_small(files[0]) else "parquet")
+    first = files[0]
+    form = "ipc" if is_small(first) else "parquet"
+    if isinstance(first, RemotePath):
+        names = [file.path for file in files if isinstance(file, RemotePath)]  # as all of a store are
+        return ds.dataset(names, schema=ROW, format=form, filesystem=first.fs)
+    return ds.dataset([str(file) for file in files], schema=ROW, format=form)
 
 
-def whole(file: Path) -> pa.Table:
+def whole(file: Place) -> pa.Table:
     """All rows and columns of one file under ROW. FileNotFoundError, ArrowInvalid or OSError as `scan`."""
     if not is_small(file):
         return _open([file]).to_table()
@@ -71,12 +76,12 @@ def whole(file: Path) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=ROW)
 
 
-def scan(files: Sequence[Path], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+def scan(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
     """All rows, copies included. FileNotFoundError if a file is gone, ArrowInvalid or OSError if one is broken."""
     return dataset(files).to_table(list(columns), filter=condition)
 
 
-def read(files: Sequence[Path], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+def read(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
     """One row per run. `condition` may only ask for what is equal in all rows of a run."""
     table = scan(files, list(dict.fromkeys([*columns, *IDENTITY])), condition)
     keep = winners(table)
@@ -107,7 +112,7 @@ def _all_differ(ids: pa.Array) -> bool:
     ids: texts of 16 bytes, as `schema.run_id` makes them (others: False).
     """
     _, ends, data = ids.buffers() if len(ids) and not ids.null_count else (None, None, None)
-    if data is None:
+    if data is None or ends is None:
         return not len(ids)
     ends = np.frombuffer(ends, np.int32)[ids.offset : ids.offset + len(ids) + 1]
     if not (np.diff(ends) == 16).all():
@@ -117,7 +122,7 @@ def _all_differ(ids: pa.Array) -> bool:
     return not (digest[1:] == digest[:-1]).any()
 
 
-def why_unreadable(file: Path) -> str | None:
+def why_unreadable(file: Place) -> str | None:
     """What is wrong with a file, in one line; None if it can be read, or is gone because it was joined into a part."""
     try:
         whole(file)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -24,6 +23,7 @@ import pyarrow.dataset as ds
 from fp4dse.dse import ConfigError
 from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
+from fp4dse.results.remote import Place
 from fp4dse.results.schema import CURVES, ROW, SCALARS
 from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
@@ -48,7 +48,7 @@ CREATE TEMP VIEW runs AS
 """
 
 
-def run_sql(files: Sequence[Path], valid: ds.Expression, query: str) -> pd.DataFrame:
+def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.DataFrame:
     """The answer to one DuckDB statement over the rows of `files` that are `valid`.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
@@ -101,7 +101,7 @@ def may_need_gap(query: str) -> bool:
     return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
 
 
-def _views(files: Sequence[Path], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
+def _views(files: Sequence[Place], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
     """The views of the statistics that the query names."""
     named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
     if not named:

@@ -1,4 +1,4 @@
-"""The store: a folder of Parquet files that survives anything but the loss of its disk.
+"""The store: a folder of Parquet files that survives anything but the loss of its disk. The folder may be a URL.
 
     store.json      schema version
     inbox/          one Arrow file per finished job, written atomically
@@ -16,10 +16,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -29,10 +27,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.results.files import exclusive, read_json, write_atomic, writing
+from fp4dse.results.files import exclusive, move, read_json, write_atomic, writing
 from fp4dse.results.paired import DERIVED, NEEDED, add_gap
 from fp4dse.results.parquet import IDENTITY, encode, encode_small, read, scan, to_pandas, whole, why_unreadable, winners
 from fp4dse.results.query import run_sql
+from fp4dse.results.remote import Place, locate
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.summary import SUMMARIZED, summarize
 
@@ -43,12 +42,12 @@ FILES_PER_PART = 1024
 T = TypeVar("T")
 
 
-def open_store(path: str | Path, create: bool = False) -> Store:
-    """The store in folder `path`; with `create`, a new or empty folder becomes one.
+def open_store(path: str | Place, create: bool = False) -> Store:
+    """The store in folder `path`, which may be a URL; with `create`, a new or empty folder becomes one.
 
     StoreError if there is none, if the folder holds something else, or if a newer program wrote it.
     """
-    path = Path(path)
+    path = locate(path)
     if not (path / "store.json").exists():
         if not create:
             hint = "it has no store.json" if path.is_dir() else "there is no such folder"
@@ -64,17 +63,17 @@ def open_store(path: str | Path, create: bool = False) -> Store:
     return store
 
 
-def _write_version(path: Path) -> None:
+def _write_version(path: Place) -> None:
     write_atomic(path / "store.json", f'{{"schema_version": {SCHEMA_VERSION}}}\n'.encode())
 
 
 class Store:
     """A store that exists; `open_store` makes these. Holds no data, only the path and whether it has the lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         self._locked = False
-        self._torn: set[Path] = set()
+        self._torn: set[Place] = set()
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Store:
         data = encode(table)
         write_atomic(self.path / "parts" / f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data)
 
-    def _whole(self, file: Path) -> pa.Table | None:
+    def _whole(self, file: Place) -> pa.Table | None:
         """The rows of an inbox file; one that cannot be read is moved aside."""
         try:
             return whole(file)
@@ -182,7 +181,7 @@ class Store:
             reason = str(error).splitlines()[0]
         with writing(self.path):
             (self.path / "torn").mkdir(exist_ok=True)
-            os.replace(file, self.path / "torn" / file.name)
+            move(file, self.path / "torn" / file.name)
         log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
         return None
 
@@ -278,7 +277,7 @@ class Store:
                 valid &= (ds.field("task") != component) | (ds.field("rev_task") >= below)
         return valid
 
-    def _reading(self, action: Callable[[list[Path]], T]) -> T:
+    def _reading(self, action: Callable[[list[Place]], T]) -> T:
         """`action` on all files; again if one was joined into a part meanwhile, or turned out to be unreadable."""
         for _ in range(10):
             # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
@@ -292,7 +291,7 @@ class Store:
                     raise
         raise StoreError(f"{self.path}: files keep vanishing while they are read; is something deleting them?")
 
-    def _skip_unreadable(self, files: list[Path]) -> bool:
+    def _skip_unreadable(self, files: list[Place]) -> bool:
         """Leave unreadable inbox files out from now on, logged; True if there was one. StoreError for a part."""
         reasons = {file: reason for file in files if (reason := why_unreadable(file))}
         for file, reason in reasons.items():
@@ -303,6 +302,6 @@ class Store:
         self._torn.update(reasons)
         return bool(reasons)
 
-    def _files(self, folder: str) -> list[Path]:
+    def _files(self, folder: str) -> list[Place]:
         found = [path for form in ("*.arrow", "*.parquet") for path in (self.path / folder).glob(form)]
         return sorted(path for path in found if not path.name.startswith("."))

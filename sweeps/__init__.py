@@ -2,7 +2,7 @@
 
 from fp4dse.sweeps.arguments import find_space, shipped_spaces
 from fp4dse.sweeps.plan import Plan
-from fp4dse.sweeps.state import SweepState, read_state
+from fp4dse.sweeps.state import SweepState, read_state, stop_sweep
 from fp4dse.sweeps.sweep import SweepResult, plan_sweep, run_sweep
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "read_state",
     "run_sweep",
     "shipped_spaces",
+    "stop_sweep",
 ]

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fp4dse.dse import ConfigError, Space, load_recipe
+from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.sweeps.places import RUNS, home
 
 DEFAULT_PRESET = "small"
-RUNS = Path("runs")
-"""Where sweeps go by default: `runs/NAME/store`, with the report beside."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -50,8 +50,11 @@ def latest_store() -> Path:
     return states[-1].parent
 
 
-def report_path(store: Path) -> Path:
-    """Next to the store: `runs/NAME/report.html`."""
+def report_path(store: str | Place) -> Path:
+    """Next to the store: `runs/NAME/report.html`; of a store behind a URL, in the folder that it has here."""
+    store = locate(store)
+    if isinstance(store, RemotePath):
+        return home(store) / "report.html"
     return store.with_name("report.html" if store.name == "store" else f"{store.name}-report.html")
 
 
@@ -90,6 +93,17 @@ def parse_lrs(texts: Iterable[str]) -> list[float] | None:
                 raise ConfigError("--lr", part, "a number above 0, or several with commas: 1e-3,3e-3")
             lrs.append(lr)
     return lrs or None
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, str]:
+    """`KEY=VALUE` each."""
+    options = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError("--option", text, "KEY=VALUE")
+        options[key] = value
+    return options
 
 
 def parse_duration(text: str | None) -> float | None:

@@ -6,7 +6,8 @@
     stderr.txt     what the worker said, with the reason if it failed
 
 The folder is deleted once the store has the rows. A folder with `out.json` that a new driver finds was finished by a
-worker whose driver died in between.
+worker whose driver died in between. The folder of a job that was given up moves to `failed/` beside `jobs/`, where
+`fp4dse run-one` finds it, until a sweep has trained its lanes.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ STDERR_CHARACTERS = 600
 
 
 def job_name(job: Job) -> str:
-    """The same lanes have the same name, so that storing them twice writes one file."""
-    return f"{job.task}-{job.preset}-{hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:12]}"
+    """The same lanes have the same name, in whatever order, so that storing them twice writes one file."""
+    lanes = sorted(msgspec.json.encode(lane) for lane in job.lanes)
+    content = b"\n".join([f"{job.task} {job.preset} {job.device} {job.threads}".encode(), *lanes])
+    return f"{job.task}-{job.preset}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def write_job(folder: Path, job: Job, context: dict) -> None:
@@ -48,12 +51,24 @@ def read_result(folder: Path, job: Job) -> JobResult | None:
     return result if len(result.lanes) == len(job.lanes) else None
 
 
+def read_job(folder: Path) -> tuple[Job, dict]:
+    """A job and its context. OSError or msgspec.DecodeError if the folder does not hold them."""
+    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
+    return job, msgspec.json.decode((folder / "context.json").read_bytes(), type=dict)
+
+
+def write_result(folder: Path, data: bytes) -> None:
+    """Put a result that came from elsewhere into a job's folder, whole or not at all."""
+    hidden = folder / ".out.json"
+    hidden.write_bytes(data)
+    hidden.replace(folder / "out.json")
+
+
 def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult]]:
     """Finished jobs of a driver that died before it stored them. Folders without a result are deleted."""
     for folder in sorted(work.glob("*")):
         try:
-            job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
-            context = msgspec.json.decode((folder / "context.json").read_bytes(), type=dict)
+            job, context = read_job(folder)
         except (OSError, msgspec.DecodeError):
             result = None
         else:
@@ -77,9 +92,20 @@ def last_words(folder: Path) -> str:
     return " | ".join(lines[-STDERR_LINES:])[-STDERR_CHARACTERS:]
 
 
-def keep_stderr(folder: Path, kept: Path) -> Path:
-    """Move a failed job's standard error to `kept`, where it outlives the folder. Returns where it is."""
-    kept.mkdir(parents=True, exist_ok=True)
-    target = kept / f"{folder.name}.txt"
-    (folder / "stderr.txt").replace(target)
-    return target
+def failed_folder(work: Path) -> Path:
+    """Where the folders of jobs that were given up are kept."""
+    return work.with_name("failed")
+
+
+def keep_failed(folder: Path) -> None:
+    """Move the folder of a job that was given up to where it outlives the sweep."""
+    target = failed_folder(folder.parent) / folder.name
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.replace(target)
+
+
+def drop(folder: Path) -> None:
+    """Delete a job's folder, and what was kept of an earlier failure of it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(failed_folder(folder.parent) / folder.name, ignore_errors=True)

@@ -6,6 +6,7 @@ Everything shown comes from the one SweepState, so that `fp4dse status` in anoth
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fp4dse.sweeps.state import SweepState
+from fp4dse.tasks.job import Progress
 
 if TYPE_CHECKING:
     from fp4dse.sweeps.sweep import SweepResult
@@ -70,14 +72,34 @@ def headline(state: SweepState) -> str:
         return f"{text}; its process {state.pid} on {state.host} is gone, the same command continues"
     if state.running or state.jobs_waiting:
         text += f"; {len(state.running)} jobs running, {state.jobs_waiting} waiting"
+    if state.done + state.diverged:
+        text += f"; {state.lanes_per_minute:.0f} lanes a minute"
     return text if state.eta_s is None else f"{text}; about {duration(state.eta_s)} left"
+
+
+def watch(read: Callable[[], SweepState], console: Console, wait_s: float = 1.0) -> SweepState:
+    """Show a sweep of another process until it ends or Ctrl-C; on no terminal, a line now and then."""
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+    lines = _plain_lines()
+    state = read()
+    with contextlib.suppress(KeyboardInterrupt), live:
+        while True:
+            if isinstance(live, Live):
+                live.update(render(state), refresh=True)
+            else:
+                lines(state)
+            if not state.driver_is_alive:
+                break
+            time.sleep(wait_s)
+            state = read()
+    return state
 
 
 def remarks(state: SweepState) -> list[str]:
     """What else there is to say, a line each."""
     lines = [f"best so far: {best}" for best in state.best]
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
-    lines += [f"{n} lanes failed: {reason}" for reason, n in state.failures.items()]
+    lines += [failure.sentence() for failure in state.failures.values()]
     return lines
 
 
@@ -85,12 +107,19 @@ def conclusion(result: SweepResult) -> str:
     """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
     lines = [f"{result.asked} lanes in {duration(result.wall_s)}: {counts}"]
-    lines += [f"{n} lanes failed: {reason}" for reason, n in result.failures.items()]
+    lines += [failure.sentence() for failure in result.failures]
     if result.failed:
-        lines.append(f"what failed workers said is in {result.store}/stderr/; the same command tries them again")
+        lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
     if result.stopped:
         lines.append(f"{result.stopped}; {result.left} lanes are left, the same command continues")
     return "\n".join(lines)
+
+
+def job_line(progress: Progress) -> str:
+    """A report of one job: `train 50/200, median loss 0.25`."""
+    losses = [loss for loss in progress.losses if loss is not None]
+    loss = f", median loss {statistics.median(losses):.4g}" if losses else ""
+    return f"{progress.phase} {progress.step}/{progress.steps}{loss}"
 
 
 def duration(seconds: float) -> str:

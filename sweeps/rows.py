@@ -1,15 +1,18 @@
 """A lane and what became of it, as a row of the store. The driver alone writes rows; workers know nothing of them.
 
-What every lane of a task shares is its *context*: the task's identity and the environment it is trained in.
+What every lane of a task shares is its *context*: the task's identity and the environment in which it is expected to
+be trained. Where a worker says what environment it had, that stands in the row.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from fp4dse.dse import Recipe
 from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
@@ -32,13 +35,18 @@ def task_context(task: Task, environment: dict) -> dict:
 
 def lane_id(lane: Lane, context: dict) -> str:
     """The run_id that the lane's row has."""
-    config_id = recipe_columns(lane.recipe)["config_id"]
-    return run_id({**context, "config_id": config_id, "lr": lane.lr, "seed": lane.seed})
+    return run_id({**context, "config_id": _config_id(lane.recipe), "lr": lane.lr, "seed": lane.seed})
+
+
+@lru_cache(maxsize=65536)
+def _config_id(recipe: Recipe) -> str:
+    return recipe.config_id
 
 
 def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
     """One row per lane of a job that came back. What the population took stands in each of its rows."""
     shared = {
+        **result.environment,
         "train_s": result.train_s,
         "setup_s": result.setup_s,
         "lane_s": result.train_s / len(job.lanes),
@@ -48,12 +56,15 @@ def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
         "fallbacks": result.fallbacks,
     }
     pairs = zip(job.lanes, result.lanes, strict=True)
-    return [{**_row(lane, job, context), **shared, **_outcome(outcome, context)} for lane, outcome in pairs]
+    now = datetime.now(UTC)
+    return [{**_row(lane, job, context, now), **shared, **_outcome(outcome, context)} for lane, outcome in pairs]
 
 
 def failed_rows(job: Job, reason: str, context: dict) -> list[dict]:
-    """One row per lane of a job that was given up."""
-    return [{**_row(lane, job, context), "status": "failed", "failure": reason} for lane in job.lanes]
+    """One row per lane of a job that was given up. They share their time of writing, by which `failed_jobs` joins them
+    again."""
+    now = datetime.now(UTC)
+    return [{**_row(lane, job, context, now), "status": "failed", "failure": reason} for lane in job.lanes]
 
 
 def _outcome(outcome: LaneResult, context: dict) -> dict:
@@ -61,12 +72,12 @@ def _outcome(outcome: LaneResult, context: dict) -> dict:
     return {**msgspec.structs.asdict(outcome), "val_metric": outcome.metrics.get(context["metric_name"])}
 
 
-def _row(lane: Lane, job: Job, context: dict) -> dict:
+def _row(lane: Lane, job: Job, context: dict, now: datetime) -> dict:
     return {
         **context,
         **recipe_columns(lane.recipe),
         "lr": lane.lr,
         "seed": lane.seed,
         "lanes": len(job.lanes),
-        "created_at": datetime.now(UTC),
+        "created_at": now,
     }

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.results import Store
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import Task, check_device, environment, get_task
+from fp4dse.tasks.job import Job, Lane
 
+REMOTE_JOBS = 64
+"""Workers at a time that are asked of a cluster if nobody says."""
+UNKNOWN = "unknown"
+"""Device class in the rows of jobs that failed before a worker could say."""
 Tasks = Sequence[tuple[str, str]]
 """(task, preset) pairs."""
 
 
 @dataclass
 class Machine:
-    """What the workers run on. `slots`: a worker's extra environment variables, one entry a worker."""
+    """What the workers run on. `slots`: a worker's extra environment variables, one entry a worker. `kinds`: the device
+    classes among them; empty where they are not known beforehand, because others hand the workers out."""
 
     device: str
     threads: int
     slots: list[dict[str, str]]
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -31,6 +39,29 @@ class Setting:
     machine: Machine
     tasks: list[Task]
     contexts: dict[tuple[str, str], dict]
+    classes: list[dict] = field(default_factory=lambda: [{}])
+
+    def context(self, job: Job) -> dict:
+        """What the rows of a job share."""
+        return self.contexts[job.task, job.preset]
+
+    def learn_classes(self, store: Store) -> None:
+        """Where workers run on machines or cards of several kinds, what one kind has trained counts for all.
+
+        `classes`: the columns in which contexts may differ, one entry a kind of card here, or a kind that the store
+        knows where others hand the workers out.
+        """
+        kinds = self.machine.kinds
+        if kinds:
+            self.classes = [{"device_class": kind} for kind in kinds]
+            return
+        names = ["device_class", "software_class"]
+        rows = store.runs(["device", *names])
+        self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
+
+    def is_stored(self, task: Task, lane: Lane, stored: set[str]) -> bool:
+        context = self.contexts[task.name, task.preset]
+        return any(lane_id(lane, {**context, **kind}) in stored for kind in self.classes)
 
     def plan(self, recipes: Space | Sequence[Recipe], seeds, lrs, stored: set[str]) -> Plan:
         return plan(
@@ -38,14 +69,14 @@ class Setting:
             self.tasks,
             seeds=list(dict.fromkeys(seeds)),
             lrs=lrs and list(dict.fromkeys(lrs)),
-            is_stored=lambda task, lane: lane_id(lane, self.contexts[task.name, task.preset]) in stored,
+            is_stored=lambda task, lane: self.is_stored(task, lane, stored),
             device=self.machine.device,
             threads=self.machine.threads,
             workers=len(self.machine.slots),
         )
 
 
-def find_machine(device: str, jobs: int | None = None) -> Machine:
+def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Machine:
     """How many workers run at a time and on what; `jobs = None` chooses. ConfigError on a device that is not there.
 
     On a CPU a worker a core, with one thread each whatever `jobs` is: results depend on the number of threads, and what
@@ -53,9 +84,14 @@ def find_machine(device: str, jobs: int | None = None) -> Machine:
     """
     if jobs is not None and jobs < 1:
         raise ConfigError("--jobs", jobs, "a whole number above 0")
+    if not local:
+        if device not in ("cpu", "cuda"):
+            raise ConfigError("--device", device, "cpu, cuda")
+        return Machine(device, 1, [{}] * (jobs or REMOTE_JOBS))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cpu":
-        return Machine(device, 1, [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores))
+        slots = [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores)
+        return Machine(device, 1, slots, (environment(device, 1)["device_class"],))
     if device != "cuda":
         raise ConfigError("--device", device, "cpu, cuda")
     check_device(device)
@@ -65,12 +101,19 @@ def find_machine(device: str, jobs: int | None = None) -> Machine:
     cards = listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
     workers = jobs or len(cards)
     slots = [{"CUDA_VISIBLE_DEVICES": cards[i % len(cards)]} for i in range(workers)]
-    return Machine(device, max(1, cores // workers), slots)
+    kinds = tuple(dict.fromkeys(torch.cuda.get_device_name(i) for i in range(len(cards))))
+    return Machine(device, max(1, cores // workers), slots, kinds)
 
 
-def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None) -> Setting:
-    """Look tasks and machine up. ConfigError on unknown ones."""
+def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:
+    """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
+    known of their machines but what their results say."""
     found = [get_task(name, preset) for name, preset in dict.fromkeys(tasks)]
-    machine = find_machine(device, jobs)
-    surroundings = environment(device, machine.threads)
+    machine = find_machine(device, jobs, local)
+    surroundings = environment(device, machine.threads) if local or device == "cpu" else elsewhere(device)
     return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found})
+
+
+def elsewhere(device: str) -> dict[str, str | int]:
+    """The environment of workers on a device that this machine may lack; what they find replaces it in their rows."""
+    return {**environment("cpu", 1), "device": device, "device_class": UNKNOWN, "device_name": UNKNOWN}

@@ -11,12 +11,13 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.sweeps.executor import Pace, Running
+from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.sweeps.executors import Pace, Running
+from fp4dse.sweeps.places import request_stop
 from fp4dse.tasks.job import Job
 
 STALE_S = 30.0
@@ -36,8 +37,26 @@ class JobState(msgspec.Struct, frozen=True):
     loss: float | None
 
 
+class Failure(msgspec.Struct):
+    """Jobs that were given up for the same reason: how many, and the first of them with the command that runs it
+    again."""
+
+    reason: str
+    lanes: int
+    jobs: int
+    job: str
+    recipe: str
+    again: str
+
+    def sentence(self) -> str:
+        """For people."""
+        first = f"{self.jobs} jobs ({self.lanes} lanes), the first {self.job}" if self.jobs > 1 else f"job {self.job}"
+        return f"{first} ({self.recipe}) failed: {self.reason}; run it in the foreground: {self.again}"
+
+
 class SweepState(msgspec.Struct):
-    """Counts are lanes. `ended`: None while running, else why it ended. Times are seconds since 1970."""
+    """Counts are lanes. `ended`: None while running, else why it ended. Times are seconds since 1970, but for
+    `elapsed_s`, which no clock that jumps disturbs."""
 
     name: str
     asked: int
@@ -46,8 +65,7 @@ class SweepState(msgspec.Struct):
     done: int = 0
     diverged: int = 0
     failed: int = 0
-    failures: dict[str, int] = {}  # reason -> lanes
-    failed_jobs: int = 0
+    failures: dict[str, Failure] = {}  # by reason
     retries: dict[str, int] = {}  # reason and what was done -> jobs
     running: list[JobState] = []
     best: list[str] = []  # one sentence per task
@@ -55,6 +73,7 @@ class SweepState(msgspec.Struct):
     ended: str | None = None
     host: str = msgspec.field(default_factory=socket.gethostname)
     pid: int = msgspec.field(default_factory=os.getpid)
+    elapsed_s: float = 0.0
     started: float = msgspec.field(default_factory=time.time)
     updated: float = msgspec.field(default_factory=time.time)
 
@@ -65,12 +84,23 @@ class SweepState(msgspec.Struct):
 
     @property
     def lanes_per_minute(self) -> float:
-        return 60 * (self.done + self.diverged) / max(self.updated - self.started, 1e-9)
+        return 60 * (self.done + self.diverged) / max(self.elapsed_s, 1e-9)
+
+    def note_failure(self, failure: Failure) -> None:
+        """Count a job that was given up."""
+        known = self.failures.setdefault(failure.reason, failure)
+        if known is not failure:
+            known.jobs += failure.jobs
+            known.lanes += failure.lanes
+
+    def note_retry(self, what: str) -> None:
+        """Count a job that is tried again."""
+        self.retries[what] = self.retries.get(what, 0) + 1
 
     @property
     def driver_is_alive(self) -> bool:
         """The driver neither ended nor died; on another host, as far as its last sign of life tells."""
-        if self.ended is not None or time.time() - self.updated > STALE_S:
+        if self.ended is not None or abs(time.time() - self.updated) > STALE_S:
             return False
         if self.host != socket.gethostname():
             return True
@@ -104,23 +134,45 @@ def job_state(run: Running) -> JobState:
     )
 
 
-def write_state(store: Path, state: SweepState) -> None:
+def write_state(store: Place, state: SweepState) -> None:
     """Replace `<store>/state.json`. A disk that takes nothing is reported where results are written, not here."""
     state.updated = time.time()
-    hidden = store / ".state.json"
+    data = msgspec.json.format(msgspec.json.encode(state))
     with contextlib.suppress(OSError):
-        hidden.write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-        hidden.replace(store / "state.json")
+        if isinstance(store, RemotePath):
+            (store / "state.json").write_bytes(data)
+        else:
+            hidden = store / ".state.json"
+            hidden.write_bytes(data)
+            hidden.replace(store / "state.json")
 
 
-def read_state(store: Path) -> SweepState:
+def read_state(store: str | Place) -> SweepState:
     """The state of the last sweep into a store. StoreError if there is none."""
+    store = locate(store)
     try:
         return msgspec.json.decode((store / "state.json").read_bytes(), type=SweepState)
     except FileNotFoundError:
         raise StoreError(f"{store}: no sweep was run into it, it has no state.json") from None
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(f"{store / 'state.json'}: cannot be read ({error})") from None
+
+
+def stop_sweep(store: str | Place, wait_s: float = 60.0) -> SweepState:
+    """Ask the sweep that writes to a store to end, and wait until it has.
+
+    StoreError if none runs, or if it has not ended after `wait_s` seconds.
+    """
+    state = read_state(store)
+    if not state.driver_is_alive:
+        raise StoreError(f"{store}: no sweep runs here ({state.ended or f'process {state.pid} is gone'})")
+    request_stop(store)
+    deadline = time.monotonic() + wait_s
+    while (state := read_state(store)).driver_is_alive:
+        if time.monotonic() > deadline:
+            raise StoreError(f"{store}: process {state.pid} on {state.host} was asked to stop, but has not yet")
+        time.sleep(0.2)
+    return state
 
 
 class Clock:

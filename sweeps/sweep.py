@@ -1,22 +1,17 @@
 """A sweep from end to end: plan what is missing, train it, store it, whatever happens on the way.
 
-    a job that …                what follows
-    comes back                  its rows are stored, then its folder is deleted
-    does not fit into memory    is cut in halves, down to one lane
-    crashes                     is tried once more, then its lanes are stored as failed, with the reason
-    is over its time            its lanes are stored as failed
-    is stopped                  its lanes are missing, and the same command trains them later
-
-Failed lanes are missing too as far as planning goes: the same command tries them again.
+scheduler.py decides what follows from how a job ended; here rows are stored, messages written and the display fed.
+Failed lanes are missing as far as planning goes: the same command tries them again.
 """
 
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,28 +21,31 @@ from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.intervals import percent
 from fp4dse.results.paired import SETTING
+from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
-from fp4dse.sweeps.executor import LIMIT_S, WORKER, Executor, Outcome
-from fp4dse.sweeps.jobfolder import job_name, keep_stderr, leftovers
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.jobfolder import drop, keep_failed, leftovers
+from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.rows import failed_rows, result_rows
+from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
-from fp4dse.sweeps.state import Clock, SweepState, job_state, write_state
+from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state, write_state
 from fp4dse.tasks.job import Job
 
 POLL_S = 0.2
 STATE_S = 2.0
-"""How often `state.json` is rewritten."""
-GIVE_UP_JOBS = 3
-"""So many failed jobs, and none that came back, are a fault that all jobs share: the sweep ends."""
+"""How often the state is written and a request to stop is looked for."""
+COMPACT_FILES = 512
+"""So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):
     """Counts are lanes: `asked` = `stored` before + `done` + `diverged` + `failed` + `left`.
 
-    `stopped` says why lanes are left, None if none are. `failures`: reason -> lanes.
+    `stopped` says why lanes are left, None if none are. `failures`: by reason.
     """
 
     store: str
@@ -56,7 +54,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     done: int
     diverged: int
     failed: int
-    failures: dict[str, int]
+    failures: list[Failure]
     stopped: str | None
     interrupted: bool
     wall_s: float
@@ -85,10 +83,15 @@ def plan_sweep(
     device: str = "cpu",
     jobs: int | None = None,
     rerun: bool = False,
+    executor: str = "local",
 ) -> Plan:
     """What `run_sweep` with these arguments would train. Writes nothing."""
-    setting = find_setting(tasks, device, jobs)
-    stored = open_store(store).done() if Path(store).exists() and not rerun else set()
+    setting = find_setting(tasks, device, jobs, local=executor == "local")
+    stored = set()
+    if (locate(store) / "store.json").exists() and not rerun:
+        opened = open_store(store)
+        stored = opened.done()
+        setting.learn_classes(opened)
     return setting.plan(space, seeds, lrs, stored)
 
 
@@ -106,6 +109,9 @@ def run_sweep(
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
+    executor: str = "local",
+    options: Mapping[str, str] = {},
+    backoff_s: float = BACKOFF_S,
 ) -> SweepResult:
     """Train every lane of the space that the store lacks; store what comes of it.
 
@@ -114,33 +120,42 @@ def run_sweep(
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
     progress   True shows it on standard error; a function is called with the state a few times a second
+    store      a folder, or a URL: s3://bucket/folder
     worker     command of a worker process
+    executor   local, ray or slurm; `options` are its own (see executors/)
+    backoff_s  pause before a job is tried again
 
     SIGINT and SIGTERM stop the sweep cleanly. ConfigError on wrong input; StoreError if the store cannot be written,
     and then finished jobs that were not stored are taken in by the next sweep.
     """
     begin = time.monotonic()
-    setting = find_setting(tasks, device, jobs)
+    setting = find_setting(tasks, device, jobs, local=executor == "local")
     opened = open_store(store, create=True)
-    work = Path(store) / "jobs"
+    work = work_folder(store)
     with opened.lock(), stop_signals() as signals, display(progress) as show:
+        withdraw_stop(opened.path)
         _take_in_leftovers(opened, work)
+        setting.learn_classes(opened)
+        runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
+        setting.machine.slots = setting.machine.slots[: runner.capacity]
         todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done())
-        executor = Executor(work, setting.machine.slots, tuple(worker), job_limit_s)
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
-        steps = {(task.name, task.preset): task.steps for task in setting.tasks}
-        sweep = _Sweep(opened, executor, setting, state, deque(todo.jobs), Clock(steps, len(setting.machine.slots)))
+        clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
+        scheduler = Scheduler(runner, deque(todo.jobs), setting.context, backoff_s=backoff_s)
+        sweep = _Sweep(opened, work, scheduler, setting, state, clock)
+        ask = _Asked(opened.path)
         try:
-            stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, state), show)
+            stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, ask), show)
             state.best = best_gaps(opened, setting)
             state.ended = stopped or "finished"
         except BaseException as error:
             state.ended = f"{type(error).__name__}: {error}"
             raise
         finally:
-            executor.stop()
+            runner.stop()
             sweep.tell(show)
+            withdraw_stop(opened.path)
         opened.compact()
     return SweepResult(
         store=str(store),
@@ -149,7 +164,7 @@ def run_sweep(
         done=state.done,
         diverged=state.diverged,
         failed=state.failed,
-        failures=state.failures,
+        failures=list(state.failures.values()),
         stopped=stopped,
         interrupted=bool(signals),
         wall_s=time.monotonic() - begin,
@@ -158,92 +173,106 @@ def run_sweep(
 
 @dataclass
 class _Sweep:
-    """The loop between the queue, the workers and the store."""
+    """The loop between the scheduler and the store."""
 
     store: Store
-    executor: Executor
+    work: Path
+    scheduler: Scheduler
     setting: Setting
     state: SweepState
-    queue: deque[Job]
     clock: Clock
-    retried: set[str] = field(default_factory=set)
+    added: int = 0
     written: float = 0.0
+    told: float = 0.0
     judge_after: float = 0.0
+    begin: float = field(default_factory=time.monotonic)
 
     def run(self, stop: Callable[[], str | None], show: Callable[[SweepState], None]) -> str | None:
         """Until nothing is left, or `stop` gives a reason, which is returned."""
-        while self.queue or self.executor.running:
-            reason = stop()
+        while not self.scheduler.is_over:
+            reason = stop() or self.scheduler.why_give_up()
             if reason:
-                for outcome in self.executor.stop():
-                    self.settle(outcome)
+                for verdict in self.scheduler.stop():
+                    self.settle(verdict)
                 return reason
-            while self.queue and self.executor.has_room:
-                job = self.queue.popleft()
-                self.executor.start(job, self.context(job))
-            for outcome in self.executor.poll(POLL_S):
-                self.settle(outcome)
+            self.scheduler.fill()
+            verdicts = self.scheduler.poll(POLL_S)
+            self.scheduler.fill()  # a worker that waits costs more than a row that waits
+            for verdict in verdicts:
+                self.settle(verdict)
             self.tell(show)
-        return None
+        return self.scheduler.why_give_up()
 
-    def settle(self, outcome: Outcome) -> None:
-        """Store, split, retry or give up. The folder goes last: until then a new driver can take the result in."""
-        job, folder = outcome.job, outcome.folder
+    def settle(self, verdict: Verdict) -> None:
+        """Store or note. A folder goes last: until then a new driver can take the result in."""
+        outcome = verdict.outcome
+        job, folder, state = outcome.job, outcome.folder, self.state
         if outcome.result is not None:
-            rows = result_rows(job, outcome.result, self.context(job))
-            self.store.add(rows, folder.name)
-            self.state.diverged += sum(row["status"] == "diverged" for row in rows)
-            self.state.done += sum(row["status"] == "done" for row in rows)
+            rows = result_rows(job, outcome.result, self.setting.context(job))
+            self.add(rows, folder.name)
+            state.diverged += sum(row["status"] == "diverged" for row in rows)
+            state.done += sum(row["status"] == "done" for row in rows)
             self.clock.add(job, outcome.pace)
             self.judge()
-        elif outcome.kind == "memory" and len(job.lanes) > 1:
-            half = len(job.lanes) // 2
-            parts = (job.lanes[:half], job.lanes[half:])
-            self.queue.extendleft(msgspec.structs.replace(job, lanes=lanes) for lanes in reversed(parts))
-            self.note_retry(f"{outcome.reason}: cut in halves")
-        elif outcome.kind in ("memory", "failed") and job_name(job) not in self.retried:
-            self.retried.add(job_name(job))
-            self.queue.appendleft(job)
-            self.note_retry(f"{outcome.reason}: tried once more")
-        elif outcome.kind != "stopped":
-            self.store.add(failed_rows(job, outcome.reason, self.context(job)), folder.name)
-            keep_stderr(folder, self.executor.work.parent / "stderr")
-            self.state.failed += len(job.lanes)
-            self.state.failed_jobs += 1
-            self.state.failures[outcome.reason] = self.state.failures.get(outcome.reason, 0) + len(job.lanes)
-        shutil.rmtree(folder, ignore_errors=True)
+            drop(folder)
+        elif verdict.what == "give up":
+            self.add(failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
+            keep_failed(folder)
+            state.failed += len(job.lanes)
+            state.note_failure(failure(job, folder.name, outcome.reason, str(self.store.path)))
+        elif verdict.what == "again":
+            state.note_retry(f"{outcome.reason}: {verdict.note}")
+            if not self.scheduler.holds(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def add(self, rows: list[dict], name: str) -> None:
+        """Store rows; now and then join the files that this makes."""
+        self.store.add(rows, name)
+        self.added += 1
+        if self.added % COMPACT_FILES == 0:
+            self.store.compact()
 
     def judge(self) -> None:
-        """The best gaps so far. On a big store this takes a while, so it is left out until 20 times that has passed."""
+        """The best gaps so far. On a big store this takes a while: it may use a hundredth of the time."""
         begin = time.monotonic()
         if begin >= self.judge_after:
             self.state.best = best_gaps(self.store, self.setting)
-            self.judge_after = time.monotonic() + 20 * (time.monotonic() - begin)
-
-    def note_retry(self, what: str) -> None:
-        self.state.retries[what] = self.state.retries.get(what, 0) + 1
-
-    def context(self, job: Job) -> dict:
-        return self.setting.contexts[job.task, job.preset]
+            self.judge_after = time.monotonic() + 100 * (time.monotonic() - begin)
 
     def tell(self, show: Callable[[SweepState], None]) -> None:
         """Bring the state up to date for the display, and now and then for other processes."""
-        state = self.state
-        state.jobs_waiting = len(self.queue)
-        state.running = [job_state(run) for run in self.executor.running]
-        state.eta_s = self.clock.eta_s(self.queue, self.executor.running)
-        if state.ended or time.monotonic() - self.written >= STATE_S:
+        state, now = self.state, time.monotonic()
+        if not state.ended and now - self.told < POLL_S:
+            return
+        self.told = now
+        waiting, running = self.scheduler.waiting, self.scheduler.executor.running
+        state.jobs_waiting = len(waiting)
+        state.running = [job_state(run) for run in running]
+        state.eta_s = self.clock.eta_s(waiting, running)
+        state.elapsed_s = now - self.begin
+        if state.ended or now - self.written >= STATE_S:
             write_state(self.store.path, state)
-            self.written = time.monotonic()
+            self.written = now
         show(state)
+
+
+def failure(job: Job, name: str, reason: str, store: str) -> Failure:
+    """What there is to say about a job that was given up."""
+    labels = list(dict.fromkeys(lane.recipe.label() for lane in job.lanes))
+    recipe = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+    again = shlex.join(["fp4dse", "run-one", name, "--store", store])
+    return Failure(reason=reason, lanes=len(job.lanes), jobs=1, job=name, recipe=recipe, again=again)
 
 
 def best_gaps(store: Store, setting: Setting) -> list[str]:
     """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
     table = summarize(store.runs(SUMMARIZED))
+    shared = [name for name in SETTING if name not in ("device_class", "software_class")]  # the workers' own
     lines = []
     for (task, preset), context in setting.contexts.items():
-        here = (table[list(SETTING)] == [context[name] for name in SETTING]).all(axis="columns")
+        here = (table[shared] == [context[name] for name in shared]).all(axis="columns")
         gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]
@@ -255,14 +284,26 @@ def _take_in_leftovers(store: Store, work: Path) -> None:
     """Store the jobs that workers finished and a driver that died did not store."""
     for folder, job, context, result in leftovers(work):
         store.add(result_rows(job, result, context), folder.name)
-        shutil.rmtree(folder, ignore_errors=True)
+        drop(folder)
 
 
-def _reason_to_stop(signals: list[str], begin: float, budget_s: float | None, state: SweepState) -> str | None:
+@dataclass
+class _Asked:
+    """Whether someone used `fp4dse stop`, looked up now and then."""
+
+    store: Place
+    looked: float = 0.0
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self.looked < STATE_S:
+            return False
+        self.looked = time.monotonic()
+        return stop_requested(self.store)
+
+
+def _reason_to_stop(signals: list[str], begin: float, budget_s: float | None, asked: Callable[[], bool]) -> str | None:
     if signals:
         return f"stopped by {signals[0]}"
     if budget_s is not None and time.monotonic() - begin >= budget_s:
         return f"the budget of {budget_s:g} s is spent"
-    if state.failed_jobs >= GIVE_UP_JOBS and not state.done + state.diverged:
-        return f"given up: the first {GIVE_UP_JOBS} jobs all failed"
-    return None
+    return "stopped by `fp4dse stop`" if asked() else None

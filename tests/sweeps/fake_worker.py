@@ -1,8 +1,8 @@
 """A worker that trains nothing: `fake_worker.py MODE[=VALUE]`. It starts fast and fails on demand.
 
 It speaks as tasks/worker.py does: a line a job, a fork a job, a line at its end. Modes that begin with `parent` befall
-the parent. Every lane that it takes is written as a line to `lanes.txt` above the store, so that tests can count
-trainings.
+the parent. Every lane that it takes is written as a line to `lanes.txt` above the store, or to $FAKE_LANES, so that
+tests can count trainings.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def main(mode: str) -> None:
 def work(mode: str, value: str, job_file: str, out_file: str) -> None:
     """The child's part."""
     lanes, out = json.loads(Path(job_file).read_text())["lanes"], Path(out_file)
-    note(out.parents[2].parent / "lanes.txt", lanes)
+    note(Path(os.environ.get("FAKE_LANES", out.parents[2].parent / "lanes.txt")), lanes)
     report("setup", 0, lanes)
     if mode == "crash":
         sys.exit("Traceback ...\nRuntimeError: the die was cast")

@@ -23,6 +23,7 @@ def test_a_worker_on_the_cpu_sees_no_graphics_card():
 def three_cards(monkeypatch):
     monkeypatch.setattr(setting, "check_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda card: ["H200", "L40S", "H200"][card])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return monkeypatch
 

@@ -7,12 +7,13 @@ import pytest
 from rich.console import Console
 
 from fp4dse.dse import Recipe, StoreError
-from fp4dse.sweeps.executor import Pace
+from fp4dse.sweeps.executors import Pace
 from fp4dse.sweeps.progress import display, duration, headline, render
-from fp4dse.sweeps.state import Clock, JobState, SweepState, read_state, write_state
+from fp4dse.sweeps.state import Clock, Failure, JobState, SweepState, read_state, write_state
 from fp4dse.tasks.job import Job, Lane
 
 TASK = ("regression", "small")
+FAILURE = Failure("it broke", lanes=6, jobs=2, job="regression-small-0", recipe="NVFP4", again="fp4dse run-one x")
 
 
 def job(lanes: int) -> Job:
@@ -33,7 +34,7 @@ def shown(of: SweepState) -> str:
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path):
-    written = state(failures={"why": 1}, best=["vision +1 %"])
+    written = state(failures={"why": FAILURE}, best=["vision +1 %"])
     write_state(tmp_path, written)
     assert read_state(tmp_path) == written
 
@@ -52,10 +53,10 @@ def test_a_driver_lives_until_it_ended_or_died_or_fell_silent():
 
 
 def test_everything_worth_knowing_is_shown():
-    text = shown(state(best=["vision:small +1 % with nvfp4"], failures={"it broke": 1}, retries={"too big": 2}))
+    text = shown(state(best=["vision:small +1 % with nvfp4"], failures={"it broke": FAILURE}, retries={"too big": 2}))
     for words in ("52/120 lanes", "2 diverged", "1 failed", "1 jobs running, 3 waiting", "1m40s left", "train 50/200"):
         assert words in text
-    for words in ("median loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big"):
+    for words in ("median loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big", "run-one x"):
         assert words in text
 
 

@@ -15,6 +15,7 @@ from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
 from fp4dse.sweeps import plan_sweep, read_state, run_sweep
 from fp4dse.sweeps.jobfolder import job_name, write_job
+from fp4dse.sweeps.progress import conclusion, remarks
 from fp4dse.sweeps.setting import find_setting
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
@@ -24,7 +25,7 @@ LANES = 2 * 2 * (4 + 1)  # tasks × seeds × (recipes and the baseline)
 
 
 def sweep(tmp_path, mode="ok", **more):
-    arguments = {"tasks": TASKS, "seeds": [0, 1], "jobs": 2, "store": tmp_path / "store", **more}
+    arguments = {"tasks": TASKS, "seeds": [0, 1], "jobs": 2, "store": tmp_path / "store", "backoff_s": 0.05, **more}
     return run_sweep(SPACE, worker=(sys.executable, FAKE, mode), **arguments)
 
 
@@ -111,19 +112,30 @@ def test_a_crash_is_tried_once_more(tmp_path):
 def test_a_second_crash_is_recorded_with_its_reason_and_tried_again_by_the_next_sweep(tmp_path):
     result = sweep(tmp_path, "crash", tasks=TASKS[:1], seeds=[0], jobs=1)
     reason = "exit code 1: Traceback ... | RuntimeError: the die was cast"
-    assert (result.failed, result.failures, result.exit_code) == (3, {reason: 3}, 1)
+    [failure] = result.failures
+    assert (result.failed, failure.lanes, failure.reason, result.exit_code) == (3, 3, reason, 1)
     runs = open_store(tmp_path / "store").runs()
     assert set(runs[runs["status"] == "failed"]["failure"]) == {reason}
-    kept = list((tmp_path / "store" / "stderr").iterdir())
-    assert kept
-    assert "the die was cast" in kept[0].read_text()
+    kept = list((tmp_path / "store" / "failed").iterdir())
+    assert failure.job in {folder.name for folder in kept}
+    assert "the die was cast" in (kept[0] / "stderr.txt").read_text()
     assert sweep(tmp_path).failed == 0
     assert_every_lane_once(tmp_path)
 
 
+def test_every_message_about_a_failed_job_says_which_and_why_and_how_to_run_it(tmp_path):
+    result = sweep(tmp_path, "crash", tasks=TASKS[:1], seeds=[0], jobs=1)
+    [failure] = result.failures
+    for text in (conclusion(result), "\n".join(remarks(read_state(tmp_path / "store")))):
+        assert f"fp4dse run-one {failure.job} --store {tmp_path / 'store'}" in text
+        assert "the die was cast" in text
+        assert failure.recipe in text
+    assert "BF16" in failure.recipe.upper()
+
+
 def test_a_fault_that_all_jobs_share_ends_the_sweep_early(tmp_path):
     result = sweep(tmp_path, "crash")
-    assert result.stopped == "given up: the first 3 jobs all failed"
+    assert result.stopped.startswith("given up: the first 3 jobs all failed with the same error: exit code 1")
     assert result.left > 0
 
 
@@ -135,7 +147,7 @@ def test_a_sweep_that_is_over_before_it_began_stores_nothing(tmp_path):
 def test_a_hanging_job_fails_at_its_limit(tmp_path):
     result = sweep(tmp_path, "hang", tasks=TASKS[:1], job_limit_s=0.5)
     assert result.failed > 0
-    assert "no result within" in next(iter(result.failures))
+    assert "no result within" in result.failures[0].reason
 
 
 def test_the_budget_stops_running_jobs_and_keeps_what_is_finished(tmp_path):

@@ -64,6 +64,11 @@ class Worker:
         self._rest = rest[-_MAX_LINE:]
         return lines
 
+    def ask(self) -> None:
+        """SIGTERM to it alone: it passes it on to its job, which stops and saves what it can."""
+        if self.alive:
+            self.process.terminate()
+
     def kill(self) -> None:
         """SIGKILL to it and to all that it started, if there is anyone left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):

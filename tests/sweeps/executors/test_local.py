@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps.executor import Executor, Outcome
+from fp4dse.sweeps.executors import LocalExecutor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, last_words
 from fp4dse.tasks.job import Job, Lane
 
-FAKE = str(Path(__file__).with_name("fake_worker.py"))
-LEASH = str(Path(__file__).parents[2] / "tasks" / "leash.py")
+FAKE = str(Path(__file__).parents[1] / "fake_worker.py")
+LEASH = str(Path(__file__).parents[3] / "tasks" / "leash.py")
 
 
 def job(lanes=3, lr=0.1) -> Job:
@@ -22,7 +22,7 @@ def job(lanes=3, lr=0.1) -> Job:
 
 
 def run(tmp_path, mode, *jobs, workers=2, **limits) -> list[Outcome]:
-    executor = Executor(tmp_path / "jobs", [{}] * workers, (sys.executable, FAKE, mode), **limits)
+    executor = LocalExecutor(tmp_path / "jobs", [{}] * workers, (sys.executable, FAKE, mode), **limits)
     waiting, outcomes = list(jobs or [job()]), []
     deadline = time.monotonic() + 30
     while waiting or executor.running:
@@ -42,7 +42,7 @@ def test_a_job_that_comes_back_is_done(tmp_path):
 
 
 def test_jobs_run_side_by_side_up_to_the_number_of_slots(tmp_path):
-    executor = Executor(tmp_path / "jobs", [{}, {}], (sys.executable, FAKE, "hang"))
+    executor = LocalExecutor(tmp_path / "jobs", [{}, {}], (sys.executable, FAKE, "hang"))
     executor.start(job(lr=1.0), {})
     assert executor.has_room
     executor.start(job(lr=2.0), {})
@@ -54,7 +54,7 @@ def test_jobs_run_side_by_side_up_to_the_number_of_slots(tmp_path):
 
 def test_the_slot_and_the_threads_reach_the_worker_as_environment(tmp_path):
     program = "import os, sys; print(os.environ['CARD'], os.environ['OMP_NUM_THREADS'], file=sys.stderr); sys.exit(1)"
-    executor = Executor(tmp_path / "jobs", [{"CARD": "third"}], (sys.executable, "-c", program))
+    executor = LocalExecutor(tmp_path / "jobs", [{"CARD": "third"}], (sys.executable, "-c", program))
     executor.start(job(), {})
     while executor.running:
         outcomes = executor.poll(0.05)
@@ -98,7 +98,7 @@ def test_garbage_on_standard_output_is_no_report_and_no_harm(tmp_path):
 
 def test_a_result_for_other_lanes_is_no_result(tmp_path):
     fake = "import json; job, out, _ = json.loads(input()); open(out, 'w').write(open(job).read())"
-    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, "-c", fake))
+    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, "-c", fake))
     executor.start(job(), {})
     while executor.running:
         outcomes = executor.poll(0.05)
@@ -113,7 +113,7 @@ def test_one_crash_leaves_the_neighbour_alone(tmp_path):
 
 def one_after_another(tmp_path, mode, jobs=2) -> tuple[list[int], list[Outcome]]:
     """Pids of the workers that are given the jobs, and how the jobs ended."""
-    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, FAKE, mode))
+    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, mode))
     pids, outcomes = [], []
     for lr in range(1, jobs + 1):
         executor.start(job(lr=float(lr)), {})
@@ -138,7 +138,7 @@ def test_after_a_job_that_did_not_end_well_the_next_has_another_worker(tmp_path,
 
 
 def test_a_worker_that_died_between_jobs_is_replaced(tmp_path):
-    executor = Executor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "parent-leaves"))
+    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "parent-leaves"))
     for lr in (1.0, 2.0):
         executor.start(job(lr=lr), {})
         process = executor.running[0].worker.process
@@ -163,7 +163,7 @@ def test_a_stop_kills_what_a_worker_has_started(tmp_path):
     program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     # the child's pid is told in a file, as reports go to the executor
     program = program.replace("print(", "open('child', 'w').write(str(").replace(", flush=True)", "))")
-    executor = Executor(
+    executor = LocalExecutor(
         tmp_path / "jobs", [{}], (sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {program}")
     )
     executor.start(job(), {})

@@ -3,25 +3,27 @@
 A slot has a worker (worker.py) that is started for its first job and kept for the next as long as jobs end well; a
 worker whose job ended in any other way is ended with all that it started. A job has a limit on its time and on its
 silence; its standard error is kept.
-The executor says how a job ended. What follows from it (store, split, retry) is decided in sweep.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
+from fp4dse.sweeps.executors.worker import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
-from fp4dse.sweeps.worker import Worker
-from fp4dse.tasks.job import OUT_OF_MEMORY, Ended, Job, JobResult, Progress
+from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
 """Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
@@ -29,61 +31,24 @@ from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
 """A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
-
-
-class Pace(msgspec.Struct, frozen=True):
-    """Seconds before training went at full speed (start, data, compiling), then `seconds` for `steps` steps.
-
-    Full speed is taken to begin with the first report of the training phase; without one, all was start.
-    """
-
-    start_s: float
-    seconds: float
-    steps: int
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a job ended.
-
-    kind     done (`result` is there), memory (it did not fit), failed, timeout, stopped (by the driver)
-    reason   one line for people where it is not done
-    pace     what can be learnt from it about the time that others will take
-    """
-
-    job: Job
-    folder: Path
-    kind: Literal["done", "memory", "failed", "timeout", "stopped"]
-    pace: Pace
-    result: JobResult | None = None
-    reason: str = ""
+GRACE_S = 10.0
+"""How long a worker that is asked to stop may take before it is killed."""
+MACHINE_FAULT = re.compile(r"CUDA error|CUDNN_STATUS|NCCL error|Xid|\[Errno (5|28|116|122)\]|No space left on device")
+"""Last words that blame the machine, not the program: such a job is worth more than one other try."""
 
 
 @dataclass
-class Running:
-    """A job in the hands of a worker, with its last report. Times are time.monotonic()."""
+class LocalRun(Running):
+    """A job in the hands of a worker."""
 
-    job: Job
-    folder: Path
-    slot: int
-    worker: Worker
-    started: float
-    heard: float
-    progress: Progress | None = None
-    full_speed: tuple[float, int] | None = None  # time and step of the first report of the training phase
+    slot: int = 0
+    worker: Worker = None  # type: ignore[assignment]
     code: int | None = None  # how the job's process ended
-    ending: tuple[Literal["timeout", "stopped"], str] | None = None  # why we killed it
-
-    def pace(self) -> Pace:
-        """So far."""
-        now = time.monotonic()
-        if self.full_speed is None or self.progress is None:
-            return Pace(now - self.started, 0.0, 0)
-        since, step = self.full_speed
-        return Pace(since - self.started, now - since, self.progress.step - step)
+    ending: tuple[Literal["timeout", "stopped"], str] | None = None  # why we end it
 
 
 @dataclass
-class Executor:
+class LocalExecutor:
     """As many workers at a time as there are `slots`; a slot is a worker's extra environment variables."""
 
     work: Path
@@ -91,19 +56,28 @@ class Executor:
     command: tuple[str, ...] = WORKER
     limit_s: float = LIMIT_S
     silence_s: float = SILENCE_S
-    running: list[Running] = field(default_factory=list)
+    grace_s: float = GRACE_S
+    running: list[LocalRun] = field(default_factory=list)
     _idle: dict[int, Worker] = field(default_factory=dict)  # by slot
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     @property
+    def capacity(self) -> int:
+        return len(self.slots)
+
+    @property
     def has_room(self) -> bool:
-        return len(self.running) < len(self.slots)
+        return len(self.running) < self.capacity
 
     def start(self, job: Job, context: dict) -> None:
         """Give a job to a worker. OSError if its folder cannot be written."""
-        slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
         folder = self.work / job_name(job)
         write_job(folder, job, context)
+        self.start_in(folder, job)
+
+    def start_in(self, folder: Path, job: Job) -> None:
+        """Give a job whose folder is written to a worker."""
+        slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
         worker = self._idle.pop(slot, None)
         if worker and not worker.alive:
             worker.end()
@@ -113,8 +87,7 @@ class Executor:
             variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self.slots[slot]}
             worker = Worker(self.command, variables, folder / "stderr.txt")
         worker.give(folder / "job.json", folder / "out.json", folder / "stderr.txt")
-        now = time.monotonic()
-        run = Running(job, folder, slot, worker, started=now, heard=now)
+        run = LocalRun(job, folder, slot=slot, worker=worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, run)
         self.running.append(run)
 
@@ -131,17 +104,25 @@ class Executor:
         return self._collect()
 
     def stop(self) -> list[Outcome]:
-        """End all workers; jobs that were just finished come back as done."""
+        """Ask all workers to stop and save, kill those that take too long; what was just finished comes as done."""
+        for run in self.running:
+            run.ending = run.ending or ("stopped", "stopped")
+            run.worker.ask()
+        outcomes = []
+        deadline = time.monotonic() + self.grace_s
+        while self.running and time.monotonic() < deadline:
+            for key, _ in self._selector.select(0.05):
+                self._read(key.data)
+            outcomes += self._collect()
         for run in self.running:
             self._kill(run, "stopped", "stopped")
-        for run in self.running:
             run.worker.process.wait()
-        outcomes = self._collect()
+        outcomes += self._collect()
         while self._idle:
             self._idle.popitem()[1].end()
         return outcomes
 
-    def _read(self, run: Running) -> None:
+    def _read(self, run: LocalRun) -> None:
         """Take in what a worker says. What is neither a report nor the end is ignored: libraries print what they
         like."""
         lines = run.worker.hear()
@@ -150,14 +131,11 @@ class Executor:
             return
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                run.progress = msgspec.json.decode(line, type=Progress)
-                run.heard = time.monotonic()
-                if run.full_speed is None and run.progress.phase == "train":
-                    run.full_speed = (run.heard, run.progress.step)
+                run.report(msgspec.json.decode(line, type=Progress))
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 run.code = msgspec.json.decode(line, type=Ended).exit
 
-    def _kill(self, run: Running, kind: Literal["timeout", "stopped"], reason: str) -> None:
+    def _kill(self, run: LocalRun, kind: Literal["timeout", "stopped"], reason: str) -> None:
         run.ending = run.ending or (kind, reason)
         run.worker.kill()
 
@@ -175,15 +153,28 @@ class Executor:
         return [_judge(run) for run in ended]
 
 
-def _judge(run: Running) -> Outcome:
+def run_alone(executor: LocalExecutor, folder: Path, job: Job, tell: Callable[[Progress | None], bool]) -> Outcome:
+    """One job on an executor of one slot, to its end. `tell` is called several times a second with the last report;
+    when it says True, the job is asked to stop."""
+    executor.start_in(folder, job)
+    while not (outcomes := executor.poll(0.2)):
+        if tell(executor.running[0].progress):
+            outcomes = executor.stop()
+            break
+    return outcomes[0]
+
+
+def _judge(run: LocalRun) -> Outcome:
     code = run.code
     assert code is not None
-    kind: Literal["memory", "failed", "timeout", "stopped"]
+    kind: Kind
     result = read_result(run.folder, run.job)
     if result is not None:  # complete because it is written atomically, however the process ended
         return Outcome(run.job, run.folder, "done", run.pace(), result)
     if run.ending:
         kind, reason = run.ending
+    elif code == STOPPED:
+        kind, reason = "stopped", "its time was up"
     elif code == OUT_OF_MEMORY:
         kind, reason = "memory", "out of memory"
     elif code == -signal.SIGKILL:
@@ -191,5 +182,6 @@ def _judge(run: Running) -> Outcome:
     else:
         words = last_words(run.folder)
         how = f"ended by {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
-        kind, reason = "failed", f"{how}: {words}" if words else f"{how}, without a result or a word"
+        kind = "lost" if code < 0 or MACHINE_FAULT.search(words) else "failed"
+        reason = f"{how}: {words}" if words else f"{how}, without a result or a word"
     return Outcome(run.job, run.folder, kind, run.pace(), reason=reason)

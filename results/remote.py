@@ -1,0 +1,194 @@
+"""A store's files behind a URL: `s3://bucket/folder`, `gs://…`, or any scheme that fsspec knows.
+
+The store needs little of a file system, and object stores have it: a written object appears whole or not at all and is
+seen by the next listing (S3 since 2020), so no rename is needed where a local disk needs one. What they lack is a lock
+that the kernel frees, so writers use claims (below). The order of writes is what keeps rows safe, here as on a disk:
+a part is complete before the first of the files that it joins is deleted, and a row that stands twice counts once.
+So even two writers that do not see each other lose nothing; the claim is there to tell people, not to save them.
+
+A claim is an object `.lock-<who>` that its owner writes again every `BEAT_S` seconds. Who wants to write puts a claim,
+then looks: if there is another that is alive, it takes its own away and says whose the other is. Of two that start at
+once at least one sees the other. Ages are differences between times that the server wrote, so no clock of ours matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fp4dse.dse import ConfigError, StoreError
+
+BEAT_S = 20.0
+STALE_S = 90.0
+"""A claim that was not renewed for so long is a dead process's."""
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath:
+    """As much of pathlib.Path as the store uses. `path` is the file system's name of what `url` names."""
+
+    url: str
+    path: str
+    fs: Any = None
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        head, mark, query = self.url.partition("?")
+        return RemotePath(f"{head}/{name}{mark}{query}", f"{self.path}/{name}", self.fs)
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        head, mark, query = self.url.partition("?")
+        return RemotePath(head.rpartition("/")[0] + mark + query, self.path.rpartition("/")[0], self.fs)
+
+    def exists(self) -> bool:
+        return self._info().type.name != "NotFound"
+
+    def is_dir(self) -> bool:
+        return self._info().type.name == "Directory"
+
+    def stat(self) -> SimpleNamespace:
+        """st_size in bytes, st_mtime_ns as the server has it. FileNotFoundError if it is gone."""
+        info = self._info()
+        if info.type.name == "NotFound":
+            raise FileNotFoundError(self.url)
+        return SimpleNamespace(st_size=info.size, st_mtime_ns=info.mtime_ns)
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        from pyarrow.fs import FileSelector
+
+        for info in self.fs.get_file_info(FileSelector(self.path, allow_not_found=True)):
+            if info.base_name:
+                yield self / info.base_name
+
+    def glob(self, pattern: str) -> Iterator[RemotePath]:
+        return (entry for entry in self.iterdir() if fnmatch.fnmatchcase(entry.name, pattern))
+
+    def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
+        """Nothing: a folder is there as soon as something is in it."""
+
+    def read_bytes(self) -> bytes:
+        with self.fs.open_input_stream(self.path) as stream:
+            return stream.read()
+
+    def write_bytes(self, data: bytes | memoryview) -> None:
+        """The whole object or none: what a failed upload leaves is deleted."""
+        try:
+            stream = self.fs.open_output_stream(self.path)
+            stream.write(data)
+            stream.close()
+            size = self.stat().st_size
+            if size != len(data):
+                raise OSError(f"{size} of {len(data)} bytes arrived")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.fs.delete_file(self.path)
+            raise
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            self.fs.delete_file(self.path)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def replace(self, target: RemotePath) -> None:
+        """Copy, then delete: whoever dies in between leaves two."""
+        self.fs.move(self.path, target.path)
+
+    def _info(self) -> Any:
+        return self.fs.get_file_info(self.path)
+
+
+Place = Path | RemotePath
+"""Where a store is."""
+
+
+def locate(text: str | Place) -> Place:
+    """A local path as it is; a URL (`scheme://…`) as a RemotePath. ConfigError on a scheme that nobody knows."""
+    if not isinstance(text, str) or "://" not in text:
+        return text if isinstance(text, RemotePath) else Path(text)
+    if text.startswith("file://"):
+        return Path(text.removeprefix("file://"))
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+
+    url = text.rstrip("/")
+    try:
+        fs, path = FileSystem.from_uri(url)
+    except pa.ArrowInvalid as error:
+        try:
+            from fsspec.core import url_to_fs
+
+            fsspec, path = url_to_fs(url)
+        except (ImportError, ValueError):
+            reason = f"a path, or a URL that pyarrow or fsspec knows: s3://bucket/folder ({error})"
+            raise ConfigError("store", text, reason) from None
+        fs = PyFileSystem(FSSpecHandler(fsspec))
+    return RemotePath(url, path, fs)
+
+
+@contextlib.contextmanager
+def claim(folder: RemotePath) -> Iterator[None]:
+    """Be the one writer below `folder`. StoreError names who else is, or what the server answers."""
+    mine = folder / f".lock-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    record = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            with contextlib.suppress(OSError):  # a beat that is lost is made up for by the next
+                mine.write_bytes(record)
+
+    try:
+        mine.write_bytes(record)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written ({error})") from error
+    thread = threading.Thread(target=beat, daemon=True)
+    try:
+        _refuse_others(folder, mine)
+        thread.start()
+        yield
+    finally:
+        over.set()
+        if thread.ident:
+            thread.join()
+        with contextlib.suppress(OSError):
+            mine.unlink(missing_ok=True)
+
+
+def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
+    now = mine.stat().st_mtime_ns
+    for other in folder.glob(".lock-*"):
+        if other.name == mine.name:
+            continue
+        try:
+            age_s = (now - other.stat().st_mtime_ns) / 1e9
+            owner = json.loads(other.read_bytes())
+        except (FileNotFoundError, ValueError):  # it was taken away meanwhile
+            continue
+        if age_s < STALE_S:
+            raise StoreError(busy(folder, f"process {owner['pid']} on {owner['host']}"))
+        other.unlink(missing_ok=True)
+
+
+def busy(store: Place, owner: str) -> str:
+    """What the second of two drivers is told."""
+    watch, stop = f"fp4dse status --watch --store {store}", f"fp4dse stop --store {store}"
+    return f"{store}: {owner} is writing to this store; see it with `{watch}`, end it with `{stop}`, or use another"

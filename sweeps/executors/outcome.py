@@ -1,0 +1,96 @@
+"""What an executor is to a sweep, and the records that pass between them.
+
+An executor takes jobs and says how each ended. What follows from it (store, split, retry) is decided in
+sweeps/scheduler.py, so that every executor leads to the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from fp4dse.tasks.job import Job, JobResult, Progress
+
+Kind = Literal["done", "memory", "lost", "failed", "timeout", "stopped"]
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Seconds before training went at full speed (start, data, compiling), then `seconds` for `steps` steps.
+
+    Full speed is taken to begin with the first report of the training phase; without one, all was start.
+    """
+
+    start_s: float
+    seconds: float
+    steps: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a job ended.
+
+    kind     done (`result` is there), memory (it did not fit), lost (what ran it went away: a signal, a node), failed
+             (it ended with an error), timeout, stopped (by the driver, or because its time was nearly up)
+    reason   one line for people where it is not done
+    pace     what can be learnt from it about the time that others will take
+    """
+
+    job: Job
+    folder: Path
+    kind: Kind
+    pace: Pace
+    result: JobResult | None = None
+    reason: str = ""
+
+
+@dataclass
+class Running:
+    """A job that was started, with its last report. Times are time.monotonic()."""
+
+    job: Job
+    folder: Path
+    started: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
+    progress: Progress | None = None
+    full_speed: tuple[float, int] | None = None  # time and step of the first report of the training phase
+
+    def report(self, progress: Progress) -> None:
+        """Take a report in."""
+        self.progress, self.heard = progress, time.monotonic()
+        if self.full_speed is None and progress.phase == "train":
+            self.full_speed = (self.heard, progress.step)
+
+    def pace(self) -> Pace:
+        """So far."""
+        now = time.monotonic()
+        if self.full_speed is None or self.progress is None:
+            return Pace(now - self.started, 0.0, 0)
+        since, step = self.full_speed
+        return Pace(since - self.started, now - since, self.progress.step - step)
+
+
+class Executor(Protocol):
+    """Takes jobs while it has room; `poll` and `stop` say how jobs ended, each job once."""
+
+    @property
+    def running(self) -> Sequence[Running]: ...
+
+    @property
+    def capacity(self) -> int:
+        """Jobs that run at a time."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def start(self, job: Job, context: dict) -> None:
+        """Take a job. OSError if its folder cannot be written."""
+
+    def poll(self, wait_s: float) -> list[Outcome]:
+        """The jobs that ended; waits for one for up to `wait_s` seconds."""
+
+    def stop(self) -> list[Outcome]:
+        """End what runs, asking first; jobs that were just finished come back as done."""

@@ -1,0 +1,336 @@
+"""Runs jobs as array tasks of SLURM, handed in through submitit. Driver and nodes share a disk, and nothing else.
+
+An array task is a loop: it claims the next job, runs it as the local executor does, and goes on until there is none or
+its time is nearly up. So one array task trains many jobs, and tasks that the site starts late or kills cost nothing but
+their own job. All is files in a folder of this driver, `<jobs>/../slurm/<id>/`:
+
+    queue/000123-NAME      a job that waits, in the order in which the driver started them
+    claimed/NAME@123_4     the same file, renamed by the array task 123_4 that runs it: a rename has one winner
+    closed                 the driver wants no more; array tasks stop, as they do when the folder is gone
+    submitit/              submitit's scripts and logs
+    arrays                 ids of the arrays, so that the next driver can cancel what a killed one left
+
+and in a job's own folder (jobfolder.py) `progress.json` and, at its end, `ended.json`. A job whose array task is no
+longer in `squeue` and that has not ended is lost; the scheduler tries it again. `sacct` is not asked: many sites run
+without it.
+
+    --option partition=… account=… qos=… constraint=… mem=…     as sbatch has them
+    --option time=…      minutes an array task may take (default 240)
+    --option cpus=… gpus=…    of an array task (default 1; 1 GPU with --device cuda)
+    --option array=…     tasks in one array (default: the site's limit)
+    --option idle=…      seconds that a task waits for another job before it gives its node back (default 60)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fp4dse.dse import ConfigError
+from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running
+from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job
+from fp4dse.tasks.job import Job, Progress
+
+if TYPE_CHECKING:
+    from fp4dse.sweeps.setting import Machine
+
+SBATCH = ("partition", "account", "qos", "constraint", "mem")
+OPTIONS = dict.fromkeys((*SBATCH, "gpus", "array"), "") | {"time": "240", "cpus": "1", "idle": "60"}
+WARN_S = 60
+"""SLURM is asked for a signal so long before it ends a task."""
+REPORT_S = 1.0
+SQUEUE_S = 10.0
+MISSES = 3
+"""So many looks at squeue must miss an array task before it is taken for gone: shared disks are slow to agree."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """`ended.json`: an Outcome without job and result, which lie beside it."""
+
+    kind: Kind
+    reason: str
+    pace: Pace
+
+
+@dataclass
+class Loop:
+    """What an array task runs."""
+
+    pool: Path
+    work: Path
+    command: tuple[str, ...]
+    limit_s: float
+    idle_s: float
+    warned: bool = False
+    told: float = 0.0
+
+    def __call__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._warn)
+        executor = LocalExecutor(self.work, [{}], self.command, self.limit_s)
+        last = time.monotonic()
+        while not self._is_over() and time.monotonic() - last < self.idle_s:
+            folder = claim(self.pool, self.work, array_task())
+            if folder is None:
+                time.sleep(0.5)
+                continue
+            with contextlib.suppress(OSError, msgspec.DecodeError):  # the driver took the job back
+                job, _ = read_job(folder)
+                outcome = run_alone(executor, folder, job, lambda progress, folder=folder: self._tell(folder, progress))
+                _write(folder / "ended.json", End(outcome.kind, outcome.reason, outcome.pace))
+            last = time.monotonic()
+        executor.stop()
+
+    def _warn(self, *_: object) -> None:
+        self.warned = True
+
+    def _is_over(self) -> bool:
+        return self.warned or (self.pool / "closed").exists() or not self.pool.exists()
+
+    def _tell(self, folder: Path, progress: Progress | None) -> bool:
+        if time.monotonic() - self.told < REPORT_S:
+            return self.warned
+        self.told = time.monotonic()
+        if progress:
+            with contextlib.suppress(OSError):
+                _write(folder / "progress.json", progress)
+        return self._is_over()
+
+
+def array_task() -> str:
+    """The name under which squeue lists the task that this process is."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "none")
+
+
+def claim(pool: Path, work: Path, who: str) -> Path | None:
+    """The folder of the next job that waits, now ours; None if there is none."""
+    try:
+        waiting = sorted(os.listdir(pool / "queue"))
+    except FileNotFoundError:
+        return None
+    for entry in waiting:
+        name = entry.partition("-")[2]
+        with contextlib.suppress(FileNotFoundError):  # another was quicker
+            os.rename(pool / "queue" / entry, pool / "claimed" / f"{name}@{who}")
+            return work / name
+    return None
+
+
+@dataclass
+class SlurmRun(Running):
+    """A job that waits or runs in the pool."""
+
+    entry: str = ""
+    who: str | None = None  # the array task that claimed it
+    misses: int = 0
+
+
+@dataclass
+class SlurmExecutor:
+    """`capacity` array tasks at a time; twice as many jobs are held ready, so that no task waits for the driver."""
+
+    work: Path
+    capacity: int
+    command: tuple[str, ...]
+    limit_s: float
+    wanted: dict[str, str]
+    squeue_s: float = SQUEUE_S
+    running: list[SlurmRun] = field(default_factory=list)
+    pool: Path = field(init=False)
+    _count: int = 0
+    _tasks: dict[str, int] = field(default_factory=dict)  # array task -> looks at squeue that missed it
+    _looked: float = 0.0
+    _scanned: float = 0.0
+
+    def __post_init__(self) -> None:
+        pools = self.work.with_name("slurm")
+        for old in pools.glob("*"):
+            _cancel((old / "arrays").read_text().split() if (old / "arrays").exists() else [])
+            shutil.rmtree(old, ignore_errors=True)
+        self.pool = pools / secrets.token_hex(4)
+        for folder in ("queue", "claimed"):
+            (self.pool / folder).mkdir(parents=True)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.running) < 2 * self.capacity
+
+    def start(self, job: Job, context: dict) -> None:
+        """Put a job where array tasks find it."""
+        folder = self.work / job_name(job)
+        write_job(folder, job, context)
+        self._count += 1
+        entry = f"{self._count:08d}-{folder.name}"
+        (self.pool / "queue" / entry).touch()
+        self.running.append(SlurmRun(job, folder, entry=entry))
+
+    def poll(self, wait_s: float) -> list[Outcome]:
+        """The jobs that ended; now and then a look at squeue, and arrays for jobs that wait."""
+        time.sleep(max(0.0, min(wait_s, self._scanned + REPORT_S - time.monotonic())))
+        if time.monotonic() - self._scanned < REPORT_S:
+            return []
+        self._scanned = time.monotonic()
+        self._hear()
+        if not self._looked or time.monotonic() - self._looked >= self.squeue_s:
+            self._look()
+            self._looked = time.monotonic()
+        return self._collect()
+
+    def stop(self) -> list[Outcome]:
+        """Close the pool, wait for the array tasks to save, cancel them."""
+        outcomes: list[Outcome] = []
+        if not self.pool.exists():
+            return outcomes
+        (self.pool / "closed").touch()
+        for run in [run for run in self.running if (self.pool / "queue" / run.entry).exists()]:
+            self.running.remove(run)  # it was never started
+        deadline = time.monotonic() + GRACE_S + 3 * REPORT_S
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.2)
+            outcomes += self._collect()
+        _cancel(sorted({task.partition("_")[0] for task in self._tasks}))
+        outcomes += [Outcome(run.job, run.folder, "stopped", run.pace(), reason="stopped") for run in self.running]
+        self.running = []
+        shutil.rmtree(self.pool, ignore_errors=True)
+        return outcomes
+
+    def _hear(self) -> None:
+        owners = dict(name.rsplit("@", 1) for name in os.listdir(self.pool / "claimed"))
+        for run in self.running:
+            if run.who is None and run.folder.name in owners:
+                run.who, run.started = owners[run.folder.name], time.monotonic()
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                progress = msgspec.json.decode((run.folder / "progress.json").read_bytes(), type=Progress)
+                if progress != run.progress:
+                    run.report(progress)
+
+    def _look(self) -> None:
+        """Count who is missed, and hand in arrays for the jobs that have no task."""
+        there = _squeue()
+        if there is None:  # the controller does not answer: nothing is known
+            return
+        self._tasks = {task: 0 if task in there else misses + 1 for task, misses in self._tasks.items()}
+        gone = {task for task, misses in self._tasks.items() if misses >= MISSES}
+        for run in self.running:
+            queued = (self.pool / "queue" / run.entry).exists()
+            run.misses = 0 if queued or run.who in there else run.misses + 1
+        for task in gone:
+            del self._tasks[task]
+        missing = min(self.capacity, len(self.running)) - len(self._tasks)
+        if missing > 0:
+            self._hand_in(missing)
+
+    def _hand_in(self, tasks: int) -> None:
+        """Arrays of together `tasks` tasks. OSError with sbatch's words if it refuses."""
+        import submitit
+
+        executor = submitit.SlurmExecutor(folder=self.pool / "submitit", max_num_timeout=0)
+        executor.update_parameters(
+            job_name="fp4dse",
+            time=int(self.wanted["time"]),
+            cpus_per_task=int(self.wanted["cpus"]),
+            array_parallelism=self.capacity,
+            signal_delay_s=WARN_S,
+            **{name: self.wanted[name] for name in SBATCH if self.wanted[name]},
+            **({} if self.wanted["gpus"] == "0" else {"gpus_per_node": int(self.wanted["gpus"])}),
+        )
+        loop = Loop(self.pool, self.work, self.command, self.limit_s, float(self.wanted["idle"]))
+        most = int(self.wanted["array"] or _site_limit())
+        while tasks > 0:
+            part = min(tasks, most)
+            try:
+                with executor.batch():
+                    jobs = [executor.submit(loop) for _ in range(part)]
+            except submitit.core.utils.FailedJobError as error:
+                raise OSError(f"sbatch: {' '.join(str(error).split())}") from None
+            with open(self.pool / "arrays", "a") as file:
+                file.write(f"{jobs[0].job_id.partition('_')[0]}\n")
+            self._tasks.update({job.job_id: 0 for job in jobs})
+            tasks -= part
+
+    def _collect(self) -> list[Outcome]:
+        outcomes = []
+        for run in list(self.running):
+            outcome = self._judge(run)
+            if outcome:
+                outcomes.append(outcome)
+                self.running.remove(run)
+                (self.pool / "claimed" / f"{run.folder.name}@{run.who}").unlink(missing_ok=True)
+        return outcomes
+
+    def _judge(self, run: SlurmRun) -> Outcome | None:
+        try:
+            end = msgspec.json.decode((run.folder / "ended.json").read_bytes(), type=End)
+        except (OSError, msgspec.DecodeError):
+            if run.misses < MISSES:
+                return None
+            end = End("lost", f"its array task {run.who} is gone", run.pace())
+        result = read_result(run.folder, run.job)
+        return Outcome(run.job, run.folder, "done" if result else end.kind, end.pace, result, end.reason)
+
+
+def open_slurm(
+    work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
+) -> SlurmExecutor:
+    """ConfigError if submitit or SLURM's commands are missing, or an option is wrong."""
+    from fp4dse.sweeps.executors import check_options
+
+    wanted = check_options("slurm", options, OPTIONS)
+    wanted["gpus"] = wanted["gpus"] or ("1" if machine.device == "cuda" else "0")
+    for name in ("time", "cpus", "gpus", "idle", "array"):
+        if not (wanted[name] or "0").isdigit():
+            raise ConfigError("--option of slurm", f"{name}={wanted[name]}", "a whole number")
+    reason = why_not()
+    if reason:
+        raise ConfigError("--executor", "slurm", reason)
+    return SlurmExecutor(work, len(machine.slots), command, limit_s, wanted)
+
+
+def why_not() -> str | None:
+    """What SLURM sweeps lack here."""
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        return "an installed submitit: pip install 'fp4dse[slurm]'"
+    missing = [name for name in ("sbatch", "squeue", "scancel", "srun") if not shutil.which(name)]
+    return f"a machine with SLURM's commands ({', '.join(missing)} not found)" if missing else None
+
+
+def _site_limit() -> int:
+    """MaxArraySize of the site; 1000, SLURM's own default less one, if it does not say."""
+    done = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("MaxArraySize"):
+            return max(1, int(line.partition("=")[2]) - 1)
+    return 1000
+
+
+def _squeue() -> set[str] | None:
+    """The array tasks of this user that wait or run; None if squeue fails."""
+    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return set(done.stdout.split()) if done.returncode == 0 else None
+
+
+def _cancel(arrays: list[str]) -> None:
+    if arrays:
+        subprocess.run(["scancel", "--quiet", *arrays], capture_output=True)
+
+
+def _write(path: Path, record: msgspec.Struct) -> None:
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    hidden.write_bytes(msgspec.json.encode(record))
+    hidden.replace(path)

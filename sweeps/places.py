@@ -1,0 +1,49 @@
+"""Where a sweep keeps what is not a result: job folders on a disk, its state and requests to stop beside the store.
+
+A store may be behind a URL, job folders may not: workers write there as they train. They are in `<store>/jobs`, or in
+`runs/<name of the URL>/jobs` of the working directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+
+from fp4dse.dse import StoreError
+from fp4dse.results.files import write_atomic
+from fp4dse.results.remote import Place, RemotePath, locate
+
+RUNS = Path("runs")
+"""Where sweeps go by default: `runs/NAME/store`, with the report beside."""
+
+
+def home(place: Place) -> Path:
+    """The folder on this machine that belongs to a store."""
+    if isinstance(place, RemotePath):
+        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", place.url.partition("?")[0])
+    return place
+
+
+def work_folder(store: str | Place) -> Path:
+    """Where the job folders of a store are."""
+    return (home(locate(store)) / "jobs").absolute()
+
+
+def request_stop(store: str | Place) -> None:
+    """Ask the sweep that writes to a store to end; it looks every two seconds, wherever it runs."""
+    write_atomic(locate(store) / "stop", f"{time.time()}\n".encode())
+
+
+def stop_requested(store: Place) -> bool:
+    """Whether someone asked. A store that cannot be reached right now is asked again later."""
+    with contextlib.suppress(OSError, StoreError):
+        return (store / "stop").exists()
+    return False
+
+
+def withdraw_stop(store: Place) -> None:
+    """Forget requests: they were for the sweep that is over."""
+    with contextlib.suppress(OSError):
+        (store / "stop").unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""Which job is next, and what follows from how one ended. Knows nothing of rows and stores, so that a simulation can
+run it against a clock of its own.
+
+    a job that …                       what follows
+    comes back                         it is stored
+    does not fit into memory           is cut in halves, down to one lane
+    is lost (a signal, a node)         is tried again, up to RETRIES["lost"] times, each after a longer pause
+    ends with an error                 is tried once more after a pause, then given up
+    is over its time                   is given up
+    is stopped by the driver           its lanes are missing, and the same command trains them later
+    stops because its time was up      is tried again at once, up to RETRIES["stopped"] times
+
+Divergence is a result and comes back like any other. The first `GIVE_UP_JOBS` different jobs that are given up with the
+same error, while none came back, are a fault that all jobs share: the sweep ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from fp4dse.sweeps.executors.outcome import Executor, Outcome
+from fp4dse.sweeps.jobfolder import job_name
+from fp4dse.tasks.job import Job
+
+RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3}
+"""How often a job is tried again. Memory: a population of one lane, which cannot be cut."""
+BACKOFF_S = 1.0
+"""The pause before the first new try; each further one is four times as long."""
+GIVE_UP_JOBS = 3
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What follows from an outcome. `note`: what was done about it, where it is tried again."""
+
+    outcome: Outcome
+    what: Literal["store", "again", "give up", "leave"]
+    note: str = ""
+
+
+@dataclass
+class Scheduler:
+    """The queue between the plan and an executor. `context`: what the executor is to keep beside a job (rows.py)."""
+
+    executor: Executor
+    queue: deque[Job]
+    context: Callable[[Job], dict] = lambda _: {}
+    now: Callable[[], float] = time.monotonic
+    backoff_s: float = BACKOFF_S
+    came_back: bool = False
+    stopping: bool = False
+    _tries: Counter[str] = field(default_factory=Counter)  # by job and kind
+    _errors: dict[str, str] = field(default_factory=dict)  # job -> error, of those given up
+    _later: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap: when, tie-break, what
+    _count: int = 0
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Jobs that are not started."""
+        return [*self.queue, *(job for *_, job in self._later)]
+
+    @property
+    def is_over(self) -> bool:
+        return not (self.queue or self._later or self.executor.running)
+
+    def fill(self) -> None:
+        """Start jobs while there is room; those whose pause is over come first."""
+        while self._later and self._later[0][0] <= self.now():
+            self.queue.appendleft(heapq.heappop(self._later)[-1])
+        while self.queue and self.executor.has_room:
+            job = self.queue.popleft()
+            self.executor.start(job, self.context(job))
+
+    def poll(self, wait_s: float) -> list[Verdict]:
+        """What follows from the jobs that ended within `wait_s` seconds."""
+        return [self.judge(outcome) for outcome in self.executor.poll(wait_s)]
+
+    def stop(self) -> list[Verdict]:
+        """End what runs."""
+        self.stopping = True
+        return [self.judge(outcome) for outcome in self.executor.stop()]
+
+    def judge(self, outcome: Outcome) -> Verdict:
+        """Decide, and queue what is to be tried again."""
+        job, kind = outcome.job, outcome.kind
+        if kind == "done":
+            self.came_back = True
+            return Verdict(outcome, "store")
+        if self.stopping:
+            return Verdict(outcome, "leave")
+        if kind == "memory" and len(job.lanes) > 1:
+            half = len(job.lanes) // 2
+            parts = (job.lanes[:half], job.lanes[half:])
+            self.queue.extendleft(msgspec.structs.replace(job, lanes=lanes) for lanes in reversed(parts))
+            return Verdict(outcome, "again", "cut in halves")
+        tried = self._tries[f"{job_name(job)} {kind}"]
+        if tried < RETRIES.get(kind, 0):
+            self._tries[f"{job_name(job)} {kind}"] += 1
+            pause_s = 0.0 if kind == "stopped" else self.backoff_s * 4**tried
+            self._count += 1
+            heapq.heappush(self._later, (self.now() + pause_s, self._count, job))
+            return Verdict(outcome, "again", f"tried again {f'after {pause_s:g} s' if pause_s else 'at once'}")
+        self._errors[job_name(job)] = outcome.reason
+        return Verdict(outcome, "give up")
+
+    def holds(self, folder: Path) -> bool:
+        """Whether a job runs in that folder: one that was tried again may have been started meanwhile."""
+        return any(run.folder == folder for run in self.executor.running)
+
+    def why_give_up(self) -> str | None:
+        """The fault that all jobs seem to share."""
+        if self.came_back or len(self._errors) < GIVE_UP_JOBS:
+            return None
+        first = list(self._errors.values())[:GIVE_UP_JOBS]
+        if len(set(map(error_kind, first))) > 1:
+            return None
+        return f"given up: the first {GIVE_UP_JOBS} jobs all failed with the same error: {first[0]}"
+
+
+def error_kind(reason: str) -> str:
+    """A reason without what differs between two jobs with the same fault: numbers, addresses, paths."""
+    return re.sub(r"0x[0-9a-f]+|(/[\w.+-]+)+|\d+", "#", reason)

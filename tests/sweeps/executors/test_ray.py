@@ -1,0 +1,138 @@
+"""A sweep on Ray: the rows of a local one, every loss made up for, nothing that listens beyond loopback."""
+
+import importlib.util
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.results import open_store
+from fp4dse.results.schema import ROW
+from fp4dse.sweeps import read_state, run_sweep
+from fp4dse.sweeps.executors.ray import connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed")]
+
+FAKE = str(Path(__file__).parents[1] / "fake_worker.py")
+TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
+SPACE = Space.from_dict({"name": "few", "axes": {"*": ["mxfp4", "nvfp4"], "wgrad.rotation": ["none", "rht16"]}})
+LANES = 2 * 2 * (4 + 1)
+OWN = ["train_s", "setup_s", "lane_s", "peak_memory_bytes", "lanes", "host", "created_at", "git_commit"]
+"""What may differ between two machines that train the same."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A local cluster for all tests of this file. They count lanes in a file that its workers learn of here."""
+    lanes = Path(os.environ.setdefault("FAKE_LANES", f"/tmp/fake-lanes-{os.getpid()}"))
+    assert connect("")
+    yield lanes
+    import ray
+
+    ray.shutdown()
+    lanes.unlink(missing_ok=True)
+    del os.environ["FAKE_LANES"]
+
+
+def sweep(tmp_path, mode="ok", executor="ray", **more):
+    arguments = {"tasks": TASKS, "seeds": [0, 1], "jobs": 2, "store": tmp_path / executor, "backoff_s": 0.05, **more}
+    return run_sweep(SPACE, worker=(sys.executable, FAKE, mode), executor=executor, **arguments)
+
+
+def rows(store):
+    columns = [name for name in ROW.names if name not in OWN]
+    found = open_store(store).runs(columns).sort_values("run_id").reset_index(drop=True)
+    return found.astype({"fallbacks": str})
+
+
+def test_ray_gives_the_rows_that_the_local_executor_gives(tmp_path, cluster):
+    recipes = [Recipe.named("nvfp4-sr")]
+    arguments = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "jobs": 2}
+    for executor in ("local", "ray"):
+        result = run_sweep(recipes, store=tmp_path / executor, executor=executor, **arguments)
+        assert (result.done, result.failed, result.stopped) == (4, 0, None)
+    local, far = rows(tmp_path / "local"), rows(tmp_path / "ray")
+    assert local.equals(far)
+    assert local["val_loss"].notna().all()
+
+
+def test_what_ray_brought_is_stored_once_and_reports_are_seen(tmp_path, cluster):
+    seen = []
+    result = sweep(tmp_path, "slow=2.5", progress=lambda state: seen.extend(job.phase for job in state.running))
+    assert (result.done, result.left, result.exit_code) == (LANES, 0, 0)
+    assert "setup" in seen
+    assert open_store(tmp_path / "ray").info()["runs"] == LANES
+    assert sweep(tmp_path).stored == LANES
+
+
+def test_a_job_that_fails_on_its_node_says_why(tmp_path, cluster):
+    result = sweep(tmp_path, "crash", tasks=TASKS[:1], seeds=[0], jobs=1)
+    assert "the die was cast" in result.failures[0].reason
+    kept = tmp_path / "ray" / "failed" / result.failures[0].job / "stderr.txt"
+    assert "the die was cast" in kept.read_text()
+
+
+def test_a_ray_worker_that_is_killed_is_made_up_for(tmp_path, cluster):
+    def kill():
+        while not cluster.exists() or not cluster.read_text():
+            time.sleep(0.05)
+        victim = next(pid for pid, name in processes() if name.startswith("ray::work"))
+        os.kill(victim, signal.SIGKILL)
+
+    cluster.write_text("")
+    killer = threading.Thread(target=kill)
+    killer.start()
+    result = sweep(tmp_path, "slow=1")
+    killer.join()
+    assert (result.done, result.failed) == (LANES, 0)
+    assert any("Ray lost it" in reason for reason in read_state(tmp_path / "ray").retries)
+
+
+def test_a_budget_asks_the_tasks_to_stop(tmp_path, cluster):
+    begin = time.monotonic()
+    result = sweep(tmp_path, "hang", budget_s=3.0)
+    assert (result.done, result.left) == (0, LANES)
+    assert time.monotonic() - begin < 30
+
+
+def test_nothing_of_our_own_cluster_listens_beyond_loopback(cluster):
+    ours = {os.getpid(), *(pid for pid, name in processes() if "ray" in name)}
+    sockets = {inode for pid in ours for inode in inodes(pid)}
+    listening = []
+    for table, loopback in (("tcp", ("0100007F",)), ("tcp6", ("FFFF00000100007F", "00000000" * 3 + "01000000"))):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                listening.append(fields[1])
+                assert fields[1].partition(":")[0].endswith(loopback), line
+    assert listening
+
+
+def test_a_cluster_that_does_not_answer_and_wrong_options_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="accepted: address, gpus, cpus"):
+        sweep(tmp_path, options={"adress": "auto"})
+    with pytest.raises(ConfigError, match="local, ray, slurm"):
+        sweep(tmp_path, executor="sge")
+
+
+def processes():
+    """(pid, name) of all processes."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                yield int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+
+
+def inodes(pid):
+    try:
+        links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
+    return [link[8:-1] for link in links if link.startswith("socket:[")]
