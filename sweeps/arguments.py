@@ -27,7 +27,7 @@ def find_space(text: str) -> Space:
     """A space from a TOML file, or a shipped one by name."""
     if not text.endswith(".toml") and text not in shipped_spaces():
         raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
-    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text])
+    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
 
 
 def find_config_id(text: str) -> str:
