@@ -18,6 +18,7 @@ and the axes above made.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -206,7 +207,7 @@ class Space(msgspec.Struct, frozen=True):
                 yield from (self._built(axes, levels) for levels in balanced(sizes, runs, seed))
             case Random(runs=runs, seed=seed):
                 draws = shuffled(sizes, seed)
-                yield from (self._built(axes, levels) for _, levels in zip(range(runs * DRAWS_PER_RUN), draws))
+                yield from (self._built(axes, levels) for levels in itertools.islice(draws, runs * DRAWS_PER_RUN))
 
     def _product(self, recipe: Recipe, axes: Sequence[_Axis]) -> Iterator[Recipe]:
         if not axes:

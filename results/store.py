@@ -204,9 +204,9 @@ class Store:
         wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
         return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
 
-    def done(self) -> set[str]:
-        """Ids of the runs that need no training: done or diverged, and not retired."""
-        finished = self._valid() & ds.field("status").isin(["done", "diverged"])
+    def done(self, pruned: bool = False) -> set[str]:
+        """Ids of the runs that need no training: done or diverged, and not retired; the pruned ones on request."""
+        finished = self._valid() & ds.field("status").isin(["done", "diverged", *(["pruned"] if pruned else [])])
         return set(self._reading(lambda files: scan(files, ["run_id"], finished))["run_id"].to_pylist())
 
     def sql(self, query: str) -> pd.DataFrame:

@@ -6,10 +6,12 @@ What every lane of a task shares is its *context*: the task's identity and the e
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from fp4dse.dse import Recipe
 from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane
 
@@ -32,8 +34,13 @@ def task_context(task: Task, environment: dict) -> dict:
 
 def lane_id(lane: Lane, context: dict) -> str:
     """The run_id that the lane's row has."""
-    config_id = recipe_columns(lane.recipe)["config_id"]
-    return run_id({**context, "config_id": config_id, "lr": lane.lr, "seed": lane.seed})
+    return run_id({**context, "config_id": _config_id(lane.recipe), "lr": lane.lr, "seed": lane.seed})
+
+
+@lru_cache(maxsize=1024)
+def _config_id(recipe: Recipe) -> str:
+    """Cached for the lanes of a recipe, which come one after the other."""
+    return recipe.config_id
 
 
 def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:

@@ -30,6 +30,7 @@ from fp4dse.sweeps.jobfolder import job_name, keep_stderr, leftovers
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.rows import failed_rows, result_rows
+from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
 from fp4dse.sweeps.state import Clock, SweepState, job_state, write_state
@@ -77,40 +78,45 @@ def plan_sweep(
     space: Space | Sequence[Recipe],
     *,
     tasks: Tasks = (("regression", "small"),),
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,
     device: str = "cpu",
     jobs: int | None = None,
     rerun: bool = False,
+    halving: Halving | None = None,
 ) -> Plan:
     """What `run_sweep` with these arguments would train. Writes nothing."""
     setting = find_setting(tasks, device, jobs)
-    stored = open_store(store).done() if Path(store).exists() and not rerun else set()
-    return setting.plan(space, seeds, lrs, stored)
+    stored = open_store(store).done(pruned=halving is not None) if Path(store).exists() and not rerun else set()
+    return setting.plan(space, seeds, lrs, stored, halving)
 
 
 def run_sweep(
     space: Space | Sequence[Recipe],
     *,
     tasks: Tasks = (("regression", "small"),),
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,
     device: str = "cpu",
     jobs: int | None = None,
     budget_s: float | None = None,
     rerun: bool = False,
+    halving: Halving | None = None,
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
 ) -> SweepResult:
     """Train every lane of the space that the store lacks; store what comes of it.
 
-    lrs        learning rates, the same for all tasks; None: each task's own
+    seeds      None: the space's, else 0, 1, 2
+    lrs        learning rates, the same for all tasks; None: the space's, else each task's own
     jobs       workers at a time
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
+    halving    drop the worse lanes of a population at rungs on the way; what was dropped in a sweep with rungs counts
+               as stored for another one
     progress   True shows it on standard error; a function is called with the state a few times a second
     worker     command of a worker process
 
@@ -123,7 +129,7 @@ def run_sweep(
     work = Path(store) / "jobs"
     with opened.lock(), stop_signals() as signals, display(progress) as show:
         _take_in_leftovers(opened, work)
-        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done())
+        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done(pruned=halving is not None), halving)
         executor = Executor(work, setting.machine.slots, tuple(worker), job_limit_s)
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)

@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
