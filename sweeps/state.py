@@ -45,6 +45,7 @@ class SweepState(msgspec.Struct):
     jobs_waiting: int = 0
     done: int = 0
     diverged: int = 0
+    pruned: int = 0
     failed: int = 0
     failures: dict[str, int] = {}  # reason -> lanes
     failed_jobs: int = 0
@@ -61,11 +62,11 @@ class SweepState(msgspec.Struct):
     @property
     def finished(self) -> int:
         """Lanes with a result, those from earlier sweeps included."""
-        return self.stored + self.done + self.diverged
+        return self.stored + self.done + self.diverged + self.pruned
 
     @property
     def lanes_per_minute(self) -> float:
-        return 60 * (self.done + self.diverged) / max(self.updated - self.started, 1e-9)
+        return 60 * (self.done + self.diverged + self.pruned) / max(self.updated - self.started, 1e-9)
 
     @property
     def driver_is_alive(self) -> bool:

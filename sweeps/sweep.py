@@ -31,6 +31,7 @@ from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.rungs import Halving
+from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
 from fp4dse.sweeps.state import Clock, SweepState, job_state, write_state
@@ -44,7 +45,7 @@ GIVE_UP_JOBS = 3
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """Counts are lanes: `asked` = `stored` before + `done` + `diverged` + `failed` + `left`.
+    """Counts are lanes: `asked` = `stored` before + `done` + `diverged` + `pruned` + `failed` + `left`.
 
     `stopped` says why lanes are left, None if none are. `failures`: reason -> lanes.
     """
@@ -54,6 +55,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     stored: int
     done: int
     diverged: int
+    pruned: int
     failed: int
     failures: dict[str, int]
     stopped: str | None
@@ -62,7 +64,7 @@ class SweepResult(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> int:
-        return self.asked - self.stored - self.done - self.diverged - self.failed
+        return self.asked - self.stored - self.done - self.diverged - self.pruned - self.failed
 
     def facts(self) -> dict:
         """For scripts."""
@@ -152,6 +154,7 @@ def run_sweep(
         stored=todo.stored,
         done=state.done,
         diverged=state.diverged,
+        pruned=state.pruned,
         failed=state.failed,
         failures=state.failures,
         stopped=stopped,
@@ -198,6 +201,7 @@ class _Sweep:
             self.store.add(rows, folder.name)
             self.state.diverged += sum(row["status"] == "diverged" for row in rows)
             self.state.done += sum(row["status"] == "done" for row in rows)
+            self.state.pruned += sum(row["status"] == "pruned" for row in rows)
             self.clock.add(job, outcome.pace)
             self.judge()
         elif outcome.kind == "memory" and len(job.lanes) > 1:
