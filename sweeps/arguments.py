@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fp4dse.dse import ConfigError, Space, load_recipe
+from fp4dse.sweeps.rungs import Halving
 
 DEFAULT_PRESET = "small"
 RUNS = Path("runs")
@@ -90,6 +91,11 @@ def parse_lrs(texts: Iterable[str]) -> list[float] | None:
                 raise ConfigError("--lr", part, "a number above 0, or several with commas: 1e-3,3e-3")
             lrs.append(lr)
     return lrs or None
+
+
+def parse_halving(rungs: int, keep: float) -> Halving | None:
+    """No rungs are no halving."""
+    return Halving(rungs, keep) if rungs else None
 
 
 def parse_duration(text: str | None) -> float | None:

@@ -48,6 +48,11 @@ def default_storage(store: Path) -> Path:
     return store / "dashboard.journal"
 
 
+def sweep_name(store: Store) -> str:
+    """`zoo` for runs/zoo/store, else the folder's name."""
+    return store.path.resolve().parent.name if store.path.name == "store" else store.path.name
+
+
 def serve(
     store: Store,
     sweep: str,

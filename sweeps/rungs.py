@@ -10,6 +10,7 @@ have seen, and its final losses are the truth. `replay` does that offline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
 from fp4dse.results.stats import SETTING, SUMMARIZED
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.rungs import keep_lanes
+from fp4dse.tasks.rungs import TAIL, keep_lanes
 
 if TYPE_CHECKING:
     from fp4dse.tasks import Task
@@ -76,8 +77,8 @@ class Replay(msgspec.Struct, frozen=True):
 def replay(store: Store, halving: Halving) -> list[Replay]:
     """Apply rungs to the finished runs of a store, per setting; populations of one recipe say nothing and stay out.
 
-    A population is what a sweep trains together: the runs of one structural signature. The loss at a rung is the last
-    point of the stored training curve up to it. ConfigError if there is nothing to replay.
+    A population is what a sweep trains together: the runs of one structural signature. The loss at a rung is the mean
+    of the stored training curve over the last TAIL of the steps up to it. ConfigError if there is nothing to replay.
     """
     runs = store.runs([*dict.fromkeys([*SUMMARIZED, "run_id", "signature", "steps", "diverged_step", OVERHEAD])])
     runs = runs[runs["status"].isin(["done", "diverged"])].reset_index(drop=True)
@@ -117,10 +118,10 @@ def _replay_setting(runs: pd.DataFrame, halving: Halving) -> Replay | None:
         populations=len(hits),
         recipes=len(truth),
         lanes=len(recipes),
-        saved=1 - trained / possible,
+        saved=float(1 - trained / possible),
         best_kept=float(np.mean(hits)),
-        front_kept=kept_of_front / on_front,
-        best_overall=bool(truth.idxmin() in kept),
+        front_kept=kept_of_front / on_front if on_front else math.nan,
+        best_overall=truth.idxmin() in kept,
         regret=float(truth[sorted(kept)].min() - truth.min()),
     )
 
@@ -145,8 +146,8 @@ def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]
 
 
 def _loss_at(steps: np.ndarray, losses: np.ndarray, diverged_step: int | None, step: int) -> float | None:
-    """The last point of a curve up to `step`; None if the run diverged before."""
-    seen = np.searchsorted(steps, step, side="right")
-    if seen == 0 or (not pd.isna(diverged_step) and diverged_step <= step):
+    """The mean of a curve over the last TAIL of the steps up to `step`; None if the run diverged before."""
+    recent = (steps <= step) & (steps > step * (1 - TAIL))
+    if not recent.any() or (not pd.isna(diverged_step) and diverged_step <= step):
         return None
-    return float(losses[seen - 1])
+    return float(losses[recent].mean())
