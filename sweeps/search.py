@@ -184,7 +184,8 @@ def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], b
 
 @dataclass
 class _Search:
-    """The loop of asking, training and telling. `known`: config_id -> the seeds that it was trained with."""
+    """The loop of asking, training and telling. `known`: config_id -> the seeds that it was trained with. `wishes`:
+    how often known recipes were proposed again, since the last time that such wishes were granted."""
 
     space: Space
     study: optuna.Study
@@ -293,10 +294,13 @@ class _Answers:
         runs = open_store(self.store).runs(SUMMARIZED)
         runs = runs[(runs[list(SETTING)] == [context[name] for name in SETTING]).all(axis="columns")]
         self.table = summarize(runs).set_index("config_id")
+        pruned = set(runs["config_id"][runs["status"].eq("pruned")])  # the mean of the seeds that are left flatters
         self.values, states = {}, {}
         for config_id, row in self.table.iterrows():
             values = [float(row[column]) for column in self.columns]
-            if row["note"]:
+            if config_id in pruned:
+                states[str(config_id)] = "pruned"
+            elif row["note"]:
                 states[str(config_id)] = str(row["note"])
             elif all(map(math.isfinite, values)):
                 states[str(config_id)] = "done"
@@ -315,7 +319,7 @@ class _Answers:
     def front(self, config_ids: list[str], objectives: Sequence[str]) -> list[dict[str, Any]]:
         """The non-dominated of these recipes, the best by the first objective first."""
         met = [config_id for config_id in config_ids if config_id in self.values]
-        points = np.array([self.values[config_id] for config_id in met]).reshape(len(met), -1)
+        points = np.array([self.values[config_id] for config_id in met]).reshape(len(met), len(self.columns))
         no_worse = (points[:, None] <= points[None]).all(axis=2)
         beaten = (no_worse & (points[:, None] < points[None]).any(axis=2)).any(axis=0)
         chosen = sorted((i for i in range(len(met)) if not beaten[i]), key=lambda i: tuple(points[i]))

@@ -3,7 +3,8 @@
 There is one study per sweep and task (and device and software, where a store has several), and one trial per recipe at
 its best learning rate: its axes are the parameters, gap and overhead the values, what else is known user attributes.
 A recipe with a diverged seed is a failed trial, one that was dropped at a rung a pruned trial: neither can be shown as
-a good one (optuna-dashboard does not know the constraints of Optuna 5).
+a good one (optuna-dashboard does not know the constraints of Optuna 5), and the mean of seeds that were left would
+flatter.
 
 Trials are immutable once they are there. So a recipe is mirrored when all lanes that its baseline has are there too,
 and where something changed all the same, or a parameter got a value that its distribution lacks, the study is made
@@ -114,7 +115,7 @@ def _lines(runs: pd.DataFrame, unfinished: bool) -> list[Line]:
                 params=params,
                 values=(gap, float(recipe[OVERHEAD])) if finite else None,
                 facts=facts,
-                pruned=config_id in pruned and not row["seeds"],
+                pruned=config_id in pruned,
             )
         )
     return lines
