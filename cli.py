@@ -41,6 +41,10 @@ StorePath = Annotated[
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
+Seeds = Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2). Default: the space's, or 3.")]
+Rates = Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's.")]
+Rungs = Annotated[int, typer.Option(help="Rungs at which the worse lanes of a population are dropped.")]
+Keep = Annotated[float, typer.Option(help="Share that goes on at a rung.")]
 SpaceName = Annotated[str, typer.Argument(metavar="SPACE", help="A .toml file, or the name of a shipped space.")]
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, .toml file, or (for compare) config_id.")]
 
@@ -73,16 +77,19 @@ def sweep(
     space: SpaceName,
     task: Annotated[list[str], typer.Option(help="TASK or TASK:PRESET; may be repeated.")] = ["regression"],  # noqa: B006
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
-    seeds: Annotated[str, typer.Option(help="How many (3), or which (0,1,2).")] = "3",
-    lr: Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the task's own.")] = [],  # noqa: B006
+    seeds: Seeds = None,
+    lr: Rates = [],  # noqa: B006
     store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
+    rungs: Rungs = 0,
+    keep: Keep = 0.5,
     executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     option: Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")] = [],  # noqa: B006
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="With --dry-run: time and memory here, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
@@ -90,12 +97,16 @@ def sweep(
     The same command continues a sweep that was stopped, and tries failed lanes again.
     """
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep
+    from fp4dse.sweeps.estimate import estimate as estimate_plan
+    from fp4dse.sweeps.plan import count_space
+    from fp4dse.sweeps.setting import find_setting
 
     found = arguments.find_space(space)
     asked: dict[str, Any] = {
         "tasks": arguments.parse_tasks(task, preset),
-        "seeds": arguments.parse_seeds(seeds),
+        "seeds": arguments.parse_seeds(seeds) if seeds else None,
         "lrs": arguments.parse_lrs(lr),
+        "halving": arguments.parse_halving(rungs, keep),
         "store": store or arguments.default_store(found.name),
         "device": device,
         "jobs": jobs,
@@ -105,7 +116,11 @@ def sweep(
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run:
-        _print_facts(plan_sweep(found, **asked).facts(), as_json)
+        plan = plan_sweep(found, **asked)
+        more = (
+            estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
+        )
+        _print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
         _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, progress=True), as_json)
 
@@ -271,6 +286,101 @@ def space(space: SpaceName, as_json: AsJson = False) -> None:
     from fp4dse.sweeps.plan import count_space
 
     _print_facts(count_space(find_space(space)), as_json)
+
+
+@app.command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
+def search(
+    space: SpaceName,
+    sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
+    trials: Annotated[int, typer.Option(help="Recipes to try, those that the store knows included.")],
+    objectives: Annotated[str, typer.Option(help="Of gap, overhead, loss, bits; all are minimized.")] = "gap,overhead",
+    task: Annotated[str, typer.Option(help="TASK or TASK:PRESET.")] = "regression",
+    seeds: Seeds = None,
+    lr: Rates = [],  # noqa: B006
+    store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    batch: Annotated[int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")] = None,
+    sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    budget: Budget = None,
+    rungs: Rungs = 0,
+    keep: Keep = 0.5,
+    as_json: AsJson = False,
+) -> None:
+    """Let a sampler propose recipes of a space in batches, and train them; what the store has is looked up.
+
+    The same command continues a search that was stopped.
+    """
+    from fp4dse.sweeps import arguments, run_search
+
+    found = arguments.find_space(space)
+    result = run_search(
+        found,
+        sampler=sampler,
+        trials=trials,
+        objectives=[name.strip() for name in objectives.split(",")],
+        task=arguments.parse_tasks([task])[0],
+        seeds=arguments.parse_seeds(seeds) if seeds else None,
+        lrs=arguments.parse_lrs(lr),
+        store=store or arguments.default_store(found.name),
+        device=device,
+        jobs=jobs,
+        batch=batch,
+        sampler_seed=sampler_seed,
+        budget_s=arguments.parse_duration(budget),
+        halving=arguments.parse_halving(rungs, keep),
+        progress=True,
+    )
+    facts = result.facts()
+    front = facts.pop("front")
+    if as_json:
+        _print_json({**facts, "front": front})
+    else:
+        _print_rows(list(front[0]) if front else ["label"], front, "table")
+        _print_facts(facts, False)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command(epilog="Example: fp4dse dashboard --store runs/zoo/store")
+def dashboard(
+    store: StorePath = None,
+    storage: Annotated[str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")] = None,
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0: any that is free.")] = 8080,
+    follow: Annotated[bool, typer.Option(help="Stay in step with a sweep that runs.")] = True,
+    mirror_only: Annotated[bool, typer.Option("--mirror-only", help="Bring the studies up to date and leave.")] = False,
+    serve_grpc: Annotated[int | None, typer.Option(help="Instead offer the storage to other processes here.")] = None,
+) -> None:
+    """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
+    from fp4dse.sweeps import study as studies
+    from fp4dse.sweeps.dashboard import check_dashboard, default_storage, serve, sweep_name
+
+    check_dashboard()
+    found = _open(store)
+    place = storage or default_storage(found.path)
+    if serve_grpc is not None:
+        studies.serve_grpc(place, serve_grpc)
+    elif mirror_only:
+        _print_facts(studies.mirror(found, studies.open_storage(place), sweep_name(found)), False)
+    else:
+        serve(found, sweep_name(found), studies.open_storage(place), port, follow)
+
+
+@app.command(epilog="Example: fp4dse rungs --replay runs/zoo/store --rungs 3 --keep 0.5")
+def rungs(
+    replay: Annotated[Path, typer.Option(help="A store with a finished sweep that had no rungs.")],
+    rungs: Rungs = 3,
+    keep: Keep = 0.5,
+    as_json: AsJson = False,
+) -> None:
+    """What rungs would have saved in a finished sweep, and how often they would have dropped the best recipe."""
+    import msgspec
+
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.rungs import Halving, Replay
+    from fp4dse.sweeps.rungs import replay as replay_store
+
+    rows = [msgspec.to_builtins(row) for row in replay_store(open_store(replay), Halving(rungs, keep))]
+    _print_rows(list(Replay.__struct_fields__), rows, "json" if as_json else "table")
 
 
 @recipe_app.command("list", epilog="Example: fp4dse recipe list")

@@ -2,7 +2,7 @@
 
 Shorthand that files may use, expanded here and nowhere else:
 
-* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation or relaxation may be given by name;
+* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation, relaxation or design may be given by name;
 * `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from fp4dse.dse.design import DESIGN_NAMES, Design
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import RELAXATION_NAMES, Relaxation
 from fp4dse.dse.quantizer import OUTLIER_NAMES, ROUNDING_NAMES, Outliers, Quantizer, Rounding
@@ -32,6 +33,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
     Relaxation: RELAXATION_NAMES,
+    Design: DESIGN_NAMES,
 }
 """Type of a field -> what may stand there by name."""
 

@@ -6,13 +6,16 @@
     wgrad.rotation           the rotation of a GEMM
     backward.source          what the operands that the forward pass quantizes too are made from
     estimator.w.element      a field of how gradients pass through a forward operand; `estimator`, `estimator.w`
+    *.scale.zero             a field of a part, where the part has it; `*.scale.format` is the part's kind, for rules
 
-Stages: fprop (= forward), dgrad, wgrad, backward (= dgrad, wgrad), *. Operands: x, w, g, *.
+A path is a walk over the fields of the records that make up a recipe, so every field of every record has one. Beside
+fields there are two kinds of names: groups of stages, forward (= fprop), backward (= dgrad, wgrad), *; and * for all
+operands of a stage, which may be left out.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,129 +23,198 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.library import load_recipe, place, read, read_fields
+from fp4dse.dse.library import NAMES, load_recipe, place, read, read_fields
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import SHARED, STAGES, Hadamard, Recipe, Source
-from fp4dse.dse.record import field_types
+from fp4dse.dse.recipe import SHARED, STAGES, Recipe
+from fp4dse.dse.record import Part, field_types, options, plain
+from fp4dse.dse.scale import TensorScale
 
-STAGE_GROUPS: dict[str, tuple[str, ...]] = {
-    **{stage: (stage,) for stage in STAGES},
-    "forward": ("fprop",),
-    "backward": tuple(SHARED),
-    "*": tuple(STAGES),
-    "estimator": ("estimator",),
-}
-OPERANDS = {**STAGES, "estimator": STAGES["fprop"]}
-WHOLE: dict[str, Any] = {"rotation": Hadamard | None, "source": Source}
-"""Attributes of a stage that are set as a whole."""
+GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}
+"""Names for several stages."""
+OPERANDS = (Quantizer, Through)
+"""A record with fields of these types has operands."""
+
+Chain = tuple[str, ...]
+"""Field names that lead from one record to a place in it."""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Stands for a type where a path ends at the tag of one of several records: `*.scale.format`."""
+
+    tags: tuple[str, ...]
+
+
+class Tree(msgspec.Struct, frozen=True, cache_hash=True):
+    """Places in a record: fields with the places in them. No branches: the record itself."""
+
+    branches: tuple[tuple[str, Tree], ...] = ()
+
+
+class Fields(msgspec.Struct, frozen=True, cache_hash=True):
+    """Some fields of a record with their values; the others stay."""
+
+    values: tuple[tuple[str, Any], ...]
 
 
 class RecipePath(msgspec.Struct, frozen=True):
-    """The places (stage, attribute) that a path names, none for the whole recipe, and the field, of their `record`."""
+    """The places that a path names, and the type of what is there."""
 
-    places: tuple[tuple[str, str], ...]
-    field: str = ""
-
-    @property
-    def record(self) -> type[Quantizer] | type[Through]:
-        return Through if self.places[0][0] == "estimator" else Quantizer
+    tree: Tree
+    type: Any
 
 
 def parse_path(text: str, where: str, *keys: str) -> RecipePath:
     """The path written as `text`; ConfigError on anything that is none."""
     if text == "recipe":
-        return RecipePath(())
-    stage, *rest = text.split(".")
-    where = place(where, *keys)
-    if stage not in STAGE_GROUPS:
-        raise ConfigError(where, text, f"recipe, or a path that starts with one of {', '.join(STAGE_GROUPS)}")
-    fields = (Through if stage == "estimator" else Quantizer).__struct_fields__
-    if not rest or rest[0] in fields:
-        rest = ["*", *rest]
-    operand, *names = rest
-    if operand in WHOLE and stage != "estimator":
-        stages = STAGE_GROUPS[stage] if operand == "rotation" else tuple(s for s in STAGE_GROUPS[stage] if s in SHARED)
-        if names or not stages:
-            accepted = f"{stage}.rotation" if not stages else f"{stage}.{operand}, set as a whole: a name or a table"
-            raise ConfigError(where, text, accepted)
-        return RecipePath(tuple((s, operand) for s in stages))
-    places = tuple((s, o) for s in STAGE_GROUPS[stage] for o in OPERANDS[s] if operand in ("*", o))
-    if not places:
-        operands = dict.fromkeys(o for s in STAGE_GROUPS[stage] for o in OPERANDS[s])
-        whole = () if stage == "estimator" else ("rotation",)
-        raise ConfigError(
-            where, text, f"{stage}, then {', '.join([*operands, '*', *whole])} or one of {', '.join(fields)}"
-        )
-    if len(names) > 1 or not set(names) <= set(fields):
-        raise ConfigError(where, text, f"at most one field, of {', '.join(fields)}")
-    return RecipePath(places, *names)
+        return RecipePath(Tree(), Recipe)
+    found: dict[Chain, Any] = {(): Recipe}
+    for name in text.split("."):
+        known = {chain: _names(type_) for chain, type_ in found.items()}
+        found = {chain + more: type_ for chain, names in known.items() for more, type_ in names.get(name, {}).items()}
+        if not found:
+            names = dict.fromkeys(name for names in known.values() for name in names)
+            accepted = ", ".join(names) or "no more: it has no fields"
+            if () in known:
+                accepted = f"recipe, or a path that starts with one of {accepted}"
+            elif known:
+                accepted = f"{text.rsplit('.' + name, 1)[0]}, then one of {accepted}" if names else accepted
+            raise ConfigError(place(where, *keys), text, accepted)
+    ends = {chain + more: end for chain, type_ in found.items() for more, end in _ends(type_).items()}
+    return RecipePath(_tree(list(ends)), next(iter(ends.values())))
+
+
+@cache
+def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
+    """What may follow in a path where `type_` is: name -> the places that it leads to."""
+    if isinstance(type_, Kind):
+        return {}
+    names: dict[str, dict[Chain, Any]] = {}
+    for part in _parts(type_):
+        for name, field in field_types(part).items():
+            known = names.setdefault(name, {}).get((name,))
+            names[name][name,] = field if known in (None, field) else known | field
+    if type_ is Recipe:
+        fields = field_types(Recipe)
+        return names | {group: {(stage,): fields[stage] for stage in stages} for group, stages in GROUPS.items()}
+    if operands := _operands(type_):
+        names["*"] = {(operand,): record for operand, record in operands.items()}
+        for operand, record in operands.items():
+            for name in field_types(record):
+                names.setdefault(name, {})[operand, name] = field_types(record)[name]
+    if kinds := [part for part in _parts(type_) if part.__struct_config__.tag_field]:
+        config = kinds[0].__struct_config__
+        names[str(config.tag_field)] = {
+            (str(config.tag_field),): Kind(tuple(str(kind.__struct_config__.tag) for kind in kinds))
+        }
+    return names
+
+
+def _ends(type_: Any) -> dict[Chain, Any]:
+    """Where a path ends that ends at `type_`: at its operands, if it has some."""
+    return {(operand,): record for operand, record in _operands(type_).items()} or {(): type_}
+
+
+def _operands(type_: Any) -> dict[str, type[Part]]:
+    if type_ is Recipe or not (isinstance(type_, type) and issubclass(type_, Part)):
+        return {}
+    return {name: field for name, field in field_types(type_).items() if field in OPERANDS}
+
+
+def _parts(type_: Any) -> list[type[Part]]:
+    return [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
+
+
+def _tree(chains: list[Chain]) -> Tree:
+    heads = dict.fromkeys(chain[0] for chain in chains if chain)
+    return Tree(tuple((head, _tree([chain[1:] for chain in chains if chain[0] == head])) for head in heads))
 
 
 def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys: str) -> Any:
-    """What `write` and `holds` take for this path: a Recipe, a whole attribute, a record, some of its fields, or one.
+    """What `write` and `holds` take for this path: a Recipe, a record, some of its Fields, or the value of a field.
 
-    A table without `like` stands for the fields that it names; what has been read already stays as it is.
+    A table without `like` stands for the fields that it names, unless it has to say which of several records it is.
+    What has been read already stays as it is. ConfigError names `where` and `keys`.
     """
-    if not path.places:
+    if isinstance(value, Fields):
+        return value
+    if path.type is Recipe:
         if isinstance(value, Recipe):
             return value
         if not isinstance(value, str):
             raise ConfigError(place(where, *keys), value, "the name of a recipe or a .toml file")
         return load_recipe(value, folder, place(where, *keys))
-    if path.places[0][1] in WHOLE:
-        return read(value, WHOLE[path.places[0][1]], where, *keys)
-    if path.field:
-        return read(value, field_types(path.record)[path.field], where, *keys)
-    if isinstance(value, dict) and "like" not in value:
-        return read_fields(value, path.record, where, *keys)
-    return read(value, path.record, where, *keys)
+    if isinstance(path.type, Kind):
+        if value not in path.type.tags:
+            raise ConfigError(place(where, *keys), value, ", ".join(path.type.tags))
+        return value
+    if isinstance(value, dict) and isinstance(path.type, type) and "like" not in value:
+        return Fields(tuple(read_fields(value, path.type, where, *keys).items()))
+    return read(value, path.type, where, *keys)
 
 
 def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
-    """The recipe with `value` at the path."""
-    if not path.places:
+    """The recipe with `value` at the path. Where a part has no such field, it stays as it is."""
+    if path.type is Recipe:
         return value
-    fields = _fields(path, value)
-    changes: dict[str, dict[str, Any]] = {}
-    for stage, attribute in path.places:
-        new = value
-        if fields is not None:
-            new = _changed(getattr(getattr(recipe, stage), attribute), tuple(fields.items()))
-        changes.setdefault(stage, {})[attribute] = new
-    return _replace(recipe, **{stage: _replace(getattr(recipe, stage), **new) for stage, new in changes.items()})
+    stages = {name: _written(getattr(recipe, name), below, value) for name, below in path.tree.branches}
+    return _replace(recipe, **stages)
 
 
-@lru_cache(maxsize=4096)
-def _changed(q: Any, fields: tuple[tuple[str, Any], ...]) -> Any:
-    """Cached, since a product of many recipes is made of few quantizers."""
-    return _replace(q, **dict(fields))
+@lru_cache(maxsize=65536)
+def _written(old: Any, tree: Tree, value: Any) -> Any:
+    """Cached, since a product of many recipes is made of few parts."""
+    if not tree.branches:
+        return _replace(old, **dict(value.values)) if isinstance(value, Fields) else value
+    new = {name: _written(getattr(old, name), below, value) for name, below in tree.branches if hasattr(old, name)}
+    return _replace(old, **new) if new else old
 
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
-    """Whether every place of the path has this value in a canonical recipe."""
-    if not path.places:
+    """Whether every place of the path exists in a canonical recipe and has this value."""
+    if path.type is Recipe:
         return recipe == value.canonical()
-    found = [getattr(getattr(recipe, stage), attribute) for stage, attribute in path.places]
-    fields = _fields(path, value)
-    if fields is not None:
-        return all(_has(q, field, want) for q in found for field, want in fields.items())
-    want = value.canonical() if isinstance(value, Quantizer) else value
-    return all(have == want for have in found)
+    return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)
 
 
-def _fields(path: RecipePath, value: Any) -> dict[str, Any] | None:
-    """The quantizer fields that a value sets, None where it stands for the whole."""
-    return {path.field: value} if path.field else value if isinstance(value, dict) else None
+@lru_cache(maxsize=65536)
+def _holds(part: Any, tree: Tree, value: Any) -> bool:
+    if not tree.branches:
+        if isinstance(value, Fields):
+            return all(_has(part, name, want) for name, want in value.values)
+        return part == (value.canonical() if isinstance(value, Quantizer) else value)
+    return all(
+        _has(part, name, value)
+        if not below.branches
+        else hasattr(part, name) and _holds(getattr(part, name), below, value)
+        for name, below in tree.branches
+    )
 
 
-def _has(q: Quantizer | Through, field: str, want: object) -> bool:
-    if isinstance(q, Through):
-        return getattr(q, field) == want
-    if q.is_plain and field != "element":
+def _has(part: Any, name: str, want: Any) -> bool:
+    """Whether a field of a record has a value, or some Fields."""
+    if isinstance(part, Quantizer) and part.is_plain and name != "element":
         return False  # there is no block, scale or rounding that could have a value
-    if field == "tensor_scale":  # "amax" stands for the scale format's own target
-        want = _replace(q, tensor_scale=want).canonical().tensor_scale
-    return getattr(q, field) == want
+    if isinstance(part, Part) and name == part.__struct_config__.tag_field:
+        return part.__struct_config__.tag == want
+    if not hasattr(part, name):
+        return False
+    if isinstance(part, Quantizer) and isinstance(want, TensorScale):  # without a target, it is the format's own
+        want = _replace(part, tensor_scale=want).canonical().tensor_scale
+    return _holds(getattr(part, name), Tree(), want)
+
+
+def value_text(value: object) -> str:
+    """A value as it may be written in a file, on one line, for people and as a name of a level."""
+    if isinstance(value, Recipe):
+        return value.label()
+    if isinstance(value, Fields):
+        return ", ".join(f"{name} = {value_text(field)}" for name, field in value.values)
+    if isinstance(value, Part):
+        name = next((name for names in NAMES.values() for name, known in names.items() if known == value), None)
+        return name or value_text(plain(value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {value_text(field)}" for name, field in value.items())
+    return "none" if value is None else str(value)
 
 
 _replace: Any = msgspec.structs.replace

@@ -150,16 +150,7 @@ class Quantizer(Part, frozen=True):
     @property
     def methods(self) -> tuple[str, ...]:
         """What is special about how elements and scales are found; none or one of them can be had."""
-        if self.is_plain:
-            return ()
-        special = {
-            "hif4": isinstance(self.scale, E6M2),
-            "radix4": self.element in ("radix4", "radix4-odd"),
-            "exact": self.arithmetic == "exact",
-            self.scaling: self.scaling != "amax",
-            self.adapt: self.adapt in ("if4", "razer", "dialects"),
-        }
-        return tuple(name for name, is_so in special.items() if is_so)
+        return _methods(self)
 
     @property
     def codec(self) -> str:
@@ -254,6 +245,20 @@ class Quantizer(Part, frozen=True):
 
 MACRO_BLOCK = 128
 """Elements that share a macro-block factor, or the factor of a segment."""
+
+
+@lru_cache(maxsize=4096)
+def _methods(q: Quantizer) -> tuple[str, ...]:
+    if q.is_plain:
+        return ()
+    special = {
+        "hif4": isinstance(q.scale, E6M2),
+        "radix4": q.element in ("radix4", "radix4-odd"),
+        "exact": q.arithmetic == "exact",
+        q.scaling: q.scaling != "amax",
+        q.adapt: q.adapt in ("if4", "razer", "dialects"),
+    }
+    return tuple(name for name, is_so in special.items() if is_so)
 
 
 @lru_cache(maxsize=4096)

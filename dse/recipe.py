@@ -11,7 +11,9 @@ belongs to the GEMM: both operands get the same one and it cancels in the produc
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+import operator
+from functools import lru_cache
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +21,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
-from fp4dse.dse.record import Part, plain
+from fp4dse.dse.record import Part, plain_parts
 from fp4dse.dse.scale import scale_name
 
 ID_VERSION = 1
@@ -81,6 +83,7 @@ STAGES: dict[str, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("g", "w"), 
 """Stage name -> its two operands, in the order of the product."""
 SLOTS = tuple(f"{stage}.{operand}" for stage, operands in STAGES.items() for operand in operands)
 """The six operand slots."""
+_SLOT = {slot: operator.attrgetter(slot) for slot in SLOTS}
 SHARED = {"dgrad": "dgrad.w", "wgrad": "wgrad.x"}
 """Backward stage -> its operand that the forward pass quantizes too."""
 
@@ -111,8 +114,7 @@ class Recipe(Part, frozen=True):
 
     def slot(self, name: str) -> Quantizer:
         """The quantizer in slot `fprop.x` … `wgrad.x`."""
-        stage, operand = name.split(".")
-        return getattr(getattr(self, stage), operand)
+        return _SLOT[name](self)
 
     def rotation(self, stage: str) -> Hadamard | None:
         return getattr(self, stage).rotation
@@ -123,22 +125,14 @@ class Recipe(Part, frozen=True):
 
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
-        q = {slot: self.slot(slot).canonical() for slot in SLOTS}
-        changes: dict[str, dict[str, object]] = {}
-        for stage, (a, b) in STAGES.items():
-            qa, qb = q[f"{stage}.{a}"], q[f"{stage}.{b}"]
-            rotation = None if qa.is_plain and qb.is_plain else self.rotation(stage)  # nothing is quantized: no effect
-            changes[stage] = {a: qa, b: qb, "rotation": rotation}
-            if stage != "fprop" and q[f"fprop.{b}"].element == "none":
-                changes[stage]["source"] = "master"  # the forward's copy is the operand itself
-        estimator = Estimator(**{x: self._through(x) for x in STAGES["fprop"]})
-        stages = {stage: msgspec.structs.replace(getattr(self, stage), **new) for stage, new in changes.items()}
-        return Recipe(**stages, estimator=estimator)
-
-    def _through(self, operand: str) -> Through:
-        """Nothing passes through the quantizer of a plain operand."""
-        plain = self.slot(f"fprop.{operand}").is_plain
-        return Through() if plain else getattr(self.estimator, operand).canonical()
+        plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
+        return _replaced(
+            self,
+            fprop=_canonical_stage(self.fprop, False),
+            dgrad=_canonical_stage(self.dgrad, self.fprop.w.element == "none"),
+            wgrad=_canonical_stage(self.wgrad, self.fprop.x.element == "none"),
+            estimator=_canonical_estimator(self.estimator, plain_x, plain_w),
+        )
 
     def _passage(self, operand: str) -> str:
         """The estimator with the grid that it is a function of; empty for straight through."""
@@ -148,7 +142,7 @@ class Recipe(Part, frozen=True):
     @property
     def config_id(self) -> str:
         """16 hex digits: SHA-256 of the canonical recipe as sorted JSON without defaults."""
-        text = msgspec.json.encode([ID_VERSION, plain(self.canonical())], order="sorted")
+        text = msgspec.json.encode([ID_VERSION, plain_parts(self.canonical())], order="sorted")
         return hashlib.sha256(text).hexdigest()[:16]
 
     @property
@@ -212,6 +206,36 @@ class Recipe(Part, frozen=True):
         for operand in STAGES["fprop"]:
             out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
         return out
+
+
+@lru_cache(maxsize=65536)
+def _canonical_stage(stage: Part, forward_is_untouched: bool) -> Part:
+    """Cached, as spaces make many recipes of few stages."""
+    operands = {
+        name: q.canonical() for name in stage.__struct_fields__ if isinstance(q := getattr(stage, name), Quantizer)
+    }
+    changes: dict[str, object] = dict(operands)
+    if all(q.is_plain for q in operands.values()):
+        changes["rotation"] = None  # nothing is quantized: no effect
+    if forward_is_untouched:
+        changes["source"] = "master"  # the forward's copy is the operand itself
+    return _replaced(stage, **changes)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_estimator(estimator: Estimator, plain_x: bool, plain_w: bool) -> Estimator:
+    """Nothing passes through the quantizer of a plain operand."""
+    x, w = estimator.x.canonical(), estimator.w.canonical()
+    return _replaced(estimator, x=Through() if plain_x else x, w=Through() if plain_w else w)
+
+
+def _replaced(part: Any, **changes: object) -> Any:
+    """The part itself where nothing changes, which is found quickly in what was computed before."""
+    return (
+        part
+        if all(getattr(part, name) == new for name, new in changes.items())
+        else msgspec.structs.replace(part, **changes)
+    )
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """A strict record. Making one with a value that its field does not take raises ConfigError."""
 
     def __post_init__(self) -> None:
@@ -44,6 +44,20 @@ def plain(part: Part) -> dict[str, object]:
         if value != default:
             out[name] = plain(value) if isinstance(value, Part) else value
     return out
+
+
+def plain_parts(part: Part) -> dict[str, object]:
+    """Like `plain`, for JSON: the parts of the record are encoded already, each once."""
+    return {
+        name: _encoded(value) if isinstance(value, Part) else value
+        for name, default in defaults(type(part)).items()
+        if (value := getattr(part, name)) != default
+    }
+
+
+@lru_cache(maxsize=65536)
+def _encoded(part: Part) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(plain(part), order="sorted"))
 
 
 @cache
@@ -114,5 +128,7 @@ def accepted(type_: typing.Any) -> str:
             fields = [f'{config.tag_field} = "{config.tag}"'] if config.tag_field else []
             words.append("a table with " + (", ".join([*fields, *option.__struct_fields__]) or "no fields"))
         else:
-            words.append({bool: "true, false", str: "a text", dict: "a table", list: "a list"}[option])
+            words.append(
+                {bool: "true, false", str: "a text", int: "a whole number", dict: "a table", list: "a list"}[option]
+            )
     return ", ".join(words)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import Through
+from fp4dse.dse.estimator import Estimator, Through
 from fp4dse.dse.formats import SCALES
 from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Residual, Stochastic, outlier_words
 from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, rotation_name
@@ -157,21 +157,29 @@ def _ema_slot(r: Recipe) -> ConfigError | None:
 
 def _eden_rotation(r: Recipe) -> ConfigError | None:
     """The correction makes a block unbiased only on average over random rotations of 128."""
-    for stage, operands in STAGES.items():
-        rotation = r.rotation(stage)
-        if any(r.slot(f"{stage}.{o}").codec == "eden" for o in operands) and (
-            rotation is None or (rotation.size, rotation.signs) != (128, "random")
-        ):
-            return ConfigError(f"{stage}.rotation", rotation_name(rotation), "rht128 (for scaling eden)")
+    for stage in STAGES:
+        if _eden_without_rht128(getattr(r, stage)):
+            return ConfigError(f"{stage}.rotation", rotation_name(r.rotation(stage)), "rht128 (for scaling eden)")
     return None
 
 
+@lru_cache(maxsize=4096)
+def _eden_without_rht128(stage: Any) -> bool:
+    operands = (getattr(stage, name) for name in STAGES[type(stage).__name__.lower()])
+    rotation = stage.rotation
+    has_it = rotation is not None and (rotation.size, rotation.signs) == (128, "random")
+    return not has_it and any(q.codec == "eden" for q in operands)
+
+
+STRAIGHT = Estimator()
 ONE_GRID = ("block", "exact", "radix4", "split", "macro", "quest", "sawb", "softmax")
 """Codecs whose elements, relative to their scale, lie on the grid of one element format."""
 
 
 def _passages(r: Recipe) -> Iterator[tuple[str, Through, Quantizer]]:
     """The forward operands whose gradient does not pass straight through, with their estimators and quantizers."""
+    if r.estimator == STRAIGHT:
+        return
     for operand in STAGES["fprop"]:
         if (through := getattr(r.estimator, operand)) != Through():
             yield operand, through, r.slot(f"fprop.{operand}")

@@ -10,29 +10,77 @@ An axis is a path (see paths.py) and its values:
     "*.g" = [{ rounding = "stochastic", range = "16/17" }]   several fields at once
     "wgrad.rotation" = ["none", "rht16"]         a rotation belongs to its GEMM
     "recipe" = ["nvfp4", "mxfp4"]                whole recipes
+    "*.block" = { values = [16, 32], when = { "*.scale.format" = "ue5m3" } }   only where the condition holds
+
+A condition is a path and a value, or a list of values of which one must hold. `when` of an axis looks at what the base
+and the axes above made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from fp4dse.dse.design import (
+    Design,
+    Factorial,
+    Fractional,
+    Levels,
+    OneAtATime,
+    Random,
+    balanced,
+    check_design,
+    regular,
+    shuffled,
+)
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.library import load_recipe, place, read, read_toml
-from fp4dse.dse.paths import RecipePath, holds, parse_path, read_value, write
+from fp4dse.dse.paths import Kind, RecipePath, holds, parse_path, read_value, value_text, write
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.rules import faults
 
+BASE = "nvfp4"
+DRAWS_PER_RUN = 1000
+"""A random design gives up after so many draws for each recipe that it wants."""
+
+Finder = Callable[[str], Path | None]
+"""The file of a space that is joined by name."""
+
+
+class Axis(Part, frozen=True):
+    """What varies: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
+
+    values: list
+    when: dict = {}  # noqa: RUF012  (msgspec copies it)
+    texts: list = []  # noqa: RUF012
+
 
 class Forbid(Part, frozen=True):
-    """Recipes where every path in `when` has the value given are rejected, for `reason`."""
+    """Recipes for which every condition in `when` holds are rejected, for `reason`."""
 
     when: dict
     reason: str
+
+
+class Require(Part, frozen=True):
+    """Recipes for which every condition in `when` holds are rejected, for `reason`, unless all of `then` holds."""
+
+    then: dict
+    reason: str
+    when: dict = {}  # noqa: RUF012
+
+
+class Lanes(Part, frozen=True):
+    """Learning rates and seeds that every recipe is trained with; None: the task's own, the command's own."""
+
+    lr: list | None = None
+    seeds: list | int | None = None
 
 
 class Count(msgspec.Struct):
@@ -49,92 +97,306 @@ class SpaceFile(Part, frozen=True):
 
     name: str
     summary: str = ""
-    base: str = "nvfp4"
-    axes: dict = {}  # noqa: RUF012  (msgspec copies it)
+    base: str | Recipe | None = None
+    fixed: dict = {}  # noqa: RUF012
+    axes: dict = {}  # noqa: RUF012
     forbid: list = []  # noqa: RUF012
+    require: list = []  # noqa: RUF012
+    join: list = []  # noqa: RUF012
+    design: Design = Factorial()
+    lanes: Lanes = Lanes()
 
 
 class Space(msgspec.Struct, frozen=True):
-    """Axes around a base recipe. `Space.load(file)`, `Space.from_dict(...)`; `recipes()` enumerates.
+    """Axes around a base recipe. `Space.load(file)`, `Space.from_dict(...)`, `Space("name", base=…, axes=…)`, where all
+    shorthand of the files may be used; `recipes()` enumerates.
 
-    axes: path -> its values, as `paths.read_value` gives them. forbid: rules, `when` likewise.
+    base     a recipe, its name or its .toml file; None: there are joined spaces alone
+    fixed    path -> value, the same in all recipes of the product
+    axes     path -> its values, or an Axis
+    forbid, require     rules; they hold for joined spaces too
+    join     further spaces whose recipes follow
+    design   which combinations are taken (design.py)
+    lanes    learning rates and seeds
     """
 
-    name: str
-    base: Recipe
-    axes: dict[str, list] = {}
-    forbid: list[Forbid] = []
+    name: str = "space"
     summary: str = ""
+    base: Any = None
+    fixed: dict[str, Any] = {}
+    axes: dict[str, Any] = {}
+    forbid: list = []
+    require: list = []
+    join: list = []
+    design: Any = Factorial()
+    lanes: Any = Lanes()
+
+    def __post_init__(self) -> None:
+        for field, value in _resolve({name: getattr(self, name) for name in self.__struct_fields__}).items():
+            msgspec.structs.force_setattr(self, field, value)
 
     @staticmethod
-    def load(path: str | Path) -> Space:
-        """From a TOML file; recipe files that it names are looked for beside it. ConfigError on wrong content."""
+    def load(path: str | Path, find: Finder = lambda _: None) -> Space:
+        """From a TOML file; files that it names are looked for beside it, and `find` knows spaces by name. ConfigError
+        on wrong content."""
         path = Path(path)
-        return Space.from_dict({"name": path.stem, **read_toml(path)}, str(path), path.parent)
+        return Space.from_dict({"name": path.stem, **read_toml(path)}, str(path), path.parent, find)
 
     @staticmethod
-    def from_dict(data: dict, where: str = "space", folder: Path = Path()) -> Space:
-        """From plain data: name, summary, base (a recipe's name or .toml file), axes, forbid, with all shorthand.
+    def from_dict(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> Space:
+        """From plain data with the fields of a space, with all shorthand. ConfigError names `where` and the key."""
+        return Space(**_resolve(data, where, folder, find))
 
-        ConfigError names `where` and the key; recipe files are looked for in `folder`.
-        """
-        file = read({"name": "space", **data}, SpaceFile, where)
-        return Space(
-            name=file.name,
-            base=load_recipe(file.base, folder, place(where, "base")),
-            axes={text: _read_axis(text, values, folder, where) for text, values in file.axes.items()},
-            forbid=[_read_rule(rule, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
-            summary=file.summary,
-        )
+    @property
+    def size(self) -> int:
+        """Of the full product, were every axis to apply; without joined spaces."""
+        return math.prod(len(axis.values) for axis in self.axes.values()) if self.base else 0
 
     def recipes(self, count: Count | None = None) -> Iterator[Recipe]:
         """Every distinct valid recipe, canonical, in the order of the product. `count` is filled in on the way."""
-        count = count if count is not None else Count()
-        axes = [(parse_path(text, self.name), values) for text, values in self.axes.items()]
-        rules = [
-            (rule.reason, [(parse_path(text, self.name), value) for text, value in rule.when.items()])
-            for rule in self.forbid
-        ]
-        seen: set[Recipe] = set()
-        for recipe in _product(self.base, axes):
+        yield from self._recipes(count if count is not None else Count(), set(), ())
+
+    def build(self, levels: Sequence[int]) -> Recipe:
+        """The canonical recipe at the given level of each axis, whether or not a rule rejects it."""
+        return self._built(self._axes(), levels).canonical()
+
+    def broken(self, recipe: Recipe) -> str | None:
+        """The first rule, ours or the space's, that a canonical recipe breaks."""
+        return _broken(recipe, self._rules())
+
+    def _recipes(self, count: Count, seen: set[Recipe], outer: tuple[_Rule, ...]) -> Iterator[Recipe]:
+        rules = (*self._rules(), *outer)
+        wanted = math.inf
+        if isinstance(self.design, Random):
+            wanted = count.left + self.design.runs
+        for recipe in self._combinations():
             count.raw += 1
             recipe = recipe.canonical()
             if recipe in seen:
                 count.merged += 1
                 continue
             seen.add(recipe)
-            broken = next((name for name, _ in faults(recipe)), None) or next(
-                (reason for reason, when in rules if all(holds(recipe, path, value) for path, value in when)), None
-            )
-            if broken:
+            if broken := _broken(recipe, rules):
                 count.rejected[broken] = count.rejected.get(broken, 0) + 1
+                continue
+            count.left += 1
+            yield recipe
+            if count.left >= wanted:
+                break
+        for space in self.join:
+            yield from space._recipes(count, seen, rules)
+
+    def _combinations(self) -> Iterator[Recipe]:
+        """The recipes of the design, not canonical."""
+        if self.base is None:
+            return
+        axes = self._axes()
+        start = self._fix(self.base)
+        sizes = [len(axis.values) for axis in axes]
+        match self.design:
+            case Factorial():
+                yield from self._product(start, axes)
+            case OneAtATime():
+                yield start
+                for axis in axes:
+                    if axis.applies(start):
+                        yield from (self._set(start, axis, value) for value in axis.values)
+            case Fractional(runs=None, resolution=int(resolution)):
+                yield from (self._built(axes, levels) for levels in regular(sizes, resolution))
+            case Fractional(runs=int(runs), seed=seed):
+                yield from (self._built(axes, levels) for levels in balanced(sizes, runs, seed))
+            case Random(runs=runs, seed=seed):
+                draws = shuffled(sizes, seed)
+                yield from (self._built(axes, levels) for levels in itertools.islice(draws, runs * DRAWS_PER_RUN))
+
+    def _product(self, recipe: Recipe, axes: Sequence[_Axis]) -> Iterator[Recipe]:
+        if not axes:
+            yield recipe
+            return
+        axis, *rest = axes
+        if not axis.applies(recipe):
+            yield from self._product(recipe, rest)
+            return
+        for value in axis.values:
+            changed = self._set(recipe, axis, value)
+            if rest:
+                yield from self._product(changed, rest)
             else:
-                count.left += 1
-                yield recipe
+                yield changed
+
+    def _built(self, axes: Sequence[_Axis], levels: Levels | Sequence[int]) -> Recipe:
+        recipe = self._fix(self.base)
+        for axis, level in zip(axes, levels, strict=True):
+            if axis.applies(recipe):
+                recipe = self._set(recipe, axis, axis.values[level])
+        return recipe
+
+    def _set(self, recipe: Recipe, axis: _Axis, value: Any) -> Recipe:
+        changed = write(recipe, axis.path, value)
+        return self._fix(changed) if axis.path.type is Recipe else changed
+
+    def _fix(self, recipe: Recipe) -> Recipe:
+        for text, value in self.fixed.items():
+            recipe = write(recipe, parse_path(text, self.name), value)
+        return recipe
+
+    def _axes(self) -> list[_Axis]:
+        return [
+            _Axis(parse_path(text, self.name), axis.values, _conditions(axis.when, self.name))
+            for text, axis in self.axes.items()
+        ]
+
+    def _rules(self) -> tuple[_Rule, ...]:
+        forbidden = [_Rule(rule.reason, _conditions(rule.when, self.name)) for rule in self.forbid]
+        required = [
+            _Rule(rule.reason, _conditions(rule.when, self.name), _conditions(rule.then, self.name))
+            for rule in self.require
+        ]
+        return (*forbidden, *required)
 
 
-def _product(recipe: Recipe, axes: list[tuple[RecipePath, list[Any]]]) -> Iterator[Recipe]:
-    if not axes:
-        yield recipe
-        return
-    (path, values), *rest = axes
-    for value in values:
-        yield from _product(write(recipe, path, value), rest)
+Conditions = list[tuple[RecipePath, list]]
 
 
-def _read_axis(text: str, values: object, folder: Path, where: str) -> list:
-    path = parse_path(text, where, "axes", text)
-    if not isinstance(values, list) or not values:
-        raise ConfigError(place(where, "axes", text), values, "a list with at least one value")
-    return [read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)]
+class _Axis(msgspec.Struct, frozen=True):
+    """An axis with its paths parsed."""
+
+    path: RecipePath
+    values: list
+    when: Conditions
+
+    def applies(self, recipe: Recipe) -> bool:
+        return not self.when or _all_hold(recipe.canonical(), self.when)
 
 
-def _read_rule(data: object, folder: Path, where: str, key: str) -> Forbid:
-    rule = read(data, Forbid, where, key)
-    if not rule.when:
-        raise ConfigError(place(where, key, "when"), rule.when, "at least one path = value")
-    when = {
-        text: read_value(parse_path(text, where, key, "when", text), value, folder, where, key, "when", text)
-        for text, value in rule.when.items()
+class _Rule(msgspec.Struct, frozen=True):
+    """A rule with its paths parsed: `when` without `then` is rejected."""
+
+    reason: str
+    when: Conditions
+    then: Conditions | None = None
+
+    def rejects(self, recipe: Recipe) -> bool:
+        return _all_hold(recipe, self.when) and not (self.then is not None and _all_hold(recipe, self.then))
+
+
+def _all_hold(recipe: Recipe, conditions: Conditions) -> bool:
+    return all(any(holds(recipe, path, value) for value in values) for path, values in conditions)
+
+
+def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> str | None:
+    for name, _ in faults(recipe):
+        return name
+    return next((rule.reason for rule in rules if rule.rejects(recipe)), None)
+
+
+def _conditions(when: Mapping[str, list], where: str) -> Conditions:
+    return [(parse_path(text, where), values) for text, values in when.items()]
+
+
+def _resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> dict[str, Any]:
+    """The fields of a space with everything read; what is read already stays as it is."""
+    file = read({"name": "space", **data}, SpaceFile, where)
+    base = file.base
+    if base is None and not (file.join and not file.axes):
+        base = BASE
+    check_design(file.design, place(where, "design"))
+    space = {
+        "name": file.name,
+        "summary": file.summary,
+        "base": load_recipe(base, folder, place(where, "base")) if isinstance(base, str) else base,
+        "fixed": _read_places(file.fixed, folder, where, "fixed"),
+        "axes": {text: _read_axis(text, axis, folder, where) for text, axis in file.axes.items()},
+        "forbid": [_read_rule(rule, Forbid, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
+        "require": [_read_rule(rule, Require, folder, where, f"require[{i}]") for i, rule in enumerate(file.require)],
+        "join": [_read_joined(entry, folder, find, where, f"join[{i}]") for i, entry in enumerate(file.join)],
+        "design": file.design,
+        "lanes": _read_lanes(file.lanes, where),
     }
-    return Forbid(when=when, reason=rule.reason)
+    for i, joined in enumerate(space["join"]):
+        for field in ("lr", "seeds"):
+            if getattr(joined.lanes, field) is not None and getattr(space["lanes"], field) is None:
+                raise ConfigError(
+                    place(where, "lanes", field), None, f"a list, which counts for all (join[{i}] has its own)"
+                )
+    return space
+
+
+def _read_axis(text: str, data: object, folder: Path, where: str) -> Axis:
+    path = parse_path(text, where, "axes", text)
+    if isinstance(path.type, Kind):
+        raise ConfigError(place(where, "axes", text), text, f"{text.rsplit('.', 1)[0]}, set as a whole")
+    if isinstance(data, Axis):
+        return data
+    values, when = data, {}
+    if isinstance(data, dict):
+        for key in data:
+            if key not in ("values", "when"):
+                raise ConfigError(place(where, "axes", text, key), key, "values, when")
+        values, when = data.get("values"), read(data.get("when", {}), dict, where, "axes", text, "when")
+    if not isinstance(values, list) or not values:
+        raise ConfigError(
+            place(where, "axes", text), values, "a list with at least one value, or a table with values, when"
+        )
+    return Axis(
+        values=[read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)],
+        when=_read_conditions(when, folder, where, "axes", text, "when"),
+        texts=[value_text(value) for value in values],
+    )
+
+
+def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> Any:
+    rule = read(data, cls, where, key)
+    conditions = {"when": rule.when} if cls is Forbid else {"when": rule.when, "then": rule.then}
+    must = "when" if cls is Forbid else "then"
+    if not conditions[must]:
+        raise ConfigError(place(where, key, must), conditions[must], "at least one path = value")
+    read_ones = {name: _read_conditions(when, folder, where, key, name) for name, when in conditions.items()}
+    return cls(reason=rule.reason, **read_ones)
+
+
+def _read_conditions(data: Mapping, folder: Path, where: str, *keys: str) -> dict[str, list]:
+    """path -> the values of which one must hold."""
+    out = {}
+    for text, given in data.items():
+        path = parse_path(text, where, *keys, text)
+        values = given if isinstance(given, list) else [given]
+        if not values:
+            raise ConfigError(place(where, *keys, text), given, "a value, or a list with at least one")
+        out[text] = [read_value(path, value, folder, where, *keys, text) for value in values]
+    return out
+
+
+def _read_places(data: Mapping, folder: Path, where: str, key: str) -> dict[str, Any]:
+    """path -> value."""
+    return {
+        text: read_value(parse_path(text, where, key, text), value, folder, where, key, text)
+        for text, value in data.items()
+    }
+
+
+def _read_joined(entry: object, folder: Path, find: Finder, where: str, key: str) -> Space:
+    """A joined space: itself, a file, a name that `find` knows, or a table."""
+    if isinstance(entry, Space):
+        return entry
+    if isinstance(entry, dict):
+        return Space.from_dict({"name": key, **entry}, place(where, key), folder, find)
+    if isinstance(entry, str) and entry.endswith(".toml"):
+        return Space.load(folder / entry, find)
+    if isinstance(entry, str) and (found := find(entry)):
+        return Space.load(found, find)
+    raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
+
+
+def _read_lanes(lanes: Lanes, where: str) -> Lanes:
+    for lr in lanes.lr if lanes.lr is not None else [1.0]:
+        if type(lr) not in (int, float) or not 0 < lr < math.inf:
+            raise ConfigError(place(where, "lanes", "lr"), lr, "a list of numbers above 0")
+    if lanes.lr == []:
+        raise ConfigError(place(where, "lanes", "lr"), [], "a list of numbers above 0")
+    seeds = lanes.seeds
+    if isinstance(seeds, int):
+        seeds = list(range(seeds))
+    if seeds is not None and (not seeds or any(type(seed) is not int or seed < 0 for seed in seeds)):
+        raise ConfigError(place(where, "lanes", "seeds"), lanes.seeds, "a number of seeds, or a list of seeds")
+    return Lanes(lr=lanes.lr and [float(lr) for lr in lanes.lr], seeds=seeds)

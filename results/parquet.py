@@ -4,7 +4,7 @@ Parts are Parquet. The small files of the inbox are Arrow IPC: a Parquet file of
 read, because each of a hundred columns has its own header, an IPC file 0.2 ms; and there are thousands of them.
 
 The same run may stand in several files: tried again after a failure, or copied when a crash fell between writing a
-part and deleting its inputs. `read` gives one row per run: done or diverged before failed, then the newest.
+part and deleting its inputs. `read` gives one row per run: done or diverged before pruned before failed, then the newest.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ def read(files: Sequence[Place], columns: Sequence[str], condition: ds.Expressio
 
 
 def winners(table: pa.Table) -> np.ndarray:
-    """Which rows count, bool [rows]: per run the last of the newest of the finished ones. Needs IDENTITY."""
+    """Which rows count, bool [rows]: per run the last of the newest of the finished ones, else of the pruned
+    ones, else of the failed ones. Needs IDENTITY."""
     copies = repeated(table)
     keep = ~copies
     if copies.any():
         few = table.select(IDENTITY).filter(pa.array(copies)).to_pandas()
-        few = few.assign(row=np.flatnonzero(copies), finished=few["status"].ne("failed"))
+        worth = few["status"].map({"failed": 0, "pruned": 1}).fillna(2)
+        few = few.assign(row=np.flatnonzero(copies), finished=worth)
         few = few.sort_values(["finished", "created_at"], kind="stable", na_position="first")
         keep[few.drop_duplicates("run_id", keep="last")["row"]] = True
     return keep

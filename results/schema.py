@@ -38,8 +38,11 @@ KEY: dict[str, pa.DataType] = {
 }
 """The columns that identify a row: equal keys mean the same training, bit for bit."""
 
-STATUSES = ("done", "diverged", "failed")
-"""`failed` is the machine's fault and is tried again; `diverged` is a result."""
+_CASTS: dict[str, type] = {name: {TEXT: str, WHOLE: int, REAL: float}[type_] for name, type_ in KEY.items()}
+
+STATUSES = ("done", "diverged", "pruned", "failed")
+"""`failed` is the machine's fault and is tried again; `diverged` is a result. `pruned`, dropped at a rung, is one for
+sweeps with rungs; others train it."""
 
 RECIPE: dict[str, pa.DataType] = {
     "recipe": TEXT,  # JSON, canonical; fp4dse.dse.recipe_from_dict reads it back
@@ -62,6 +65,7 @@ RECIPE: dict[str, pa.DataType] = {
 OUTCOME: dict[str, pa.DataType] = {
     "status": TEXT,
     "diverged_step": COUNT,
+    "pruned_step": COUNT,
     "failure": TEXT,
     "train_loss_min": REAL,
     "train_loss_final": REAL,
@@ -105,10 +109,10 @@ SCALARS = [name for name in ROW.names if name not in {**CURVES, **BY_NAME}]
 def run_id(row: Mapping) -> str:
     """16 hex digits: SHA-256 over the key columns. StoreError names a key column that is missing."""
     values = []
-    for name, type_ in KEY.items():
+    for name in KEY:
         if row.get(name) is None:
             raise StoreError(f"row: {name} is missing; it is part of the key ({', '.join(KEY)})")
-        values.append({TEXT: str, WHOLE: int, REAL: float}[type_](row[name]))
+        values.append(_CASTS[name](row[name]))
     return hashlib.sha256(msgspec.json.encode(values)).hexdigest()[:16]
 
 

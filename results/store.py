@@ -214,9 +214,9 @@ class Store:
         rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]
         return pd.DataFrame(rows, columns=["run_id", *BY_NAME])
 
-    def done(self) -> set[str]:
-        """Ids of the runs that need no training: done or diverged, and not retired."""
-        finished = self._valid() & ds.field("status").isin(["done", "diverged"])
+    def done(self, pruned: bool = False) -> set[str]:
+        """Ids of the runs that need no training: done or diverged, and not retired; the pruned ones on request."""
+        finished = self._valid() & ds.field("status").isin(["done", "diverged", *(["pruned"] if pruned else [])])
         return set(self._reading(lambda files: scan(files, ["run_id"], finished))["run_id"].to_pylist())
 
     def sql(self, query: str) -> pd.DataFrame:

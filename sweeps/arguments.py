@@ -13,6 +13,7 @@ from pathlib import Path
 from fp4dse.dse import ConfigError, Space, load_recipe
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
+from fp4dse.sweeps.rungs import Halving
 
 DEFAULT_PRESET = "small"
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -27,7 +28,7 @@ def find_space(text: str) -> Space:
     """A space from a TOML file, or a shipped one by name."""
     if not text.endswith(".toml") and text not in shipped_spaces():
         raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
-    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text])
+    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
 
 
 def find_config_id(text: str) -> str:
@@ -104,6 +105,11 @@ def parse_options(texts: Iterable[str]) -> dict[str, str]:
             raise ConfigError("--option", text, "KEY=VALUE")
         options[key] = value
     return options
+
+
+def parse_halving(rungs: int, keep: float) -> Halving | None:
+    """No rungs are no halving."""
+    return Halving(rungs, keep) if rungs else None
 
 
 def parse_duration(text: str | None) -> float | None:

@@ -21,7 +21,7 @@ import msgspec
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.space import Count
-from fp4dse.tasks.job import Job, Lane
+from fp4dse.tasks.job import Job, Lane, Rung
 
 if TYPE_CHECKING:
     from fp4dse.tasks import Task
@@ -64,27 +64,33 @@ def plan(
     threads: int = 1,
     workers: int = 1,
     max_lanes: int | None = None,
+    rungs: Callable[[Task], list[Rung]] = lambda _: [],
 ) -> Plan:
-    """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes."""
+    """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
+
+    `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with.
+    """
     configs = _with_baseline(recipes)
     asked = 0
     populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
-    for task in tasks:
-        for order, recipe in enumerate(configs):
-            signature = recipe.signature()
+    for order, recipe in enumerate(configs):
+        signature, random = recipe.signature(), uses_random_bits(recipe)
+        for task in tasks:
             for lane in _lanes(recipe, lrs or [task.lr], seeds):
                 asked += 1
                 if not is_stored(task, lane):
                     key = (task.name, task.preset, order == 0, signature)
-                    populations.setdefault(key, []).append((uses_random_bits(recipe), order, lane))
+                    populations.setdefault(key, []).append((random, order, lane))
     left = sum(len(members) for members in populations.values())
     size = max_lanes or job_size(left, device, workers)
     steps = {(task.name, task.preset): task.steps for task in tasks}
+    halving = {(task.name, task.preset): rungs(task) for task in tasks}
     jobs: list[tuple[bool, int, int, Job]] = []
     for (name, preset, baseline, _), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         for part in split([lane for *_, lane in members], size):
-            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads)
+            at = [] if baseline else halving[name, preset]
+            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads, rungs=at)
             jobs.append((not baseline, -len(part) * steps[name, preset], len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
     return Plan(

@@ -40,6 +40,7 @@ def lane_id(lane: Lane, context: dict) -> str:
 
 @lru_cache(maxsize=65536)
 def _config_id(recipe: Recipe) -> str:
+    """Cached for the lanes of a recipe, which come one after the other."""
     return recipe.config_id
 
 

@@ -10,6 +10,7 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import Store
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.rungs import Halving
 from fp4dse.tasks import Task, check_device, environment, get_task
 from fp4dse.tasks.job import Job, Lane
 
@@ -17,6 +18,8 @@ REMOTE_JOBS = 64
 """Workers at a time that are asked of a cluster if nobody says."""
 UNKNOWN = "unknown"
 """Device class in the rows of jobs that failed before a worker could say."""
+SEEDS = (0, 1, 2)
+"""Where neither the command nor the space says."""
 Tasks = Sequence[tuple[str, str]]
 """(task, preset) pairs."""
 
@@ -63,16 +66,28 @@ class Setting:
         context = self.contexts[task.name, task.preset]
         return any(lane_id(lane, {**context, **kind}) in stored for kind in self.classes)
 
-    def plan(self, recipes: Space | Sequence[Recipe], seeds, lrs, stored: set[str]) -> Plan:
+    def plan(
+        self,
+        recipes: Space | Sequence[Recipe],
+        seeds: Sequence[int] | None,
+        lrs: Sequence[float] | None,
+        stored: set[str],
+        halving: Halving | None = None,
+    ) -> Plan:
+        """What is missing. Without seeds or learning rates: those of the space, else `SEEDS` and each task's own."""
+        if isinstance(recipes, Space):
+            seeds = seeds or recipes.lanes.seeds
+            lrs = lrs or recipes.lanes.lr
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,
-            seeds=list(dict.fromkeys(seeds)),
+            seeds=list(dict.fromkeys(seeds or SEEDS)),
             lrs=lrs and list(dict.fromkeys(lrs)),
             is_stored=lambda task, lane: self.is_stored(task, lane, stored),
             device=self.machine.device,
             threads=self.machine.threads,
             workers=len(self.machine.slots),
+            rungs=halving.rungs if halving else lambda _: [],
         )
 
 

@@ -64,6 +64,7 @@ class SweepState(msgspec.Struct):
     jobs_waiting: int = 0
     done: int = 0
     diverged: int = 0
+    pruned: int = 0
     failed: int = 0
     failures: dict[str, Failure] = {}  # by reason
     retries: dict[str, int] = {}  # reason and what was done -> jobs
@@ -80,11 +81,11 @@ class SweepState(msgspec.Struct):
     @property
     def finished(self) -> int:
         """Lanes with a result, those from earlier sweeps included."""
-        return self.stored + self.done + self.diverged
+        return self.stored + self.done + self.diverged + self.pruned
 
     @property
     def lanes_per_minute(self) -> float:
-        return 60 * (self.done + self.diverged) / max(self.elapsed_s, 1e-9)
+        return 60 * (self.done + self.diverged + self.pruned) / max(self.elapsed_s, 1e-9)
 
     def note_failure(self, failure: Failure) -> None:
         """Count a job that was given up."""

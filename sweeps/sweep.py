@@ -29,6 +29,7 @@ from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.rows import failed_rows, result_rows
+from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
@@ -43,7 +44,7 @@ COMPACT_FILES = 512
 
 
 class SweepResult(msgspec.Struct, frozen=True):
-    """Counts are lanes: `asked` = `stored` before + `done` + `diverged` + `failed` + `left`.
+    """Counts are lanes: `asked` = `stored` before + `done` + `diverged` + `pruned` + `failed` + `left`.
 
     `stopped` says why lanes are left, None if none are. `failures`: by reason.
     """
@@ -53,6 +54,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     stored: int
     done: int
     diverged: int
+    pruned: int
     failed: int
     failures: list[Failure]
     stopped: str | None
@@ -61,7 +63,7 @@ class SweepResult(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> int:
-        return self.asked - self.stored - self.done - self.diverged - self.failed
+        return self.asked - self.stored - self.done - self.diverged - self.pruned - self.failed
 
     def facts(self) -> dict:
         """For scripts."""
@@ -77,35 +79,37 @@ def plan_sweep(
     space: Space | Sequence[Recipe],
     *,
     tasks: Tasks = (("regression", "small"),),
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,
     device: str = "cpu",
     jobs: int | None = None,
     rerun: bool = False,
     executor: str = "local",
+    halving: Halving | None = None,
 ) -> Plan:
     """What `run_sweep` with these arguments would train. Writes nothing."""
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
         opened = open_store(store)
-        stored = opened.done()
+        stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
-    return setting.plan(space, seeds, lrs, stored)
+    return setting.plan(space, seeds, lrs, stored, halving)
 
 
 def run_sweep(
     space: Space | Sequence[Recipe],
     *,
     tasks: Tasks = (("regression", "small"),),
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,
     device: str = "cpu",
     jobs: int | None = None,
     budget_s: float | None = None,
     rerun: bool = False,
+    halving: Halving | None = None,
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
@@ -115,10 +119,13 @@ def run_sweep(
 ) -> SweepResult:
     """Train every lane of the space that the store lacks; store what comes of it.
 
-    lrs        learning rates, the same for all tasks; None: each task's own
+    seeds      None: the space's, else 0, 1, 2
+    lrs        learning rates, the same for all tasks; None: the space's, else each task's own
     jobs       workers at a time
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
+    halving    drop the worse lanes of a population at rungs on the way; what was dropped in a sweep with rungs counts
+               as stored for another one
     progress   True shows it on standard error; a function is called with the state a few times a second
     store      a folder, or a URL: s3://bucket/folder
     worker     command of a worker process
@@ -138,7 +145,7 @@ def run_sweep(
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
-        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done())
+        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done(pruned=halving is not None), halving)
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
@@ -163,6 +170,7 @@ def run_sweep(
         stored=todo.stored,
         done=state.done,
         diverged=state.diverged,
+        pruned=state.pruned,
         failed=state.failed,
         failures=list(state.failures.values()),
         stopped=stopped,
@@ -212,6 +220,7 @@ class _Sweep:
             self.add(rows, folder.name)
             state.diverged += sum(row["status"] == "diverged" for row in rows)
             state.done += sum(row["status"] == "done" for row in rows)
+            state.pruned += sum(row["status"] == "pruned" for row in rows)
             self.clock.add(job, outcome.pace)
             self.judge()
             drop(folder)

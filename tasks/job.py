@@ -22,24 +22,33 @@ class Lane(msgspec.Struct, frozen=True):
     seed: int
 
 
+class Rung(msgspec.Struct, frozen=True):
+    """After so many steps the share `keep` of the lanes goes on (rungs.py)."""
+
+    step: int
+    keep: float
+
+
 class Job(msgspec.Struct, frozen=True):
-    """One population for one worker: lanes of one task, preset and structural signature."""
+    """One population for one worker: lanes of one task, preset and structural signature, all the way or with rungs."""
 
     task: str
     preset: str
     lanes: list[Lane]
     device: str = "cpu"
     threads: int = 1
+    rungs: list[Rung] = []
 
 
 class LaneResult(msgspec.Struct):
     """What became of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
+    `pruned`: dropped at a rung, after `pruned_step` steps.
     Curves are training losses at log-spaced steps, pictures PNG files.
     """
 
-    status: Literal["done", "diverged"]
+    status: Literal["done", "diverged", "pruned"]
     diverged_step: int | None
     train_loss_min: float | None
     train_loss_final: float | None
@@ -48,6 +57,7 @@ class LaneResult(msgspec.Struct):
     curve_step: list[int]
     curve_loss: list[float]
     pictures: dict[str, bytes] = {}
+    pruned_step: int | None = None
 
 
 class JobResult(msgspec.Struct):

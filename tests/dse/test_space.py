@@ -2,14 +2,24 @@
 
 import itertools
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_from_dict, recipe_to_dict, recipe_to_toml
+from fp4dse.dse import (
+    QUANTIZERS,
+    ConfigError,
+    Hadamard,
+    Recipe,
+    Space,
+    recipe_from_dict,
+    recipe_to_dict,
+    recipe_to_toml,
+)
+from fp4dse.dse.paths import parse_path
 from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.record import Part, field_types, options
 from fp4dse.dse.space import Count
 
 FPROP, GRADIENTS = [("fprop", "x"), ("fprop", "w")], [("dgrad", "g"), ("wgrad", "g")]
@@ -187,22 +197,20 @@ def test_a_space_is_read_from_a_file_with_recipes_beside_it(tmp_path):
     assert len(list(space.recipes())) == 2
 
 
-def test_the_shipped_quickstart_has_at_least_48_recipes():
-    count = Count()
-    recipes = list(Space.load(Path(__file__).parents[2] / "sweeps" / "spaces" / "quickstart.toml").recipes(count))
-    assert count.left == len({recipe.config_id for recipe in recipes}) >= 48
-    assert not any(recipe.is_plain for recipe in recipes)
-
-
 FIELDS = "element, block, scale, tensor_scale, rounding, range"
-PATHS = "recipe, or a path that starts with one of fprop, dgrad, wgrad, forward, backward, *"
+PATHS = "recipe, or a path that starts with one of fprop, dgrad, wgrad, estimator"
 RULE = '[[forbid]]\nreason = "r"\n'
 
 MISTAKES = {
     # what: (file, key, found, accepted)
-    "unknown key": ("axis = 1", "axis", "'axis'", "name, summary, base, axes, forbid"),
+    "unknown key": (
+        "axis = 1",
+        "axis",
+        "'axis'",
+        "name, summary, base, fixed, axes, forbid, require, join, design, lanes",
+    ),
     "name is a number": ("name = 1", "name", "1", "a text"),
-    "base is a table": ("[base]", "base", "{}", "a text"),
+    "base is no recipe": ("[base]", "base.fprop", "nothing", "a table with x, w, rotation"),
     "unknown base": ('base = "nvfp5"', "base", "'nvfp5'", "or a .toml file"),
     "axes is a list": ("axes = []", "axes", "[]", "a table"),
     "forbid is a table": ("[forbid]", "forbid", "{}", "a list"),
@@ -210,17 +218,58 @@ MISTAKES = {
     "empty list": ('axes."*" = []', "axes.*", "[]", "a list with at least one value"),
     "unknown stage": ('axes."fwd" = ["nvfp4"]', "axes.fwd", "'fwd'", PATHS),
     "empty path": ('axes."" = ["nvfp4"]', "axes.", "''", PATHS),
-    "unquoted path": ('axes.fprop.x = ["nvfp4"]', "axes.fprop", "{'x': ['nvfp4']}", "a list"),
+    "unquoted path": ('axes.fprop.x = ["nvfp4"]', "axes.fprop.x", "'x'", "values, when"),
     "operand of another stage": (
         'axes."fprop.g" = ["nvfp4"]',
         "axes.fprop.g",
         "'fprop.g'",
-        f"x, w, *, rotation or one of {FIELDS}",
+        f"fprop, then one of x, w, rotation, *, {FIELDS}",
     ),
     "unknown field": ('axes."*.round" = ["nearest"]', "axes.*.round", "'*.round'", FIELDS),
     "unknown field of an operand": ('axes."*.x.round" = ["nearest"]', "axes.*.x.round", "'*.x.round'", FIELDS),
-    "field of a field": ('axes."*.scale.rule" = ["floor"]', "axes.*.scale.rule", "'*.scale.rule'", FIELDS),
-    "field of a rotation": ('axes."*.rotation.size" = [16]', "axes.*.rotation.size", "'*.rotation.size'", "*.rotation"),
+    "field of a number": ('axes."*.block.x" = [16]', "axes.*.block.x", "'*.block.x'", "no more: it has no fields"),
+    "unknown field of a rotation": (
+        'axes."*.rotation.sizes" = [16]',
+        "axes.*.rotation.sizes",
+        "'*.rotation.sizes'",
+        "*.rotation, then one of size, signs, order",
+    ),
+    "a part's kind alone": ('axes."*.scale.format" = ["e8m0"]', "axes.*.scale.format", "'*.scale.format'", "*.scale,"),
+    "unknown kind in a condition": (
+        f'{RULE}when = {{ "*.scale.format" = "e9m9" }}',
+        "forbid[0].when.*.scale.format",
+        "'e9m9'",
+        "e8m0, e6m2",
+    ),
+    "unknown key of an axis": (
+        'axes."*.block" = { value = [16] }',
+        "axes.*.block.value",
+        "'value'",
+        "values, when",
+    ),
+    "condition without values": (
+        'axes."*.block" = { values = [16], when = { "*.scale" = [] } }',
+        "axes.*.block.when.*.scale",
+        "[]",
+        "a value, or a list with at least one",
+    ),
+    "requirement of nothing": ('[[require]]\nreason = "r"\nthen = {}', "require[0].then", "{}", "at least one path"),
+    "unknown design": ('design = "some"', "design", "'some'", "factorial, one-at-a-time, or a table"),
+    "fraction of no size": ('design = { kind = "fractional" }', "design", "'neither'", "one of runs, resolution"),
+    "unknown resolution": (
+        'design = { kind = "fractional", resolution = 2 }',
+        "design.resolution",
+        "2",
+        "3, 4, 5",
+    ),
+    "no runs": ('design = { kind = "random", runs = 0 }', "design.runs", "0", "a whole number above 0"),
+    "runs missing": ('design = { kind = "random" }', "design.runs", "nothing", "a whole number"),
+    "learning rate zero": ("lanes.lr = [0.0]", "lanes.lr", "0.0", "a list of numbers above 0"),
+    "seeds below zero": ("lanes.seeds = [-1]", "lanes.seeds", "[-1]", "a number of seeds, or a list of seeds"),
+    "unknown space to join": ('join = ["zo"]', "join[0]", "'zo'", "a .toml file, the name of a shipped space"),
+    "mistake in a joined table": ('join = [{ base = "nvfp5" }]', "join[0]: base", "'nvfp5'", "or a .toml file"),
+    "unknown fixed path": ('fixed."*.round" = 1', "fixed.*.round", "'*.round'", FIELDS),
+    "wrong fixed value": ('fixed."*.block" = 24', "fixed.*.block", "24", "16, 32"),
     "recipe of a recipe": ('axes."recipe.x" = ["nvfp4"]', "axes.recipe.x", "'recipe.x'", PATHS),
     "unknown quantizer": ('axes."*" = ["nvfp4", "nvfp5"]', "axes.*[1]", "'nvfp5'", "none, bf16, mxfp4"),
     "unknown rounding": ('axes."*.rounding" = ["sr"]', "axes.*.rounding[0]", "'sr'", "nearest, half-away"),
@@ -267,7 +316,162 @@ def test_a_mistake_gives_one_line_with_file_key_found_and_accepted(text, key, fo
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("lanes", [{"lr": [0.1]}, {"seeds": 2}])
+def test_lanes_of_a_joined_space_must_be_said_again(lanes):
+    with pytest.raises(ConfigError, match=r"lanes\..*join\[0\] has its own"):
+        Space.from_dict({"join": [{"lanes": lanes}]})
+    assert Space.from_dict({"join": [{"lanes": lanes}], "lanes": {"lr": [0.2], "seeds": 1}}).lanes.lr == [0.2]
+
+
 def test_a_missing_recipe_file_is_named(tmp_path):
     (tmp_path / "try.toml").write_text('base = "absent.toml"\n')
     with pytest.raises(ConfigError, match=r"absent.toml: found 'No such file or directory'"):
         Space.load(tmp_path / "try.toml")
+
+
+# --- conditions, fixed fields, requirements ------------------------------------------------------------------------
+
+
+def labels(count: Count | None = None, **space) -> list[str]:
+    return [recipe.label() for recipe in Space(**space).recipes(count)]
+
+
+def test_an_axis_with_a_condition_varies_only_where_it_holds_and_counts_once_elsewhere():
+    axes = {
+        "*": ["mxfp4", "ue5m3"],
+        "*.block": {"values": [16, 32, 64], "when": {"*.scale.format": "ue5m3"}},
+    }
+    count = Count()
+    assert labels(count, axes=axes) == ["mxfp4", "ue5m3", "e2m1 1x32 ue5m3", "e2m1 1x64 ue5m3"]
+    assert (count.raw, count.left) == (4, 4)
+
+
+def test_a_condition_sees_the_axes_above_it_and_not_those_below():
+    block = {"*.block": {"values": [32], "when": {"*.scale": "e4m3"}}}
+    scale = {"*.scale": ["e4m3", "ue5m3"]}
+    above, below = Space(base="mxfp4", axes=scale | block), Space(base="mxfp4", axes=block | scale)
+    assert [r.fprop.x.block for r in Space(axes=scale | block).recipes()] == [32, 16]
+    assert [r.fprop.x.block for r in Space(axes=block | scale).recipes()] == [32, 32]
+    assert above.size == below.size == 2
+
+
+def test_one_of_several_values_is_enough_and_every_path_must_hold():
+    rule = {"when": {"*.scale.format": ["e8m0", "ue5m3"], "wgrad.rotation": "rht16"}, "reason": "because"}
+    axes = {"*": ["mxfp4", "nvfp4", "ue5m3"], "wgrad.rotation": ["none", "rht16"]}
+    assert labels(axes=axes, forbid=[rule]) == ["mxfp4", "nvfp4", "nvfp4, wgrad rht16", "ue5m3"]
+
+
+def test_what_is_required_may_not_be_missing():
+    axes = {"*.scale": ["e4m3", "ue5m3"], "*.tensor_scale": ["none", "amax"]}
+    rule = {"when": {"*.scale": "e4m3"}, "then": {"*.tensor_scale": "amax"}, "reason": "range"}
+    count = Count()
+    assert labels(count, axes=axes, require=[rule]) == ["nvfp4", "ue5m3", "ue5m3-t448"]
+    assert count.rejected == {"range": 1}
+    always = {"then": {"*.tensor_scale": "amax"}, "reason": "range"}
+    assert labels(axes=axes, require=[always]) == ["nvfp4", "ue5m3-t448"]
+
+
+def test_fixed_fields_hold_whatever_the_axes_set_whole():
+    axes = {"recipe": ["nvfp4", "mxfp4"], "wgrad.rotation": ["none", "rht16"]}
+    found = labels(axes=axes, fixed={"*.g.rounding": "stochastic"})
+    assert found == [f"{q}, gradients SR{r}" for q in ("nvfp4", "mxfp4") for r in ("", ", wgrad rht16")]
+
+
+def test_a_field_of_a_part_varies_where_the_part_has_it():
+    axes = {"*": ["mxfp4", "ue5m3"], "*.scale.zero": ["keep", "one"], "wgrad.rotation": ["none", "rht16"]}
+    count = Count()
+    recipes = list(Space(axes={**axes, "*.rotation.size": [64]}).recipes(count))
+    assert [(r.fprop.x.scale.__struct_config__.tag, r.wgrad.rotation) for r in recipes[:3]] == [
+        ("e8m0", None),
+        ("e8m0", Hadamard(size=64)),
+        ("ue5m3", None),
+    ]
+    assert (count.raw, count.merged) == (8, 2)
+
+
+def test_every_field_of_every_record_of_a_recipe_has_a_path():
+    def paths(type_, prefix: str):
+        for part in (option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)):
+            for name, field in field_types(part).items():
+                yield f"{prefix}{name}"
+                yield from paths(field, f"{prefix}{name}.")
+
+    found = list(paths(Recipe, ""))
+    assert {"fprop.x.scale.zero", "dgrad.rotation.size", "estimator.w.element.k"} <= set(found)
+    for path in found:
+        parse_path(path, "test")
+
+
+# --- joined spaces and designs -------------------------------------------------------------------------------------
+
+
+def test_joined_spaces_follow_and_are_merged_where_they_repeat(tmp_path):
+    (tmp_path / "other.toml").write_text('axes."*" = ["ue5m3", "mxfp4"]\n')
+    (tmp_path / "all.toml").write_text(
+        'join = ["other.toml", "shelf", { base = "bf16" }]\naxes."*" = ["nvfp4", "mxfp4"]\n'
+        '[[forbid]]\nwhen = { "*.scale.format" = "ue5m3" }\nreason = "no"\n'
+    )
+    (tmp_path / "third.toml").write_text('base = "quartet"\n')
+    count = Count()
+    space = Space.load(tmp_path / "all.toml", {"shelf": tmp_path / "third.toml"}.get)
+    assert [r.label() for r in space.recipes(count)] == ["nvfp4", "mxfp4", Recipe.named("quartet").label(), "bf16"]
+    assert (count.raw, count.merged, count.rejected, count.left) == (6, 1, {"no": 1}, 4)
+
+
+def test_a_space_of_joined_spaces_alone_has_no_product_of_its_own():
+    assert labels(join=[{"base": "mxfp4"}]) == ["mxfp4"]
+    assert labels(join=[{"base": "mxfp4"}], base="bf16") == ["bf16", "mxfp4"]
+
+
+FORMATS = {"*.scale": ["e4m3", "ue5m3", "e5m2", "bf16"], "*.block": [16, 32, 64, 128], "*.range": ["full", "16/17"]}
+
+
+def test_a_fraction_is_a_part_of_the_product():
+    everything = set(Space(axes=FORMATS).recipes())
+    assert len(everything) == 32
+    for design, runs in (({"runs": 12}, 12), ({"resolution": 3}, 16), ({"runs": 99}, 32)):
+        found = list(Space(axes=FORMATS, design={"kind": "fractional", **design}).recipes())
+        assert len(found) == runs
+        assert set(found) <= everything
+
+
+def test_random_recipes_are_as_many_as_asked_for_whatever_rules_reject():
+    rule = {"when": {"*.block": [16, 32]}, "reason": "because"}
+    space = {"axes": FORMATS, "forbid": [rule]}
+    found = list(Space(**space, design={"kind": "random", "runs": 10, "seed": 1}).recipes())
+    assert len(found) == len(set(found)) == 10
+    assert set(found) <= set(Space(**space).recipes())
+    assert found != list(Space(**space, design={"kind": "random", "runs": 10, "seed": 2}).recipes())
+    assert len(list(Space(**space, design={"kind": "random", "runs": 100}).recipes())) == 16
+
+
+def test_one_at_a_time_is_the_base_and_each_change_alone():
+    axes = {
+        "*.block": [16, 32],
+        "wgrad.rotation": ["rht16"],
+        "*.scale.rule": {"values": ["even"], "when": {"*.scale.format": "e8m0"}},
+    }
+    assert labels(base="mxfp4", axes=axes, design="one-at-a-time") == [
+        "mxfp4",
+        "e2m1 1x16 e8m0-floor",
+        "mxfp4, wgrad rht16",
+        "mxfp4-even",
+    ]
+
+
+def test_a_recipe_is_built_from_levels_as_the_product_has_it():
+    space = Space(axes={**FORMATS, "*.scale.zero": {"values": ["min"], "when": {"*.scale.format": "bf16"}}})
+    built = [space.build(levels) for levels in itertools.product(range(4), range(4), range(2), range(1))]
+    assert built == list(space.recipes())
+
+
+def test_a_space_may_be_written_in_python_or_in_a_file():
+    data = {
+        "axes": {"*": ["nvfp4", {"like": "mxfp4", "block": 16}], "*.block": {"values": [16], "when": {"*.block": 32}}},
+        "fixed": {"*.g.rounding": "stochastic"},
+        "forbid": [{"when": {"*.block": 16}, "reason": "r"}],
+        "lanes": {"lr": [0.1], "seeds": 2},
+    }
+    assert Space.from_dict(data) == Space(**data)
+    assert Space(**data).lanes.seeds == [0, 1]
+    assert Space(**data).axes["*"].texts == ["nvfp4", "like = mxfp4, block = 16"]

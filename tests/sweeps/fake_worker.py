@@ -40,7 +40,8 @@ def main(mode: str) -> None:
 
 def work(mode: str, value: str, job_file: str, out_file: str) -> None:
     """The child's part."""
-    lanes, out = json.loads(Path(job_file).read_text())["lanes"], Path(out_file)
+    job, out = json.loads(Path(job_file).read_text()), Path(out_file)
+    lanes = job["lanes"]
     note(Path(os.environ.get("FAKE_LANES", out.parents[2].parent / "lanes.txt")), lanes)
     report("setup", 0, lanes)
     if mode == "crash":
@@ -64,7 +65,7 @@ def work(mode: str, value: str, job_file: str, out_file: str) -> None:
     report("train", 5, lanes)
     report("evaluate", 10, lanes)
     hidden = out.with_name(".out")
-    hidden.write_text(json.dumps(result(lanes, diverged=mode == "diverge")))
+    hidden.write_text(json.dumps(result(lanes, mode, bool(job["rungs"]))))
     hidden.replace(out)
     if mode == "crash-late":
         sys.exit("an error on the way out")
@@ -81,9 +82,11 @@ def report(phase: str, step: int, lanes: list[dict]) -> None:
     print(json.dumps({"phase": phase, "step": step, "steps": 10, "losses": [0.5] * len(lanes)}), flush=True)
 
 
-def result(lanes: list[dict], diverged: bool) -> dict:
+def result(lanes: list[dict], mode: str, rungs: bool) -> dict:
+    """With rungs, every other lane is dropped."""
+    statuses = ["diverged" if mode == "diverge" else "pruned" if rungs and i % 2 else "done" for i in range(len(lanes))]
     return {
-        "lanes": [outcome(lane, diverged) for lane in lanes],
+        "lanes": [outcome(lane, status) for lane, status in zip(lanes, statuses, strict=True)],
         "train_s": 0.01,
         "setup_s": 0.01,
         "quantizer_backend": "none",
@@ -93,14 +96,16 @@ def result(lanes: list[dict], diverged: bool) -> dict:
     }
 
 
-def outcome(lane: dict, diverged: bool) -> dict:
+def outcome(lane: dict, status: str) -> dict:
+    diverged = status == "diverged"
     loss = 1 + hashlib.sha256(json.dumps(lane, sort_keys=True).encode()).digest()[0] / 256
     return {
-        "status": "diverged" if diverged else "done",
+        "status": status,
         "diverged_step": 3 if diverged else None,
+        "pruned_step": 5 if status == "pruned" else None,
         "train_loss_min": None if diverged else loss,
         "train_loss_final": None if diverged else loss,
-        "val_loss": None if diverged else loss,
+        "val_loss": loss if status == "done" else None,
         "metrics": {},
         "curve_step": [1],
         "curve_loss": [loss],

@@ -1,0 +1,150 @@
+"""optuna-dashboard over a store: mirrors what is there, serves it on this machine, and stays in step with a sweep."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.results import Store
+from fp4dse.sweeps.state import read_state
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+"""The dashboard has no password: it is for this machine alone; `ssh -L` brings it elsewhere."""
+FOLLOW_S = 3.0
+"""How often new rows are looked for."""
+SHARE = 0.1
+"""Most of the time that mirroring may take."""
+
+
+def why_not() -> str | None:
+    """Why there is no dashboard on this machine, and what to do; None if there is one."""
+    try:
+        import optuna_dashboard  # noqa: F401
+    except ImportError as error:
+        return f"{error.name} is not installed; pip install 'fp4dse[dashboard]'"
+    return None
+
+
+def check_dashboard() -> None:
+    """ConfigError where `why_not` has a reason."""
+    if reason := why_not():
+        raise ConfigError("dashboard", reason, "a machine with the extra `dashboard`")
+
+
+def default_storage(store: Path) -> Path:
+    """The journal beside the store's files; it may be deleted at any time."""
+    return store / "dashboard.journal"
+
+
+def sweep_name(store: Store) -> str:
+    """`zoo` for runs/zoo/store, else the folder's name."""
+    return store.path.resolve().parent.name if store.path.name == "store" else store.path.name
+
+
+def serve(
+    store: Store,
+    sweep: str,
+    storage: optuna.storages.BaseStorage,
+    port: int = 8080,
+    follow: bool = True,
+    ready: Callable[[str], None] = print,
+    stop: threading.Event | None = None,
+) -> None:
+    """Mirror the store, then serve until `stop` or an interrupt, mirroring what comes in meanwhile.
+
+    `ready` is called with the address. Port 0 takes any free one. ConfigError if the port is taken.
+    """
+    import optuna_dashboard
+
+    check_dashboard()
+    stop = stop or threading.Event()
+    follower = Follower(store, sweep, storage)
+    follower.look()
+    try:
+        server = make_server(HOST, port, optuna_dashboard.wsgi(storage), _Server, _Quiet)
+    except OSError as error:
+        raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error.strerror})") from None
+    threads = [threading.Thread(target=server.serve_forever, daemon=True)]
+    if follow:
+        threads.append(threading.Thread(target=follower.run, args=(stop,), daemon=True))
+    for thread in threads:
+        thread.start()
+    ready(f"http://{HOST}:{server.server_port}")
+    try:
+        stop.wait()
+    except KeyboardInterrupt:
+        stop.set()
+    finally:
+        server.shutdown()
+        server.server_close()
+        for thread in threads:
+            thread.join()
+
+
+class Follower:
+    """Keeps the studies of a store in step with it. Holds what it saw last."""
+
+    def __init__(self, store: Store, sweep: str, storage: optuna.storages.BaseStorage) -> None:
+        self.store, self.sweep, self.storage = store, sweep, storage
+        self.seen: object = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Look every FOLLOW_S seconds, less often where it takes long. A store that cannot be read now may be later."""
+        wait = FOLLOW_S
+        while not stop.wait(wait):
+            begin = time.monotonic()
+            try:
+                self.look()
+            except (StoreError, OSError) as error:
+                log.warning("%s", error)
+            wait = max(FOLLOW_S, (time.monotonic() - begin) / SHARE)
+
+    def look(self) -> dict[str, int]:
+        """Mirror the store if it changed; returns study name -> trials. Recipes of a running sweep come when all of
+        their lanes have."""
+        from fp4dse.sweeps.study import mirror
+
+        running = self._sweep_is_running()
+        folders = (self.store.path / name for name in ("inbox", "parts"))
+        here = (running, frozenset(file.name for folder in folders for file in folder.glob("*.parquet")))
+        if here == self.seen:
+            return {}
+        found = mirror(self.store, self.storage, self.sweep, unfinished=not running)
+        self.seen = here
+        return found
+
+    def _sweep_is_running(self) -> bool:
+        try:
+            return read_state(self.store.path).driver_is_alive
+        except StoreError:
+            return False
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Without WSGIServer's look-up of this machine's name, which may take long."""
+        super(WSGIServer, self).server_bind()
+        self.setup_environ()
+
+    def setup_environ(self) -> None:
+        self.server_name, self.server_port = HOST, self.server_address[1]
+        super().setup_environ()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass

@@ -1,0 +1,154 @@
+"""Where the rungs of successive halving stand, and what they would have saved and lost in a sweep that had none.
+
+With a share `keep` and n rungs, the rungs stand at the shares keep^n … keep of a task's steps, so that every stretch
+between two rungs trains about as many lane-steps as the one before (Hyperband's brackets, 1603.06560). What goes on is
+decided by tasks/rungs.py.
+
+A finished sweep without rungs tells what rungs would have done: its stored curves are the losses that the rungs would
+have seen, and its final losses are the truth. `replay` does that offline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from fp4dse.dse import ConfigError
+from fp4dse.results import Store, front, summarize
+from fp4dse.results.paired import SETTING
+from fp4dse.results.summary import SUMMARIZED
+from fp4dse.tasks.job import Rung
+from fp4dse.tasks.rungs import TAIL, keep_lanes
+
+if TYPE_CHECKING:
+    from fp4dse.tasks import Task
+
+OVERHEAD = "points"
+"""The column of the store that says what a recipe costs."""
+
+
+class Halving(msgspec.Struct, frozen=True):
+    """`count` rungs, at each of which the share `keep` goes on."""
+
+    count: int = 3
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError("--rungs", self.count, "a whole number above 0")
+        if not 0 < self.keep < 1:
+            raise ConfigError("--keep", self.keep, "a share between 0 and 1")
+
+    def rungs(self, task: Task) -> list[Rung]:
+        """Those of a task, in the order of steps."""
+        return self.at(task.steps)
+
+    def at(self, steps: int) -> list[Rung]:
+        """The rungs of a training of so many steps; those that fall on step 0 are left out."""
+        places = dict.fromkeys(round(steps * self.keep**n) for n in range(self.count, 0, -1))
+        return [Rung(step, self.keep) for step in places if step > 0]
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What rungs would have done to one task's sweep. Counts are recipes of one population.
+
+    saved       share of the lane-steps that would not have been trained
+    best_kept   share of populations whose best recipe goes on to the end
+    front_kept  share of the recipes on the populations' fronts that do
+    best_overall, regret    whether the sweep's best recipe does, and by how much (gap) the best that does is worse
+    """
+
+    task: str
+    preset: str
+    populations: int
+    recipes: int
+    lanes: int
+    saved: float
+    best_kept: float
+    front_kept: float
+    best_overall: bool
+    regret: float
+
+
+def replay(store: Store, halving: Halving) -> list[Replay]:
+    """Apply rungs to the finished runs of a store, per setting; populations of one recipe say nothing and stay out.
+
+    A population is what a sweep trains together: the runs of one structural signature. The loss at a rung is the mean
+    of the stored training curve over the last TAIL of the steps up to it. ConfigError if there is nothing to replay.
+    """
+    runs = store.runs([*dict.fromkeys([*SUMMARIZED, "run_id", "signature", "steps", "diverged_step", OVERHEAD])])
+    runs = runs[runs["status"].isin(["done", "diverged"])].reset_index(drop=True)
+    runs = runs.merge(store.curves(list(runs["run_id"])), on="run_id")
+    found = [_replay_setting(part, halving) for _, part in runs.groupby(list(SETTING), sort=False)]
+    if not any(found):
+        raise ConfigError("--replay", str(store.path), "a store with a finished sweep of several recipes a population")
+    return [one for one in found if one]
+
+
+def _replay_setting(runs: pd.DataFrame, halving: Halving) -> Replay | None:
+    table = summarize(runs[SUMMARIZED]).set_index("config_id")
+    gaps = table["gap"].where(np.isfinite(table["gap"]), np.inf)
+    recipes = runs[~runs["is_baseline"].astype(bool)]
+    trained = possible = 0.0
+    hits, on_front, kept_of_front, kept = [], 0, 0, set()
+    for members in _populations(recipes):
+        alive, steps = _survivors(members, halving)
+        trained += steps
+        possible += float(members["steps"].sum())
+        names = members["config_id"].unique()
+        at_best = members["lr"].eq(table["lr"][members["config_id"]].to_numpy())
+        survivors = set(members["config_id"][alive & at_best])
+        kept |= survivors
+        gap, cost = gaps[names].to_numpy(), members.drop_duplicates("config_id")[OVERHEAD].to_numpy(float)
+        if len(names) > 1 and np.isfinite(gap).any():
+            hits.append(names[gap.argmin()] in survivors)
+            best = names[front(cost, gap)]
+            on_front += len(best)
+            kept_of_front += len(survivors & set(best))
+    if not hits:
+        return None
+    truth = gaps[recipes["config_id"].unique()]
+    return Replay(
+        task=str(runs["task"].iloc[0]),
+        preset=str(runs["preset"].iloc[0]),
+        populations=len(hits),
+        recipes=len(truth),
+        lanes=len(recipes),
+        saved=float(1 - trained / possible),
+        best_kept=float(np.mean(hits)),
+        front_kept=kept_of_front / on_front if on_front else math.nan,
+        best_overall=truth.idxmin() in kept,
+        regret=float(truth[sorted(kept)].min() - truth.min()),
+    )
+
+
+def _populations(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    yield from (members.reset_index(drop=True) for _, members in runs.groupby("signature", sort=False))
+
+
+def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]:
+    """Which runs go on to the end, bool [runs], and the steps that all of them together are trained."""
+    total = int(runs["steps"].max())
+    alive, steps, last = np.ones(len(runs), bool), 0.0, 0
+    for rung in halving.at(total):
+        steps += alive.sum() * (rung.step - last)
+        last = rung.step
+        here = runs[alive]
+        columns = (here[name] for name in ("curve_step", "curve_loss", "diverged_step"))
+        losses = [_loss_at(*run, rung.step) for run in zip(*columns, strict=True)]
+        stays = keep_lanes(losses, *(list(here[name]) for name in (OVERHEAD, "seed", "lr")), rung.keep, list(here["config_id"]))
+        alive[np.flatnonzero(alive)] = stays
+    return alive, steps + alive.sum() * (total - last)
+
+
+def _loss_at(steps: np.ndarray, losses: np.ndarray, diverged_step: int | None, step: int) -> float | None:
+    """The mean of a curve over the last TAIL of the steps up to `step`; None if the run diverged before."""
+    recent = (steps <= step) & (steps > step * (1 - TAIL))
+    if not recent.any() or (not pd.isna(diverged_step) and diverged_step <= step):
+        return None
+    return float(losses[recent].mean())

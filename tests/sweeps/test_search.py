@@ -1,0 +1,152 @@
+"""A search tries what it was asked to, trains nothing twice, and never takes a spoiled recipe for a good one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import ConfigError, Space
+from fp4dse.results import open_store
+from fp4dse.sweeps import run_search, search
+from fp4dse.sweeps.rungs import Halving
+from fp4dse.sweeps.search import SAMPLERS
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+TASK = ("regression", "quickstart")
+SPACE = Space(
+    "small",
+    axes={
+        "*.scale": ["e4m3", "ue5m3", "e5m2", "bf16"],
+        "*.block": [16, 32, 64],
+        "wgrad.rotation": ["none", "rht16"],
+    },
+    forbid=[{"when": {"*.scale": "bf16", "*.block": 64}, "reason": "too many bits"}],
+)
+RECIPES = 24 - 2
+THREE = Space("three", axes={"*.scale": ["e4m3", "ue5m3", "bf16"]})
+
+
+def run(tmp_path, space=SPACE, mode="ok", **more):
+    asked = {"sampler": "random", "trials": 8, "task": TASK, "seeds": [0, 1], "jobs": 2, "batch": 4, **more}
+    return run_search(space, store=tmp_path / "store", worker=(sys.executable, FAKE, mode), **asked)
+
+
+def trained(tmp_path) -> int:
+    """Lanes given to workers so far."""
+    return len((tmp_path / "lanes.txt").read_text().splitlines())
+
+
+def tried(tmp_path) -> set[str]:
+    runs = open_store(tmp_path / "store").runs()
+    return set(runs["config_id"][~runs["is_baseline"]])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_tries_as_many_distinct_recipes_as_asked_for(tmp_path, sampler):
+    result = run(tmp_path, sampler=sampler)
+    assert (result.trials, result.trained, result.stored, result.stopped) == (8, 8, 0, None)
+    assert len(tried(tmp_path)) == 8
+    assert trained(tmp_path) == 2 * (8 + 1)
+    assert tried(tmp_path) <= {recipe.config_id for recipe in SPACE.recipes()}
+
+
+def test_what_the_store_has_is_looked_up_and_the_same_search_ends_the_same(tmp_path):
+    first = run(tmp_path)
+    lanes = trained(tmp_path)
+    again = run(tmp_path)
+    assert (again.trained, again.stored, again.trials) == (0, 8, 8)
+    assert trained(tmp_path) == lanes
+    assert again.front == first.front
+
+
+def test_a_search_that_was_stopped_goes_on_where_it_was(tmp_path):
+    whole = run(tmp_path / "whole", trials=12)
+    part = run(tmp_path, trials=12, budget_s=1e-9)
+    assert part.trials < 12
+    assert "budget" in part.stopped
+    rest = run(tmp_path, trials=12)
+    assert rest.front == whole.front
+    assert tried(tmp_path) == tried(tmp_path / "whole")
+
+
+def test_the_front_is_that_of_what_was_tried(tmp_path):
+    result = run(tmp_path, trials=12, batch=12)
+    table = open_store(tmp_path / "store").pareto()
+    assert {row["config_id"] for row in result.front} == set(table["config_id"])
+    assert [row["gap"] for row in result.front] == sorted(row["gap"] for row in result.front)
+
+
+def test_the_whole_space_may_be_tried_and_what_a_rule_forbids_never_is(tmp_path):
+    result = run(tmp_path, trials=RECIPES, batch=RECIPES)
+    assert tried(tmp_path) == {recipe.config_id for recipe in SPACE.recipes()}
+    assert result.rejected > 0
+    assert result.repeated > 0
+
+
+def test_a_sampler_that_knows_all_gets_further_seeds_until_there_are_enough(tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "MOST_SEEDS", 4)
+    result = run(tmp_path, THREE, trials=20)
+    assert (result.trials, result.trained, result.replicates) == (6, 3, 3)
+    assert result.stopped == "the sampler proposes nothing new"
+    runs = open_store(tmp_path / "store").runs()
+    assert {tuple(sorted(part["seed"])) for _, part in runs.groupby("config_id")} == {(0, 1, 2, 3)}
+    assert {row["seeds"] for row in result.front} == {4}
+
+
+def test_diverged_recipes_are_counted_and_no_result(tmp_path):
+    result = run(tmp_path, mode="diverge")
+    assert (result.trials, result.diverged, result.front) == (8, 8, [])
+
+
+def test_failed_recipes_are_counted_and_tried_again_by_the_same_command(tmp_path):
+    result = run(tmp_path, trials=4, mode="crash")
+    assert result.front == []
+    assert result.failed + result.trials > 0
+    assert run(tmp_path, trials=4).trained == 4
+
+
+def test_what_was_dropped_at_a_rung_is_no_result(tmp_path):
+    result = run(tmp_path, THREE, trials=3, batch=3, seeds=[0], halving=Halving(1, 0.5))
+    runs = open_store(tmp_path / "store").runs()
+    dropped = set(runs["config_id"][runs["status"] == "pruned"])
+    assert dropped
+    assert not dropped & {row["config_id"] for row in result.front}
+
+
+def test_one_objective_has_one_best(tmp_path):
+    result = run(tmp_path, objectives=["loss"], sampler="tpe")
+    runs = open_store(tmp_path / "store").runs()
+    means = runs[~runs["is_baseline"]].groupby("config_id")["val_loss"].mean()
+    assert [row["config_id"] for row in result.front] == [means.idxmin()]
+    assert result.front[0]["loss"] == pytest.approx(means.min())
+
+
+def test_seeds_and_rates_of_the_space_are_taken_unless_others_are_given(tmp_path):
+    space = Space("three", axes=THREE.axes, lanes={"seeds": [7], "lr": [0.5]})
+    run(tmp_path, space, trials=2, seeds=None)
+    runs = open_store(tmp_path / "store").runs()
+    assert (set(runs["seed"]), set(runs["lr"])) == ({7}, {0.5})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"sampler": "cmaes"}, "--sampler: found 'cmaes'; accepted: tpe, nsga2"),
+        ({"objectives": ["gap", "speed"]}, "--objectives: found 'speed'; accepted: some of gap, overhead"),
+        ({"objectives": []}, "--objectives"),
+        ({"trials": 0}, "--trials: found 0"),
+        ({"batch": 0}, "--batch: found 0"),
+        ({"space": Space(join=[{"base": "mxfp4"}])}, "a space with axes"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, wrong, said):
+    with pytest.raises(ConfigError, match="accepted") as caught:
+        run(tmp_path, **wrong)
+    assert said in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_optuna_is_not_imported_before_it_is_needed():
+    code = "import sys, fp4dse.sweeps, fp4dse.tasks.worker; sys.exit('optuna' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,43 @@
+"""Every shipped space, counted: a change of a rule, a format or a canonical form shows here."""
+
+import pytest
+
+from fp4dse.dse.space import Count
+from fp4dse.sweeps.arguments import find_space, shipped_spaces
+
+COUNTS = {
+    # name: (raw, merged, rejected by rule, left)
+    "conventions": (16, 0, {}, 16),
+    "estimators": (70, 10, {}, 60),
+    "paper": (4096, 1024, {"estimator-needs-one-grid": 960}, 2112),
+    "paper-slice": (
+        128,
+        0,
+        {"a power-of-two scale has the range of the tensor": 16, "noise in the forward pass alone": 28},
+        84,
+    ),
+    "quickstart": (48, 0, {}, 48),
+    "rotations": (168, 16, {}, 152),
+    "rounding": (128, 0, {}, 128),
+    "scales": (80, 12, {}, 68),
+    "tensor-scaling": (27, 0, {}, 27),
+    "zoo": (25, 0, {}, 25),
+}
+
+
+def test_every_shipped_space_is_counted_here():
+    assert set(COUNTS) == set(shipped_spaces())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_a_shipped_space(name):
+    count = Count()
+    recipes = list(find_space(name).recipes(count))
+    assert (count.raw, count.merged, count.rejected, count.left) == COUNTS[name]
+    assert len({recipe.config_id for recipe in recipes}) == len(recipes) == count.left
+    assert not any(recipe.is_plain for recipe in recipes)
+
+
+def test_every_shipped_space_says_what_it_asks():
+    for name in shipped_spaces():
+        assert len(find_space(name).summary) > 20
