@@ -38,8 +38,8 @@ KEY: dict[str, pa.DataType] = {
 }
 """The columns that identify a row: equal keys mean the same training, bit for bit."""
 
-STATUSES = ("done", "diverged", "failed")
-"""`failed` is the machine's fault and is tried again; `diverged` is a result."""
+STATUSES = ("done", "diverged", "pruned", "failed")
+"""`failed` is the machine's fault and is tried again; `diverged` is a result, `pruned` one of fewer steps."""
 
 RECIPE: dict[str, pa.DataType] = {
     "recipe": TEXT,  # JSON, canonical; fp4dse.dse.recipe_from_dict reads it back
@@ -59,6 +59,7 @@ RECIPE: dict[str, pa.DataType] = {
 OUTCOME: dict[str, pa.DataType] = {
     "status": TEXT,
     "diverged_step": COUNT,
+    "pruned_step": COUNT,
     "failure": TEXT,
     "train_loss_min": REAL,
     "train_loss_final": REAL,

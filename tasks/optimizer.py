@@ -30,6 +30,10 @@ class LaneAdamW:
         self.mean = torch.zeros_like(self.flat)
         self.square = torch.zeros_like(self.flat)
 
+    def state(self) -> dict[str, Tensor]:
+        """What moves from step to step beside the parameters: the tensors themselves, [L, P]."""
+        return {"mean": self.mean, "square": self.square}
+
     def schedule(self, lr_factors: Sequence[float]) -> Tensor:
         """What `step` takes for each of the steps, float32 [steps, 3]: learning-rate factor and bias corrections."""
         b1, b2 = self.betas

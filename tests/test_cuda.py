@@ -188,7 +188,7 @@ def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
     task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1)]
     captured = train(task, lanes, "cuda")
-    monkeypatch.setattr("fp4dse.tasks.engine.EAGER_STEPS", 1000)
+    monkeypatch.setattr("fp4dse.tasks.engine.population.EAGER_STEPS", 1000)
     eager = train(task, lanes, "cuda")
     assert not any("graph" in reason for reason in captured.fallbacks), captured.fallbacks
     assert captured.lanes == eager.lanes
