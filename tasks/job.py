@@ -10,9 +10,8 @@ from fp4dse.dse import Recipe
 
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""
-
 STOPPED = 18
-"""Exit code of a job that was asked to stop and has saved where it stands."""
+"""Exit code of a job that was asked to stop before it was done; where it stands is in its checkpoint."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -69,7 +68,8 @@ class JobResult(msgspec.Struct):
     """Results in the order of the job's lanes, with what the population as a whole took and used.
 
     `gemm_backend`: one name where all three stages take the same, else three, in the order of STAGES.
-    `fallbacks` holds one sentence for each path that was wanted and not taken.
+    `fallbacks` holds one sentence for each path that was wanted and not taken. `environment`: the row columns that
+    describe the machine that trained it, which need not be the driver's.
     """
 
     lanes: list[LaneResult]
@@ -79,6 +79,7 @@ class JobResult(msgspec.Struct):
     gemm_backend: str
     fallbacks: list[str]
     peak_memory_bytes: int
+    environment: dict[str, str | int] = {}
 
 
 class Progress(msgspec.Struct):

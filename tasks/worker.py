@@ -7,9 +7,19 @@ once and never trains; a job's child finds them done, and whatever happens to it
     standard output    the child's Progress lines, then the parent's line Ended
     JOB.json           a Job
     OUT.json           its JobResult; it appears whole or not at all
+    checkpoint.pt      beside OUT.json, while the job is not done: where it stood when it was last saved
     STDERR.txt         standard error of both is added to it
 
-A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, else with a traceback.
+A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
+to stop, else with a traceback.
+
+SIGTERM and SIGUSR1 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no other is
+begun. `--budget SECONDS` asks by itself when so many have passed.
+
+A job whose folder holds a checkpoint goes on from there, bit for bit, whatever ended it: who gives a job again keeps
+the file, or deletes it to begin anew. It is written every five minutes and when a stop is asked for. A checkpoint of
+another job, or of other revisions or versions, is refused: the job fails and says which. With the result in place the
+checkpoint is deleted.
 
 A fork copies one thread alone, and a child would wait for ever for what its parent's other threads did: the parent has
 none (`start_no_threads`), and a job on more threads compiles for itself. Nor does CUDA survive a fork: the parent never
@@ -18,24 +28,54 @@ touches it. All jobs of a worker are for one device.
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import torch
 
 from fp4dse.kernels import warm_up
-from fp4dse.tasks import get_task
-from fp4dse.tasks.engine import train
-from fp4dse.tasks.job import OUT_OF_MEMORY, Ended, Job, Progress
+from fp4dse.tasks import environment, get_task
+from fp4dse.tasks.engine import Stopped, train
+from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
 
 
-def main() -> None:
+CHECKPOINT = "checkpoint.pt"
+"""Name of a job's checkpoint, beside its result."""
+
+
+class Stopping:
+    """Whether a stop was asked for, and whom else to ask."""
+
+    asked = False
+    child = 0
+    idle = False
+
+    @classmethod
+    def ask(cls, *_: object) -> None:
+        """Signal handler of the parent and, inherited, of the child."""
+        cls.asked = True
+        if cls.child:
+            os.kill(cls.child, signal.SIGTERM)
+        if cls.idle:
+            sys.exit(STOPPED)
+
+
+def main(arguments: list[str] | None = None) -> None:
     """Work through standard input."""
-    for line in sys.stdin:
+    parser = argparse.ArgumentParser(prog="python -m fp4dse.tasks.worker")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds after which it stops; 0: never")
+    budget_s = parser.parse_args(arguments).budget
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+        signal.signal(number, Stopping.ask)
+    signal.setitimer(signal.ITIMER_REAL, budget_s)
+    while line := next_line():
         job_file, out_file, stderr_file = msgspec.json.decode(line, type=tuple[str, str, str])
         with open(stderr_file, "ab") as stderr:
             os.dup2(stderr.fileno(), 2)
@@ -43,8 +83,19 @@ def main() -> None:
         if job.device == "cpu" and job.threads == 1:
             start_no_threads()
             warm_up([lane.recipe for lane in job.lanes])
+        environment("cpu", 1)  # what it asks of other programs is remembered, for all children
         code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
+
+
+def next_line() -> str:
+    """The next job's, empty when there is none. SystemExit if a stop was asked for."""
+    Stopping.idle = True
+    if Stopping.asked:
+        sys.exit(STOPPED)
+    line = sys.stdin.readline()
+    Stopping.idle = False
+    return line
 
 
 def start_no_threads() -> None:
@@ -63,7 +114,12 @@ def run_in_child(job: Job, out: Path) -> int:
     parent = os.getpid()
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        Stopping.child = child
+        if Stopping.asked:  # between the last look and the fork
+            os.kill(child, signal.SIGTERM)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        Stopping.child = 0
+        return code
     code = 1
     try:
         die_with(parent)
@@ -80,8 +136,22 @@ def run_in_child(job: Job, out: Path) -> int:
 def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
+    checkpoint = out.with_name(CHECKPOINT)
     try:
-        result = train(get_task(job.task, job.preset), job.lanes, job.device, _print)
+        result = train(
+            get_task(job.task, job.preset),
+            job.lanes,
+            job.device,
+            _report,
+            rungs=job.rungs,
+            keep_lanes=_keep_lanes if job.rungs else None,
+            overheads=job.overheads,
+            checkpoint=checkpoint,
+            should_stop=lambda: Stopping.asked,
+        )
+    except Stopped as error:
+        print(error, file=sys.stderr)
+        return STOPPED
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
@@ -90,14 +160,21 @@ def run(job: Job, out: Path) -> int:
             raise
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
+    result.environment = environment(job.device, job.threads)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)
+    checkpoint.unlink(missing_ok=True)
     return 0
 
 
-def _print(progress: Progress) -> None:
+def _report(progress: Progress) -> None:
     print(msgspec.json.encode(progress).decode(), flush=True)
+
+
+def _keep_lanes(*numbers) -> list[bool]:
+    """The ranking of tasks/rungs.py."""
+    return import_module("fp4dse.tasks.rungs").keep_lanes(*numbers)
 
 
 if __name__ == "__main__":
