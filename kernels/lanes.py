@@ -19,7 +19,7 @@ from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
-from fp4dse.kernels.gemm import GEMMS, Gemm, pick
+from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
 from fp4dse.kernels.operand import Kept, Keys, Operand, Slot, Turn
 
 
@@ -171,9 +171,7 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
     out = None
     for s in a.terms:
         for t in b.terms:
-            part = gemm.run(s.values, t.values)
-            part = part if s.factor is None else part * s.factor.view(len(part), -1, 1)
-            part = part if t.factor is None else part * t.factor.view(len(part), 1, -1)
+            part = scaled(gemm.run(s.values, t.values), s.factor, t.factor)
             out = part if out is None else out + part
     assert out is not None
     unquantized = GEMMS["fp32"].run

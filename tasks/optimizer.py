@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fp4dse.kernels.arithmetic.reduce import has_kernels
+
 
 class LaneAdamW:
     """AdamW (decoupled weight decay) over the parameters of a model with a leading lane axis.
@@ -52,6 +54,12 @@ class LaneAdamW:
 
         numbers: the step's row of `schedule`, on the device, so that a captured step reads them anew.
         """
+        if has_kernels(gradient):
+            from fp4dse.kernels.fused import pointwise
+
+            tensors = self.flat, self.mean, self.square, gradient, alive, self.lr, numbers
+            pointwise.adamw(*tensors, self.betas, self.eps, self.weight_decay)
+            return
         lr_factor, correction1, correction2 = numbers.unbind()
         b1, b2 = self.betas
         keep = alive[:, None]

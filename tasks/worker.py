@@ -45,7 +45,6 @@ from fp4dse.tasks.engine import Stopped, train
 from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
 
-
 CHECKPOINT = "checkpoint.pt"
 """Name of a job's checkpoint, beside its result."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -76,6 +77,12 @@ def why_not_fused(device: str) -> str | None:
     if unknown := unknown_columns():
         return f"{prefix}: it does not know {', '.join(unknown)}"
     return None
+
+
+@cache
+def takes(device: torch.device) -> bool:
+    """Whether the fused kernels are taken on this device."""
+    return why_not_fused(str(device)) is None
 
 
 def unknown_columns() -> list[str]:

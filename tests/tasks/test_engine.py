@@ -7,7 +7,8 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import TASKS, Lane, get_task, train
-from fp4dse.tasks.engine import Population as _Population, curve_steps
+from fp4dse.tasks.engine import Population as _Population
+from fp4dse.tasks.engine import curve_steps
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 

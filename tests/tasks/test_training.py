@@ -168,10 +168,10 @@ def test_a_training_that_is_stopped_again_and_again_ends_the_same(names, tmp_pat
     more = {"rungs": [Rung(6, 0.5)], "keep_lanes": best}
     expected = train(task, lanes, **more).lanes
     file = tmp_path / "checkpoint.pt"
-    for stopped_after in (4, 9, 11):
+    for before, stopped_after in ((0, 4), (4, 9), (9, 11)):
+        stop = After(stopped_after - before)
         with pytest.raises(Stopped, match=f"after {stopped_after} of 12"):
-            steps = stopped_after - {4: 0, 9: 4, 11: 9}[stopped_after]
-            train(task, lanes, checkpoint=file, should_stop=After(steps), **more)
+            train(task, lanes, checkpoint=file, should_stop=stop, **more)
     assert train(task, lanes, checkpoint=file, **more).lanes == expected
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint.pt"]
 
