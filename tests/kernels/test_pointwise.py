@@ -93,7 +93,9 @@ def test_factors_of_a_product(place, both):
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adamw(place, weight_decay):
+def test_adamw(place, weight_decay, monkeypatch):
+    """Of square roots that are rounded once: torch's on a CPU are an ulp off here and there."""
+    monkeypatch.setattr(torch, "sqrt", lambda x: x.double().sqrt().float())
     model = torch.nn.Linear(1, 1)
     model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
     model.bias = torch.nn.Parameter(torch.randn(3, 7))
@@ -103,7 +105,7 @@ def test_adamw(place, weight_decay):
     tensors = [getattr(eager, name).to(place.device).clone() for name in names]
     for row in eager.schedule([1.0, 1.0, 0.5]):
         g = torch.randn_like(eager.flat)
-        eager.step(g, alive, row)
+        eager.step(g, alive, row)  # on the CPU
         rest = [t.to(place.device) for t in (g, alive, eager.lr, row)]
         place.module.adamw(*tensors, *rest, eager.betas, eager.eps, eager.weight_decay)
         for name, got in zip(names, tensors, strict=True):
