@@ -574,6 +574,21 @@ def bench_sweep(
     raise typer.Exit(int(not all(row["met"] for row in rows)))
 
 
+@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda")
+def bench_train(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Time the training of populations beside the same training one lane at a time; ratios are from one run."""
+    from fp4dse.tasks import check_device
+    from fp4dse.tasks.bench.table import bench
+
+    check_device(device)
+    columns = ["what", "value", "unit", "reach", "reached", "note"]
+    _print_rows(
+        columns,
+        [{name: getattr(row, name) for name in columns} for row in bench(device)],
+        "json" if as_json else "table",
+    )
+
+
 @app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")
 def tensor(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],

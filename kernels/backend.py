@@ -62,17 +62,23 @@ def backend(device: str) -> Backend:
     """The backend for a device: `triton` or `compiled` where possible, else `eager` with the reason."""
     if torch.device(device).type == "cuda":
         reason = fused.why_not_fused(device)
-        return (
-            _eager(reason)
-            if reason
-            else msgspec.structs.replace(_eager(), name="triton", operand=fused.operand, by_scales=by_scales)
-        )
+        if reason:
+            return _eager(reason)
+        kernels = {"operand": fused.operand, "by_scales": by_scales, "words": _words}
+        return msgspec.structs.replace(_eager(), name="triton", **kernels)
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()
 
 
 PLAIN = Backend("plain", reference.decode_operand, philox.words, activations.sigmoid)
 """For populations without a block-scaled slot: nothing to compile."""
+
+
+def _words(*arguments) -> Tensor:
+    """`philox.words` by one kernel."""
+    from fp4dse.kernels.fused import pointwise  # which needs triton
+
+    return pointwise.words(*arguments)
 
 
 def _eager(*reasons: str) -> Backend:

@@ -32,6 +32,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 FP8 = torch.float8_e4m3fn
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
@@ -97,6 +98,17 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
         return torch.bmm(a.to(torch.float32), b.to(torch.float32).mT)
     with _math("ieee"):
         return torch.bmm(a, b.mT, out_dtype=torch.float32)
+
+
+def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+    """A product [L, R, S] times the factors of its operands, a [L] or [L, R] first, then b [L] or [L, S]."""
+    plain = [t for t in (a, b) if t is not None and t.dim() == 1]
+    if plain and len(plain) == (a is not None) + (b is not None) and product.is_contiguous() and has_kernels(product):
+        from fp4dse.kernels.fused import pointwise
+
+        return pointwise.scale(product, plain[0], plain[1] if len(plain) > 1 else None)
+    product = product if a is None else product * a.view(len(product), -1, 1)
+    return product if b is None else product * b.view(len(product), 1, -1)
 
 
 def fp8_exact(a: Tensor, b: Tensor) -> Tensor:

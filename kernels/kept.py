@@ -6,8 +6,8 @@ it anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ class Keys(NamedTuple):
     """What random numbers and state are keyed by, and what else holds for a use of a slot.
 
     seeds: int64 [L]; step: int64 scalar on the device; training: whether state moves on; length: of the contraction,
-    without the zeros that pad it (None: there are none); counting: whether to count what is lost.
+    without the zeros that pad it (None: there are none); counting: whether to count what is lost; measuring: whether
+    some held maximum may be due in this step (Maxima.due).
     """
 
     seeds: Tensor
@@ -31,6 +32,7 @@ class Keys(NamedTuple):
     training: bool
     length: int | None = None
     counting: bool = False
+    measuring: bool = True
 
 
 class Maxima:
@@ -45,11 +47,22 @@ class Maxima:
 
         self.previous = column([s is not None and s.amax == "previous" for s in scales])
         self.current = column([s is None or s.amax == "current" for s in scales])
-        self.steps = column([1 if s is None else max(1, round(s.steps)) for s in scales])
+        steps = [1 if s is None else max(1, round(s.steps)) for s in scales]
+        self.steps = column(steps)
+        self.always = any(s is None or s.amax != "held" for s in scales)
+        self.periods = set(steps)
 
-    def __call__(self, state: dict[str, Tensor], key: str, current: Tensor, keys: Keys) -> Tensor:
-        """The maxima to scale by, [L, 1], from the current ones. A step that is no training changes nothing."""
+    def due(self, step: int) -> bool:
+        """Whether some lane looks at its tensor in this step."""
+        return self.has_state and (self.always or any(step % period == 0 for period in self.periods))
+
+    def __call__(self, state: dict[str, Tensor], key: str, take: Callable[[], Tensor], keys: Keys) -> Tensor:
+        """The maxima to scale by, [L, 1]; `take` returns the current ones, and is called only where some lane needs
+        them. A step that is no training changes nothing."""
         old = state.get(key)
+        if old is not None and not self.always and not (keys.training and keys.measuring):
+            return old
+        current = take()
         if old is None:  # the first step has no past
             used = current
         else:
@@ -87,3 +100,31 @@ def keep(state: dict[str, Tensor], key: str, value: Tensor) -> None:
         state[key].copy_(value)
     else:
         state[key] = value.clone()
+
+
+class Keeping(Protocol):
+    """What keeps tensors from step to step: a slot."""
+
+    state: dict[str, Tensor]
+    counts: dict[str, Tensor]
+
+
+def kept_state(slots: Mapping[str, Keeping]) -> dict[str, Tensor]:
+    """All that slots keep and have counted, by slot and key: the tensors themselves, the lane axis first."""
+    return {
+        f"{kind}/{name}/{key}": value
+        for name, slot in slots.items()
+        for kind, of in (("state", slot.state), ("counts", slot.counts))
+        for key, value in of.items()
+    }
+
+
+def load_kept(slots: Mapping[str, Keeping], kept: Mapping[str, Tensor]) -> None:
+    """Replace what slots keep by what `kept_state` returned, on their device."""
+    for slot in slots.values():
+        slot.state.clear()
+        slot.counts.clear()
+    for path, value in kept.items():
+        kind, name, key = path.split("/", 2)
+        of = slots[name].state if kind == "state" else slots[name].counts
+        of[key] = value.clone()

@@ -19,7 +19,7 @@ from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
-from fp4dse.kernels.gemm import GEMMS, Gemm, pick
+from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
 from fp4dse.kernels.operand import Kept, Keys, Operand, Slot, Turn
 
 
@@ -40,7 +40,7 @@ class LaneNumerics:
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
     own would not have the bits that it has in company). `step` is a device scalar that the training loop advances;
     while `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots count
-    what they lose (see `lost`).
+    what they lose (see `lost`). While `measuring` is False, held maxima are taken as they are.
     """
 
     def __init__(self, recipes: Sequence[Recipe], seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -55,6 +55,7 @@ class LaneNumerics:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.training = True
         self.counting = False
+        self.measuring = True
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
         self.rotations = {stage: first.rotation(stage) for stage in STAGES}
@@ -130,7 +131,11 @@ class LaneNumerics:
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
-        return Keys(self.seeds, self.step, layer, self.training, length, self.counting)
+        return Keys(self.seeds, self.step, layer, self.training, length, self.counting, self.measuring)
+
+    def measures(self, step: int) -> bool:
+        """Whether some slot looks at tensor maxima in this step to keep them: what `measuring` is to be in it."""
+        return any(slot.block is not None and slot.maxima.due(step) for slot in self.slots.values())
 
     def lost(self) -> dict[str, dict[str, Tensor]]:
         """Slot -> share of elements or blocks, float64 [L], that was lost while counting, over all layers.
@@ -166,9 +171,7 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
     out = None
     for s in a.terms:
         for t in b.terms:
-            part = gemm.run(s.values, t.values)
-            part = part if s.factor is None else part * s.factor.view(len(part), -1, 1)
-            part = part if t.factor is None else part * t.factor.view(len(part), 1, -1)
+            part = scaled(gemm.run(s.values, t.values), s.factor, t.factor)
             out = part if out is None else out + part
     assert out is not None
     unquantized = GEMMS["fp32"].run

@@ -24,7 +24,7 @@ from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features
+from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -156,7 +156,7 @@ class Slot:
         if not self.fused or not isinstance(self.block, int) or turn.size not in ROTATIONS or turn.order != "sylvester":
             return False
         estimated = keep and self.through != Through()
-        plain = self.clamps is None and self.residuals is None and not self.maxima.has_state
+        plain = self.clamps is None and self.residuals is None
         return plain and not estimated and not keys.counting
 
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
@@ -248,11 +248,11 @@ class Slot:
         turn: Turn | None = None,
     ) -> Term:
         """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
+        size, signs = turn[:2] if turn else (0, None)
         amax = None
         if self.maxima.has_state:
-            amax = self._tensor_amax(tensor_maxima(x), keys, call)[:, 0]
+            amax = self._tensor_amax(lambda: rotated_maxima(x, columns, size, signs)[:, None], keys, call)[:, 0]
         at = (keys.seeds, keys.step, self._site(keys, call))
-        size, signs = turn[:2] if turn else (0, None)
         common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
         return Term(*self.fused(x, columns, *common))  # type: ignore[misc]
 
@@ -279,13 +279,13 @@ class Slot:
             words = self.backend.words
             more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], **at, words=words)
         if self.maxima.has_state:
-            more["tensor_amax"] = self._tensor_amax(tensor_maxima(cut), keys, call)
+            more["tensor_amax"] = self._tensor_amax(lambda: tensor_maxima(cut), keys, call)
         if self.average.betas is not None:
             more["guide"] = self._cut(self.average(self.state, x, keys))
         return random, more
 
-    def _tensor_amax(self, current: Tensor, keys: Keys, call: int) -> Tensor:
-        return self.maxima(self.state, f"amax {keys.layer} {call}", current, keys)
+    def _tensor_amax(self, take: Callable[[], Tensor], keys: Keys, call: int) -> Tensor:
+        return self.maxima(self.state, f"amax {keys.layer} {call}", take, keys)
 
 
 def clamped(x: Tensor, quantiles: Tensor) -> Tensor:

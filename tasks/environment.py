@@ -16,7 +16,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
 from fp4dse.kernels.fused.operators import why_not_fused
 from fp4dse.kernels.gemm import GEMMS
-from fp4dse.tasks import engine
+from fp4dse.tasks.engine.population import REV as ENGINE_REV
 
 
 def check_device(device: str) -> None:
@@ -49,7 +49,7 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
         "git_commit": _git_commit(),
         "host": socket.gethostname(),
         "rev_quantizers": NUMERICS_REV,
-        "rev_engine": engine.REV,
+        "rev_engine": ENGINE_REV,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -11,7 +11,7 @@ from fp4dse.dse import Recipe
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""
 STOPPED = 18
-"""Exit code of a job that was asked to stop before it was done."""
+"""Exit code of a job that was asked to stop before it was done; where it stands is in its checkpoint."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -23,14 +23,17 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """After so many steps the share `keep` of the lanes goes on (rungs.py)."""
+    """After `step` steps the best share `keep` of the lanes that live goes on; the others are pruned."""
 
-    step: int
-    keep: float
+    step: Annotated[int, msgspec.Meta(ge=1)]
+    keep: Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
-class Job(msgspec.Struct, frozen=True):
-    """One population for one worker: lanes of one task, preset and structural signature, all the way or with rungs."""
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One population for one worker: lanes of one task, preset and structural signature.
+
+    overheads: of each lane, for the ranking at rungs; empty: none has any.
+    """
 
     task: str
     preset: str
@@ -38,13 +41,14 @@ class Job(msgspec.Struct, frozen=True):
     device: str = "cpu"
     threads: int = 1
     rungs: list[Rung] = []
+    overheads: list[float] = []
 
 
 class LaneResult(msgspec.Struct):
     """What became of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
-    `pruned`: dropped at a rung, after `pruned_step` steps.
+    `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.
     Curves are training losses at log-spaced steps, pictures PNG files.
     """
 

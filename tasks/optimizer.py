@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fp4dse.kernels.arithmetic.reduce import has_kernels
+
 
 class LaneAdamW:
     """AdamW (decoupled weight decay) over the parameters of a model with a leading lane axis.
@@ -30,6 +32,10 @@ class LaneAdamW:
         self.mean = torch.zeros_like(self.flat)
         self.square = torch.zeros_like(self.flat)
 
+    def state(self) -> dict[str, Tensor]:
+        """What moves from step to step beside the parameters: the tensors themselves, [L, P]."""
+        return {"mean": self.mean, "square": self.square}
+
     def schedule(self, lr_factors: Sequence[float]) -> Tensor:
         """What `step` takes for each of the steps, float32 [steps, 3]: learning-rate factor and bias corrections."""
         b1, b2 = self.betas
@@ -48,6 +54,12 @@ class LaneAdamW:
 
         numbers: the step's row of `schedule`, on the device, so that a captured step reads them anew.
         """
+        if has_kernels(gradient):
+            from fp4dse.kernels.fused import pointwise
+
+            tensors = self.flat, self.mean, self.square, gradient, alive, self.lr, numbers
+            pointwise.adamw(*tensors, self.betas, self.eps, self.weight_decay)
+            return
         lr_factor, correction1, correction2 = numbers.unbind()
         b1, b2 = self.betas
         keep = alive[:, None]

@@ -90,9 +90,10 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _teacher_task(
+def teacher_task(
     preset: str, widths: tuple[int, ...], n: tuple[int, int], batch: int, steps: int, noise: float = 0.25
 ) -> Task:
+    """A teacher–student task: widths from input to output, n samples to train on and held out, noise of the start."""
     shape = "-".join(map(str, widths))
     return Task(
         name="regression",
@@ -129,12 +130,14 @@ def _gaussian_task(preset: str, width: int, n: tuple[int, int], batch: int, step
 PRESETS = {
     task.preset: task
     for task in (
-        _teacher_task("smoke", (32, 32, 16), (256, 128), 32, 40),
-        _teacher_task("quickstart", (64, 64, 32), (1024, 512), 64, 240, noise=1.0),
-        _teacher_task("small", (256, 256, 64), (2048, 1024), 128, 500),
+        teacher_task("smoke", (32, 32, 16), (256, 128), 32, 40),
+        teacher_task("quickstart", (64, 64, 32), (1024, 512), 64, 240, noise=1.0),
+        teacher_task("small", (256, 256, 64), (2048, 1024), 128, 500),
+        teacher_task("mlp", (256,) * 5, (4096, 1024), 512, 1000, noise=1.0),
         _gaussian_task("gaussian-smoke", 64, (1024, 256), 128, 40),
         _gaussian_task("gaussian", 1024, (80_000, 20_000), 4096, 400),
     )
 }
 """`quickstart` starts further from the teacher than the fixture, so that BF16 keeps an error to compare with.
-`small` is the published teacher–student fixture, `gaussian` the paper's Gaussian regression at its size."""
+`small` is the published teacher–student fixture, `mlp` a deep one of the size at which the engine's speed is stated,
+`gaussian` the paper's Gaussian regression at its size."""

@@ -7,13 +7,19 @@ once and never trains; a job's child finds them done, and whatever happens to it
     standard output    the child's Progress lines, then the parent's line Ended
     JOB.json           a Job
     OUT.json           its JobResult; it appears whole or not at all
+    checkpoint.pt      beside OUT.json, while the job is not done: where it stood when it was last saved
     STDERR.txt         standard error of both is added to it
 
 A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
 to stop, else with a traceback.
 
-SIGTERM and SIGUSR1 ask it to stop: the job that runs ends at its next report and no other is begun. `--budget SECONDS`
-asks by itself when so many have passed.
+SIGTERM and SIGUSR1 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no other is
+begun. `--budget SECONDS` asks by itself when so many have passed.
+
+A job whose folder holds a checkpoint goes on from there, bit for bit, whatever ended it: who gives a job again keeps
+the file, or deletes it to begin anew. It is written every five minutes and when a stop is asked for. A checkpoint of
+another job, or of other revisions or versions, is refused: the job fails and says which. With the result in place the
+checkpoint is deleted.
 
 A fork copies one thread alone, and a child would wait for ever for what its parent's other threads did: the parent has
 none (`start_no_threads`), and a job on more threads compiles for itself. Nor does CUDA survive a fork: the parent never
@@ -27,6 +33,7 @@ import os
 import signal
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -34,13 +41,12 @@ import torch
 
 from fp4dse.kernels import warm_up
 from fp4dse.tasks import environment, get_task
-from fp4dse.tasks.engine import train
+from fp4dse.tasks.engine import Stopped, train
 from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
 
-
-class Stop(BaseException):
-    """The job was asked to stop."""
+CHECKPOINT = "checkpoint.pt"
+"""Name of a job's checkpoint, beside its result."""
 
 
 class Stopping:
@@ -129,9 +135,21 @@ def run_in_child(job: Job, out: Path) -> int:
 def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
+    checkpoint = out.with_name(CHECKPOINT)
     try:
-        result = train(get_task(job.task, job.preset), job.lanes, job.device, _report)
-    except Stop:
+        result = train(
+            get_task(job.task, job.preset),
+            job.lanes,
+            job.device,
+            _report,
+            rungs=job.rungs,
+            keep_lanes=_keep_lanes if job.rungs else None,
+            overheads=job.overheads,
+            checkpoint=checkpoint,
+            should_stop=lambda: Stopping.asked,
+        )
+    except Stopped as error:
+        print(error, file=sys.stderr)
         return STOPPED
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"out of memory: {error}", file=sys.stderr)
@@ -145,13 +163,17 @@ def run(job: Job, out: Path) -> int:
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)
+    checkpoint.unlink(missing_ok=True)
     return 0
 
 
 def _report(progress: Progress) -> None:
     print(msgspec.json.encode(progress).decode(), flush=True)
-    if Stopping.asked:
-        raise Stop
+
+
+def _keep_lanes(*numbers) -> list[bool]:
+    """The ranking of tasks/rungs.py."""
+    return import_module("fp4dse.tasks.rungs").keep_lanes(*numbers)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
 from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks.bench.table import with_amax
+from fp4dse.tasks.engine import Population, Stopped
 
 pytestmark = pytest.mark.gpu
 
@@ -175,6 +177,7 @@ GRAPHED = [
     ["tetrajet-qema", "tetrajet"],
     ["tetrajet2"],
     ["ue5m3-graphcore"],
+    ["nvidia-nvfp4"],
     ["hif4-ascend"],
     ["wang-dge-occ"],
     ["sun-radix4"],
@@ -188,7 +191,7 @@ def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
     task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1)]
     captured = train(task, lanes, "cuda")
-    monkeypatch.setattr("fp4dse.tasks.engine.EAGER_STEPS", 1000)
+    monkeypatch.setattr("fp4dse.tasks.engine.population.EAGER_STEPS", 1000)
     eager = train(task, lanes, "cuda")
     assert not any("graph" in reason for reason in captured.fallbacks), captured.fallbacks
     assert captured.lanes == eager.lanes
@@ -315,3 +318,51 @@ def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
     assert train(task, lanes, "cuda").lanes == together
     for here, there in zip(train(task, lanes).lanes, together, strict=True):
         assert there.val_loss == pytest.approx(here.val_loss, rel=0.2)
+
+
+def held(name: str) -> Recipe:
+    return with_amax(Recipe.named(name), "held")
+
+
+def test_a_captured_step_does_not_wait_for_the_device():
+    task = msgspec.structs.replace(get_task("regression", "smoke"), steps=200)
+    lanes = [Lane(held("nvidia-nvfp4"), task.lr, seed) for seed in (0, 1)]
+    population = Population(task, lanes, "cuda")
+    for step in range(160):  # both phases are captured
+        population.train_step(step)
+    assert len(population.graphs) == 2, population.fallbacks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            for step in range(160, 200):
+                population.train_step(step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("task", ["regression", "vision"])
+@pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["ue5m3-graphcore"], ["tetrajet-qema"]], ids="+".join)
+def test_lanes_that_stay_do_not_notice_that_others_leave(task, names):
+    task = msgspec.structs.replace(get_task(task, "smoke"), steps=20)
+    lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1, 2)]
+    whole, fewer = Population(task, lanes, "cuda"), Population(task, lanes, "cuda")
+    stay = [len(lanes) - 1, 0]
+    for step in range(20):
+        whole.train_step(step)
+        fewer.train_step(step)
+        if step == 9:
+            fewer.keep(stay, 10)
+    expected = whole.state(20)
+    for name, value in fewer.state(20).items():
+        assert torch.equal(value.cpu(), expected[name].cpu()[stay]), name
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path):
+    task = msgspec.structs.replace(get_task("regression", "smoke"), steps=60)
+    lanes = [Lane(held("nvidia-nvfp4"), task.lr, seed) for seed in (0, 1)]
+    asked = iter([False] * 30 + [True])
+    with pytest.raises(Stopped):
+        train(task, lanes, "cuda", checkpoint=tmp_path / "file", should_stop=lambda: next(asked))
+    again = train(task, lanes, "cuda", checkpoint=tmp_path / "file")
+    assert again.lanes == train(task, lanes, "cuda").lanes

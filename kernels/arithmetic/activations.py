@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.arithmetic.reduce import has_kernels
+
 _LOG2E = 1.44269504
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody–Waite: the high part has few bits, so n · high is exact
 _COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # Taylor on |r| <= ln2/2: 2 ulp
@@ -38,16 +40,27 @@ def sigmoid(x: Tensor) -> Tensor:
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+        if x.dtype == torch.float32 and x.numel() and has_kernels(x):
+            from fp4dse.kernels.fused import pointwise
+
+            ctx.save_for_backward(x)
+            return pointwise.silu(x)
         s = sigmoid(x.detach())
         ctx.save_for_backward(x, s)
         return x * s
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        x, s = ctx.saved_tensors
+        x, *saved = ctx.saved_tensors
+        if not saved:
+            from fp4dse.kernels.fused import pointwise
+
+            return pointwise.silu_gradient(x, g), None
+        (s,) = saved
         return g * (s * (1.0 + x * (1.0 - s))), None
 
 
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above."""
+    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above. On a GPU one kernel has the same
+    bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.packed import quantize_and_pack
-from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
@@ -81,6 +82,12 @@ def why_not_fused(device: str) -> str | None:
     if unknown := unknown_columns():
         return f"{prefix}: it does not know {', '.join(unknown)}"
     return None
+
+
+@cache
+def takes(device: torch.device) -> bool:
+    """Whether the fused kernels are taken on this device."""
+    return why_not_fused(str(device)) is None
 
 
 def unknown_columns() -> list[str]:
@@ -216,6 +223,17 @@ def both(
 @both.register_fake
 def _(x, blocks, floats, ints, features, seeds, step, sites, maxima, dtype, rotations, signs):
     return [t for of_one in _both(x, blocks, dtype) for t in of_one]
+
+
+def rotated_maxima(x: Tensor, columns: bool, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
+    """max |x| of each lane after rotation, float32 [L], NaN where one is; arguments as in `operand`."""
+    if not x.is_cuda:
+        x = rotate(x.to(torch.float32), rotation, 1 if columns else 2, signs) if rotation else x
+        return tensor_maxima(x)[:, 0]
+    from fp4dse.kernels.fused.launch import tensor_maxima as taken
+
+    with torch.cuda.device_of(x):
+        return taken(x.contiguous(), columns, rotation, _for_lanes(signs, len(x)))
 
 
 def unfused_operand(

@@ -7,7 +7,10 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import TASKS, Lane, get_task, train
-from fp4dse.tasks.engine import _Population, batch_order, curve_steps
+from fp4dse.tasks.engine import Population as _Population
+from fp4dse.tasks.engine import curve_steps
+from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.record import Record
 
 PRESETS = [("regression", "smoke"), ("regression", "gaussian-smoke"), ("vision", "smoke")]
 NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
@@ -86,16 +89,33 @@ def test_seeds_of_the_teacher_do_not_depend_on_each_other():
         assert torch.equal(getattr(alone, field)[0], getattr(together, field)[1])
 
 
-def test_every_epoch_is_a_new_permutation():
-    order = batch_order([0, 1], n=100, batch=30, steps=7)  # three batches an epoch
-    assert order.shape == (7, 2, 30)
+def order(seeds, n, batch, steps) -> torch.Tensor:
+    """Rows [steps, S, batch], step by step."""
+    batches, rows = Batches(seeds, n, batch, steps, "cpu"), []
+    for step in range(steps):
+        batches.prepare(step)
+        rows.append(batches(torch.tensor(step)).clone())
+    return torch.stack(rows)
+
+
+def test_every_epoch_is_a_new_permutation(monkeypatch):
+    rows = order([0, 1], n=100, batch=30, steps=7)  # three batches an epoch
+    assert rows.shape == (7, 2, 30)
     for seed in (0, 1):
-        for epoch in (order[:3, seed], order[3:6, seed]):
+        for epoch in (rows[:3, seed], rows[3:6, seed]):
             assert len(set(epoch.flatten().tolist())) == 90
-        assert not torch.equal(order[0, seed], order[3, seed])
-    assert torch.equal(order[:, 1], batch_order([1], 100, 30, 7)[:, 0])
+        assert not torch.equal(rows[0, seed], rows[3, seed])
+    assert torch.equal(rows[:, 1], order([1], 100, 30, 7)[:, 0])
+    monkeypatch.setattr("fp4dse.tasks.engine.batches.HELD", 1)  # an epoch at a time
+    assert torch.equal(rows, order([0, 1], 100, 30, 7))
     with pytest.raises(ValueError, match="batch 30 is larger than the 20"):
-        batch_order([0], 20, 30, 1)
+        Batches([0], 20, 30, 1, "cpu")
+
+
+def test_a_million_steps_take_little_memory():
+    batches = Batches([0, 1], n=1000, batch=100, steps=10**6, device="cpu")
+    assert batches.rows.nbytes < 2**25
+    assert Record(10**6, 2, "cpu").recent.nbytes < 2**12
 
 
 def test_curves_are_log_spaced_and_hold_both_ends():

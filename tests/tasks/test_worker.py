@@ -15,7 +15,7 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks import Job, JobResult, Lane, Progress, get_task, train
-from fp4dse.tasks.job import Ended
+from fp4dse.tasks.job import STOPPED, Ended
 
 
 def lanes(name="bf16", lr=1e-3) -> list[Lane]:
@@ -31,7 +31,7 @@ class Parent:
     def give(self, job: Job) -> Path:
         folder = self.folder / str(self.jobs)
         self.jobs += 1
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
         files = [str(folder / name) for name in ("job.json", "out.json", "stderr.txt")]
         print(json.dumps(files), file=self.process.stdin, flush=True)
@@ -53,8 +53,17 @@ class Parent:
         return self.code, folder
 
     def wait_for_child(self) -> int:
+        """The job's; other programs are asked about the machine before."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return int(wait_for(lambda: children.read_text().split())[0])
+
+        def forked() -> int | None:
+            for child in children.read_text().split():
+                command = Path(f"/proc/{child}/cmdline")
+                if command.exists() and b"tasks.worker" in command.read_bytes():
+                    return int(child)
+            return None
+
+        return wait_for(forked)
 
 
 @pytest.fixture
@@ -69,7 +78,7 @@ def start(folder: Path, *options: str) -> Iterator[Parent]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Parent(folder, process)
         process.stdin.close()
-        assert process.wait(20) == 0 or process.returncode == -signal.SIGKILL
+        assert process.wait(20) in (0, STOPPED, -signal.SIGKILL)
 
 
 def result(folder: Path) -> JobResult:
@@ -104,6 +113,33 @@ def test_a_job_that_is_killed_is_told_by_its_signal_and_the_worker_goes_on(paren
 
 
 LONG = Job(task="regression", preset="small", lanes=lanes() * 20)
+
+
+def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path):
+    job = msgspec.structs.replace(LONG, lanes=LONG.lanes[:2])
+    expected = train(get_task(job.task, job.preset), job.lanes).lanes
+    (tmp_path / "again").mkdir()
+    with start(tmp_path) as parent:
+        folder = parent.give(job)
+        parent.wait_for_child()
+        while b'"train"' not in parent.process.stdout.readline().encode():
+            pass
+        parent.process.send_signal(signal.SIGUSR1)
+        parent.reports()
+        assert parent.code == STOPPED
+        assert parent.process.wait(20) == STOPPED
+        assert (folder / "checkpoint.pt").exists()
+        assert "of 500 steps" in (folder / "stderr.txt").read_text()
+    with start(tmp_path / "again") as parent:
+        parent.jobs = 1
+        (tmp_path / "again" / "1").mkdir()
+        (tmp_path / "again" / "1" / "checkpoint.pt").write_bytes((folder / "checkpoint.pt").read_bytes())
+        parent.give(job)
+        first = parent.reports()
+        assert parent.code == 0
+        assert result(tmp_path / "again" / "1").lanes == expected
+        assert min(p.step for p in first if p.phase == "train") > 1
+        assert not (tmp_path / "again" / "1" / "checkpoint.pt").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl")

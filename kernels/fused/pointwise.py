@@ -1,0 +1,253 @@
+"""What stands between the products of a training step, as kernels that read each tensor once: SiLU and its gradient,
+tensor factors, lane sums, random words and AdamW.
+
+Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
+`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizer.LaneAdamW`), so that the bits are theirs. They matter
+because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
+sigmoid.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fp4dse.kernels.arithmetic import activations
+from fp4dse.kernels.fused.numbers import philox
+
+_ALL = tl.constexpr(tl.PropagateNan.ALL)
+_LOG2E = tl.constexpr(activations._LOG2E)
+_LN2_HIGH, _LN2_LOW = tl.constexpr(activations._LN2_HIGH), tl.constexpr(activations._LN2_LOW)
+_C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in activations._COEFFICIENTS[:6])
+_TO_INTEGER = tl.constexpr(12582912.0)  # as in numbers
+
+_TILE = 1024
+_LEVELS = 4  # of a lane sum in one launch
+_BIG = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+@triton.jit
+def _sigmoid(x):
+    """`activations.sigmoid`, operation by operation."""
+    y = tl.maximum(-tl.abs(x), -87.0, propagate_nan=_ALL)
+    n = (y * _LOG2E + _TO_INTEGER) - _TO_INTEGER  # to nearest, ties to even
+    r = (y - n * _LN2_HIGH) - n * _LN2_LOW
+    p = r * _C0 + _C1
+    p = p * r + _C2
+    p = p * r + _C3
+    p = p * r + _C4
+    p = p * r + _C5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    e = p * (n.to(tl.int32) + 127 << 23).to(tl.float32, bitcast=True)
+    return tl.div_rn(tl.where(x >= 0, 1.0, e), 1.0 + e)
+
+
+@triton.jit
+def _silu_kernel(x_ptr, y_ptr, n, TILE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    x = tl.load(x_ptr + at, at < n, 0.0)
+    tl.store(y_ptr + at, x * _sigmoid(x), at < n)
+
+
+@triton.jit
+def _silu_gradient_kernel(x_ptr, g_ptr, out_ptr, n, TILE: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    x, g = tl.load(x_ptr + at, at < n, 0.0), tl.load(g_ptr + at, at < n, 0.0)
+    s = _sigmoid(x)
+    tl.store(out_ptr + at, g * (s * (1.0 + x * (1.0 - s))), at < n)
+
+
+@triton.jit
+def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr):
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    x = tl.load(x_ptr + lane * n + at, at < n, 0.0) * tl.load(a_ptr + lane)
+    if BOTH:
+        x = x * tl.load(b_ptr + lane)
+    tl.store(x_ptr + lane * n + at, x, at < n)
+
+
+@triton.jit
+def _level0(x_ptr, at, m, mask):
+    return tl.load(x_ptr + at * m, mask, 0.0)
+
+
+@triton.jit
+def _level1(x_ptr, at, m, mask, n0):
+    low = _level0(x_ptr, at, m, mask)
+    paired = at < n0 // 2
+    return tl.where(paired, low + _level0(x_ptr, at + (n0 + 1) // 2, m, mask & paired), low)
+
+
+@triton.jit
+def _level2(x_ptr, at, m, mask, n0, n1):
+    low = _level1(x_ptr, at, m, mask, n0)
+    paired = at < n1 // 2
+    return tl.where(paired, low + _level1(x_ptr, at + (n1 + 1) // 2, m, mask & paired, n0), low)
+
+
+@triton.jit
+def _level3(x_ptr, at, m, mask, n0, n1, n2):
+    low = _level2(x_ptr, at, m, mask, n0, n1)
+    paired = at < n2 // 2
+    return tl.where(paired, low + _level2(x_ptr, at + (n2 + 1) // 2, m, mask & paired, n0, n1), low)
+
+
+@triton.jit
+def _sum_kernel(x_ptr, out_ptr, m, n0, n1, n2, n3, n4, TILE: tl.constexpr):
+    """Four levels of the tree: x [A, n0, m] -> [A, n4, m]. To row j of n comes row j + ⌈n/2⌉, if there is one."""
+    first = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    mask = at < n4 * m
+    row, column = at // m, at % m
+    start = x_ptr + first * n0 * m + column
+    low = _level3(start, row, m, mask, n0, n1, n2)
+    paired = row < n3 // 2
+    high = _level3(start, row + (n3 + 1) // 2, m, mask & paired, n0, n1, n2)
+    tl.store(out_ptr + first * n4 * m + at, tl.where(paired, low + high, low), mask)
+
+
+@triton.jit
+def _words_kernel(
+    out_ptr, seeds_ptr, step_ptr, site_ptr, stream, first_ptr, count, HAS_FIRST: tl.constexpr, TILE: tl.constexpr
+):
+    lane = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    index = at.to(tl.int64)
+    if HAS_FIRST:
+        index += tl.load(first_ptr)
+    c0, c1, c2, c3 = philox(index, tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), tl.load(site_ptr))
+    out, mask = out_ptr + (lane * count + at) * 4, at < count
+    tl.store(out, c0.to(tl.int32, bitcast=True), mask)
+    tl.store(out + 1, c1.to(tl.int32, bitcast=True), mask)
+    tl.store(out + 2, c2.to(tl.int32, bitcast=True), mask)
+    tl.store(out + 3, c3.to(tl.int32, bitcast=True), mask)
+
+
+@triton.jit
+def _adamw_kernel(
+    flat_ptr,
+    mean_ptr,
+    square_ptr,
+    gradient_ptr,
+    alive_ptr,
+    lr_ptr,
+    numbers_ptr,
+    n,
+    b1,
+    rest1,
+    b2,
+    rest2,
+    eps,
+    decay,
+    DECAYS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(alive_ptr + lane) != 0:
+        at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        mask, at = at < n, lane * n + at
+        step = tl.load(lr_ptr + lane) * tl.load(numbers_ptr)
+        correction1, correction2 = tl.load(numbers_ptr + 1), tl.load(numbers_ptr + 2)
+        g, w = tl.load(gradient_ptr + at, mask, 0.0), tl.load(flat_ptr + at, mask, 0.0)
+        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * rest1
+        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * rest2
+        update = tl.div_rn(tl.div_rn(mean, correction1), tl.sqrt_rn(tl.div_rn(square, correction2)) + eps)
+        if DECAYS:
+            update = update + w * decay
+        tl.store(mean_ptr + at, mean, mask)
+        tl.store(square_ptr + at, square, mask)
+        tl.store(flat_ptr + at, w - step * update, mask)
+
+
+def silu(x: Tensor) -> Tensor:
+    """`activations.silu` of float32 x of any shape."""
+    x, n = x.contiguous(), x.numel()
+    y = torch.empty_like(x)
+    _silu_kernel[(triton.cdiv(n, _TILE),)](x, y, n, TILE=_TILE, **_BIG)
+    return y
+
+
+def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
+    """The gradient of x from g, that of silu(x)."""
+    x, g, n = x.contiguous(), g.contiguous(), x.numel()
+    out = torch.empty_like(x)
+    _silu_gradient_kernel[(triton.cdiv(n, _TILE),)](x, g, out, n, TILE=_TILE, **_BIG)
+    return out
+
+
+def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
+    """x [L, …], contiguous, times a [L], then times b [L]; in place."""
+    n = x[0].numel()
+    grid = triton.cdiv(n, _TILE), len(x)
+    _scale_kernel[grid](
+        x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, TILE=_TILE, **_BIG
+    )
+    return x
+
+
+def lane_sum(x: Tensor, dim: int) -> Tensor:
+    """`reduce.lane_sum` of float32 x over one dimension that is not empty."""
+    kept = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
+    before, n = x.shape[: dim % x.dim()].numel(), x.shape[dim]
+    m = x.numel() // (before * n)
+    x = x.contiguous().view(before, n, m)
+    while n > 1:
+        sizes = [n]
+        for _ in range(_LEVELS):
+            sizes.append((sizes[-1] + 1) // 2)
+        out = x.new_empty(before, sizes[-1], m)
+        tile = min(_TILE, triton.next_power_of_2(sizes[-1] * m))
+        grid = triton.cdiv(sizes[-1] * m, tile), before
+        _sum_kernel[grid](x, out, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
+        x, n = out, sizes[-1]
+    return x.view(kept)
+
+
+def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
+    """`philox.words` on a device."""
+    out = torch.empty(len(seeds), count, 4, dtype=torch.int32, device=seeds.device)
+    has_first = isinstance(first, Tensor)
+    at, tile = (first if isinstance(first, Tensor) else step), 128
+    if not has_first and first:
+        raise ValueError(f"first: found {first}; accepted: 0 or a tensor")
+    grid = triton.cdiv(count, tile), len(seeds)
+    pointers = out, seeds.contiguous(), step, site, stream, at
+    _words_kernel[grid](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
+    return out
+
+
+def adamw(
+    flat: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    gradient: Tensor,
+    alive: Tensor,
+    lr: Tensor,
+    numbers: Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """One step of `optimizer.LaneAdamW` in place: flat, mean, square, gradient [L, P], alive bool [L], lr [L], numbers
+    [3]: learning-rate factor and bias corrections."""
+    n = flat.shape[1]
+    constants = betas[0], 1 - betas[0], betas[1], 1 - betas[1], eps, weight_decay
+    grid = triton.cdiv(n, _TILE), len(flat)
+    _adamw_kernel[grid](
+        flat,
+        mean,
+        square,
+        gradient,
+        alive.to(torch.uint8),
+        lr.contiguous(),
+        numbers.contiguous(),
+        n,
+        *constants,
+        DECAYS=bool(weight_decay),
+        TILE=_TILE,
+        **_BIG,
+    )

@@ -1,0 +1,107 @@
+"""What speed is measured against: the same training one lane at a time, in eager torch with plain torch quantizers.
+
+Frozen: it is how simulations of FP4 training are commonly written, and stays as it is, whatever the engine becomes.
+NVFP4 in six slots with a current tensor maximum, decoded into FP32, products in BF16 on a GPU and FP32 on a CPU,
+torch.optim.AdamW. Rounding is to nearest; its bits are not the engine's, its work is.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.task import Task
+
+BLOCK, LARGEST, SCALE_LARGEST = 16, 6.0, 448.0
+
+
+def nvfp4(x: Tensor) -> Tensor:
+    """x [..., K] quantized and decoded along K: E2M1 in blocks of 16 with E4M3 scales under a tensor scale."""
+    missing = -x.shape[-1] % BLOCK
+    padded = nn.functional.pad(x, (0, missing)) if missing else x
+    cut = padded.reshape(*padded.shape[:-1], -1, BLOCK)
+    tensor_scale = (cut.abs().amax() / (LARGEST * SCALE_LARGEST)).clamp(min=1e-30)
+    amax = cut.abs().amax(dim=-1, keepdim=True)
+    scale = (amax / LARGEST / tensor_scale).clamp(max=SCALE_LARGEST).to(torch.float8_e4m3fn).to(x.dtype)
+    scale = scale * tensor_scale
+    y = torch.where(scale > 0, cut / scale, 0.0).clamp(-LARGEST, LARGEST)
+    magnitude = y.abs()
+    step = torch.where(magnitude < 2, 0.5, torch.where(magnitude < 4, 1.0, 2.0))
+    rounded = torch.round(magnitude / step) * step * torch.sign(y)
+    return (rounded * scale).reshape(padded.shape)[..., : x.shape[-1]]
+
+
+class EagerNumerics:
+    """Stands in for LaneNumerics where a single lane is trained by plain torch operations."""
+
+    class backend:
+        sigmoid = staticmethod(torch.sigmoid)
+        name = "eager torch"
+
+    def __init__(self, device: str, quantized: bool = True) -> None:
+        self.seeds = torch.zeros(1, dtype=torch.int64, device=device)
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.quantized, self.lanes, self.training = quantized, 1, True
+
+    def add_layer(self, *_: object) -> None:
+        """Every layer is quantized."""
+
+    def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
+        a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)
+        if self.quantized:
+            a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
+        if a.is_cuda:
+            return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
+        return torch.bmm(a, b.mT)
+
+    def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)):
+        from fp4dse.kernels.lanes import Forward
+
+        return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)
+
+    def through(self, operand: str, layer: int, g: Tensor, kept: object) -> Tensor:
+        return g
+
+
+def seconds_per_step(task: Task, device: str, steps: int = 20, warm_up: int = 3, rounds: int = 3) -> float:
+    """Least of a few rounds of so many steps of one lane, seconds a step."""
+    problem = task.problem([0])
+    numerics = EagerNumerics(device)
+    model = task.model({name: value.to(device) for name, value in problem.init.items()}, numerics)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=task.lr, betas=task.betas, eps=task.eps, weight_decay=task.weight_decay
+    )
+    batches = Batches([0], problem.train_x.shape[1], task.batch, 10_000, device)
+    x_all, y_all = problem.train_x[0].to(device), problem.train_y[0].to(device)
+    draws = Draws(numerics.seeds, numerics.step)
+
+    def one(step: int) -> None:
+        numerics.step.fill_(step)
+        rows = batches(numerics.step)[0]
+        x, y = x_all[rows][None], y_all[rows][None]
+        inputs, targets = task.prepare(x, y, draws) if task.prepare else (x, y)
+        task.loss(model(inputs), targets).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    batches.prepare(0)
+    for step in range(warm_up):
+        one(step)
+    times = []
+    for _ in range(rounds):
+        _wait(device)
+        begin = time.perf_counter()
+        for step in range(steps):
+            one(step)
+        _wait(device)
+        times.append((time.perf_counter() - begin) / steps)
+    return min(times)
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

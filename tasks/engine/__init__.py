@@ -1,0 +1,20 @@
+"""Training a population: lanes of one task in lock-step, each with its own recipe, learning rate and seed.
+
+Every tensor carries the lane axis first, nothing is reduced across lanes, and batches, initial weights and random bits
+come from counters, so a lane's trajectory depends on its own (recipe, learning rate, task, preset, seed) alone. A lane
+whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours do not notice.
+
+    population   tensors of running lanes and the step, captured as CUDA graphs
+    batches      which samples a step takes
+    record       what is kept of the training losses
+    evaluation   the held-out data, and what became of a lane
+    training     from the first step to the results: reports, rungs, checkpoints
+    checkpoint   a population in a file
+    sizes        how many lanes fit, and how many are fastest
+"""
+
+from fp4dse.tasks.engine.population import REV, Population
+from fp4dse.tasks.engine.record import curve_steps
+from fp4dse.tasks.engine.training import Stopped, train
+
+__all__ = ["REV", "Population", "Stopped", "curve_steps", "train"]

@@ -1,0 +1,75 @@
+"""A population in a file, from which its training goes on bit for bit on the same device.
+
+The file appears whole or not at all. It names what it belongs to: the job, and the revisions and versions that the bits
+depend on. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.dse import ConfigError
+from fp4dse.tasks.job import Lane, LaneResult, Rung
+from fp4dse.tasks.task import Task
+
+FORMAT = 1
+"""Raised when files are read another way."""
+
+
+class Standing(msgspec.Struct):
+    """Where a training stands beside its tensors.
+
+    done: steps; members: the numbers of the lanes that are still in the population, in its order; outcomes: what became
+    of the others, by number; train_s: what it has taken so far.
+    """
+
+    done: int
+    members: list[int]
+    outcomes: dict[int, LaneResult]
+    train_s: float
+
+
+def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung]) -> dict[str, str]:
+    """What the bits of a training depend on, in words."""
+    from fp4dse.tasks.environment import environment  # which needs the engine's revision
+
+    here = environment(device, torch.get_num_threads())
+    names = ("device_class", "torch_version", "rev_quantizers", "rev_engine")
+    return {
+        "format": str(FORMAT),
+        "task": f"{task.name}:{task.preset} revision {task.rev}, data {task.digest}, {task.steps} × {task.batch}",
+        "lanes": msgspec.json.encode([(lane.recipe.config_id, lane.lr, lane.seed) for lane in lanes]).decode(),
+        "rungs": msgspec.json.encode(rungs).decode(),
+        **{name: str(here[name]) for name in names},
+    }
+
+
+def save(path: Path, of: dict[str, str], standing: Standing, state: dict[str, Tensor]) -> None:
+    """Write the file; after a crash at any moment it is the old one or the new one."""
+    tensors = {name: value.detach().cpu() for name, value in state.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        torch.save({"of": of, "standing": msgspec.json.encode(standing).decode(), "state": tensors}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load(path: Path, of: dict[str, str]) -> tuple[Standing, dict[str, Tensor]]:
+    """What `save` wrote. ConfigError if it belongs to another training, naming the first difference."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    for name, here in of.items():
+        if (found := content["of"].get(name)) != here:
+            raise ConfigError(f"{name} of the checkpoint {path}", _short(found), f"{_short(here)} (or delete the file)")
+    return msgspec.json.decode(content["standing"], type=Standing), content["state"]
+
+
+def _short(text: str | None) -> str:
+    text = str(text)
+    return text if len(text) <= 120 else f"{text[:117]}…"

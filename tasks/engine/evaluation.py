@@ -1,0 +1,110 @@
+"""What a population has learnt: held-out loss and metrics, and the record of each lane that leaves it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels import lane_mean
+from fp4dse.tasks.engine.population import Population, number
+from fp4dse.tasks.job import LaneResult
+from fp4dse.tasks.task import Finish
+
+EVAL_ROWS = 512
+"""Samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass."""
+
+
+@torch.no_grad()
+def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and metrics on the held-out data, [L] each, with the quantizers on as in training, but for what they
+    keep from step to step, which stays as it is."""
+    p, task, numerics = population, population.task, population.numerics
+    losses: list[Tensor] = []
+    metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
+    n = p.problem.val_x.shape[1]
+    numerics.training = False
+    for start in range(0, n, EVAL_ROWS):
+        numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
+        x = p.problem.val_x[p.data_index, start : start + EVAL_ROWS]
+        y = p.problem.val_y[p.data_index, start : start + EVAL_ROWS]
+        inputs, targets = p.prepared(x, y)
+        out = p.model(inputs)
+        weight = x.shape[1] / n
+        losses.append(lane_mean(task.loss(out, targets)) * weight)
+        for name, metric in task.metrics.items():
+            metrics[name].append(lane_mean(metric(out, targets)) * weight)
+    numerics.training = True
+    return _sum(losses), {name: _sum(parts) for name, parts in metrics.items()}
+
+
+@torch.no_grad()
+def finish(population: Population, val_loss: Tensor) -> Finish:
+    """What the task makes of the trained models."""
+    p, task = population, population.task
+    if task.finish is None:
+        return Finish()
+    p.numerics.training = False
+    p.numerics.step.fill_(task.steps)
+    return task.finish(p.model, p.problem, p.draws, val_loss)
+
+
+def final(population: Population) -> list[LaneResult]:
+    """What became of all lanes that have had all their steps."""
+    p, steps = population, population.task.steps
+    p.record.fetch(steps, p.diverged)
+    val_loss, metrics = evaluate(p)
+    finished = finish(p, val_loss)
+    metrics |= finished.metrics
+    p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
+    out = []
+    for position, at in enumerate(p.diverged.tolist()):
+        result = partial(p, position, steps, val_loss, metrics) if at < 0 else diverged(p, position, at)
+        if at < 0:
+            result.status = "done"
+            result.pruned_step = None
+            result.train_loss_final = p.record.last[position].item() / p.record.tail
+            result.pictures = {name: of[position] for name, of in finished.pictures.items()}
+        out.append(result)
+    return out
+
+
+def partial(
+    population: Population, position: int, done: int, val_loss: Tensor, metrics: dict[str, Tensor]
+) -> LaneResult:
+    """A lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
+    return LaneResult(
+        status="pruned",
+        diverged_step=None,
+        pruned_step=done,
+        train_loss_final=None,
+        val_loss=number(val_loss[position].item()),
+        metrics={name: number(of[position].item()) for name, of in metrics.items()},
+        **_seen(population, position, done),
+    )
+
+
+def diverged(population: Population, position: int, step: int) -> LaneResult:
+    """A lane whose loss or gradient became NaN or Inf at a step."""
+    return LaneResult(
+        status="diverged",
+        diverged_step=step,
+        train_loss_final=None,
+        val_loss=None,
+        metrics={},
+        **_seen(population, position, step),
+    )
+
+
+def _seen(population: Population, position: int, steps: int) -> dict:
+    record = population.record
+    curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
+    shown = [(step, loss) for step, loss in curve if step <= steps]
+    return {
+        "train_loss_min": number(record.least[position].item()),
+        "curve_step": [step for step, _ in shown],
+        "curve_loss": [loss for _, loss in shown],
+    }
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return sum(parts[1:], parts[0])

@@ -1,0 +1,184 @@
+"""The tensors of running lanes and the step that changes them, on a GPU captured as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.kernels import LaneNumerics, lane_mean
+from fp4dse.kernels.kept import kept_state, load_kept
+from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.record import Record
+from fp4dse.tasks.job import Lane
+from fp4dse.tasks.optimizer import LaneAdamW
+from fp4dse.tasks.task import Problem, Task
+
+REV = 2
+"""Revision of what training computes apart from the quantizers; raised when a fix changes results."""
+
+EAGER_STEPS = 3
+"""Steps of a phase before it is captured: kernels are compiled and what is kept between steps exists."""
+
+
+class Population:
+    """Lanes of one task in lock-step, two or more. What a lane's future depends on is `state`, the lane axis first.
+
+    A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
+    taken anew, and steps at which all that are held stay.
+    """
+
+    def __init__(self, task: Task, lanes: Sequence[Lane], device: str) -> None:
+        self.task, self.device = task, device
+        self.seeds = sorted({lane.seed for lane in lanes})
+        problem = task.problem(self.seeds)
+        data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
+        self.problem = Problem(**data, init={})
+        self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
+        self.fallbacks: list[str] = []
+        self._build(lanes, {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()})
+
+    def _of_lane(self, lanes: Sequence[Lane]) -> Tensor:
+        return torch.tensor([self.seeds.index(lane.seed) for lane in lanes], device=self.device)
+
+    def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor]) -> None:
+        task, device = self.task, self.device
+        self.lanes = list(lanes)
+        self.shapes = {name: value.shape[1:] for name, value in parameters.items()}
+        self.seed_index = self._of_lane(lanes)
+        shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
+        self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
+        self.numerics = LaneNumerics([lane.recipe for lane in lanes], [lane.seed for lane in lanes], device)
+        self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
+        self.model = task.model(parameters, self.numerics)
+        lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
+        self.optimizer = LaneAdamW(self.model, lr, task.betas, task.eps, task.weight_decay)
+        self.schedule = self.optimizer.schedule([task.lr_factor(step) for step in range(task.steps)])
+        self.record = Record(task.steps, len(lanes), device)
+        self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
+        self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
+        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        self.graphs: dict[bool, torch.cuda.CUDAGraph | None] = {}
+        self.warm: Counter[bool] = Counter()
+
+    def state(self, done: int) -> dict[str, Tensor]:
+        """All that the steps after the first `done` depend on, and what is known of those: name -> tensor [L, …].
+
+        Weights and buffers of the model (a persistent buffer has the lane axis first), the optimizer's state, what
+        slots keep, who is alive. The tensors are the population's own. Waits for the device.
+        """
+        self.record.fetch(done, self.diverged)
+        parts = {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self.optimizer.state(),
+            "kept": kept_state(self.numerics.slots),
+            "record": self.record.state(),
+            "lanes": {"alive": self.alive, "diverged": self.diverged},
+        }
+        return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Tensor], done: int) -> None:
+        """Take over a state that `state(done)` returned for the same lanes. Tensors may lie on any device."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = value
+        here = {"model": dict(self.model.state_dict()), "optimizer": self.optimizer.state()}
+        here["lanes"] = {"alive": self.alive, "diverged": self.diverged}
+        for part, tensors in here.items():
+            theirs = parts.get(part, {})
+            if tensors.keys() != theirs.keys():
+                raise ValueError(f"{part}: found {sorted(theirs)}; accepted: {sorted(tensors)}")
+            for name, tensor in tensors.items():
+                tensor.copy_(theirs[name])
+        load_kept(self.numerics.slots, {name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
+        self.record.load_state(parts["record"], done)
+
+    @torch.no_grad()
+    def keep(self, positions: Sequence[int], done: int) -> None:
+        """Go on with the lanes at these positions alone, after `done` steps. Their trajectories do not change."""
+        if len(positions) < 2:
+            raise ValueError(f"positions: found {len(positions)}; accepted: two or more, of which one may be a copy")
+        chosen = torch.tensor(list(positions), device=self.device)
+        state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
+        self.graphs.clear()  # and their memory
+        del self.model, self.optimizer, self.numerics
+        parameters = {name: torch.empty(len(chosen), *shape, device=self.device) for name, shape in self.shapes.items()}
+        self._build([self.lanes[i] for i in positions], parameters)
+        self.load_state(state, done)
+
+    def train_step(self, step: int) -> None:
+        """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
+        self.batches.prepare(step)
+        self.numerics.step.fill_(step)
+        phase = self.numerics.measuring = self.numerics.measures(step)
+        if self.stream is None:
+            self._step()
+            return
+        if self.warm[phase] == EAGER_STEPS and phase not in self.graphs:
+            self.graphs[phase] = self._captured(self.stream)
+        if (graph := self.graphs.get(phase)) is not None:
+            graph.replay()
+            return
+        self.warm[phase] += 1
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):  # on which it is going to be captured
+            self._step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        """The step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
+        others = [other for other in self.graphs.values() if other is not None]
+        graph = torch.cuda.CUDAGraph()
+        try:  # no tensor outlives a replay, so that graphs may share their memory
+            with torch.cuda.graph(graph, stream=stream, pool=others[0].pool() if others else None):
+                self._step()
+        except RuntimeError as error:  # what an operation must not do in a graph, the driver says
+            self.fallbacks.append(f"CUDA graph not taken: {' '.join(str(error).split())[:200]}")
+            self.model.zero_grad()
+            return None
+        return graph
+
+    def _step(self) -> None:
+        step = self.numerics.step
+        rows = self.batches(step)[self.seed_index]  # [L, B]
+        x = self.problem.train_x[self.data_index[:, None], rows]
+        y = self.problem.train_y[self.data_index[:, None], rows]
+        inputs, targets = self.prepared(x, y)
+        loss = lane_mean(self.task.loss(self.model(inputs), targets))  # [L]
+        loss.sum().backward()
+        gradient = self.optimizer.gradient()
+        finite = torch.isfinite(loss.detach()) & torch.isfinite(largest(gradient))
+        self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
+        self.alive.logical_and_(finite)
+        self.optimizer.step(gradient, self.alive, self.schedule.index_select(0, step.view(1))[0])
+        self.record.write(step, loss.detach())
+
+    def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
+        """A batch as the model and the loss take it."""
+        return self.task.prepare(x, y, self.draws) if self.task.prepare else (x, y)
+
+    def losses(self, step: int) -> list[float | None]:
+        """Training losses of one of the last steps, None where the lane is dead. Waits for the device."""
+        return [number(v) for v in torch.where(self.alive, self.record.now(step), torch.nan).tolist()]
+
+
+def largest(gradient: Tensor) -> Tensor:
+    """max |g| of each lane, [L], NaN where one is: one reading of the gradients [L, P]."""
+    return torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+
+
+def number(value: float) -> float | None:
+    """The number, or None for what JSON does not have."""
+    return value if value == value and abs(value) != float("inf") else None
+
+
+def with_steps(task: Task, steps: int) -> Task:
+    """The task, shortened or lengthened."""
+    return msgspec.structs.replace(task, steps=steps)

@@ -1,0 +1,191 @@
+"""How many lanes a device holds, and with how many it trains most lanes per second.
+
+A population takes fixed + L · per_lane bytes. Both follow from the peaks of two small ones, which train a few steps and
+evaluate; what does not fit all the same is split by the sweep. More lanes are faster until a step is bound by the
+device and not by launches, so that the best number is found by doubling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from fp4dse.dse import Recipe
+from fp4dse.tasks.engine.evaluation import evaluate
+from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.job import Lane
+from fp4dse.tasks.task import Task
+
+PAIR = {"cuda": (2, 4), "cpu": (4, 16)}
+"""Lanes of the two populations that are measured."""
+SHARE = 0.85
+"""Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
+FIRST = 8
+GAIN = 1.05
+"""What a doubling must bring, in lanes per second, to be worth it."""
+STEPS, LEAST_S = 8, 0.2
+BEGUN = 20_000
+"""Steps of a training that is begun to be timed."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Bytes that a population takes: fixed + L · per_lane."""
+
+    fixed: int
+    per_lane: int
+
+    def lanes(self, memory: float) -> int:
+        """How many lanes fit into so many bytes; 0 if not even two."""
+        fit = int((memory * SHARE - self.fixed) // max(1, self.per_lane))
+        return fit if fit >= 2 else 0
+
+
+def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None) -> int:
+    """How many lanes of a task fit; recipes share their structural signature. memory: bytes, None for what is free.
+
+    Returns 0 where not even two do.
+    """
+    of = memory_of(task, recipes, device)
+    return 0 if of is None else of.lanes(free_memory(device) if memory is None else memory)
+
+
+def best_lanes(
+    task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None, most: int = 512
+) -> int:
+    """The number of lanes, a power of two of at least 8, or as many as fit, with the best lanes per second.
+
+    Measured once for each device, task and signature, and remembered in `sizes.json` in the user's cache folder.
+    """
+    file = cache_file()
+    key = _key(task, recipes, device)
+    known = _read(file)
+    if key not in known:
+        known = {**_read(file), key: _best(task, recipes, device, memory, most)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(known))
+        temporary.replace(file)
+    return known[key]
+
+
+def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
+    """The memory model of a population; None where two lanes do not fit."""
+    small, large = PAIR[torch.device(device).type]
+    try:
+        peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
+    except torch.OutOfMemoryError:
+        return None
+    per_lane = max(0, peaks[1] - peaks[0]) // (large - small)
+    return Memory(max(0, peaks[0] - small * per_lane), per_lane)
+
+
+def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, steps: int = 5) -> int:
+    """Peak memory of so many lanes over a few steps and an evaluation, above what was taken before."""
+    before = _reset_peak(device)
+    population = Population(with_steps(task, steps + 1), lanes_of(task, recipes, lanes), device)
+    for step in range(steps):
+        population.train_step(step)
+    evaluate(population)
+    return max(0, _peak(device) - before)
+
+
+def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: int) -> float:
+    """Steps of all lanes per second, once everything is compiled and captured."""
+    return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
+
+
+def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS) -> float:
+    """Seconds of a step, over at least so many steps and seconds, after a warm-up."""
+    done = 0
+    for _ in range(6):
+        population.train_step(done)
+        done += 1
+    _wait(population.device)
+    begin, first = time.perf_counter(), done
+    while True:
+        for _ in range(steps):
+            population.train_step(done)
+            done += 1
+        _wait(population.device)
+        taken = time.perf_counter() - begin
+        if taken > least_s:
+            return taken / (done - first)
+
+
+def lanes_of(task: Task, recipes: Sequence[Recipe], count: int, seeds: int = 4) -> list[Lane]:
+    """So many lanes of the recipes in turn, with few seeds, so that making their data takes little."""
+    return [Lane(recipes[i % len(recipes)], task.lr * 2.0 ** -(i // seeds % 8), i % seeds) for i in range(count)]
+
+
+def free_memory(device: str) -> int:
+    """Bytes that are free on a device."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cache_file() -> Path:
+    """Where measured sizes are remembered."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "fp4dse" / "sizes.json"
+
+
+def _best(task: Task, recipes: Sequence[Recipe], device: str, memory: float | None, most: int) -> int:
+    fit = min(most, plan_lanes(task, recipes, device, memory))
+    lanes, best, rate = FIRST, max(2, min(FIRST, fit)), 0.0
+    while lanes <= fit:
+        try:
+            now = lanes_per_second(task, recipes, device, lanes)
+        except torch.OutOfMemoryError:
+            break
+        if now < rate * GAIN:
+            break
+        best, rate, lanes = lanes, now, lanes * 2
+    return best
+
+
+def _key(task: Task, recipes: Sequence[Recipe], device: str) -> str:
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu {torch.get_num_threads()}"
+    signature = hashlib.sha256(repr(recipes[0].signature()).encode()).hexdigest()[:16]
+    return f"{kind} {task.name}:{task.preset} {task.rev} {signature}"
+
+
+def _read(file: Path) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _reset_peak(device: str) -> int:
+    """Bytes in use; the peak is counted from here."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak(device)
+
+
+def _peak(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status: no VmHWM")

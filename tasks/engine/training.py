@@ -1,0 +1,208 @@
+"""A training from its first step to its results: reports, rungs at which lanes are dropped, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fp4dse.dse import ConfigError
+from fp4dse.tasks.engine import checkpoint as files
+from fp4dse.tasks.engine.evaluation import diverged, evaluate, final, partial
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
+from fp4dse.tasks.task import Task
+
+KeepLanes = Callable[[list[float], list[float], list[int], list[float], float], list[bool]]
+"""(held-out losses, overheads, seeds, learning rates, share to keep) of the lanes that live -> which go on."""
+
+
+class Stopped(Exception):
+    """The training was asked to stop, and did after so many steps; the checkpoint, if one was asked for, is written."""
+
+
+def train(
+    task: Task,
+    lanes: Sequence[Lane],
+    device: str = "cpu",
+    report: Callable[[Progress], None] = lambda _: None,
+    every_s: float = 1.0,
+    *,
+    rungs: Sequence[Rung] = (),
+    keep_lanes: KeepLanes | None = None,
+    overheads: Sequence[float] = (),
+    checkpoint: Path | None = None,
+    save_every_s: float = 300.0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> JobResult:
+    """Train the lanes, which must share their structural signature, and evaluate them on held-out data.
+
+    `report` is called about every `every_s` seconds. A single lane is given a dead companion (see LaneNumerics).
+
+    rungs       at each, living lanes are evaluated and those that `keep_lanes` does not choose are dropped; the others
+                train on as if nothing had happened. `overheads`, one a lane, is handed to it (zeros if empty)
+    checkpoint  a file that is written every `save_every_s` seconds, and from which the training goes on if it is there.
+                ConfigError if it belongs to another training
+    should_stop asked before every step; when it says True, the checkpoint is written and Stopped is raised
+    """
+    started = time.monotonic()
+    report(Progress("setup", 0, task.steps, [None] * len(lanes)))
+    run = Run(task, lanes, device, rungs, keep_lanes, overheads, checkpoint)
+    ready = last = saved = time.monotonic()
+    before = run.standing.train_s
+
+    def save() -> None:
+        run.standing.train_s = before + time.monotonic() - ready
+        run.save()
+
+    while not run.over:
+        if should_stop():
+            save()
+            raise Stopped(f"stopped after {run.standing.done} of {task.steps} steps")
+        run.advance()
+        now = time.monotonic()
+        if now - last > every_s:
+            last = now
+            report(Progress("train", run.standing.done, task.steps, run.losses()))
+        if checkpoint and now - saved > save_every_s:
+            save()
+            saved = time.monotonic()
+    report(Progress("evaluate", task.steps, task.steps, run.losses()))
+    results = run.results()
+    numerics = run.population.numerics
+    gemms = list(numerics.gemms.values())
+    return JobResult(
+        lanes=results,
+        train_s=before + time.monotonic() - ready,
+        setup_s=ready - started,
+        quantizer_backend=numerics.backend.name,
+        gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
+        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not, *dict.fromkeys(run.population.fallbacks)],
+        peak_memory_bytes=_peak_memory(device),
+    )
+
+
+class Run:
+    """A population on its way, where it stands, and what became of lanes that left it."""
+
+    def __init__(
+        self,
+        task: Task,
+        lanes: Sequence[Lane],
+        device: str,
+        rungs: Sequence[Rung] = (),
+        keep_lanes: KeepLanes | None = None,
+        overheads: Sequence[float] = (),
+        checkpoint: Path | None = None,
+    ) -> None:
+        self.task, self.lanes, self.checkpoint = task, lanes, checkpoint
+        self.overheads = list(overheads) or [0.0] * len(lanes)
+        if len(self.overheads) != len(lanes):
+            raise ConfigError("overheads", len(self.overheads), f"one for each of the {len(lanes)} lanes, or none")
+        if rungs and keep_lanes is None:
+            raise ConfigError("keep_lanes", None, "a function that ranks lanes, where there are rungs")
+        for rung in rungs:
+            if not 0 < rung.step < task.steps:
+                raise ConfigError("rungs", rung.step, f"steps between 1 and {task.steps - 1}")
+        self.rungs, self.keep_lanes = {rung.step: rung for rung in rungs}, keep_lanes
+        self.standing = files.Standing(0, list(range(len(lanes))), {}, 0.0)
+        state = None
+        if checkpoint:
+            self.identity = files.identity(task, lanes, device, rungs)
+            if checkpoint.exists():
+                self.standing, state = files.load(checkpoint, self.identity)
+        members = in_company(self.standing.members)
+        self.population = Population(task, [lanes[i] for i in members], device)
+        if state is not None:
+            self.population.load_state(state, self.standing.done)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self.standing.done == self.task.steps or not self.standing.members
+
+    def advance(self) -> None:
+        """One step, and what is due after it."""
+        self.population.train_step(self.standing.done)
+        self.standing.done += 1
+        done = self.standing.done
+        if done in self.rungs:
+            self._rung(self.rungs[done])
+        elif self.population.record.is_full(done):
+            self.population.record.fetch(done, self.population.diverged)
+            self._bury(done)
+
+    def losses(self) -> list[float | None]:
+        """Current training loss of each lane, None where it is dead or gone."""
+        out: list[float | None] = [None] * len(self.lanes)
+        if self.standing.done:
+            for i, loss in zip(self.standing.members, self.population.losses(self.standing.done - 1), strict=False):
+                out[i] = loss
+        return out
+
+    def results(self) -> list[LaneResult]:
+        """What became of every lane."""
+        if self.standing.members:
+            self.standing.outcomes |= dict(zip(self.standing.members, final(self.population), strict=False))
+        return [self.standing.outcomes[i] for i in range(len(self.lanes))]
+
+    def save(self) -> None:
+        """Write the checkpoint, if there is to be one."""
+        if self.checkpoint:
+            state = self.population.state(self.standing.done)
+            files.save(self.checkpoint, self.identity, self.standing, state)
+
+    def _rung(self, rung: Rung) -> None:
+        """Drop what is dead, and of the others all but those that are chosen."""
+        population, members = self.population, self.standing.members
+        population.record.fetch(rung.step, population.diverged)
+        val_loss, metrics = evaluate(population)
+        dead = {p: at for p, at in enumerate(population.diverged.tolist()[: len(members)]) if at >= 0}
+        living = [p for p in range(len(members)) if p not in dead]
+        lanes = [self.lanes[members[p]] for p in living]
+        losses = torch.where(torch.isfinite(val_loss), val_loss, torch.inf).tolist()
+        chosen: list[bool] = []
+        if lanes:
+            assert self.keep_lanes is not None
+            numbers = [losses[p] for p in living], [self.overheads[members[p]] for p in living]
+            chosen = self.keep_lanes(*numbers, [lane.seed for lane in lanes], [lane.lr for lane in lanes], rung.keep)
+        stay = [p for p, is_chosen in zip(living, chosen, strict=True) if is_chosen]
+        for p in living:
+            if p not in stay:
+                self.standing.outcomes[members[p]] = partial(population, p, rung.step, val_loss, metrics)
+        self._leave(stay, dead)
+
+    def _bury(self, done: int) -> None:
+        """Drop the dead where they are half of all lanes."""
+        dead = {
+            p: at
+            for p, at in enumerate(self.population.diverged.tolist()[: len(self.standing.members)])
+            if at >= 0 and done < self.task.steps
+        }
+        if 2 * len(dead) >= len(self.standing.members):
+            self._leave([p for p in range(len(self.standing.members)) if p not in dead], dead)
+
+    def _leave(self, stay: list[int], dead: dict[int, int]) -> None:
+        members = self.standing.members
+        for p, at in dead.items():
+            self.standing.outcomes[members[p]] = diverged(self.population, p, at)
+        if len(stay) == len(members):
+            return
+        self.standing.members = [members[p] for p in stay]
+        if stay:
+            self.population.keep(in_company(stay), self.standing.done)
+
+
+def in_company(members: list[int]) -> list[int]:
+    """The members, a single one twice: products of one matrix alone take another algorithm."""
+    return members * 2 if len(members) == 1 else members
+
+
+def _peak_memory(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

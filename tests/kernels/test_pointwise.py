@@ -1,0 +1,112 @@
+"""What stands between the products has the bits of the functions that it stands for."""
+
+import importlib
+import importlib.util
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fp4dse.kernels.arithmetic import activations, philox
+from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.gemm import scaled
+from fp4dse.tasks.optimizer import LaneAdamW
+
+tl = pytest.importorskip("triton.language", reason="triton is not installed")
+
+
+@pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request):
+    """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
+    if request.param == "cuda":
+        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.pointwise"))
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("numbers", "pointwise"):
+            spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
+            module = importlib.util.module_from_spec(spec)
+            patch.setitem(sys.modules, spec.name, module)
+            with pytest.MonkeyPatch.context() as while_loading:
+                while_loading.setenv("TRITON_INTERPRET", "1")
+                spec.loader.exec_module(module)
+        with np.errstate(all="ignore"):
+            yield SimpleNamespace(device="cpu", module=module)
+
+
+def same(here: torch.Tensor, there: torch.Tensor) -> bool:
+    """The same bits, but for the kind of NaN and the sign of zero."""
+    here, there = here.cpu(), there.cpu()
+    both_nan = here.isnan() & there.isnan()
+    return here.shape == there.shape and bool((both_nan | (here == there)).all())
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """Of every size, with zeros, subnormal numbers, infinities and a NaN."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(shape, generator=g) * torch.exp2(torch.randint(-30, 8, shape, generator=g).float())
+    flat = x.view(-1)
+    flat[:9] = torch.tensor([0.0, -0.0, 1e-41, -1e-41, 88.0, -88.0, torch.inf, -torch.inf, torch.nan])
+    return x
+
+
+def test_silu_and_its_gradient(place):
+    x, g = numbers(3, 700), torch.randn(3, 700)
+    wanted = x.clone().requires_grad_()
+    y = activations.silu(wanted)
+    y.backward(g)
+    assert same(place.module.silu(x.to(place.device)), y.detach())
+    assert same(place.module.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, 1023, 3001])
+def test_lane_sums(place, n):
+    x = torch.randn(3, n, 5)
+    for dim, turned in ((1, x), (2, x.mT), (1, x[:, :, 0]), (-1, x[:, :, 0])):
+        got = place.module.lane_sum(turned.to(place.device), dim)
+        assert same(got, lane_sum(turned, dim))
+
+
+def test_a_lane_sum_hands_its_gradient_to_every_term():
+    x = torch.randn(2, 7, 3, requires_grad=True)
+    (lane_sum(x, 1) * torch.arange(3)).sum().backward()
+    assert torch.equal(x.grad, torch.arange(3.0).expand(2, 7, 3))
+
+
+def test_random_words(place):
+    seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor((1 << 28) + 77)
+    there = [t.to(place.device) for t in (seeds, step, site)]
+    for count in (2, 200):
+        expected = philox.words(seeds, 2, step, site, count)
+        assert torch.equal(place.module.words(there[0], 2, *there[1:], count).cpu(), expected)
+        later = torch.tensor(41)
+        expected = philox.words(seeds, 2, step, site, count, later)
+        assert torch.equal(place.module.words(there[0], 2, *there[1:], count, later.to(place.device)).cpu(), expected)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_factors_of_a_product(place, both):
+    x, a, b = numbers(3, 40, 9), torch.rand(3), torch.rand(3) if both else None
+    got = place.module.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
+    assert same(got, scaled(x, a, b))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adamw(place, weight_decay, monkeypatch):
+    """Of square roots that are rounded once: torch's on a CPU are an ulp off here and there."""
+    monkeypatch.setattr(torch, "sqrt", lambda x: x.double().sqrt().float())
+    model = torch.nn.Linear(1, 1)
+    model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
+    model.bias = torch.nn.Parameter(torch.randn(3, 7))
+    eager = LaneAdamW(model, torch.tensor([1e-3, 2e-3, 3e-2]), (0.9, 0.95), 1e-8, weight_decay)
+    alive = torch.tensor([True, False, True])
+    names = ("flat", "mean", "square")
+    tensors = [getattr(eager, name).to(place.device).clone() for name in names]
+    for row in eager.schedule([1.0, 1.0, 0.5]):
+        g = torch.randn_like(eager.flat)
+        eager.step(g, alive, row)  # on the CPU
+        rest = [t.to(place.device) for t in (g, alive, eager.lr, row)]
+        place.module.adamw(*tensors, *rest, eager.betas, eager.eps, eager.weight_decay)
+        for name, got in zip(names, tensors, strict=True):
+            assert same(got, getattr(eager, name)), name

@@ -1,0 +1,222 @@
+"""Lanes leave a running population and trainings end at any moment, and no trajectory changes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine.record import HELD, Record
+from fp4dse.tasks.job import Rung
+
+EAGER = {**os.environ, "FP4DSE_EAGER": "1", "OMP_NUM_THREADS": "1"}
+"""Nothing to compile."""
+
+STATEFUL = [
+    ["nvfp4-sr", "nvfp4"],
+    ["tetrajet-qema", "tetrajet"],  # moving averages
+    ["ue5m3-graphcore"],  # held maxima
+    ["quartet2"],
+    ["wang-dge-occ"],
+    ["luq"],
+    ["sun-radix4"],
+    ["hif4-ascend"],
+]
+
+
+def task_of(name="regression", steps=12):
+    return msgspec.structs.replace(get_task(name, "smoke"), steps=steps)
+
+
+def lanes_of(names=("nvfp4-sr", "nvfp4"), seeds=(0, 1, 2), lr=2e-3):
+    return [Lane(Recipe.named(name), lr * (1 + seed / 4), seed) for name in names for seed in seeds]
+
+
+def run(population, first, last):
+    for step in range(first, last):
+        population.train_step(step)
+
+
+@pytest.mark.parametrize("names", STATEFUL, ids="+".join)
+def test_lanes_that_stay_do_not_notice_that_others_leave(names):
+    task, lanes = task_of(), lanes_of(names)
+    whole, fewer = (Population(task, lanes, "cpu") for _ in range(2))
+    run(whole, 0, task.steps)
+    stay = [len(lanes) - 1, 0, 1]
+    run(fewer, 0, 5)
+    fewer.keep(stay, 5)
+    assert fewer.lanes == [lanes[i] for i in stay]
+    run(fewer, 5, task.steps)
+    expected = whole.state(task.steps)
+    for name, value in fewer.state(task.steps).items():
+        assert torch.equal(value, expected[name][stay]), name
+
+
+def test_a_population_holds_all_that_its_future_depends_on():
+    """Written into a new one, which then has the same future."""
+    task, lanes = task_of("vision"), lanes_of(["ue5m3-graphcore"])
+    first, second = (Population(task, lanes, "cpu") for _ in range(2))
+    run(first, 0, 5)
+    second.load_state({name: value.clone() for name, value in first.state(5).items()}, 5)
+    for population in (first, second):
+        run(population, 5, task.steps)
+    expected = first.state(task.steps)
+    assert {name: len(value) for name, value in expected.items()} == dict.fromkeys(expected, len(lanes))
+    for name, value in second.state(task.steps).items():
+        assert torch.equal(value, expected[name]), name
+    with pytest.raises(ValueError, match="optimizer: found"):
+        second.load_state({name: value for name, value in expected.items() if "mean" not in name}, task.steps)
+
+
+def best(losses, overheads, seeds, lrs, keep):
+    order = sorted(range(len(losses)), key=losses.__getitem__)
+    return [i in order[: max(1, round(keep * len(losses)))] for i in range(len(losses))]
+
+
+@pytest.mark.parametrize("name", ["regression", "vision"])
+def test_rungs_drop_lanes_and_leave_the_others_their_results(name):
+    task, lanes = task_of(name), lanes_of()
+    lanes.insert(2, Lane(lanes[0].recipe, 1e30, 7))  # diverges
+    plain = train(task, lanes).lanes
+    pruned = train(task, lanes, rungs=[Rung(4, 0.5), Rung(8, 0.4)], keep_lanes=best)
+    statuses = [lane.status for lane in pruned.lanes]
+    assert (statuses[2], statuses.count("done"), statuses.count("pruned")) == ("diverged", 1, 5)
+    for there, here in zip(plain, pruned.lanes, strict=True):
+        if here.status == "pruned":
+            assert here.pruned_step in (4, 8)
+            assert here.val_loss is not None
+            assert here.curve_step[-1] <= here.pruned_step
+            assert here.curve_loss == there.curve_loss[: len(here.curve_loss)]
+        else:
+            assert here == there
+
+
+def test_lanes_are_ranked_by_what_belongs_to_them():
+    task, lanes = task_of(), lanes_of(("nvfp4",))
+    seen = []
+
+    def rank(losses, overheads, seeds, lrs, keep):
+        seen.append((len(losses), overheads, seeds, lrs, keep))
+        return [True, False, True]
+
+    train(task, lanes, rungs=[Rung(3, 0.7)], keep_lanes=rank, overheads=[1.0, 2.0, 3.0])
+    assert seen == [(3, [1.0, 2.0, 3.0], [0, 1, 2], [lane.lr for lane in lanes], 0.7)]
+
+
+@pytest.mark.parametrize("step", [12, 20])
+def test_a_rung_lies_within_the_training(step):
+    with pytest.raises(ConfigError, match=f"rungs: found {step}; accepted: steps between 1 and 11"):
+        train(task_of(), lanes_of(), rungs=[Rung(step, 0.5)], keep_lanes=best)
+
+
+def test_a_population_of_the_dead_is_not_trained_to_the_end(monkeypatch):
+    task = task_of(steps=HELD + 40)
+    calm = lanes_of(("bf16",), seeds=(0,))
+    wild = [Lane(calm[0].recipe, 1e30, seed) for seed in (1, 2)]
+    taken = []
+    one_step = Population.train_step
+    monkeypatch.setattr(Population, "train_step", lambda p, step: (taken.append(len(p.lanes)), one_step(p, step)))
+    assert [lane.status for lane in train(task, wild).lanes] == ["diverged"] * 2
+    assert len(taken) == HELD
+    taken.clear()
+    mixed = train(task, [*wild, *calm]).lanes
+    assert taken == [3] * HELD + [2] * 40
+    assert mixed[2] == train(task, calm).lanes[0]
+
+
+def test_what_is_recorded_does_not_depend_on_when_it_is_fetched():
+    steps, ended = 700, torch.tensor([-1, 300])
+    losses = torch.rand(steps, 2)
+    losses[300:, 1] = torch.nan
+    states = []
+    for often in (HELD, 1, 37):
+        record = Record(steps, 2, "cpu")
+        for step in range(steps):
+            record.write(torch.tensor(step), losses[step])
+            if (step + 1) % often == 0:
+                record.fetch(step + 1, ended)
+        record.fetch(steps, ended)
+        states.append(record.state())
+    for state in states:
+        assert torch.equal(state["least"], torch.stack([losses[:, 0].min(), losses[:300, 1].min()]))
+        assert all(torch.equal(v.nan_to_num(9), states[0][k].nan_to_num(9)) for k, v in state.items())
+        assert state["last"][0].item() / 35 == pytest.approx(losses[-35:, 0].mean().item())
+        assert torch.equal(state["curve"][0], losses[record.points, 0])
+
+
+class After:
+    """A reason to stop after so many questions."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def __call__(self):
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("names", [["nvfp4-sr", "nvfp4"], ["ue5m3-graphcore"], ["tetrajet-qema"]], ids="+".join)
+def test_a_training_that_is_stopped_again_and_again_ends_the_same(names, tmp_path):
+    task, lanes = task_of(), lanes_of(names, seeds=(0, 1))
+    more = {"rungs": [Rung(6, 0.5)], "keep_lanes": best}
+    expected = train(task, lanes, **more).lanes
+    file = tmp_path / "checkpoint.pt"
+    for before, stopped_after in ((0, 4), (4, 9), (9, 11)):
+        stop = After(stopped_after - before)
+        with pytest.raises(Stopped, match=f"after {stopped_after} of 12"):
+            train(task, lanes, checkpoint=file, should_stop=stop, **more)
+    assert train(task, lanes, checkpoint=file, **more).lanes == expected
+    assert [f.name for f in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path):
+    task, lanes, file = task_of(), lanes_of(), tmp_path / "checkpoint.pt"
+    with pytest.raises(Stopped):
+        train(task, lanes, checkpoint=file, should_stop=After(3))
+    with pytest.raises(ConfigError, match=r"lanes of the checkpoint .* \(or delete the file\)"):
+        train(task, lanes[1:], checkpoint=file)
+    with pytest.raises(ConfigError, match="task of the checkpoint"):
+        train(task_of(steps=13), lanes, checkpoint=file)
+
+
+KILLED = """
+import sys, msgspec
+from pathlib import Path
+from fp4dse.dse import Recipe
+from fp4dse.tasks import Lane, get_task, train
+
+task = msgspec.structs.replace(get_task("regression", "smoke"), steps=400)
+lanes = [Lane(Recipe.named("ue5m3-graphcore"), 2e-3, seed) for seed in (0, 1, 2)]
+result = train(task, lanes, checkpoint=Path(sys.argv[1]), save_every_s=0.02)
+Path(sys.argv[2]).write_text(repr(result.lanes))
+"""
+
+
+def test_a_training_that_is_killed_ends_the_same(tmp_path):
+    """By SIGKILL, wherever it stands."""
+    file, out = tmp_path / "checkpoint.pt", tmp_path / "out.txt"
+
+    def start(*names):
+        return subprocess.Popen([sys.executable, "-c", KILLED, *map(str, names)], env=EAGER)
+
+    assert start(tmp_path / "other.pt", out).wait() == 0
+    expected = out.read_text()
+    out.unlink()
+    for _ in range(2):
+        before = file.stat().st_mtime_ns if file.exists() else 0
+        with start(file, out) as process:
+            while not (file.exists() and file.stat().st_mtime_ns > before):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        assert not out.exists()
+    assert torch.load(file, weights_only=True)["state"]
+    assert start(file, out).wait() == 0
+    assert out.read_text() == expected
