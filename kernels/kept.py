@@ -22,7 +22,7 @@ class Keys(NamedTuple):
     """What random numbers and state are keyed by, and what else holds for a use of a slot.
 
     seeds: int64 [L]; step: int64 scalar on the device; training: whether state moves on; length: of the contraction,
-    without the zeros that pad it (None: there are none); counting: whether to count what is lost.
+    without the zeros that pad it (None: there are none); counting: whether to count what is lost; part: of the batch.
     """
 
     seeds: Tensor
@@ -31,6 +31,7 @@ class Keys(NamedTuple):
     training: bool
     length: int | None = None
     counting: bool = False
+    part: int = 0
 
 
 class Maxima:

@@ -50,7 +50,7 @@ RECIPE: dict[str, pa.DataType] = {
     "bits_per_element": REAL,
     "signature": TEXT,
     **{
-        name: {str: TEXT, int: COUNT, float: REAL}[type(value)]
+        name: {str: TEXT, int: COUNT, float: REAL, type(None): REAL}[type(value)]  # None: a number that is the task's
         for name, value in Recipe.named("nvfp4").columns().items()
     },
 }

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress
-from fp4dse.tasks.optimizer import LaneAdamW
+from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 2
@@ -81,28 +82,31 @@ class _Population:
         of_lane = torch.tensor([seeds.index(lane.seed) for lane in lanes], device=device)
         self.seed_index = of_lane
         self.data_index = of_lane if len(problem.train_x) > 1 or len(seeds) == 1 else torch.zeros_like(of_lane)
-        self.numerics = LaneNumerics([lane.recipe for lane in lanes], [lane.seed for lane in lanes], device)
+        recipes = [lane.recipe for lane in lanes]
+        self.numerics = LaneNumerics(recipes, [lane.seed for lane in lanes], device, task.steps)
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         parameters = {name: value.to(device)[of_lane] for name, value in problem.init.items()}
         self.model = task.model(parameters, self.numerics)
-        lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
-        self.optimizer = LaneAdamW(self.model, lr, task.betas, task.eps, task.weight_decay)
-        self.schedule = self.optimizer.schedule([task.lr_factor(step) for step in range(task.steps)])
+        self.optimizer = make_optimizer(self.model, lanes, task)
         self.order = batch_order(seeds, problem.train_x.shape[1], task.batch, task.steps).to(device)
         self.losses = torch.zeros(task.steps, len(lanes), device=device)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.capture_at = EAGER_STEPS
         self.fallbacks: list[str] = []
 
     def train_step(self, step: int) -> None:
         """Step `step`; on a GPU, after the first few, by replaying the captured one."""
         self.numerics.step.fill_(step)
+        self.numerics.phase(step)
         if self.stream is None:
             self._step()
             return
-        if step == EAGER_STEPS:
+        if self.numerics.changes_at(step):
+            self.graph, self.capture_at = None, step + EAGER_STEPS
+        if step == self.capture_at:
             self._capture(self.stream)
         if self.graph is not None:
             self.graph.replay()
@@ -130,14 +134,13 @@ class _Population:
         x = self.problem.train_x[self.data_index[:, None], rows]
         y = self.problem.train_y[self.data_index[:, None], rows]
         inputs, targets = self._prepared(x, y)
-        loss = lane_mean(self.task.loss(self.model(inputs), targets))  # [L]
-        loss.sum().backward()
+        loss = backward(self.task, self.model, self.numerics, self.optimizer, inputs, targets)  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss.detach()) & torch.isfinite(gradient).all(dim=1)
+        finite = torch.isfinite(loss) & torch.isfinite(gradient).all(dim=1)
         self.diverged.copy_(torch.where(self.alive & ~finite, self.numerics.step, self.diverged))
         self.alive.logical_and_(finite)
-        self.optimizer.step(gradient, self.alive, self.schedule.index_select(0, at)[0])
-        self.losses.index_copy_(0, at, loss.detach()[None])
+        self.optimizer.step(gradient, self.alive, at)
+        self.losses.index_copy_(0, at, loss[None])
 
     def _prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
         return self.task.prepare(x, y, self.draws) if self.task.prepare else (x, y)

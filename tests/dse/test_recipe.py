@@ -49,6 +49,9 @@ IDS = {
 def pairs(draw) -> tuple[Recipe, Recipe]:
     """Two recipes that differ in one place at most, so that equal, equivalent and different ones are all drawn."""
     a = draw(st.from_type(Recipe))
+    if draw(st.booleans()):
+        field = draw(st.sampled_from(["precise", "finish", "gemm", "training"]))
+        return a, replace(a, **{field: getattr(draw(st.from_type(Recipe)), field)})
     stage = draw(st.sampled_from(list(STAGES)))
     part = getattr(a, stage)
     attribute = draw(st.sampled_from([*STAGES[stage], "rotation"]))
@@ -203,6 +206,12 @@ COLUMN_TYPES = {
     "rotation": {str},
     "source": {str},
     "estimator": {str},
+    "precise": {str},
+    "finish": {str},
+    "gemm": {str},
+    "optimizer": {str},
+    "number": {float, type(None)},
+    "accumulate": {int},
 }
 
 
@@ -215,6 +224,8 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
+    of_recipe |= {name: name for name in ("precise", "finish", "gemm", "optimizer", "accumulate")}
+    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
         assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]
@@ -253,7 +264,8 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
         of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
         passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}").element) for x in STAGES["fprop"]]
-        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages]
+        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate
+        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
 
     def layout(q):
         return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)
