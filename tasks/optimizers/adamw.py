@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.tasks.optimizers.numbers import Numbers
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 
 STATE = {"mean": "element", "square": "element"}
 
@@ -29,7 +29,9 @@ def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
     return [[1 - n.beta1**t, 1 - n.beta2**t] for t in range(1, len(lr_factors) + 1)]
 
 
-def update(g: Tensor, weights: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _):
+def update(
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
     """What the learning rate is multiplied with, [L, P], and the new state."""
     return adam(g, state["mean"], state["square"], c, *numbers)
 

@@ -4,8 +4,8 @@ The parameters of the model are views into that tensor, so a step is a dozen ele
 What changes from step to step (learning rate, bias corrections) is known before the first: it is a table on the
 device, from which a captured step reads its row.
 
-Weight decay acts on the weights of products alone: the parameter `weight` of modules that have a `place`. Biases, norms,
-positions and embedding tables do not decay.
+Weight decay acts on the weights of products alone: the parameter `weight` of modules that have a `place`. Biases,
+norms, positions and embedding tables do not decay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, StableSPAM
 from fp4dse.kernels import lane_sum
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
-from fp4dse.tasks.optimizers.numbers import Numbers, numbers_of
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
@@ -54,6 +54,8 @@ class LaneOptimizer:
         self.flat = torch.cat([p.detach().reshape(lanes, -1) for p in self.parameters], dim=1)
         for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
             p.data = view.view(p.shape)
+        of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
+        self.tensors = Tensors(self.sizes, of_tensor)
         sizes = {"element": self.flat.shape[1], "tensor": len(self.sizes)}
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
 
@@ -95,7 +97,7 @@ class LaneOptimizer:
             gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
         if self.kind in COUPLED:
             gradient = self._decayed(gradient)
-        update, kept = self.rule.update(gradient, self.flat, self.kept, self.columns, numbers, self.sizes)
+        update, kept = self.rule.update(gradient, self.kept, self.columns, numbers, self.tensors)
         if self.kind not in COUPLED:
             update = self._decayed(update)
         keep = alive[:, None]

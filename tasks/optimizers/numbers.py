@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from torch import Tensor
 
 from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
+
+
+class Tensors(NamedTuple):
+    """Where the parameter tensors of a model lie in one of all: how many elements each has, and which tensor each
+    element is of, int64 [P]."""
+
+    sizes: Sequence[int]
+    of_element: Tensor
 
 
 class Numbers(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fp4dse.dse.training import SGD
-from fp4dse.tasks.optimizers.numbers import Numbers
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 
 STATE = {"buffer": "element"}
 
@@ -27,7 +27,9 @@ def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
     return [[] for _ in lr_factors]
 
 
-def update(g: Tensor, weights: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _):
+def update(
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
     """What the learning rate is multiplied with, [L, P], and the new state."""
     buffer = state["buffer"] * c["momentum"] + g
     return buffer, {"buffer": buffer}

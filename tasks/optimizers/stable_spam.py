@@ -19,7 +19,7 @@ from torch import Tensor
 from fp4dse.dse.training import StableSPAM
 from fp4dse.kernels import lane_sum
 from fp4dse.tasks.optimizers import adamw
-from fp4dse.tasks.optimizers.numbers import Numbers
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 
 STATE = {**adamw.STATE, "top": "tensor", "norm": "tensor", "norm_square": "tensor"}
 
@@ -47,28 +47,21 @@ def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
 
 
 def update(
-    g: Tensor,
-    weights: Tensor,
-    state: dict[str, Tensor],
-    c: dict[str, Tensor],
-    numbers: Sequence[Tensor],
-    sizes: Sequence[int],
-):
-    """What the learning rate is multiplied with, [L, P], and the new state. sizes: elements of each tensor."""
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], tensors: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the learning rate is multiplied with, [L, P], and the new state."""
     over_top, over_norm, over_square, correction1, correction2, reset = numbers
-    of_tensor = torch.repeat_interleave(
-        torch.arange(len(sizes), device=g.device), torch.tensor(sizes, device=g.device), output_size=sum(sizes)
-    )
+    sizes = list(tensors.sizes)
 
     def per_element(x: Tensor) -> Tensor:  # [L, T] -> [L, P]
-        return x.index_select(1, of_tensor)
+        return x.index_select(1, tensors.of_element)
 
-    largest = torch.stack([part.abs().amax(dim=1) for part in g.split(list(sizes), 1)], dim=1)  # [L, T]
+    largest = torch.stack([part.abs().amax(dim=1) for part in g.split(sizes, 1)], dim=1)  # [L, T]
     top = state["top"] * c["theta"] + largest * c["past_theta"]
     limit = per_element(top / over_top)
     g = torch.where(g.abs() > limit, g / per_element(largest) * limit, g)
 
-    length = torch.stack([torch.sqrt(lane_sum(part * part, 1)) for part in g.split(list(sizes), 1)], dim=1)
+    length = torch.stack([torch.sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
     norm = state["norm"] * c["gamma1"] + length * c["past_gamma1"]
     square = state["norm_square"] * c["gamma2"] + length * length * c["past_gamma2"]
     wanted = norm / over_norm / (torch.sqrt(square / over_square) + c["eps"])
