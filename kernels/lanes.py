@@ -112,11 +112,15 @@ class LaneNumerics:
         finish = self.recipe.finish
         return finish is not None and self.steps is not None and 0 < step == finish.first_step(self.steps)
 
-    def phase(self, step: int) -> None:
-        """Compute as at this step of the training, from now on: within the recipe's finish or before it."""
+    def phase(self, step: int) -> frozenset[str]:
+        """Compute as at this step of the training, from now on: within the recipe's finish or before it.
+
+        Returns the stages that are precise now. A step that was captured holds for the steps with the same ones.
+        """
         finish = self.recipe.finish
         begun = finish is not None and self.steps is not None and step >= finish.first_step(self.steps)
         self.precise_stages = frozenset(finish.stages if finish and begun else ())
+        return self.precise_stages
 
     def _of(self, stage: str, layer: int) -> Products:
         """What a stage of a layer takes."""
@@ -206,6 +210,11 @@ class LaneNumerics:
             name: {key: of[key].double() / of[whole].double() for key, whole in COUNTERS.items()}
             for name, of in counts.items()
         }
+
+    def forget_lost(self) -> None:
+        """Count from zero again."""
+        for slot in self.slots.values():
+            slot.counts.clear()
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""

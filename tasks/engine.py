@@ -20,6 +20,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress
 from fp4dse.tasks.optimizers import make_optimizer
+from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 2
@@ -38,16 +39,19 @@ def train(
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda _: None,
     every_s: float = 1.0,
+    record: bool = False,
 ) -> JobResult:
     """Train the lanes, which must share their structural signature, and evaluate them on held-out data.
 
     `report` is called about every `every_s` seconds. A single lane is given a dead companion (see LaneNumerics).
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py).
     """
     started = time.monotonic()
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
     wanted = len(lanes)
     lanes = [*lanes, lanes[0]] if wanted == 1 else list(lanes)
     population = _Population(task, lanes, device)
+    population.recorder = Recorder(task.steps) if record else None
     ready = time.monotonic()
     last = ready
     for step in range(task.steps):
@@ -96,11 +100,14 @@ class _Population:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.capture_at = EAGER_STEPS
         self.fallbacks: list[str] = []
+        self.recorder: Recorder | None = None
 
     def train_step(self, step: int) -> None:
         """Step `step`; on a GPU, after the first few, by replaying the captured one."""
         self.numerics.step.fill_(step)
         self.numerics.phase(step)
+        if self.recorder and step in self.recorder.steps:
+            self.recorder.add(step, measure(self.task, self.model, self.numerics, self.optimizer, *self._batch()))
         if self.stream is None:
             self._step()
             return
@@ -128,12 +135,16 @@ class _Population:
         else:
             self.graph = graph
 
-    def _step(self) -> None:
-        at = self.numerics.step.view(1)
-        rows = self.order.index_select(0, at)[0][self.seed_index]  # [L, B]
+    def _batch(self) -> tuple[Any, Any]:
+        """Inputs and targets of the present step."""
+        rows = self.order.index_select(0, self.numerics.step.view(1))[0][self.seed_index]  # [L, B]
         x = self.problem.train_x[self.data_index[:, None], rows]
         y = self.problem.train_y[self.data_index[:, None], rows]
-        inputs, targets = self._prepared(x, y)
+        return self._prepared(x, y)
+
+    def _step(self) -> None:
+        at = self.numerics.step.view(1)
+        inputs, targets = self._batch()
         loss = backward(self.task, self.model, self.numerics, self.optimizer, inputs, targets)  # [L]
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss) & torch.isfinite(gradient).all(dim=1)
@@ -201,6 +212,7 @@ class _Population:
                     pictures={} if ended else {name: of[lane] for name, of in finish.pictures.items()},
                     curve_step=[p + 1 for p in shown],
                     curve_loss=[seen[p] for p in shown],
+                    recorded=self.recorder.of_lane(lane, at if ended else None) if self.recorder else {},
                 )
             )
         return out

@@ -21,20 +21,21 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One population for one worker: lanes of one task, preset and structural signature."""
+    """One population for one worker: lanes of one task, preset and structural signature. record: see recorder.py."""
 
     task: str
     preset: str
     lanes: list[Lane]
     device: str = "cpu"
     threads: int = 1
+    record: bool = False
 
 
 class LaneResult(msgspec.Struct):
     """What became of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
-    Curves are training losses at log-spaced steps, pictures PNG files.
+    Curves are training losses at log-spaced steps, pictures PNG files; recorded: what recorder.py names, if asked for.
     """
 
     status: Literal["done", "diverged"]
@@ -46,6 +47,7 @@ class LaneResult(msgspec.Struct):
     curve_step: list[int]
     curve_loss: list[float]
     pictures: dict[str, bytes] = {}
+    recorded: dict[str, list[float | None]] = {}
 
 
 class JobResult(msgspec.Struct):

@@ -81,7 +81,7 @@ def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
     try:
-        result = train(get_task(job.task, job.preset), job.lanes, job.device, _print)
+        result = train(get_task(job.task, job.preset), job.lanes, job.device, _print, record=job.record)
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY

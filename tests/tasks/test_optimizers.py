@@ -162,10 +162,11 @@ def test_a_lane_has_the_same_bits_in_any_company_and_dead_ones_keep_theirs(kind)
         for step in range(5):
             made.step(drawn[step, chosen], alive, torch.tensor([step]))
         assert torch.equal(made.flat, together[-1][chosen])
-        dead = {name: value[0].clone() for name, value in made.state().items()}
+        tensors = {"weights": made.flat, **made.state()}
+        dead = {name: value[0].clone() for name, value in tensors.items()}
         made.step(torch.full_like(drawn[0, chosen], math.nan), torch.tensor([False, True]), torch.tensor([4]))
-        assert all(torch.equal(value[0], dead[name]) for name, value in made.state().items())
-        assert all(len(value) == 2 for value in made.state().values())
+        assert all(torch.equal(value[0], dead[name]) for name, value in tensors.items())
+        assert all(len(value) == 2 for value in tensors.values())
 
 
 def test_products_of_a_model_decay_and_its_biases_and_positions_do_not():
