@@ -88,6 +88,7 @@ def sweep(
     executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
     option: Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")] = [],  # noqa: B006
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="With --dry-run: time and memory here, too.")] = False,
     as_json: AsJson = False,
@@ -122,7 +123,7 @@ def sweep(
         )
         _print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
-        _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, progress=True), as_json)
+        _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True), as_json)
 
 
 @app.command(epilog="Example: fp4dse quickstart --budget 5m")
@@ -300,7 +301,9 @@ def search(
     store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
-    batch: Annotated[int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")
+    ] = None,
     sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     budget: Budget = None,
     rungs: Rungs = 0,
@@ -344,7 +347,9 @@ def search(
 @app.command(epilog="Example: fp4dse dashboard --store runs/zoo/store")
 def dashboard(
     store: StorePath = None,
-    storage: Annotated[str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0: any that is free.")] = 8080,
     follow: Annotated[bool, typer.Option(help="Stay in step with a sweep that runs.")] = True,
     mirror_only: Annotated[bool, typer.Option("--mirror-only", help="Bring the studies up to date and leave.")] = False,

@@ -61,8 +61,8 @@ class QuantLinear(nn.Module):
     """A linear layer of L lanes: x [L, …, in] -> [L, …, out], every lane with its own weights and its own recipe.
 
     weight: [L, out, in], bias: [L, out] or None. `layer` keys this layer's random numbers: no two layers of a model
-    may share it. `place` is where in the model it stands. Sizes that the block does not divide are padded with zeros
-    inside.
+    may share it. `place` is where in the model it stands: there the recipe may keep it precise. Sizes that the block
+    does not divide are padded with zeros inside.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class QuantLinear(nn.Module):
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
         self.numerics, self.layer, self.place = numerics, layer, place
+        numerics.add_layer(layer, place)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]

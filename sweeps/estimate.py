@@ -72,7 +72,9 @@ def estimate(plan: Plan, setting: Setting, store: str | Path | None = None) -> E
         longest = max(longest, seconds)
         memory = max(memory, pace.base_bytes + len(job.lanes) * pace.lane_bytes)
     workers = max(1, min(len(setting.machine.slots), len(plan.jobs)))
-    sources = {":".join(task): ", ".join(dict.fromkeys(p.source for p in found.values())) for task, found in paces.items()}
+    sources = {
+        ":".join(task): ", ".join(dict.fromkeys(p.source for p in found.values())) for task, found in paces.items()
+    }
     return Estimate(max(longest, total / workers), total, memory, sources)
 
 

@@ -141,7 +141,9 @@ def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]
         here = runs[alive]
         columns = (here[name] for name in ("curve_step", "curve_loss", "diverged_step"))
         losses = [_loss_at(*run, rung.step) for run in zip(*columns, strict=True)]
-        stays = keep_lanes(losses, *(list(here[name]) for name in (OVERHEAD, "seed", "lr")), rung.keep, list(here["config_id"]))
+        stays = keep_lanes(
+            losses, *(list(here[name]) for name in (OVERHEAD, "seed", "lr")), rung.keep, list(here["config_id"])
+        )
         alive[np.flatnonzero(alive)] = stays
     return alive, steps + alive.sum() * (total - last)
 

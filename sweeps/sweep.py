@@ -110,6 +110,7 @@ def run_sweep(
     budget_s: float | None = None,
     rerun: bool = False,
     halving: Halving | None = None,
+    record: bool = False,
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
@@ -126,6 +127,7 @@ def run_sweep(
     rerun      train again what the store has
     halving    drop the worse lanes of a population at rungs on the way; what was dropped in a sweep with rungs counts
                as stored for another one
+    record     store gradient norms and what slots lose at log-spaced steps, too (tasks/recorder.py)
     progress   True shows it on standard error; a function is called with the state a few times a second
     store      a folder, or a URL: s3://bucket/folder
     worker     command of a worker process
@@ -149,7 +151,12 @@ def run_sweep(
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
-        scheduler = Scheduler(runner, deque(todo.jobs), setting.context, backoff_s=backoff_s)
+        scheduler = Scheduler(
+            runner,
+            deque(msgspec.structs.replace(job, record=record) for job in todo.jobs),
+            setting.context,
+            backoff_s=backoff_s,
+        )
         sweep = _Sweep(opened, work, scheduler, setting, state, clock)
         ask = _Asked(opened.path)
         try:

@@ -2,12 +2,14 @@
 tensor factors, lane sums, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizer.LaneAdamW`), so that the bits are theirs. They matter
+`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizers.adamw`), so that the bits are theirs. They matter
 because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
 sigmoid.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -134,33 +136,32 @@ def _adamw_kernel(
     square_ptr,
     gradient_ptr,
     alive_ptr,
-    lr_ptr,
-    numbers_ptr,
+    decaying_ptr,
+    columns_ptr,
     n,
-    b1,
-    rest1,
-    b2,
-    rest2,
-    eps,
-    decay,
     DECAYS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    """columns: step, both corrections, b1, 1 - b1, b2, 1 - b2, eps, weight decay of each lane, [L, COLUMNS]."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(alive_ptr + lane) != 0:
+        c = columns_ptr + lane * COLUMNS
         at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-        mask, at = at < n, lane * n + at
-        step = tl.load(lr_ptr + lane) * tl.load(numbers_ptr)
-        correction1, correction2 = tl.load(numbers_ptr + 1), tl.load(numbers_ptr + 2)
-        g, w = tl.load(gradient_ptr + at, mask, 0.0), tl.load(flat_ptr + at, mask, 0.0)
-        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * rest1
-        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * rest2
-        update = tl.div_rn(tl.div_rn(mean, correction1), tl.sqrt_rn(tl.div_rn(square, correction2)) + eps)
+        mask, there = at < n, lane * n + at
+        step, correction1, correction2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
+        g, w = tl.load(gradient_ptr + there, mask, 0.0), tl.load(flat_ptr + there, mask, 0.0)
+        mean = tl.load(mean_ptr + there, mask, 0.0) * tl.load(c + 3) + g * tl.load(c + 4)
+        square = tl.load(square_ptr + there, mask, 0.0) * tl.load(c + 5) + g * g * tl.load(c + 6)
+        scale = tl.sqrt_rn(tl.div_rn(square, correction2)) + tl.load(c + 7)
+        update = tl.div_rn(tl.div_rn(mean, correction1), scale)
         if DECAYS:
-            update = update + w * decay
-        tl.store(mean_ptr + at, mean, mask)
-        tl.store(square_ptr + at, square, mask)
-        tl.store(flat_ptr + at, w - step * update, mask)
+            decay = tl.load(c + 8)
+            decaying = tl.load(decaying_ptr + at, mask, 0) != 0
+            update = tl.where((decay > 0) & decaying, update + w * decay, update)
+        tl.store(mean_ptr + there, mean, mask)
+        tl.store(square_ptr + there, square, mask)
+        tl.store(flat_ptr + there, w - step * update, mask)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -226,28 +227,14 @@ def adamw(
     square: Tensor,
     gradient: Tensor,
     alive: Tensor,
-    lr: Tensor,
-    numbers: Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    decaying: Tensor,
+    columns: Sequence[Tensor],
 ) -> None:
-    """One step of `optimizer.LaneAdamW` in place: flat, mean, square, gradient [L, P], alive bool [L], lr [L], numbers
-    [3]: learning-rate factor and bias corrections."""
+    """One step of `optimizers.adamw` in place: flat, mean, square, gradient [L, P], alive bool [L], decaying bool [P];
+    columns, float32 [L, 1] each: learning rate of the step, both bias corrections, b1, 1 - b1, b2, 1 - b2, eps and, if
+    there is any, weight decay."""
     n = flat.shape[1]
-    constants = betas[0], 1 - betas[0], betas[1], 1 - betas[1], eps, weight_decay
     grid = triton.cdiv(n, _TILE), len(flat)
-    _adamw_kernel[grid](
-        flat,
-        mean,
-        square,
-        gradient,
-        alive.to(torch.uint8),
-        lr.contiguous(),
-        numbers.contiguous(),
-        n,
-        *constants,
-        DECAYS=bool(weight_decay),
-        TILE=_TILE,
-        **_BIG,
-    )
+    tensors = flat, mean, square, gradient, alive.to(torch.uint8), decaying, torch.cat(list(columns), dim=1)
+    flags = {"DECAYS": len(columns) == 9, "COLUMNS": len(columns)}
+    _adamw_kernel[grid](*tensors, n, **flags, TILE=_TILE, **_BIG)

@@ -103,6 +103,7 @@ def _seen(population: Population, position: int, steps: int) -> dict:
         "train_loss_min": number(record.least[position].item()),
         "curve_step": [step for step, _ in shown],
         "curve_loss": [loss for _, loss in shown],
+        "recorded": population.recorder.of_lane(position, steps) if population.recorder else {},
     }
 
 

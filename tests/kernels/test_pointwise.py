@@ -1,5 +1,6 @@
 """What stands between the products has the bits of the functions that it stands for."""
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fp4dse.dse.place import Place
+from fp4dse.dse.training import AdamW
+from fp4dse.kernels import fused as fused_kernels
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.gemm import scaled
-from fp4dse.tasks.optimizer import LaneAdamW
+from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, lanes
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 
@@ -92,21 +96,36 @@ def test_factors_of_a_product(place, both):
     assert same(got, scaled(x, a, b))
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adamw(place, weight_decay, monkeypatch):
+@pytest.mark.parametrize("decays", [(0.0, 0.0, 0.0), (0.1, 0.0, 0.3)])
+def test_adamw(place, decays, monkeypatch):
     """Of square roots that are rounded once: torch's on a CPU are an ulp off here and there."""
     monkeypatch.setattr(torch, "sqrt", lambda x: x.double().sqrt().float())
-    model = torch.nn.Linear(1, 1)
-    model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
-    model.bias = torch.nn.Parameter(torch.randn(3, 7))
-    eager = LaneAdamW(model, torch.tensor([1e-3, 2e-3, 3e-2]), (0.9, 0.95), 1e-8, weight_decay)
+    model = torch.nn.Module()
+    model.layer = torch.nn.Linear(1, 1)
+    model.layer.place = Place()  # so that its weight decays
+    model.layer.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
+    model.layer.bias = torch.nn.Parameter(torch.randn(3, 7))
+    clip, scale = float("inf"), 1.0
+    numbers_of_lanes = [
+        Numbers(AdamW(), decay, b1, 0.95, 1e-8, clip, scale) for decay, b1 in zip(decays, (0.9, 0.9, 0.8), strict=True)
+    ]
+    eager, fused = (
+        LaneOptimizer(twin, torch.tensor([1e-3, 2e-3, 3e-2]), numbers_of_lanes, [1.0, 1.0, 0.5])
+        for twin in (copy.deepcopy(model), model)
+    )
+    for name in ("flat", "lr", "decaying", "table", "of_lane", "weight_decay"):
+        value = getattr(fused, name)
+        setattr(fused, name, None if value is None else value.to(place.device))
+    for of in (fused.kept, fused.columns):
+        of.update({name: value.to(place.device) for name, value in of.items()})
+    monkeypatch.setattr(lanes, "has_kernels", lambda x: x is there)
+    monkeypatch.setattr(fused_kernels, "pointwise", place.module, raising=False)
     alive = torch.tensor([True, False, True])
-    names = ("flat", "mean", "square")
-    tensors = [getattr(eager, name).to(place.device).clone() for name in names]
-    for row in eager.schedule([1.0, 1.0, 0.5]):
-        g = torch.randn_like(eager.flat)
-        eager.step(g, alive, row)  # on the CPU
-        rest = [t.to(place.device) for t in (g, alive, eager.lr, row)]
-        place.module.adamw(*tensors, *rest, eager.betas, eager.eps, eager.weight_decay)
-        for name, got in zip(names, tensors, strict=True):
-            assert same(got, getattr(eager, name)), name
+    for step in range(3):
+        g, at = torch.randn_like(eager.flat), torch.tensor([step])
+        there = g.to(place.device, copy=True)
+        eager.step(g, alive, at)
+        fused.step(there, alive.to(place.device), at.to(place.device))
+        assert same(fused.flat, eager.flat)
+        for name, kept in eager.kept.items():
+            assert same(fused.kept[name], kept), name
