@@ -7,12 +7,15 @@ from functools import partial
 
 import msgspec
 import pytest
+import torch
 
-from fp4dse.dse import ConfigError, Recipe, recipe_files, recipe_from_dict
+from fp4dse.dse import ConfigError, Hadamard, Quantizer, Recipe, recipe_files, recipe_from_dict
 from fp4dse.dse.export import TARGETS, export
 from fp4dse.dse.export.settings import LISTS, differences
+from fp4dse.dse.export.torchao import SIGNS
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.rules import faults
+from fp4dse.kernels import quantize
 
 ALL = [(target, settings) for target, known in LISTS.items() for settings in known()]
 NAMES = [f"{target}-{i}" for i, (target, _) in enumerate(ALL)]
@@ -53,11 +56,10 @@ def test_torchao_has_the_objects_named_and_they_take_these_arguments(settings):
         assert type(made).__module__.startswith("torchao")
 
 
-def test_torchao_takes_the_rotation_signs_that_are_fixed_here():
-    from fp4dse.dse.export.torchao import SIGNS
-    from fp4dse.kernels.rotation import FIXED_SIGNS
-
-    assert SIGNS == FIXED_SIGNS
+def test_torchao_gets_the_signs_that_a_fixed_rotation_has_here():
+    """The first column of the Hadamard matrix is all ones: a rotated unit vector begins with its sign."""
+    rows = quantize(torch.eye(16), Quantizer(element="none"), rotation=Hadamard(size=16, signs="fixed")).elements
+    assert tuple(rows[:, 0].sign().tolist()) == SIGNS
 
 
 def te_line(name: str) -> str:
