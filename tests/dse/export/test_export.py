@@ -4,6 +4,7 @@ import ast
 import inspect
 import json
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -129,6 +130,13 @@ def test_where_only_one_side_is_quantized_the_element_says_it_all():
 def test_json_is_the_canonical_recipe_and_reads_back(name):
     text = export(Recipe.named(name), "json").settings.text
     assert recipe_from_dict(json.loads(text)) == Recipe.named(name).canonical()
+
+
+def test_the_page_shows_what_is_printed():
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    first = export(Recipe.named("te-nvfp4"), "torchao").settings.text.split("\n#")[0]
+    assert "".join(f"    {line}\n" if line else "\n" for line in first.splitlines()) in page
+    assert "".join(f"      {line}\n" for line in export(Recipe.named("nvidia-nvfp4"), "te").cannot) in page
 
 
 def test_an_unknown_target_is_answered_with_the_known_ones():
