@@ -14,6 +14,7 @@ free, and the order matters where it is not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -22,7 +23,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
 from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Stochastic, tile
+from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, tile
 from fp4dse.dse.recipe import SHARED, STAGES, Hadamard
 
 TECHNIQUES = (
@@ -163,17 +164,24 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
             items.append(Item(use.slot, "rotation" if use.copy_of is None else "copies of the forward", made))
             items += [Item(use.slot, "rotation", work.rotation(use.rotation))] if use.rotation else []
         elif first is not None and one_encoding(first, use):
+            encodings = 1 + isinstance(use.quantizer.outliers, Residual)
             write = DECODED_BYTES.get(use.unit) or work.stored_bytes(use.quantizer)
-            items.append(Item(use.slot, "second copy", Work(write=write)))
+            items.append(Item(use.slot, "second copy", Work(write=encodings * write)))
         else:
             technique = "quantize" if use.copy_of is None else "copies of the forward"
             items += [Item(use.slot, technique, base + Work(vector=0 if items else 1))]
-            items += [Item(use.slot, name, added) for name, added in _techniques(use, chip) if added != Work()]
+            items += _techniques(use, chip)
         first = first or use
     return Kernel(tuple(items))
 
 
-def _techniques(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
+@lru_cache(maxsize=65536)
+def _techniques(use: Use, chip: Chip) -> tuple[Item, ...]:
+    """What each technique does for a slot in the pass that encodes it, but for the reading."""
+    return tuple(Item(use.slot, name, added) for name, added in _added(use, chip) if added != Work())
+
+
+def _added(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
     q = use.quantizer
     yield "quantize", work.quantize(q, chip, use.unit)
     if q.tensor_scale is not None:

@@ -15,7 +15,7 @@ from fp4dse.dse.cost.step import estimator_work, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.recipe import SLOTS, Recipe
+from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
 
 
 def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:
@@ -66,9 +66,9 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
         uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
         for kernel in operands.passes(uses, chip):
             rows += [_row(item.slot, item.technique, item.work * kernel.often) for item in kernel.items]
-    for slot, through in (("fprop.x", recipe.estimator.x), ("fprop.w", recipe.estimator.w)):
-        done = estimator_work(slot[-1], recipe.slot(slot), through)
-        rows += [_row(slot, "estimator", done)] if done != Work() else []
+    for operand in STAGES["fprop"]:
+        done = estimator_work(operand, recipe.fprop, getattr(recipe.estimator, operand))
+        rows += [_row(f"fprop.{operand}", "estimator", done)] if done != Work() else []
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         found = merged.setdefault((row["slot"], row["technique"]), row)

@@ -24,8 +24,7 @@ from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.recipe import Fprop, Recipe
 
 COST_REV = 1
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
@@ -84,8 +83,8 @@ def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
         _tensor("x", fprop, wgrad, model, chip),
         _tensor("w", fprop, dgrad, model, chip),
         _tensor("g", dgrad, wgrad, model, chip),
-        _estimator("x", fprop.x, through.x, model, chip),
-        _estimator("w", fprop.w, through.w, model, chip),
+        _estimator("x", fprop, through.x, model, chip),
+        _estimator("w", fprop, through.w, model, chip),
     ]
 
 
@@ -114,25 +113,27 @@ def _extent(tensor: str, model: Model) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=65536)
-def _estimator(operand: str, quantizer: Quantizer, through: Through, model: Model, chip: Chip) -> Seconds:
+def _estimator(operand: str, fprop: Fprop, through: Through, model: Model, chip: Chip) -> Seconds:
     """The pass over the gradient of x or, once an optimizer step, of w."""
-    done = estimator_work(operand, quantizer, through)
+    done = estimator_work(operand, fprop, through)
     if done == Work():
         return ()
     elements, launches = _extent(operand, model)
     return (("estimator", done.seconds(chip) * elements + launches * chip.launch.value),)
 
 
-def estimator_work(operand: str, quantizer: Quantizer, through: Through) -> Work:
-    """Per element of the gradient, which is BF16 for x and FP32 for w."""
+def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
+    """Per element of the gradient, which is BF16 for x and FP32 for w. It passes through the quantizer of a rotated
+    operand rotated, and is rotated back."""
     through = through.canonical()
-    if quantizer.is_plain or through == Through():
+    if getattr(fprop, operand).is_plain or through == Through():
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
     scale = work.SCALE_GRADIENT[through.scale]
     twice = 2 if relaxation.read >= 2 and scale.read >= 2 else 0  # the operand is read once for both
     gradient = 2 if operand == "x" else 4
-    return relaxation + scale + Work(read=gradient - twice, write=gradient, vector=2)
+    turns = work.rotation(fprop.rotation) * 2 if fprop.rotation else Work()
+    return relaxation + scale + turns + Work(read=gradient - twice, write=gradient, vector=2)
 
 
 @lru_cache

@@ -3,14 +3,14 @@
 The counts are of one fused kernel a pass, 16-bit input, packed output. They follow the operations of docs/numerics.md
 (kernels/reference.py), each FP32 or integer operation one instruction; n is the number of elements, l that of a block.
 
-    pass                     traffic, bytes/n            instructions/n
-    quantize                 2 read, stored bits written unpack, |x| maximum, multiply by 1/s; rounding; scale/l
-    tensor maximum           2 read                      unpack, maximum; all of the rotation if that comes first
-    stochastic rounding                                  Philox 4×32-10: 80 for 128 bits; two to cut out and add
-    rotation of b                                        log2 b, a shuffle a stage above 16, a flip
-    scales beyond a maximum  see SCALING
-    several encodings        see ADAPT
-    estimator                gradient read and written      ESTIMATOR, SCALE_GRADIENT
+    pass                  bytes                         instructions
+    quantize              2 read, stored bits written   unpack, maximum, multiply; rounding; a scale / l
+    tensor maximum        2 read                        unpack, maximum; the rotation, if that comes first
+    stochastic rounding                                 Philox 4×32-10: 80 for 128 bits; two to cut out and add
+    rotation of b                                       log2 b, an exchange a stage above 16, a flip
+    other scales          SCALING
+    several encodings     ADAPT
+    estimator             ESTIMATOR and SCALE_GRADIENT, and a gradient that is read and written
 
 An unknown name is a KeyError: a technique that nobody has priced must not be free without a word.
 """
@@ -42,7 +42,11 @@ class Work(msgspec.Struct, frozen=True):
 
     def __add__(self, other: Work) -> Work:
         return Work(
-            *(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
+            self.read + other.read,
+            self.write + other.write,
+            self.vector + other.vector,
+            self.special + other.special,
+            self.convert + other.convert,
         )
 
     def __mul__(self, factor: float) -> Work:
@@ -161,9 +165,7 @@ def scaling(q: Quantizer, chip: Chip) -> Work:
 
 ADAPT: dict[str, Work] = {
     "none": Work(),
-    "if4": Work(
-        vector=1 + 3 + 6, convert=1
-    ),  # INT4 beside E2M1: multiply, round, clamp; two errors of three operations
+    "if4": Work(vector=10, convert=1),  # INT4 beside E2M1: multiply, round, clamp (4); two errors of three
     "razer": Work(vector=12),  # two special values: compare and select; two errors
     "dialects": Work(vector=80),  # 16 codebooks of two thresholds and an error each
 }

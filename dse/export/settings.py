@@ -18,7 +18,8 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.export import te, torchao
 from fp4dse.dse.export.listed import Settings
 from fp4dse.dse.library import recipe_to_dict
-from fp4dse.dse.recipe import SLOTS, Recipe, grouped
+from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, grouped
 
 LISTS: dict[str, Callable[[], Iterator[Settings]]] = {"te": te.settings, "torchao": torchao.settings}
 """Target -> all its settings, the ones with fewer arguments first."""
@@ -39,18 +40,28 @@ def export(recipe: Recipe, target: str) -> Export:
 
     ConfigError for another target.
     """
-    recipe = recipe.canonical()
     if target == "json":
-        text = json.dumps(recipe_to_dict(recipe), indent=2, ensure_ascii=False)
-        return Export(target, Settings(text, recipe), [])
+        text = json.dumps(recipe_to_dict(recipe.canonical()), indent=2, ensure_ascii=False)
+        return Export(target, Settings(text, recipe.canonical()), [])
     if target not in LISTS:
         raise ConfigError("--to", target, ", ".join(TARGETS))
-    known = _known(target)
+    recipe, known = _any_bits(recipe.canonical()), _known(target)
     if settings := known.get(recipe.config_id):
         return Export(target, settings, [])
     columns = recipe.columns()
     nearest = min(known.values(), key=lambda settings: _distance(columns, settings.recipe.columns()))
     return Export(target, nearest, differences(recipe, nearest.recipe))
+
+
+def _any_bits(recipe: Recipe) -> Recipe:
+    """How many random bits an element gets is the library's and the chip's choice, and is not compared."""
+    stages = {}
+    for name in STAGES:
+        stage = getattr(recipe, name)
+        drawn = {o: getattr(stage, o) for o in STAGES[name] if isinstance(getattr(stage, o).rounding, Stochastic)}
+        changes = {o: msgspec.structs.replace(q, rounding=Stochastic()) for o, q in drawn.items()}
+        stages[name] = msgspec.structs.replace(stage, **changes)
+    return msgspec.structs.replace(recipe, **stages)
 
 
 @cache

@@ -24,7 +24,7 @@ from fp4dse.dse.scale import E8M0, TensorScale
 
 NOTES = (
     "te.Linear and the like take it; layers that stay in BF16 are left outside of te.autocast",
-    "random bits of stochastic rounding are Transformer Engine's own",
+    "random bits of stochastic rounding, and how many there are, are Transformer Engine's own",
 )
 OVERRIDES = (None, "dequantized", "high_precision")
 SCOPES = ("none", "weights", "activations", "all")

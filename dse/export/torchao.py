@@ -22,7 +22,7 @@ from fp4dse.dse.scale import E8M0
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Those of Transformer Engine, which rotations with `fixed` signs have here, too."""
 
-RANDOM = "random bits of stochastic rounding are torchao's own"
+RANDOM = "random bits of stochastic rounding, and how many there are, are torchao's own"
 DIALECT = "NVFP4 scales are computed in another order of operations: on BF16 data 0.03 to 0.2 % of them differ"
 QAT = "torchao.quantization.qat"
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
 from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead, report, step_cost
 from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
-from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS
+from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, estimator_work
 from fp4dse.dse.cost.units import notes, product_unit
+from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
 from fp4dse.dse.quantizer import OUTLIER_NAMES, Stochastic
 from fp4dse.dse.recipe import Hadamard
@@ -100,6 +101,13 @@ def test_held_maxima_are_nearly_free():
     q = msgspec.structs.replace(Quantizer.named("nvfp4"), tensor_scale=held)
     current, plain = Recipe.named("nvfp4"), Recipe.uniform(Quantizer.named("e4m3-b16"))
     assert overhead(Recipe.uniform(q)) - overhead(plain) < (overhead(current) - overhead(plain)) / 40
+
+
+def test_a_gradient_passes_through_a_rotated_operand_rotated():
+    plain = msgspec.structs.replace(Recipe.named("mxfp4"), estimator=Recipe.named("quartet").estimator)
+    fprop = msgspec.structs.replace(plain.fprop, rotation=Hadamard(size=64))
+    through = plain.estimator.x
+    assert estimator_work("x", fprop, through) == estimator_work("x", plain.fprop, through) + Work(vector=2 * 9)
 
 
 def test_a_product_takes_the_slower_unit_of_its_operands():

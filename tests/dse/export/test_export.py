@@ -4,13 +4,19 @@ import ast
 import inspect
 import json
 from functools import partial
+from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 
-from fp4dse.dse import ConfigError, Recipe, recipe_files, recipe_from_dict
+from fp4dse.dse import ConfigError, Hadamard, Quantizer, Recipe, recipe_files, recipe_from_dict
 from fp4dse.dse.export import TARGETS, export
 from fp4dse.dse.export.settings import LISTS, differences
+from fp4dse.dse.export.torchao import SIGNS
+from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.rules import faults
+from fp4dse.kernels import quantize
 
 ALL = [(target, settings) for target, known in LISTS.items() for settings in known()]
 NAMES = [f"{target}-{i}" for i, (target, _) in enumerate(ALL)]
@@ -51,11 +57,10 @@ def test_torchao_has_the_objects_named_and_they_take_these_arguments(settings):
         assert type(made).__module__.startswith("torchao")
 
 
-def test_torchao_takes_the_rotation_signs_that_are_fixed_here():
-    from fp4dse.dse.export.torchao import SIGNS
-    from fp4dse.kernels.rotation import FIXED_SIGNS
-
-    assert SIGNS == FIXED_SIGNS
+def test_torchao_gets_the_signs_that_a_fixed_rotation_has_here():
+    """The first column of the Hadamard matrix is all ones: a rotated unit vector begins with its sign."""
+    rows = quantize(torch.eye(16), Quantizer(element="none"), rotation=Hadamard(size=16, signs="fixed")).elements
+    assert tuple(rows[:, 0].sign().tolist()) == SIGNS
 
 
 def te_line(name: str) -> str:
@@ -91,6 +96,16 @@ def test_four_over_six_and_a_bf16_backward_pass_are_arguments():
     assert done.settings.environment["NVTE_NVFP4_4OVER6_ERR_MODE"] == "MSE"
 
 
+@pytest.mark.parametrize("target", LISTS)
+def test_how_many_random_bits_there_are_is_the_librarys_choice(target):
+    recipe = Recipe.named("te-nvfp4")
+    g = msgspec.structs.replace(recipe.dgrad.g, rounding=Stochastic(bits=8))
+    eight = msgspec.structs.replace(recipe, dgrad=msgspec.structs.replace(recipe.dgrad, g=g))
+    done = export(eight, target)
+    assert not done.cannot
+    assert any("how many" in note for note in done.settings.notes)
+
+
 def test_what_cannot_be_expressed_is_named_with_what_there_is_instead():
     done = export(Recipe.named("nvidia-nvfp4"), "te")
     assert done.cannot == ["gradients range 16/17 (it has full)", "wgrad rotation rht16 (it has fixed16)"]
@@ -102,7 +117,7 @@ def test_what_cannot_be_expressed_is_named_with_what_there_is_instead():
 def test_a_recipe_is_either_computed_exactly_or_refused_with_reasons(name, target):
     recipe = Recipe.named(name)
     done = export(recipe, target)
-    assert bool(done.cannot) == (done.settings.recipe.config_id != recipe.config_id)
+    assert bool(done.cannot) == (name not in {"bf16", "te-nvfp4", "nvfp4"} or (name, target) == ("nvfp4", "torchao"))
 
 
 def test_where_only_one_side_is_quantized_the_element_says_it_all():
@@ -115,6 +130,13 @@ def test_where_only_one_side_is_quantized_the_element_says_it_all():
 def test_json_is_the_canonical_recipe_and_reads_back(name):
     text = export(Recipe.named(name), "json").settings.text
     assert recipe_from_dict(json.loads(text)) == Recipe.named(name).canonical()
+
+
+def test_the_page_shows_what_is_printed():
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    first = export(Recipe.named("te-nvfp4"), "torchao").settings.text.split("\n#")[0]
+    assert "".join(f"    {line}\n" if line else "\n" for line in first.splitlines()) in page
+    assert "".join(f"      {line}\n" for line in export(Recipe.named("nvidia-nvfp4"), "te").cannot) in page
 
 
 def test_an_unknown_target_is_answered_with_the_known_ones():
