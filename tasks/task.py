@@ -46,6 +46,7 @@ class Task(msgspec.Struct, frozen=True):
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
+    shown       the metric that stands beside the loss, if it is one that `finish` makes
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     """
 
@@ -67,6 +68,7 @@ class Task(msgspec.Struct, frozen=True):
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay: float = 0.0
+    shown: str | None = None
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""
@@ -75,7 +77,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def metric_name(self) -> str | None:
         """The metric that stands beside the loss."""
-        return next(iter(self.metrics), None)
+        return self.shown or next(iter(self.metrics), None)
 
     @property
     def digest(self) -> str:

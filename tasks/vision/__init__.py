@@ -24,7 +24,7 @@ from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
 
-REV = 1
+REV = 2
 
 
 class Preset(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ CIFAR = "the files of CIFAR-10"
 SIZES = {
     "smoke": Preset(vit(4, 16, 1, 2), 32, 1e-2, 60),
     "quickstart": Preset(vit(4, 32, 1, 2), 32, 5e-3, 240),
-    "small": Preset(vit(2, 48, 2, 4), 64, 3e-3, 400),
+    "small": Preset(vit(4, 64, 2, 4), 64, 3e-3, 400),
     "vit-paper": _paper(vit(4, 256, 6, 4), 50_000, CIFAR),
     "resnet-smoke": Preset(resnet((8, 16), (1, 1)), 32, 1e-2, 40),
     "resnet-small": Preset(resnet((16, 32, 32), (1, 1, 1)), 64, 5e-3, 300),
