@@ -47,6 +47,7 @@ class Task(msgspec.Struct, frozen=True):
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
+    shown       the metric that stands beside the loss, if it is one that `finish` makes
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     """
 
@@ -69,6 +70,7 @@ class Task(msgspec.Struct, frozen=True):
     weight_decay: float = 0.0
     clip: float | None = None
     decay: float = 0.0
+    shown: str | None = None
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""
@@ -77,7 +79,7 @@ class Task(msgspec.Struct, frozen=True):
     @property
     def metric_name(self) -> str | None:
         """The metric that stands beside the loss."""
-        return next(iter(self.metrics), None)
+        return self.shown or next(iter(self.metrics), None)
 
     @property
     def digest(self) -> str:

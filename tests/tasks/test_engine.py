@@ -1,5 +1,7 @@
 """A lane's trajectory is its own: the same bits in any company, order and size, beside a NaN, in any process."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 import torch
@@ -161,7 +163,10 @@ def test_unknown_tasks_and_presets_are_named():
 
 
 def test_every_preset_has_a_digest_of_its_own_data():
-    digests = {(t.name, t.preset): t.digest for presets in TASKS.values() for t in presets.values()}
+    digests = {}
+    for task in (task for presets in TASKS.values() for task in presets.values()):
+        with suppress(ConfigError):  # of presets that need the user's data
+            digests[task.name, task.preset] = task.digest
     assert all(len(d) == 16 for d in digests.values())
     regression = [d for (name, _), d in digests.items() if name == "regression"]
     assert len(set(regression)) == len(regression)

@@ -1,0 +1,1 @@
+"""Data sets: what is bundled, and what is read from a user's own files."""

@@ -1,0 +1,111 @@
+"""Diffusion: models that predict the noise in images, by a UNet and by a transformer.
+
+Data: the digits that scikit-learn ships, or a path (tasks/data/images.py). After training each lane draws samples:
+their Fréchet distance is the metric `fid` (lower is better; quality.py), and 64 of them the picture `samples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+from torch import nn
+
+from fp4dse.dse import ConfigError
+from fp4dse.tasks.data.digits import digits
+from fp4dse.tasks.data.images import Images, load_images
+from fp4dse.tasks.diffusion.dit import dit
+from fp4dse.tasks.diffusion.quality import frechet, grid, reference
+from fp4dse.tasks.diffusion.schedule import noised, sampled, squared_error
+from fp4dse.tasks.diffusion.unet import unet
+from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.model import Model, image_problem, needed
+from fp4dse.tasks.task import Finish, Problem, Task
+
+REV = 1
+SHOWN = 64
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """A model with its training and sampling numbers. images: of the data set whose epochs `epochs` counts, until a
+    path is given. samples: of each lane, in `sampler` steps of a deterministic sampler. size: what images in files of
+    their own are scaled to, unless the path says otherwise."""
+
+    model: Model
+    batch: int
+    lr: float
+    steps: int = 0
+    samples: int = 256
+    sampler: int = 25
+    epochs: int = 0
+    images: int = 0
+    decay: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.99)
+    data: Callable[[], Images] = digits
+    size: int | None = None
+
+
+def _paper(model: Model, batch: int, lr: float, epochs: int, images: int, data: str, size: int | None) -> Preset:
+    """2509.17791: Adam, no decay of the learning rate here, samples in 100 steps."""
+    return Preset(model, batch, lr, 0, 1024, 100, epochs, images, 0.0, (0.9, 0.999), needed(data), size)
+
+
+CIFAR = "the files of CIFAR-10"
+SIZES = {
+    "smoke": Preset(unet(8, (1, 2), 1, (), 16), 32, 5e-3, 60, samples=64, sampler=4),
+    "small": Preset(unet(32, (1, 2), 1, (1,), 64), 64, 2e-3, 1000),
+    "cifar": Preset(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
+    "paper": _paper(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, 20, 50_000, CIFAR, None),
+    "ffhq-paper": _paper(unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 3, 66_500, "FFHQ 128×128 as a folder", 128),
+    "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
+    "dit-small": Preset(dit(2, 96, 4, 4), 64, 1e-3, 1000),
+    "dit-cifar": Preset(dit(4, 256, 6, 4), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
+}
+"""`smoke`, `small`, `cifar` and the paper's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets."""
+
+
+def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:
+    height, width, channels = problem.train_x.shape[2:]
+    images = sampled(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
+    against = reference(size.data)
+    distances = torch.tensor([frechet(against, lane) for lane in images], dtype=torch.float64)
+    return Finish({"fid": distances}, {"samples": [grid(lane[:SHOWN]) for lane in images]})
+
+
+def on_data(preset: str, path: str) -> Task:
+    """The preset on the images at `path`. ConfigError for data that cannot be read or that the model cannot take."""
+    size = SIZES[preset]
+    data = partial(load_images, path, size.size)
+    images = data()
+    size.model.check(images)
+    n = len(images.train)
+    if n < size.batch:
+        raise ConfigError(f"training images in {path}", n, f"{size.batch} or more, a batch of diffusion:{preset}")
+    return _task(preset, msgspec.structs.replace(size, data=data, images=n))
+
+
+def _task(preset: str, size: Preset) -> Task:
+    source = "digits" if size.data is digits else "images"
+    return Task(
+        name="diffusion",
+        preset=preset,
+        rev=REV,
+        summary=f"noise in {source}, {size.model.name}",
+        problem=partial(image_problem, size.model, size.data),
+        prepare=partial(noised, size.data),
+        model=size.model.build,
+        loss=squared_error,
+        finish=partial(_finish, size),
+        shown="fid",
+        digest_of=lambda: size.data().digest,
+        steps=size.steps or size.epochs * (size.images // size.batch),
+        batch=size.batch,
+        lr=size.lr,
+        betas=size.betas,
+        decay=size.decay,
+    )
+
+
+PRESETS = {name: _task(name, size) for name, size in SIZES.items()}

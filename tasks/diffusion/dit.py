@@ -1,0 +1,98 @@
+"""A small diffusion transformer (DiT, 2212.09748): patch tokens, blocks whose norms and branches the time modulates.
+
+    h = h + gate · attention(norm(h) · (1 + scale) + shift),   the same for the MLP;   (shift, scale, gate) = linear(c)
+
+Every product with a weight is quantized; the attention core is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.dse.place import Kind
+from fp4dse.kernels import LaneNumerics, add_bias
+from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
+from fp4dse.tasks.model import Model
+from fp4dse.tasks.nn import affine, attention, drawn, layer_norm, layers, patches, seed_keys, smooth, unpatched
+
+KINDS: dict[str, Kind] = {
+    "embed": "embedding",
+    "time1": "embedding",
+    "qkv": "attention",
+    "out": "attention",
+    "up": "mlp",
+    "down": "mlp",
+    "head": "head",
+}
+
+
+def dit(patch: int, width: int, depth: int, heads: int) -> Model:
+    """patch: pixels of a patch's edge; the hidden layers of the MLPs are 4·width wide."""
+    name = f"DiT {depth}×{width}, {patch}×{patch} patches"
+    return Model(name, partial(_init, patch, width, depth), partial(DiT, patch, width, depth, heads), patch)
+
+
+class DiT(nn.Module):
+    """(x_t [L, B, H, W, C], t int64 [L, B]) -> predicted noise [L, B, H, W, C]."""
+
+    def __init__(
+        self, patch: int, width: int, depth: int, heads: int, parameters: dict[str, Tensor], numerics: LaneNumerics
+    ) -> None:
+        super().__init__()
+        self.sigmoid = numerics.backend.sigmoid
+        self.patch, self.depth, self.heads = patch, depth, heads
+        self.embedding = TimeEmbedding(width)
+        self.position = nn.Parameter(parameters["position"])  # [L, T·D]
+        self.layer = layers(parameters, numerics, KINDS, depth)
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        x, times = inputs
+        c = self.embedding(times, self.layer, self.sigmoid)  # [L, B, D]
+        h = self.layer["embed"](patches(x, self.patch))
+        h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
+        for i in range(self.depth):
+            shift1, scale1, gate1, shift2, scale2, gate2 = self.layer[f"block{i}_mod"](c).chunk(6, dim=-1)
+            mixed = attention(self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads)
+            h = h + _modulated(self.layer[f"block{i}_out"](mixed), gate1)
+            hidden = self.layer[f"block{i}_up"](_modulated(layer_norm(h), 1.0 + scale2, shift2))
+            h = h + _modulated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
+        shift, scale = self.layer["mod"](c).chunk(2, dim=-1)
+        out = self.layer["head"](_modulated(layer_norm(h), 1.0 + scale, shift))
+        height, columns, channels = x.shape[2:]
+        return unpatched(out, self.patch, (height, columns, channels))
+
+
+def _modulated(h: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
+    """h [L, B, T, D] · gain [L, B, D] + shift [L, B, D], for each image its own."""
+    gain = gain.flatten(0, 1)
+    shift = torch.zeros_like(gain) if shift is None else shift.flatten(0, 1)
+    return affine(h.flatten(0, 1), gain, shift).view_as(h)
+
+
+def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:
+    """Weights N(0, 1/fan_in), the head's a tenth of that; gates begin at one half, scales and shifts at 0."""
+    height, columns, channels = images.shape
+    tokens = height // patch * (columns // patch)
+    pixels = patch * patch * channels
+    shapes: dict[str, tuple[int, ...]] = {"embed": (width, pixels)} | time_shapes(width, width)
+    for i in range(depth):
+        shapes |= {
+            f"block{i}.mod": (6 * width, width),
+            f"block{i}.qkv": (3 * width, width),
+            f"block{i}.out": (width, width),
+            f"block{i}.up": (4 * width, width),
+            f"block{i}.down": (width, 4 * width),
+        }
+    shapes |= {"mod": (2 * width, width), "head": (pixels, width)}
+    made = drawn(seeds, shapes, {"mod": 0.1, "head": 0.1, "out": 0.5, "down": 0.5})
+    for i in range(depth):
+        for gate in (2, 5):
+            made[f"block{i}.mod.b"][:, gate * width : (gate + 1) * width] = 0.5
+    position = 0.1 * normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
+    return {"position": position} | made

@@ -1,0 +1,36 @@
+"""The time as a model sees it: sines and cosines of it (2006.11239), and two linear layers, the first with SiLU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.tasks.diffusion.schedule import TIMES
+from fp4dse.tasks.nn import smooth
+
+
+def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the two layers; the embedding is `width` wide."""
+    return {"time1": (width, waves), "time2": (width, width)}
+
+
+class TimeEmbedding:
+    """Times int64 [L, B] -> what a block's projection takes, [L, B, width], by the layers time1 and time2."""
+
+    def __init__(self, waves: int) -> None:
+        self.waves = waves
+
+    def __call__(self, times: Tensor, layer: nn.ModuleDict, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+        hidden = smooth(layer["time1"](_waves(self.waves, times.device)[times]), sigmoid)
+        return smooth(layer["time2"](hidden), sigmoid)
+
+
+@cache
+def _waves(count: int, device: torch.device) -> Tensor:
+    """float32 [TIMES, count]: sin and cos of t · 10000^(-2i/count), made on the CPU so that devices agree."""
+    half = torch.arange(count // 2, dtype=torch.float64)
+    angle = torch.arange(TIMES, dtype=torch.float64)[:, None] * 10000.0 ** (-half / (count // 2))
+    return torch.cat([angle.sin(), angle.cos()], dim=1).to(torch.float32).to(device)

@@ -1,0 +1,226 @@
+"""Parts that image models share and that no recipe quantizes: norms, attention core, resizing, pooling.
+
+Images stand channels last, [L, B, H, W, C]. Sums that a gradient needs are lane sums, because a library's reduction
+over several axes chooses its order by the number of lanes. Normalisation over the last axis folds lanes into rows, and
+a row's bits do not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fp4dse.dse.place import Kind, Place
+from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum, silu
+from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+
+Shapes = dict[str, tuple[int, ...]]
+"""Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
+
+
+def seed_keys(seeds: Sequence[int]) -> Tensor:
+    """int64 [S], as counters take them."""
+    return torch.tensor(list(seeds), dtype=torch.int64)
+
+
+def drawn(
+    seeds: Sequence[int], shapes: Shapes, gains: Mapping[str, float], biased: Container[str] | None = None
+) -> dict[str, Tensor]:
+    """`name.w` N(0, gain²/fan_in) for each seed, [S, *shape], and `name.b` of zeros [S, out].
+
+    gains, biased: by the last word of a name; a gain is 1 and a bias is there unless said otherwise.
+    """
+    keys = seed_keys(seeds)
+    made = {}
+    for site, (name, shape) in enumerate(shapes.items()):
+        last = name.rpartition(".")[2]
+        fan_in = torch.Size(shape[1:]).numel()
+        weight = normal(keys, STREAMS["init"], 0, site, shape[0] * fan_in).view(-1, *shape)
+        made[f"{name}.w"] = weight * (gains.get(last, 1.0) / fan_in**0.5)
+        if biased is None or last in biased:
+            made[f"{name}.b"] = torch.zeros(len(keys), shape[0])
+    return made
+
+
+def layers(
+    parameters: Mapping[str, Tensor],
+    numerics: LaneNumerics,
+    kinds: Mapping[str, Kind],
+    blocks: int,
+    strides: Mapping[str, int] | None = None,
+) -> nn.ModuleDict:
+    """A quantized layer for every `name.w`, under its name with _ for a dot: linear for [L, out, in], a convolution
+    that keeps the size of the image, or divides it by its stride, for [L, out, kh, kw, in].
+
+    Names are `block3.qkv` within blocks, else one word; the last word has its kind in `kinds`, without which it is
+    `conv` or `linear`. Layers are numbered in the order of `parameters`.
+    """
+    made: dict[str, nn.Module] = {}
+    for i, name in enumerate(name.removesuffix(".w") for name in parameters if name.endswith(".w")):
+        weight, bias = parameters[f"{name}.w"], parameters.get(f"{name}.b")
+        block, _, last = name.rpartition(".")
+        kind = kinds.get(last, "conv" if weight.dim() == 5 else "linear")
+        place = Place(kind, int(block.removeprefix("block")), blocks) if block else Place(kind, None, blocks)
+        key = name.replace(".", "_")
+        if weight.dim() == 5:
+            stride, padding = (strides or {}).get(name, 1), weight.shape[2] // 2
+            made[key] = QuantConv2d(weight, bias, numerics, i, place, stride, padding)
+        else:
+            made[key] = QuantLinear(weight, bias, numerics, i, place)
+    return nn.ModuleDict(made)
+
+
+class _Affine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gain)
+        return x * gain[:, None] + shift[:, None]
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        x, gain = ctx.saved_tensors
+        return g * gain[:, None], lane_sum(g * x, 1), lane_sum(g, 1)
+
+
+def affine(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    """x [N, M, C] · gain [N, C] + shift [N, C]."""
+    return _Affine.apply(x, gain, shift)
+
+
+class _Standardized(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) over dimension 1 of x [L, M, C], with the gradient through both."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        mean = _mean(x)
+        centred = x - mean[:, None]
+        variance = _mean(centred * centred)
+        inverse = 1.0 / torch.sqrt(variance + eps)
+        out = centred * inverse[:, None]
+        ctx.save_for_backward(out, inverse)
+        ctx.mark_non_differentiable(mean, variance)
+        return out, mean, variance
+
+    @staticmethod
+    def backward(ctx, g: Tensor, *_):
+        out, inverse = ctx.saved_tensors
+        return (g - _mean(g)[:, None] - out * _mean(g * out)[:, None]) * inverse[:, None], None
+
+
+def _mean(x: Tensor) -> Tensor:
+    total = lane_sum(x, 1)
+    return total / torch.full_like(total, x.shape[1])
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of each lane by itself: x [L, …, C], statistics over all between, gain and shift [L, C].
+
+    Running mean and (unbiased) variance [L, C] are state; with them it evaluates, while `numerics.training` is False.
+    """
+
+    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum=0.1, eps=1e-5) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(gain), nn.Parameter(shift)
+        self.mean: Tensor
+        self.variance: Tensor
+        self.register_buffer("mean", torch.zeros_like(gain))
+        self.register_buffer("variance", torch.ones_like(gain))
+        self.numerics, self.momentum, self.eps = numerics, momentum, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(len(x), -1, x.shape[-1])
+        if self.numerics.training:
+            out, mean, variance = _Standardized.apply(rows, self.eps)
+            n = rows.shape[1]
+            self.mean.copy_(self.mean * (1 - self.momentum) + mean * self.momentum)
+            unbiased = variance * (n / max(1, n - 1))
+            self.variance.copy_(self.variance * (1 - self.momentum) + unbiased * self.momentum)
+        else:
+            out = (rows - self.mean[:, None]) * (1.0 / torch.sqrt(self.variance + self.eps))[:, None]
+        return affine(out, self.gain, self.shift).view_as(x)
+
+
+def layer_norm(h: Tensor) -> Tensor:
+    """Over the last axis, without gain."""
+    return F.layer_norm(h, h.shape[-1:])
+
+
+def group_norm(x: Tensor, groups: int) -> Tensor:
+    """x [L, B, H, W, C]: each image's `groups` of neighbouring channels to mean 0 and variance 1, without gain."""
+    lanes, batch, height, width, channels = x.shape
+    cut = x.view(lanes * batch, height * width, groups, channels // groups).transpose(1, 2)
+    rows = cut.reshape(lanes * batch * groups, -1)
+    return F.layer_norm(rows, rows.shape[-1:]).view(cut.shape).transpose(1, 2).reshape(x.shape)
+
+
+def smooth(x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+    """SiLU of x [L, …], as three dimensions: a compiled function is made for few."""
+    return silu(x.reshape(len(x), -1, x.shape[-1]), sigmoid).view_as(x)
+
+
+def attention(qkv: Tensor, heads: int) -> Tensor:
+    """softmax(QKᵀ/√d) V of each sample: qkv [L, B, T, 3·D] -> [L, B, T, D]. Lanes are folded into the batch."""
+    lanes, batch, tokens, width = qkv.shape
+    size = width // 3 // heads
+    cut = qkv.view(lanes * batch, tokens, 3, heads, size)
+    q, k, v = cut.permute(2, 0, 3, 1, 4).reshape(3, -1, tokens, size).unbind(0)
+    weights = torch.softmax(torch.bmm(q, k.mT) * size**-0.5, dim=-1)
+    mixed = torch.bmm(weights, v).view(lanes, batch, heads, tokens, size)
+    return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient."""
+    x = x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
+    rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
+    return torch.maximum(rows[:, :, :, 0::2], rows[:, :, :, 1::2])
+
+
+def max_pool_overlapping(x: Tensor) -> Tensor:
+    """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative."""
+    for dim in (2, 3):
+        size = (x.shape[dim] + 1) // 2
+        padded = F.pad(x, (0, 0, 0, 0, 1, 1) if dim == 2 else (0, 0, 1, 1))
+        before = (slice(None),) * dim
+        first, second, third = (padded[(*before, slice(i, i + 2 * size - 1, 2))] for i in range(3))
+        x = torch.maximum(torch.maximum(first, second), third)
+    return x
+
+
+def mean_pool(x: Tensor) -> Tensor:
+    """Mean over the pixels or tokens: [L, B, …, C] -> [L, B, C]."""
+    rows = x.reshape(*x.shape[:2], -1, x.shape[-1])
+    return lane_sum(rows, 2) / rows.shape[2]
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        rows = g[:, :, 0::2] + g[:, :, 1::2]
+        return rows[:, :, :, 0::2] + rows[:, :, :, 1::2]
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
+    return _Doubled.apply(x)
+
+
+def patches(x: Tensor, size: int) -> Tensor:
+    """[L, B, H, W, C] -> tokens [L, B, H/size · W/size, size·size·C]."""
+    lanes, batch, height, width, channels = x.shape
+    cut = x.view(lanes, batch, height // size, size, width // size, size, channels)
+    return cut.transpose(3, 4).reshape(lanes, batch, -1, size * size * channels)
+
+
+def unpatched(tokens: Tensor, size: int, shape: tuple[int, int, int]) -> Tensor:
+    """The inverse of `patches`: tokens [L, B, T, size·size·C] -> [L, B, *shape]."""
+    height, width, channels = shape
+    cut = tokens.view(*tokens.shape[:2], height // size, width // size, size, size, channels)
+    return cut.transpose(3, 4).reshape(*tokens.shape[:2], height, width, channels)

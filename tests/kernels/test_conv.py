@@ -1,0 +1,155 @@
+"""A convolution is the product of its im2col matrix: plain torch's values with the quantizers off, the six slots on."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
+from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
+from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
+from fp4dse.kernels.conv import im2col
+
+OFF = Quantizer.named("none")
+SHAPES = [  # batch, height, width, channels in, channels out, kernel, stride, padding
+    (2, 8, 8, 3, 16, (3, 3), 1, 1),
+    (3, 7, 9, 16, 8, (3, 3), 2, 1),
+    (2, 6, 6, 16, 8, (1, 1), 1, 0),
+    (2, 5, 5, 4, 6, (1, 1), 2, 0),
+    (1, 14, 14, 1, 5, (7, 7), 2, 3),
+    (2, 5, 8, 2, 3, (2, 3), 1, 0),
+]
+
+
+def recipe_with(slot: str | None = None, quantizer: Quantizer = OFF, **rotations) -> Recipe:
+    """All slots off but one; rotations by stage name."""
+
+    def stage(kind, name):
+        slots = {o: quantizer if slot == f"{name}.{o}" else OFF for o in STAGES[name]}
+        return kind(**slots, rotation=rotations.get(name))
+
+    return Recipe(fprop=stage(Fprop, "fprop"), dgrad=stage(Dgrad, "dgrad"), wgrad=stage(Wgrad, "wgrad"))
+
+
+def numerics(recipe: Recipe, lanes: int) -> LaneNumerics:
+    """Lanes of the recipe as written: `canonical` would drop a rotation that has nothing to quantize."""
+    made = LaneNumerics([recipe] * lanes, range(lanes))
+    made.rotations = {name: recipe.rotation(name) for name in STAGES}
+    return made
+
+
+def run(recipe, shape, lanes=2):
+    """x, w, bias, g and y, dx, dw, dbias of one layer."""
+    batch, height, width, cin, cout, kernel, stride, padding = shape
+    torch.manual_seed(0)
+    x = torch.randn(lanes, batch, height, width, cin, requires_grad=True)
+    w, b = torch.randn(lanes, cout, *kernel, cin), torch.randn(lanes, cout)
+    layer = QuantConv2d(w, b, numerics(recipe, lanes), layer=3, stride=stride, padding=padding)
+    y = layer(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    return (x.detach(), w, b, g), (y.detach(), x.grad, layer.weight.grad.view_as(w), layer.bias.grad)
+
+
+def torch_conv(x, w, b, g, stride, padding):
+    """The same by torch's convolution, in float64, lane by lane."""
+    found = []
+    for lane in zip(x.double(), w.double(), b.double(), g.double(), strict=True):
+        lx, lw, lb = (t.clone().requires_grad_() for t in lane[:3])
+        y = F.conv2d(lx.permute(0, 3, 1, 2), lw.permute(0, 3, 1, 2), lb, stride, padding).permute(0, 2, 3, 1)
+        y.backward(lane[3])
+        found.append((y.detach(), lx.grad, lw.grad, lb.grad))
+    return tuple(torch.stack(t) for t in zip(*found, strict=True))
+
+
+def error(ours, theirs):
+    return float((ours.double() - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quantizers_off_equals_the_convolution_of_torch(shape):
+    given, got = run(recipe_with(), shape)
+    for ours, theirs in zip(got, torch_conv(*given, *shape[-2:]), strict=True):
+        assert ours.shape == theirs.shape
+        assert error(ours, theirs) < 1e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_quantizers_off_equals_the_plain_product_of_columns_bit_for_bit(shape):
+    (x, w, b, g), (y, dx, dw, _) = run(recipe_with(), shape)
+    leaf = x.clone().requires_grad_()
+    columns = im2col(leaf, shape[5], *shape[-2:])
+    flat, matrix, rows = columns.detach().flatten(1, 3), w.flatten(2), g.flatten(1, 3)
+    assert torch.equal(y.flatten(1, 3), torch.bmm(flat, matrix.mT) + b[:, None])
+    assert torch.equal(dw.flatten(2), torch.bmm(rows.mT, flat))
+    columns.backward(torch.bmm(rows, matrix).view_as(columns))
+    assert torch.equal(dx, leaf.grad)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rotation_cancels_in_its_own_product(stage):
+    given, got = run(recipe_with(**{stage: Hadamard(size=16)}), SHAPES[1])
+    for name, ours, theirs in zip(STAGES, got, torch_conv(*given, *SHAPES[1][-2:]), strict=False):
+        assert error(ours, theirs) < 2e-6, name
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_each_slot_quantizes_along_the_contraction_of_its_product(slot):
+    q = Quantizer.named("mxfp4")  # blocks of 32: the sizes are such that none needs padding
+    shape = (2, 4, 8, 32, 64, (3, 3), 1, 1)
+    (x, w, b, g), got = run(recipe_with(slot, q), shape)
+    columns = im2col(x, (3, 3), 1, 1).flatten(1, 3)  # [L, 64, 288]
+    operands = {"x": columns, "w": w.flatten(2), "g": g.flatten(1, 3)}
+    stage, name = slot.split(".")
+    last = slot in ("fprop.x", "fprop.w", "dgrad.g")  # else the contraction is the operand's rows
+    seen = operands[name] if last else operands[name].mT
+    seen = torch.stack([quantize(lane, q).values for lane in seen])
+    operands[name] = seen if last else seen.mT
+    if stage == "fprop":
+        wanted, ours = torch.bmm(operands["x"], operands["w"].mT) + b[:, None], got[0].flatten(1, 3)
+    elif stage == "wgrad":
+        wanted, ours = torch.bmm(operands["g"].mT, operands["x"]), got[2].flatten(2)
+    else:
+        leaf = x.clone().requires_grad_()
+        cut = im2col(leaf, (3, 3), 1, 1)
+        cut.backward(torch.bmm(operands["g"], operands["w"]).view_as(cut))
+        wanted, ours = leaf.grad, got[1]
+    assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4)
+    (_, plain) = run(recipe_with(), shape)
+    unchanged = [torch.equal(a, b) for a, b in zip(got[:3], plain[:3], strict=True)]
+    assert unchanged == [name != stage for name in STAGES]
+
+
+def test_columns_are_ordered_by_kernel_row_then_column_then_channel():
+    x = torch.arange(2 * 3 * 2, dtype=torch.float32).view(1, 1, 2, 3, 2).expand(2, -1, -1, -1, -1)
+    columns = im2col(x, (2, 2))
+    assert columns.shape == (2, 1, 1, 2, 8)
+    assert columns[0, 0, 0, 0].tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert columns[0, 0, 0, 1].tolist() == [2, 3, 4, 5, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+def test_a_lane_has_the_same_bits_in_any_company(shape):
+    batch, height, width, cin, cout, kernel, stride, padding = shape
+    torch.manual_seed(0)
+    recipes = [Recipe.named(n) for n in ("nvfp4", "nvfp4-sr", "ue5m3-sr", "nvfp4", "ue5m3-sr")]
+    x, w = torch.randn(5, batch, height, width, cin), torch.randn(5, cout, *kernel, cin)
+    b = torch.randn(5, cout)
+
+    def trained(chosen):
+        lanes = LaneNumerics([recipes[i] for i in chosen], chosen)
+        leaf = x[chosen].clone().requires_grad_()
+        layer = QuantConv2d(w[chosen].clone(), b[chosen].clone(), lanes, 1, stride=stride, padding=padding)
+        y = layer(leaf)
+        y.backward(torch.ones_like(y) + y.detach())
+        return y.detach(), leaf.grad, layer.weight.grad, layer.bias.grad
+
+    together = trained([0, 1, 2, 3, 4])
+    for chosen in ([3, 1], [4, 2, 1], [1, 2, 3, 4]):
+        for few, all_lanes in zip(trained(chosen), together, strict=True):
+            assert torch.equal(few, all_lanes[chosen])
+
+
+def test_an_image_smaller_than_the_kernel_is_refused():
+    layer = QuantConv2d(torch.ones(2, 1, 5, 5, 1), None, numerics(recipe_with(), 2), 0)
+    with pytest.raises(ValueError, match="image of 4×4 with padding 0: kernel"):
+        layer(torch.ones(2, 1, 4, 4, 1))

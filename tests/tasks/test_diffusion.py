@@ -1,0 +1,227 @@
+"""Diffusion: what is noised can be denoised, samplers do what their formula says, lanes are alone, and models learn."""
+
+import io
+import itertools
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.kernels import LaneNumerics
+from fp4dse.tasks import Lane, diffusion, get_task, train
+from fp4dse.tasks.data.digits import digits
+from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.diffusion import quality, schedule
+from fp4dse.tasks.draws import Draws
+
+SMOKE = ("smoke", "dit-smoke")
+
+
+def lanes_of(task, names=("bf16",), seeds=(0, 1)):
+    return [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in seeds]
+
+
+def draws(seeds=(3, 4), step=0):
+    return Draws(torch.tensor(seeds), torch.tensor(step))
+
+
+@pytest.mark.parametrize("preset", SMOKE)
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+def test_loss_falls_to_two_fifths_and_samples_are_drawn(preset, recipe):
+    task = get_task("diffusion", preset)
+    assert task.metric_name == "fid"
+    for lane in train(task, lanes_of(task, (recipe,))).lanes:
+        assert lane.train_loss_final < 0.4 * lane.curve_loss[0]
+        assert 0 < lane.metrics["fid"] < 1e4
+        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (256, 256)
+
+
+@pytest.mark.parametrize("preset", SMOKE)
+def test_a_lane_does_not_depend_on_its_company(preset):
+    task = msgspec.structs.replace(get_task("diffusion", preset), steps=4)
+    lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))
+    lanes[3] = Lane(lanes[3].recipe, 1e30, 7)  # it diverges
+    together = train(task, lanes).lanes
+    assert [lane.status for lane in together].count("diverged") == 1
+    for chosen in ([4], [5, 0], [2, 1, 4]):
+        assert train(task, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
+
+
+def test_the_share_of_the_image_falls_from_almost_all_to_almost_nothing():
+    shares = schedule.kept()
+    assert len(shares) == 1000
+    assert shares[0] == pytest.approx(1 - 1e-4)
+    assert shares[-1] == pytest.approx(4.04e-5, rel=0.01)  # 2006.11239
+    assert all(a > b for a, b in itertools.pairwise(shares))
+
+
+def test_noise_has_the_variance_of_its_time_and_is_of_the_seed():
+    x = torch.full((2, 400, 8, 8, 1), 16, dtype=torch.uint8)
+    (noisy, times), noise = schedule.noised(digits, x, None, draws())
+    share = torch.tensor(schedule.kept(), dtype=torch.float64)[times][:, :, None, None, None]
+    assert torch.allclose(noisy.double(), share.sqrt() + (1 - share).sqrt() * noise, atol=1e-6)  # the image is 1
+    assert (int(times.min()), int(times.max())) == pytest.approx((0, 999), abs=20)
+    (again, _), _ = schedule.noised(digits, x[:1], None, draws((4,)))
+    assert torch.equal(again[0], noisy[1])
+    (other, _), _ = schedule.noised(digits, x, None, draws(step=1))
+    assert not torch.equal(other, noisy)
+
+
+class Oracle:
+    """Knows the only image that there is, and so the noise in any other."""
+
+    def __init__(self, image):
+        self.image = image
+
+    def __call__(self, inputs):
+        x, times = inputs
+        share = torch.tensor(schedule.kept())[times][:, :, None, None, None]
+        return (x - share.sqrt() * self.image) / (1 - share).sqrt()
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_a_model_that_knows_the_noise_is_sampled_to_the_image(eta, steps):
+    image = torch.linspace(-0.9, 0.9, 16).view(4, 4, 1)
+    found = schedule.sampled(Oracle(image), draws(), (4, 4, 1), 5, steps, eta)
+    assert found.shape == (2, 5, 4, 4, 1)
+    assert torch.allclose(found, image.expand_as(found), atol=1e-3)
+
+
+class Gaussian:
+    """The best prediction for images N(0, v) in every pixel."""
+
+    def __init__(self, variance):
+        self.variance = variance
+
+    def __call__(self, inputs):
+        x, times = inputs
+        share = torch.tensor(schedule.kept())[times][:, :, None, None, None]
+        return x * (1 - share).sqrt() / (share * self.variance + 1 - share)
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+def test_samples_of_a_gaussian_have_its_variance(eta):
+    """The mean of 2·128·64 squares of deviation 0.2 has a standard error of 0.04·sqrt(2/16384) = 0.00044; 2 % are
+    for steps that are not infinitely small."""
+    found = schedule.sampled(Gaussian(0.04), draws(), (8, 8, 1), 128, 1000, eta)
+    assert float(found.double().square().mean()) == pytest.approx(0.04, abs=5 * 0.00044 + 0.0008)
+
+
+def test_samples_are_of_the_seed_and_passes_differ():
+    model = Gaussian(0.04)
+    found = schedule.sampled(model, draws((3, 4)), (2, 2, 1), 2 * schedule.PASS, 3)
+    assert torch.equal(schedule.sampled(model, draws((4,)), (2, 2, 1), 2 * schedule.PASS, 3)[0], found[1])
+    assert not torch.equal(found[:, : schedule.PASS], found[:, schedule.PASS :])
+
+
+def test_times_of_a_sampler_hold_both_ends():
+    assert schedule.times_of(1) == [999]
+    assert schedule.times_of(2) == [999, 0]
+    assert schedule.times_of(4) == [999, 666, 333, 0]
+    assert schedule.times_of(1000) == list(range(999, -1, -1))
+
+
+def test_the_classifier_knows_digits_and_is_always_the_same():
+    found = quality.reference(digits)
+    assert found.accuracy > 0.95
+    quality.reference.cache_clear()
+    before = torch.get_rng_state()
+    again = quality.reference(digits)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found.mean, again.mean)
+    assert torch.equal(found.covariance, again.covariance)
+
+
+def test_the_distance_orders_real_images_blurred_ones_and_noise():
+    found = quality.reference(digits)
+    real = digits().held_out.float() / 8 - 1
+    generator = torch.Generator().manual_seed(0)
+    noisy = (real + 0.5 * torch.randn(real.shape, generator=generator)).clamp(-1, 1)
+    noise = torch.randn(real.shape, generator=generator).clamp(-1, 1)
+    few = real[:1].expand(360, -1, -1, -1)
+    distances = [quality.frechet(found, samples) for samples in (real, noisy, noise)]
+    assert distances == sorted(distances)
+    assert distances[1] > 2 * distances[0]
+    assert quality.frechet(found, few) > 5 * distances[0]  # one good image again and again
+    assert math.isnan(quality.frechet(found, noise * math.nan))
+    assert quality.frechet(found, digits().train.float() / 8 - 1) < 0.01 * distances[0]
+
+
+def test_the_distance_is_that_of_two_gaussians():
+    torch.manual_seed(0)
+    mean, basis = torch.randn(5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    samples = torch.randn(50, 1, 1, 5)
+    found = quality.Reference(lambda x: x.flatten(1).double(), mean, basis @ basis.T, 1.0)
+    ours = quality.frechet(found, samples)
+    covariance = torch.cov(samples.flatten(1).double().T)
+    product = np.linalg.eigvals((covariance @ found.covariance).numpy())
+    theirs = (samples.flatten(1).double().mean(0) - mean).square().sum() + covariance.trace()
+    theirs = theirs + found.covariance.trace() - 2 * np.sqrt(product.real).sum()
+    assert ours == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_images_of_one_class_are_told_apart_by_their_rotation():
+    images = digits()
+    zeros = torch.zeros_like(images.train_labels)
+    one = Images(images.train, zeros, images.held_out, zeros[:360], 1, images.mean, images.std, "0" * 16, 16)
+    assert quality.reference(lambda: one).accuracy > 0.6  # by chance 0.25
+
+
+def test_the_grid_shows_samples_row_by_row():
+    samples = torch.linspace(-1, 1, 10)[:, None, None, None].expand(10, 2, 3, 3)
+    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=24))))
+    assert pixels.shape == (12, 24, 3)
+    assert [int(pixels[0, 6 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
+    assert int(pixels[4, 0, 0]) == 113
+    assert int(pixels[11, 23, 0]) == 0  # nothing there
+    grey = Image.open(io.BytesIO(quality.grid(samples[..., :1] * math.nan)))
+    assert grey.mode == "L"
+    assert grey.getextrema() == (0, 0)
+
+
+def images(size, channels, n=4):
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, size, size, channels), dtype=np.uint8))
+    labels = torch.arange(n) % 2
+    return Images(pixels, labels, pixels, labels, 2, (128.0,) * channels, (70.0,) * channels, "0" * 16)
+
+
+@pytest.mark.parametrize(("preset", "size"), [("cifar", 8), ("paper", 8), ("ffhq-paper", 8), ("dit-cifar", 8)])
+def test_larger_models_take_a_step(preset, size):
+    """On the smallest images that their shape allows."""
+    given = images(size, 3)
+    model = diffusion.SIZES[preset].model
+    start = {name: value.expand(2, *value.shape[1:]).clone() for name, value in model.init(given, [0]).items()}
+    built = model.build(start, LaneNumerics([Recipe.named("bf16")] * 2, [0, 0]))
+    inputs, noise = schedule.noised(lambda: given, given.train[None].expand(2, -1, -1, -1, -1), None, draws())
+    out = built(inputs)
+    assert out.shape == noise.shape
+    out.square().mean().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in built.parameters())
+
+
+def test_presets_of_the_paper_have_its_numbers():
+    small, big = (get_task("diffusion", name) for name in ("paper", "ffhq-paper"))
+    assert (small.batch, small.lr, small.steps) == (512, 1e-3, 20 * 97)
+    assert (big.batch, big.lr, big.steps) == (20, 1e-4, 3 * 3325)
+    for task in (small, big):
+        with pytest.raises(ConfigError, match="data: found nothing; accepted: --data PATH with"):
+            task.problem([0])
+
+
+def test_a_users_images_are_noised_and_drawn(tmp_path):
+    generator = np.random.default_rng(0)
+    for i in range(40):
+        Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
+    task = msgspec.structs.replace(diffusion.on_data("smoke", f"{tmp_path}?size=8"), steps=2)
+    (lane,) = train(task, lanes_of(task, seeds=(0,))).lanes
+    assert lane.metrics["fid"] > 0
+    assert Image.open(io.BytesIO(lane.pictures["samples"])).mode == "RGB"
+    with pytest.raises(ConfigError, match=r"training images in .*: found 32; accepted: 64 or more"):
+        diffusion.on_data("small", f"{tmp_path}?size=8")
+    with pytest.raises(ConfigError, match="height × width of the images: found '9 × 9'; accepted: multiples of 2"):
+        diffusion.on_data("smoke", f"{tmp_path}?size=9")
