@@ -1,13 +1,17 @@
 """What is learned: data, models and losses per task, and the engine that trains a population of lanes."""
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks import regression, vision
+from fp4dse.tasks import language, regression, vision
 from fp4dse.tasks.engine import train
 from fp4dse.tasks.environment import check_device, diagnose, environment
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult, Progress
 from fp4dse.tasks.task import Problem, Task
 
-TASKS: dict[str, dict[str, Task]] = {"regression": regression.PRESETS, "vision": vision.PRESETS}
+TASKS: dict[str, dict[str, Task]] = {
+    "regression": regression.PRESETS,
+    "vision": vision.PRESETS,
+    "language": language.PRESETS,
+}
 """Task name -> preset name -> task."""
 
 

@@ -27,8 +27,6 @@ REV = 2
 CURVE_POINTS = 64
 EAGER_STEPS = 3
 """Steps before the step is captured as a CUDA graph: kernels are compiled and what is kept between steps exists."""
-EVAL_ROWS = 512
-"""Samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass."""
 
 
 def train(
@@ -150,10 +148,10 @@ class _Population:
         task, losses = self.task, []
         metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
         n = self.problem.val_x.shape[1]
-        for start in range(0, n, EVAL_ROWS):
+        for start in range(0, n, task.eval_rows):
             self.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
-            x = self.problem.val_x[self.data_index, start : start + EVAL_ROWS]
-            y = self.problem.val_y[self.data_index, start : start + EVAL_ROWS]
+            x = self.problem.val_x[self.data_index, start : start + task.eval_rows]
+            y = self.problem.val_y[self.data_index, start : start + task.eval_rows]
             inputs, targets = self._prepared(x, y)
             out = self.model(inputs)
             weight = x.shape[1] / n

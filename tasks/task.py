@@ -46,7 +46,11 @@ class Task(msgspec.Struct, frozen=True):
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
+    warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
+    eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
+    size        parameters of one lane; 0 where nobody has counted
+    origin      what get_task is asked for it, where name and preset do not say it all
     """
 
     name: str
@@ -66,11 +70,17 @@ class Task(msgspec.Struct, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    warmup: float = 0.0
     decay: float = 0.0
+    eval_rows: int = 512
+    size: int = 0
+    origin: tuple[str, ...] = ()
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""
-        return min(1.0, (self.steps - step) / (self.decay * self.steps)) if self.decay else 1.0
+        rise = (step + 1) / (self.warmup * self.steps) if self.warmup else 1.0
+        fall = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return min(1.0, rise, fall)
 
     @property
     def metric_name(self) -> str | None:

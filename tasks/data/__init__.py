@@ -1,0 +1,1 @@
+"""What tasks learn from: bundled data, and files of the user."""
