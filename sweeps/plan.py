@@ -79,13 +79,15 @@ def plan(
                     populations.setdefault(key, []).append((uses_random_bits(recipe), order, lane))
     left = sum(len(members) for members in populations.values())
     size = max_lanes or job_size(left, device, workers)
-    steps = {(task.name, task.preset): task.steps for task in tasks}
+    of = {(task.name, task.preset): task for task in tasks}
     jobs: list[tuple[bool, int, int, Job]] = []
     for (name, preset, baseline, _), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         for part in split([lane for *_, lane in members], size):
-            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads)
-            jobs.append((not baseline, -len(part) * steps[name, preset], len(jobs), job))
+            task = of[name, preset]
+            origin = {"origin": task.origin, "digest": task.digest} if task.origin else {}
+            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads, **origin)
+            jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
     return Plan(
         asked=asked,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
-from fp4dse.tasks import Task, check_device, environment, get_task
+from fp4dse.tasks import Task, check_device, check_task, environment, get_task
 
-Tasks = Sequence[tuple[str, str]]
-"""(task, preset) pairs."""
+Tasks = Sequence[tuple[str, ...]]
+"""What get_task is asked: (task, preset), or (task, preset, data)."""
 
 
 @dataclass
@@ -70,7 +70,11 @@ def find_machine(device: str, jobs: int | None = None) -> Machine:
 
 def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones."""
-    found = [get_task(name, preset) for name, preset in dict.fromkeys(tasks)]
+    found = [get_task(*asked) for asked in dict.fromkeys(tasks)]
     machine = find_machine(device, jobs)
+    for task in found:
+        check_task(task, device)
+        if [(t.name, t.preset) for t in found].count((task.name, task.preset)) > 1:
+            raise ConfigError("--task", f"{task.name}:{task.preset} twice", "tasks that differ in name or preset")
     surroundings = environment(device, machine.threads)
     return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found})

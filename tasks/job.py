@@ -21,13 +21,18 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One population for one worker: lanes of one task, preset and structural signature."""
+    """One population for one worker: lanes of one task, preset and structural signature.
+
+    origin, digest: of a task with the user's data or code, what get_task is asked for it, and the digest it had then.
+    """
 
     task: str
     preset: str
     lanes: list[Lane]
     device: str = "cpu"
     threads: int = 1
+    origin: tuple[str, ...] = ()
+    digest: str = ""
 
 
 class LaneResult(msgspec.Struct):

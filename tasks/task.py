@@ -50,6 +50,7 @@ class Task(msgspec.Struct, frozen=True):
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
     size        parameters of one lane; 0 where nobody has counted
+    samples     how many samples there are to train on, where that depends on what the data are; None: enough
     origin      what get_task is asked for it, where name and preset do not say it all
     """
 
@@ -74,6 +75,7 @@ class Task(msgspec.Struct, frozen=True):
     decay: float = 0.0
     eval_rows: int = 512
     size: int = 0
+    samples: Callable[[], int] | None = None
     origin: tuple[str, ...] = ()
 
     def lr_factor(self, step: int) -> float:

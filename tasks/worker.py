@@ -26,11 +26,13 @@ from pathlib import Path
 import msgspec
 import torch
 
+from fp4dse.dse import ConfigError
 from fp4dse.kernels import warm_up
-from fp4dse.tasks import get_task
+from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import train
 from fp4dse.tasks.job import OUT_OF_MEMORY, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
+from fp4dse.tasks.task import Task
 
 
 def main() -> None:
@@ -81,7 +83,7 @@ def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
     try:
-        result = train(get_task(job.task, job.preset), job.lanes, job.device, _print)
+        result = train(task_of(job), job.lanes, job.device, _print)
     except (MemoryError, torch.OutOfMemoryError) as error:
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
@@ -94,6 +96,14 @@ def run(job: Job, out: Path) -> int:
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)
     return 0
+
+
+def task_of(job: Job) -> Task:
+    """The job's task. ConfigError if its file or data are no longer what they were when the job was made."""
+    task = get_task(*(job.origin or (job.task, job.preset)))
+    if job.digest and task.digest != job.digest:
+        raise ConfigError("digest", task.digest, f"{job.digest}: {job.origin[-1]} has changed since the sweep began")
+    return task
 
 
 def _print(progress: Progress) -> None:

@@ -35,7 +35,12 @@ def read_column(file: Path, column: str) -> list[str]:
             raise ConfigError("--data", f"{file}:{column}", f"a column of text (this one is {kind})")
         return pq.read_table(file, columns=[column])[column].drop_null().to_pylist()
     except pa.ArrowException as error:
-        raise ConfigError("--data", str(file), f"a readable Parquet file ({' '.join(str(error).split())[:120]})") from None
+        raise ConfigError("--data", str(file), f"a readable Parquet file ({first_line(error)})") from None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, for a message of one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
 def fingerprint(files: Iterable[Path]) -> tuple:

@@ -4,8 +4,8 @@
     y = w_a · MLP_a(x) + w_b · MLP_b(x),     w = p_a, p_b divided by their sum
     balance = E · Σ_e f_e · mean p_e,        f_e the share of choices that fell on e (2101.03961); 1 when balanced
 
-Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or a
-tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `CAPACITY` times its
+Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or
+a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `CAPACITY` times its
 even share of the batch, empty places are zeros, and of a token that finds its expert full that choice is dropped
 (2006.16668). First choices take their places before second ones, earlier tokens before later ones. Tokens move by
 gathers in both passes, so nothing is added in the order of threads.

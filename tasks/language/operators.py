@@ -130,8 +130,8 @@ def sum_by_token(g: Tensor, tokens: Tensor, size: int) -> Tensor:
     """Sum of the rows of g [L, M, D] that belong to each token, tokens int64 [L, M] below size: [L, size, D].
 
     Rows are sorted by token, in the order in which they stand; then every row adds the one 1, 2, 4 … before it as long
-    as that is of the same token, so that the last of each token holds all of them. The order of additions is that of the
-    token's own rows.
+    as that is of the same token, so that the last of each token holds all of them. The order of additions is that of
+    the token's own rows.
     """
     tokens, order = torch.sort(tokens, dim=1, stable=True)
     sums = _rows(g, order)

@@ -106,6 +106,7 @@ def _task(
         warmup=found.warmup,
         eval_rows=found.batch,
         size=size,
+        samples=lambda: (len(corpus().train) - 1) // shape.context,
     )
 
 
@@ -127,11 +128,9 @@ PRESETS = {preset: _task(preset, standard_library, "the standard library's docum
 
 
 def on_data(preset: str, path: str) -> Task:
-    """The preset on the user's text. ConfigError on what cannot be read, or is too little for a batch."""
-    corpus = read_corpus(path)
-    batch, context = _PRESETS[preset].batch, _PRESETS[preset].shape.context
-    for tokens, wanted, what in ((corpus.train, batch, "train on"), (corpus.held_out, 1, "hold out")):
-        if (found := max(0, len(tokens) - 1) // context) < wanted:
-            accepted = f"tokens for {wanted} windows of {context} to {what} (found enough for {found})"
-            raise ConfigError("--data", path, accepted)
+    """The preset on the user's text. ConfigError on what cannot be read, or holds out less than a window."""
+    corpus, context = read_corpus(path), _PRESETS[preset].shape.context
+    if len(corpus.held_out) <= context:
+        accepted = f"{context + 1} held-out tokens or more, a window (a tenth of the text has {len(corpus.held_out)})"
+        raise ConfigError("--data", path, accepted)
     return _task(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)
