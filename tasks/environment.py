@@ -38,7 +38,9 @@ def check_task(task: Task, device: str) -> None:
     what = f"{task.name}:{task.preset}"
     if task.samples is not None and (samples := task.samples()) < task.batch:
         found = task.origin[2] if len(task.origin) > 2 else None
-        raise ConfigError("--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {samples})")
+        raise ConfigError(
+            "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {samples})"
+        )
     memory = _memory(device)
     needed = 2 * task.size * BYTES_PER_PARAMETER
     if needed > memory:

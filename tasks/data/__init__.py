@@ -1,1 +1,1 @@
-"""What tasks learn from: bundled data, and files of the user."""
+"""Data sets: what is bundled, and what is read from a user's own files."""

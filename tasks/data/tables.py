@@ -92,5 +92,8 @@ def _numbers(path: str, name: str, column) -> np.ndarray:
 
 
 def _standardized(values: np.ndarray, train: np.ndarray) -> np.ndarray:
-    mean, std = values[train].mean(axis=0), values[train].std(axis=0)
-    return ((values - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)
+    known = values[train]
+    varies = np.ptp(known, axis=0) > 0
+    return (np.where(varies, values - known.mean(axis=0), 0.0) / np.where(varies, known.std(axis=0), 1.0)).astype(
+        np.float32
+    )

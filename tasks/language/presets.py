@@ -113,14 +113,14 @@ def _task(
 _PRESETS = {
     "smoke": _Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
     "tiny": _Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
-    "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 800, 4e-3),
+    "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
     "9M": _Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
     "60M": _Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
     "350M": _Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
     "1B": _Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),
     "paper": _Preset(Shape(128, 352, 4, 4, 128), 4096, 1545, 3e-3, decay=1.0, warmup=0.0),
     "moe-smoke": _Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
-    "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 800, 4e-3),
+    "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
     "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
 }
 
