@@ -158,7 +158,7 @@ HIDDEN: dict[str, tuple[int, ...]] = {
     "smoke": (32,),
     "quickstart": (64,),
     "small": (256,),
-    "mlp": (256, 256, 256, 256),
+    "mlp": (256, 256, 256),
     "gaussian-smoke": (),
     "gaussian": (),
 }

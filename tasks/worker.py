@@ -102,7 +102,8 @@ def task_of(job: Job) -> Task:
     """The job's task. ConfigError if its file or data are no longer what they were when the job was made."""
     task = get_task(*(job.origin or (job.task, job.preset)))
     if job.digest and task.digest != job.digest:
-        raise ConfigError("digest", task.digest, f"{job.digest}: {job.origin[-1]} has changed since the sweep began")
+        changed = f"{':'.join(job.origin)} has changed since the sweep began"
+        raise ConfigError("digest", task.digest, f"{job.digest} ({changed})")
     return task
 
 

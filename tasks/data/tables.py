@@ -85,7 +85,7 @@ def _numbers(path: str, name: str, column) -> np.ndarray:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise ConfigError("--data", path, f"columns of numbers (column {name} is {kind})")
-    values = np.asarray(column.to_pandas(), dtype=np.float64)
+    values = np.asarray(column.to_numpy(), dtype=np.float64)
     if missing := int((~np.isfinite(values)).sum()):
         raise ConfigError("--data", path, f"a finite number in every row (column {name} lacks it in {missing})")
     return values

@@ -24,8 +24,7 @@ def decoder(task, lanes=2, training=True):
     return task.model(task.problem(range(lanes)).init, numerics)
 
 
-@pytest.mark.parametrize("preset", SMOKE)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("preset", "threads"), zip(SMOKE, (1, 2), strict=True))
 def test_a_lane_does_not_depend_on_its_company(preset, threads):
     task = msgspec.structs.replace(get_task("language", preset), steps=6)
     lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))  # one structural signature
@@ -48,8 +47,8 @@ def test_a_lane_beside_one_that_diverges_does_not_notice(preset):
     assert [mixed[0], mixed[2]] == train(task, lanes).lanes
 
 
-@pytest.mark.parametrize("preset", SMOKE)
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+@pytest.mark.parametrize("preset", ["smoke", pytest.param("moe-smoke", marks=pytest.mark.slow)])
 def test_losses_fall_to_six_tenths(preset, recipe):
     task = get_task("language", preset)
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
