@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from fp4dse.tasks.language import operators
 from fp4dse.tasks.language.operators import attention, embedding, rms_norm, rope, rope_tables, sum_by_token
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
 
 def randn(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -43,8 +45,9 @@ def test_rms_norm_is_that_of_torch(width):
     assert_close(gradients(rms_norm, x, gain), gradients(plain, x, gain))
 
 
-def test_rms_norms_of_lanes_are_their_own():
-    assert_lanes_are_their_own(rms_norm, randn(5, 3, 7, 24), randn(5, 24, seed=1))
+@pytest.mark.parametrize("device", DEVICES)
+def test_rms_norms_of_lanes_are_their_own(device):
+    assert_lanes_are_their_own(rms_norm, randn(5, 3, 7, 24).to(device), randn(5, 24, seed=1).to(device))
 
 
 def test_rope_turns_each_pair_by_its_angle():
@@ -75,15 +78,17 @@ def test_attention_is_that_of_torch_in_any_chunks(monkeypatch, length, chunk):
 
 
 @pytest.mark.parametrize("length", [32, 300])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_attention_of_lanes_is_their_own(length, threads):
+@pytest.mark.parametrize(
+    ("device", "threads"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 1, marks=pytest.mark.gpu)]
+)
+def test_attention_of_lanes_is_their_own(length, device, threads):
     def folded(q, k, v):
         return attention(*(x.reshape(-1, length, 16) for x in (q, k, v))).view(q.shape)
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert_lanes_are_their_own(folded, *(randn(5, 2, 3, length, 16, seed=i) for i in range(3)))
+        assert_lanes_are_their_own(folded, *(randn(5, 2, 3, length, 16, seed=i).to(device) for i in range(3)))
     finally:
         torch.set_num_threads(before)
 
@@ -98,11 +103,13 @@ def test_embedding_is_that_of_torch(size):
     assert_close(gradients(lambda w: embedding(w, tokens), weight), gradients(plain, weight), 1e-6)
 
 
-def test_embeddings_of_lanes_are_their_own():
-    tokens = torch.randint(30, (5, 4, 50), generator=torch.Generator().manual_seed(1))
-    among = sum_by_token(randn(5, 200, 8), tokens.flatten(1), 30)
-    few = sum_by_token(randn(5, 200, 8)[[3, 1]], tokens.flatten(1)[[3, 1]], 30)
-    assert torch.equal(among[[3, 1]], few)
+@pytest.mark.parametrize("device", DEVICES)
+def test_embeddings_of_lanes_are_their_own(device):
+    tokens = torch.randint(30, (5, 200), generator=torch.Generator().manual_seed(1)).to(device)
+    g = randn(5, 200, 8).to(device)
+    among = sum_by_token(g, tokens, 30)
+    assert torch.equal(among[[3, 1]], sum_by_token(g[[3, 1]], tokens[[3, 1]], 30))
+    assert torch.equal(among.cpu(), sum_by_token(g.cpu(), tokens.cpu(), 30))
 
 
 def test_gradients_of_a_token_do_not_depend_on_the_tokens_between():
