@@ -75,7 +75,10 @@ def root(
 @app.command(epilog="Example: fp4dse sweep quickstart --task vision:small --seeds 5 --budget 30m")
 def sweep(
     space: SpaceName,
-    task: Annotated[list[str], typer.Option(help="TASK or TASK:PRESET; may be repeated.")] = ["regression"],  # noqa: B006
+    task: Annotated[
+        list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")
+    ] = ["regression"],  # noqa: B006
+    data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
@@ -104,7 +107,7 @@ def sweep(
 
     found = arguments.find_space(space)
     asked: dict[str, Any] = {
-        "tasks": arguments.parse_tasks(task, preset),
+        "tasks": arguments.parse_tasks(task, preset, data),
         "seeds": arguments.parse_seeds(seeds) if seeds else None,
         "lrs": arguments.parse_lrs(lr),
         "halving": arguments.parse_halving(rungs, keep),

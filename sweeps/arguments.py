@@ -59,13 +59,16 @@ def report_path(store: str | Place) -> Path:
     return store.with_name("report.html" if store.name == "store" else f"{store.name}-report.html")
 
 
-def parse_tasks(texts: Iterable[str], preset: str | None = None) -> list[tuple[str, str]]:
-    """`task` or `task:preset` each, as (task, preset); whether they exist is asked elsewhere."""
-    pairs = []
+def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | None = None) -> list[tuple[str, ...]]:
+    """`task`, `task:preset` or `FILE.py:NAME` each, as get_task is asked; whether they exist is asked elsewhere."""
+    asked: list[tuple[str, ...]] = []
     for text in texts:
-        task, colon, own = text.partition(":")
-        pairs.append((task, own if colon else preset or DEFAULT_PRESET))
-    return pairs
+        task, colon, own = text.rpartition(":")
+        pair = (task, own) if colon else (own, preset or DEFAULT_PRESET)
+        asked.append(pair if data is None else (*pair, data))
+    if data is not None and len({task for task, *_ in asked}) > 1:
+        raise ConfigError("--data", data, "data for one task (several --task are given)")
+    return asked
 
 
 def parse_seeds(text: str) -> list[int]:

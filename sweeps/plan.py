@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
+from fp4dse.dse.cost import overhead
 from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
@@ -83,15 +84,26 @@ def plan(
                     populations.setdefault(key, []).append((random, order, lane))
     left = sum(len(members) for members in populations.values())
     size = max_lanes or job_size(left, device, workers)
-    steps = {(task.name, task.preset): task.steps for task in tasks}
+    of = {(task.name, task.preset): task for task in tasks}
     halving = {(task.name, task.preset): rungs(task) for task in tasks}
     jobs: list[tuple[bool, int, int, Job]] = []
     for (name, preset, baseline, _), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         for part in split([lane for *_, lane in members], size):
-            at = [] if baseline else halving[name, preset]
-            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads, rungs=at)
-            jobs.append((not baseline, -len(part) * steps[name, preset], len(jobs), job))
+            task = of[name, preset]
+            rungs_of = [] if baseline else halving[name, preset]
+            job = Job(
+                task=name,
+                preset=preset,
+                lanes=part,
+                device=device,
+                threads=threads,
+                rungs=rungs_of,
+                overheads=[overhead(lane.recipe) for lane in part] if rungs_of else [],
+                origin=task.origin,
+                digest=task.digest if task.origin else "",
+            )
+            jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
     return Plan(
         asked=asked,

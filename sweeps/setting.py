@@ -11,7 +11,7 @@ from fp4dse.results import Store
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.tasks import Task, check_device, environment, get_task
+from fp4dse.tasks import Task, check_device, check_task, environment, get_task
 from fp4dse.tasks.job import Job, Lane
 
 REMOTE_JOBS = 64
@@ -20,8 +20,8 @@ UNKNOWN = "unknown"
 """Device class in the rows of jobs that failed before a worker could say."""
 SEEDS = (0, 1, 2)
 """Where neither the command nor the space says."""
-Tasks = Sequence[tuple[str, str]]
-"""(task, preset) pairs."""
+Tasks = Sequence[tuple[str, ...]]
+"""What get_task is asked: (task, preset), or (task, preset, data)."""
 
 
 @dataclass
@@ -123,8 +123,13 @@ def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Ma
 def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
     known of their machines but what their results say."""
-    found = [get_task(name, preset) for name, preset in dict.fromkeys(tasks)]
+    found = [get_task(*asked) for asked in dict.fromkeys(tasks)]
     machine = find_machine(device, jobs, local)
+    for task in found:
+        if local:
+            check_task(task, device)
+        if [(t.name, t.preset) for t in found].count((task.name, task.preset)) > 1:
+            raise ConfigError("--task", f"{task.name}:{task.preset} twice", "tasks that differ in name or preset")
     surroundings = environment(device, machine.threads) if local or device == "cpu" else elsewhere(device)
     return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found})
 

@@ -1,30 +1,13 @@
 """What is learned: data, models and losses per task, and the engine that trains a population of lanes."""
 
-from fp4dse.dse import ConfigError
-from fp4dse.tasks import diffusion, regression, vision
+from fp4dse.tasks.catalogue import ON_DATA, TASKS, get_task
 from fp4dse.tasks.engine import train
-from fp4dse.tasks.environment import check_device, diagnose, environment
+from fp4dse.tasks.environment import check_device, check_task, diagnose, environment
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult, Progress
 from fp4dse.tasks.task import Problem, Task
 
-TASKS: dict[str, dict[str, Task]] = {
-    "regression": regression.PRESETS,
-    "vision": vision.PRESETS,
-    "diffusion": diffusion.PRESETS,
-}
-"""Task name -> preset name -> task."""
-
-
-def get_task(name: str, preset: str = "small") -> Task:
-    """The task at a preset; ConfigError names the known ones."""
-    if name not in TASKS:
-        raise ConfigError("task", name, ", ".join(TASKS))
-    if preset not in TASKS[name]:
-        raise ConfigError(f"preset of {name}", preset, ", ".join(TASKS[name]))
-    return TASKS[name][preset]
-
-
 __all__ = [
+    "ON_DATA",
     "TASKS",
     "Job",
     "JobResult",
@@ -34,6 +17,7 @@ __all__ = [
     "Progress",
     "Task",
     "check_device",
+    "check_task",
     "diagnose",
     "environment",
     "get_task",

@@ -17,6 +17,10 @@ from fp4dse.kernels import NUMERICS_REV, why_not_compiled
 from fp4dse.kernels.fused.operators import why_not_fused
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.tasks.engine.population import REV as ENGINE_REV
+from fp4dse.tasks.task import Task
+
+BYTES_PER_PARAMETER = 6 * 4
+"""Of a lane: weight, two moments, gradient as layers leave it and as one tensor, and one more while a step is taken."""
 
 
 def check_device(device: str) -> None:
@@ -26,6 +30,29 @@ def check_device(device: str) -> None:
         raise ConfigError("device", device, "cpu, cuda or cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", device, "cpu (this machine has no usable CUDA device)")
+
+
+def check_task(task: Task, device: str) -> None:
+    """ConfigError where training could not begin: the data are less than a batch, or not even two lanes of the model
+    fit (what its parameters take, without activations and data)."""
+    what = f"{task.name}:{task.preset}"
+    if task.samples is not None and (samples := task.samples()) < task.batch:
+        found = task.origin[2] if len(task.origin) > 2 else None
+        raise ConfigError(
+            "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {samples})"
+        )
+    memory = _memory(device)
+    needed = 2 * task.size * BYTES_PER_PARAMETER
+    if needed > memory:
+        takes = f"two lanes of its {task.size / 1e6:.0f}M parameters take {needed / 2**30:.0f} GiB or more"
+        raise ConfigError("--task", what, f"a model that fits in the {memory / 2**30:.0f} GiB of {device} ({takes})")
+
+
+def _memory(device: str) -> int:
+    """Bytes that the device has in all."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def environment(device: str, threads: int) -> dict[str, str | int]:
@@ -64,7 +91,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("python", platform.python_version(), ""),
         ("torch", str(torch.__version__), ""),
         ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
-        ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB", ""),
+        ("memory", f"{_memory('cpu') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
         ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),

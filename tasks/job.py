@@ -33,6 +33,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One population for one worker: lanes of one task, preset and structural signature.
 
     overheads: of each lane, for the ranking at rungs; empty: none has any. record: see recorder.py.
+    origin, digest: of a task with the user's data or code, what get_task is asked for it, and the digest it had then.
     """
 
     task: str
@@ -43,6 +44,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     rungs: list[Rung] = []
     overheads: list[float] = []
     record: bool = False
+    origin: tuple[str, ...] = ()
+    digest: str = ""
 
 
 class LaneResult(msgspec.Struct):

@@ -12,12 +12,14 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.tasks.data.tables import Table, read_table
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1
@@ -87,6 +89,19 @@ def gaussian(width: int, n_train: int, n_val: int, seeds: Sequence[int]) -> Prob
     return Problem(x[:, :n_train], y[:, :n_train], x[:, n_train:], y[:, n_train:], init)
 
 
+def table(hidden: Sequence[int], found: Table, seeds: Sequence[int]) -> Problem:
+    """A table of the user's, shared by all seeds; weights N(0, 1/fan_in) per seed, those of the last layer a tenth of
+    that, and biases of zero."""
+    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    widths = (found.train_x.shape[1], *hidden, 1)
+    init = {}
+    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+        std = fan_in**-0.5 * (0.1 if i == len(hidden) else 1.0)
+        init[f"w{i}"] = (std * normal(keys, STREAMS["init"], 0, i, fan_out * fan_in)).view(-1, fan_out, fan_in)
+        init[f"b{i}"] = torch.zeros(len(keys), fan_out)
+    return Problem(found.train_x[None], found.train_y[None], found.val_x[None], found.val_y[None], init)
+
+
 def _size(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
@@ -146,3 +161,27 @@ PRESETS = {
 """`quickstart` starts further from the teacher than the fixture, so that BF16 keeps an error to compare with.
 `small` is the published teacher–student fixture, `mlp` a deep one of the size at which the engine's speed is stated,
 `gaussian` the paper's Gaussian regression at its size."""
+
+HIDDEN: dict[str, tuple[int, ...]] = {
+    "smoke": (32,),
+    "quickstart": (64,),
+    "small": (256,),
+    "mlp": (256, 256, 256),
+    "gaussian-smoke": (),
+    "gaussian": (),
+}
+"""Preset -> hidden widths of its model on a table of the user's."""
+
+
+def on_data(preset: str, path: str) -> Task:
+    """The preset on `FILE:COLUMN`. ConfigError on what cannot be read."""
+    found = read_table(path)
+    rows, features = found.train_x.shape
+    shape = "-".join(map(str, (features, *HIDDEN[preset], 1)))
+    return msgspec.structs.replace(
+        PRESETS[preset],
+        summary=f"{found.name}, {rows} rows, MLP {shape}",
+        problem=partial(table, HIDDEN[preset], found),
+        digest_of=lambda: found.digest,
+        samples=lambda: rows,
+    )

@@ -48,7 +48,12 @@ class Task(msgspec.Struct, frozen=True):
     lr          default learning rate; a lane may have another
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     shown       the metric that stands beside the loss, if it is one that `finish` makes
+    warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
+    eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
+    size        parameters of one lane; 0 where nobody has counted
+    samples     how many samples there are to train on, where that depends on what the data are; None: enough
+    origin      what get_task is asked for it, where name and preset do not say it all
     """
 
     name: str
@@ -69,12 +74,19 @@ class Task(msgspec.Struct, frozen=True):
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float | None = None
-    decay: float = 0.0
     shown: str | None = None
+    warmup: float = 0.0
+    decay: float = 0.0
+    eval_rows: int = 512
+    size: int = 0
+    samples: Callable[[], int] | None = None
+    origin: tuple[str, ...] = ()
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""
-        return min(1.0, (self.steps - step) / (self.decay * self.steps)) if self.decay else 1.0
+        rise = (step + 1) / (self.warmup * self.steps) if self.warmup else 1.0
+        fall = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return min(1.0, rise, fall)
 
     @property
     def metric_name(self) -> str | None:

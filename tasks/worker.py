@@ -39,11 +39,14 @@ from pathlib import Path
 import msgspec
 import torch
 
+from fp4dse.dse import ConfigError
 from fp4dse.kernels import warm_up
-from fp4dse.tasks import environment, get_task
+from fp4dse.tasks import environment
+from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Stopped, train
 from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
+from fp4dse.tasks.task import Task
 
 CHECKPOINT = "checkpoint.pt"
 """Name of a job's checkpoint, beside its result."""
@@ -138,7 +141,7 @@ def run(job: Job, out: Path) -> int:
     checkpoint = out.with_name(CHECKPOINT)
     try:
         result = train(
-            get_task(job.task, job.preset),
+            task_of(job),
             job.lanes,
             job.device,
             _report,
@@ -166,6 +169,15 @@ def run(job: Job, out: Path) -> int:
     temporary.replace(out)
     checkpoint.unlink(missing_ok=True)
     return 0
+
+
+def task_of(job: Job) -> Task:
+    """The job's task. ConfigError if its file or data are no longer what they were when the job was made."""
+    task = get_task(*(job.origin or (job.task, job.preset)))
+    if job.digest and task.digest != job.digest:
+        changed = f"{':'.join(job.origin)} has changed since the sweep began"
+        raise ConfigError("digest", task.digest, f"{job.digest} ({changed})")
+    return task
 
 
 def _report(progress: Progress) -> None:

@@ -309,7 +309,16 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     assert (error.abs() <= 2.0**-18 * size).all()
 
 
-@pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("regression", "small"), ("vision", "smoke")])
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("regression", "smoke"),
+        ("regression", "small"),
+        ("vision", "smoke"),
+        ("language", "smoke"),
+        ("language", "moe-smoke"),
+    ],
+)
 def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
     task = msgspec.structs.replace(get_task(name, preset), steps=20)
     lanes = [Lane(Recipe.named(n), task.lr, seed) for n in NAMES for seed in (0, 1)]

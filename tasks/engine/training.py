@@ -15,8 +15,9 @@ from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
 from fp4dse.tasks.task import Task
 
-KeepLanes = Callable[[list[float], list[float], list[int], list[float], float], list[bool]]
-"""(held-out losses, overheads, seeds, learning rates, share to keep) of the lanes that live -> which go on."""
+KeepLanes = Callable[[list[float], list[float], list[int], list[float], float, list[str]], list[bool]]
+"""(held-out losses, overheads, seeds, learning rates, share to keep, config ids) of the lanes that live -> which go on,
+see tasks/rungs.py."""
 
 
 class Stopped(Exception):
@@ -170,7 +171,13 @@ class Run:
         if lanes:
             assert self.keep_lanes is not None
             numbers = [losses[p] for p in living], [self.overheads[members[p]] for p in living]
-            chosen = self.keep_lanes(*numbers, [lane.seed for lane in lanes], [lane.lr for lane in lanes], rung.keep)
+            chosen = self.keep_lanes(
+                *numbers,
+                [lane.seed for lane in lanes],
+                [lane.lr for lane in lanes],
+                rung.keep,
+                [lane.recipe.config_id for lane in lanes],
+            )
         stay = [p for p, is_chosen in zip(living, chosen, strict=True) if is_chosen]
         for p in living:
             if p not in stay:

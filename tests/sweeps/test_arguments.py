@@ -55,6 +55,14 @@ def test_wrong_learning_rates_are_refused(text):
 def test_a_task_carries_its_preset_or_takes_the_common_one():
     assert parse_tasks(["vision", "regression:smoke"]) == [("vision", "small"), ("regression", "smoke")]
     assert parse_tasks(["vision"], "paper") == [("vision", "paper")]
+    assert parse_tasks(["a:b/mine.py:TASK"]) == [("a:b/mine.py", "TASK")]
+
+
+def test_data_goes_with_one_task():
+    asked = parse_tasks(["language:smoke", "language"], data="text.txt")
+    assert asked == [("language", "smoke", "text.txt"), ("language", "small", "text.txt")]
+    with pytest.raises(ConfigError, match="accepted: data for one task"):
+        parse_tasks(["language", "regression"], data="t.csv:y")
 
 
 def test_every_shipped_space_loads_by_its_name():

@@ -1,0 +1,57 @@
+"""Files that a user names with `--data`: `PATH`, or `PATH:COLUMN` for tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from fp4dse.dse import ConfigError
+
+
+def split_column(text: str) -> tuple[Path, str | None]:
+    """`PATH:COLUMN` as path and column; a path that exists as it stands has none."""
+    head, colon, column = text.rpartition(":")
+    return (Path(text), None) if not colon or Path(text).exists() else (Path(head), column)
+
+
+def absolute(text: str) -> str:
+    """The same, from whatever folder it is read."""
+    path, column = split_column(text)
+    return str(path.resolve()) if column is None else f"{path.resolve()}:{column}"
+
+
+def read_column(file: Path, column: str) -> list[str]:
+    """A column of text of a Parquet file; nulls are left out."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        schema = pq.read_schema(file)
+        if column not in schema.names:
+            raise ConfigError("--data", f"{file}:{column}", f"FILE:COLUMN with one of {', '.join(schema.names)}")
+        kind = schema.field(column).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise ConfigError("--data", f"{file}:{column}", f"a column of text (this one is {kind})")
+        return pq.read_table(file, columns=[column])[column].drop_null().to_pylist()
+    except pa.ArrowException as error:
+        raise ConfigError("--data", str(file), f"a readable Parquet file ({first_line(error)})") from None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, for a message of one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+
+
+def fingerprint(files: Iterable[Path]) -> tuple:
+    """What changes when one of the files does, without reading them."""
+    return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
+
+
+def hash_files(files: Iterable[Path]) -> str:
+    """SHA-256 of what the files hold, one after the other."""
+    state = hashlib.sha256()
+    for file in files:
+        with open(file, "rb") as opened:
+            state.update(hashlib.file_digest(opened, "sha256").digest())
+    return state.hexdigest()

@@ -1,0 +1,151 @@
+"""A Llama-shaped decoder with a lane axis (2302.13971): pre-norm blocks of attention and SwiGLU, no bias, untied head.
+
+    h = E[tokens]
+    h = h + Out · attention(RoPE(Q x), RoPE(K x), V x)         x = RMSnorm(h)
+    h = h + Down · (silu(Gate x) ∘ Up x)                       x = RMSnorm(h), or the experts of experts.py
+    logits = Head · RMSnorm(h)
+
+Q, K and V are one product, and so are Gate and Up. Every product with a weight is a QuantLinear that knows its place;
+the attention core and the look-up of embeddings are not quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from fp4dse.dse.place import Place
+from fp4dse.kernels import LaneNumerics, QuantLinear, silu
+from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.tasks.language.experts import Experts
+from fp4dse.tasks.language.operators import attention, embedding, rms_norm, rope, rope_tables
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """width: of the residual stream; ffn: of the MLP's inside; context: tokens in a window; experts: 0 for a dense MLP,
+    else how many MLPs a block has."""
+
+    width: int
+    ffn: int
+    depth: int
+    heads: int
+    context: int
+    experts: int = 0
+
+    def parameters(self, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape of one lane."""
+        shapes: dict[str, tuple[int, ...]] = {"embed": (vocabulary, self.width)}
+        for i in range(self.depth):
+            shapes |= {f"block{i}.norm1": (self.width,), f"block{i}.qkv": (3 * self.width, self.width)}
+            shapes |= {f"block{i}.out": (self.width, self.width), f"block{i}.norm2": (self.width,)}
+            if self.experts:
+                shapes[f"block{i}.router"] = (self.experts, self.width)
+            for mlp in [f"expert{e}." for e in range(self.experts)] or [""]:
+                shapes[f"block{i}.{mlp}up"] = (2 * self.ffn, self.width)
+                shapes[f"block{i}.{mlp}down"] = (self.width, self.ffn)
+        return {**shapes, "norm": (self.width,), "head": (vocabulary, self.width)}
+
+    def size(self, vocabulary: int) -> int:
+        """Parameters of one lane."""
+        return sum(prod(shape) for shape in self.parameters(vocabulary).values())
+
+    def initial(self, vocabulary: int, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """Initial weights, float32 [S, …]: gains 1, weights N(0, 1/fan_in), those that end a branch smaller by
+        sqrt(2 · depth) (GPT-2), embeddings N(0, 1/16), the head N(0, 1/16 fan_in)."""
+        keys = torch.tensor(list(seeds), dtype=torch.int64)
+        out = {}
+        for site, (name, shape) in enumerate(self.parameters(vocabulary).items()):
+            if len(shape) == 1:
+                out[name] = torch.ones(len(keys), *shape)
+                continue
+            std = shape[1] ** -0.5
+            if name.endswith((".out", "down")):
+                std *= (2 * self.depth) ** -0.5
+            std = 0.25 if name == "embed" else 0.25 * std if name == "head" else std
+            out[name] = (std * normal(keys, STREAMS["init"], 0, site, prod(shape))).view(-1, *shape)
+        return out
+
+
+class Mlp(nn.Module):
+    """Down · (silu(Gate x) ∘ Up x): x [L, …, D] -> [L, …, D]. Weights `up` (Gate above Up) and `down`."""
+
+    def __init__(
+        self, parameters: dict[str, Tensor], prefix: str, numerics: LaneNumerics, layers: Iterator[int], place: Place
+    ) -> None:
+        super().__init__()
+        self.sigmoid = numerics.backend.sigmoid
+        self.up = QuantLinear(parameters[f"{prefix}up"], None, numerics, next(layers), place)
+        self.down = QuantLinear(parameters[f"{prefix}down"], None, numerics, next(layers), place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.up(x).chunk(2, dim=-1)
+        return self.down(silu(gate.contiguous(), self.sigmoid) * up)
+
+
+class Block(nn.Module):
+    """One block: (h [L, B, T, D], cos, sin) -> h and its balance loss [L], None without experts."""
+
+    def __init__(
+        self, shape: Shape, i: int, parameters: dict[str, Tensor], numerics: LaneNumerics, layers: Iterator[int]
+    ) -> None:
+        super().__init__()
+        name, self.heads = f"block{i}.", shape.heads
+        self.norm1, self.norm2 = (nn.Parameter(parameters[f"{name}norm{n}"]) for n in (1, 2))
+        place = Place("attention", i, shape.depth)
+        self.qkv = QuantLinear(parameters[f"{name}qkv"], None, numerics, next(layers), place)
+        self.out = QuantLinear(parameters[f"{name}out"], None, numerics, next(layers), place)
+        inside = Place("mlp", i, shape.depth)
+        prefixes = [f"{name}expert{e}." for e in range(shape.experts)] or [name]
+        mlps = [Mlp(parameters, prefix, numerics, layers, inside) for prefix in prefixes]
+        self.experts: Experts | None = None
+        if shape.experts:
+            router = Place("router", i, shape.depth)
+            weight = QuantLinear(parameters[f"{name}router"], None, numerics, next(layers), router)
+            self.experts = Experts(weight, nn.ModuleList(mlps))
+        else:
+            self.mlp = mlps[0]
+
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+        h = h + self._attention(rms_norm(h, self.norm1), cos, sin)
+        x = rms_norm(h, self.norm2)
+        y, balance = self.experts(x) if self.experts is not None else (self.mlp(x), None)
+        return h + y, balance
+
+    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        lanes, batch, length, width = x.shape
+        size = width // self.heads
+        qkv = self.qkv(x).view(lanes, batch, length, 3, self.heads, size).permute(3, 0, 1, 4, 2, 5)
+        q, k, v = qkv.reshape(3, -1, length, size).unbind(0)  # lanes folded into the batch
+        mixed = attention(rope(q, cos, sin), rope(k, cos, sin), v)
+        mixed = mixed.view(lanes, batch, self.heads, length, size).transpose(2, 3)
+        return self.out(mixed.reshape(lanes, batch, length, width))
+
+
+class Decoder(nn.Module):
+    """tokens, int64 [L, B, T] -> logits [L, B, T, V] and the mean balance loss of the blocks, [L] (0 where there is
+    none, and while numerics are not training)."""
+
+    def __init__(self, shape: Shape, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
+        super().__init__()
+        layers = iter(range(len(parameters)))
+        self.embed = nn.Parameter(parameters["embed"])
+        self.blocks = nn.ModuleList(Block(shape, i, parameters, numerics, layers) for i in range(shape.depth))
+        self.norm = nn.Parameter(parameters["norm"])
+        self.head = QuantLinear(parameters["head"], None, numerics, next(layers), Place("head"))
+        self.numerics = numerics
+        self.cos, self.sin = rope_tables(shape.context, shape.width // shape.heads, numerics.seeds.device)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        h = embedding(self.embed, tokens)
+        balances = []
+        for block in self.blocks:
+            h, balance = block(h, self.cos, self.sin)
+            balances += [] if balance is None else [balance]
+        logits = self.head(rms_norm(h, self.norm))
+        if not balances or not self.numerics.training:
+            return logits, torch.zeros(len(tokens), device=tokens.device)
+        return logits, sum(balances[1:], balances[0]) * (1.0 / len(balances))

@@ -1,0 +1,134 @@
+"""A mixture of experts: a router sends every token to the two MLPs that it prefers (1701.06538, 2401.04088).
+
+    p = softmax(Router x)          two experts a, b with the largest p
+    y = w_a · MLP_a(x) + w_b · MLP_b(x),     w = p_a, p_b divided by their sum
+    balance = E · Σ_e f_e · mean p_e,        f_e the share of choices that fell on e (2101.03961); 1 when balanced
+
+Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or
+a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `CAPACITY` times its
+even share of the batch, empty places are zeros, and of a token that finds its expert full that choice is dropped
+(2006.16668). First choices take their places before second ones, earlier tokens before later ones. Tokens move by
+gathers in both passes, so nothing is added in the order of threads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.kernels import QuantLinear, lane_sum
+
+CHOICES = 2
+CAPACITY = 1.5
+
+
+class Experts(nn.Module):
+    """x [L, B, T, D] -> y, and the balance loss [L]. `router`: D -> E; `mlps`: E modules that map [L, C, D] to it."""
+
+    def __init__(self, router: QuantLinear, mlps: nn.ModuleList) -> None:
+        super().__init__()
+        self.router, self.mlps = router, mlps
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
+        probabilities = torch.softmax(self.router(tokens), dim=-1)  # [L, M, E]
+        chosen = two_largest(probabilities.detach())  # [L, M, 2]
+        places, tokens_of, choices_of = seats(chosen, count)
+        sent = _Move.apply(tokens, tokens_of, places).view(lanes, count, -1, x.shape[-1])
+        parts = [mlp(part) for mlp, part in zip(self.mlps, (p.contiguous() for p in sent.unbind(1)), strict=True)]
+        back = _Move.apply(torch.cat(parts, dim=1), places.flatten(1), choices_of[..., None])
+        a, b = back.view(lanes, -1, CHOICES, x.shape[-1]).unbind(2)
+        p, q = probabilities.gather(2, chosen).unbind(2)
+        y = _Weigh.apply(a, p / (p + q)) + _Weigh.apply(b, q / (p + q))
+        share = _shares(chosen, count)
+        balance = lane_sum(_TokenMean.apply(probabilities) * share, 1) * count
+        return y.view(x.shape), balance
+
+
+def two_largest(x: Tensor) -> Tensor:
+    """Indices of the largest and second largest along the last axis, the first of equal ones: int64 [..., 2]."""
+    first = x.argmax(dim=-1, keepdim=True)
+    second = x.scatter(-1, first, -math.inf).argmax(dim=-1, keepdim=True)
+    return torch.cat([first, second], dim=-1)
+
+
+def capacity(tokens: int, experts: int) -> int:
+    """Places of an expert, a multiple of 16 (what a block needs)."""
+    return 16 * math.ceil(CAPACITY * CHOICES * tokens / experts / 16)
+
+
+def seats(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Who sits where. chosen: int64 [L, M, 2], expert of each choice. P places in all, expert after expert:
+
+    places      [L, M, 2]   the place of each choice; P where it is dropped
+    tokens_of   [L, P]      the token on each place; M where it is empty
+    choices_of  [L, P]      the choice on each place, as 2 · token + (0 first, 1 second); 2M where it is empty
+    """
+    lanes, tokens, _ = chosen.shape
+    room = capacity(tokens, experts)
+    queue = chosen.transpose(1, 2).reshape(lanes, -1)  # first choices, then second ones
+    mine = queue[..., None] == torch.arange(experts, device=chosen.device)
+    rank = (mine.cumsum(dim=1) - 1).gather(2, queue[..., None])[..., 0]
+    place = torch.where(rank < room, queue * room + rank, experts * room)
+    places = place.view(lanes, CHOICES, tokens).transpose(1, 2).contiguous()
+    number = torch.arange(CHOICES * tokens, device=chosen.device).expand(lanes, -1)
+    empty = torch.full((lanes, experts * room + 1), CHOICES * tokens, device=chosen.device)
+    choices_of = empty.scatter(1, places.flatten(1), number)[:, :-1]
+    return places, choices_of // CHOICES, choices_of
+
+
+def _shares(chosen: Tensor, experts: int) -> Tensor:
+    """Share of the choices that fell on each expert, float32 [L, E]."""
+    flat = chosen.flatten(1)
+    counts = (flat[..., None] == torch.arange(experts, device=chosen.device)).sum(dim=1)  # of integers: any order
+    return counts.to(torch.float32) * (1.0 / flat.shape[1])
+
+
+class _Move(torch.autograd.Function):
+    """Rows of x [L, R, D] at index [L, S], 0 for index R. inverse [L, R, k]: where each row went, S for nowhere."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return _rows_or_zero(x, index)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (inverse,) = ctx.saved_tensors
+        parts = [_rows_or_zero(g, at) for at in inverse.unbind(2)]
+        return sum(parts[1:], parts[0]), None, None
+
+
+def _rows_or_zero(x: Tensor, index: Tensor) -> Tensor:
+    inside = index < x.shape[1]
+    rows = x.gather(1, torch.where(inside, index, 0)[..., None].expand(*index.shape, x.shape[-1]))
+    return torch.where(inside[..., None], rows, 0.0)
+
+
+class _Weigh(torch.autograd.Function):
+    """x [L, M, D] times w [L, M]."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w[..., None]
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        x, w = ctx.saved_tensors
+        return g * w[..., None], lane_sum(g * x, 2)
+
+
+class _TokenMean(torch.autograd.Function):
+    """Mean over tokens: [L, M, E] -> [L, E]."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.tokens = x.shape[1]
+        return lane_sum(x, 1) * (1.0 / x.shape[1])
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        return (g * (1.0 / ctx.tokens))[:, None].expand(-1, ctx.tokens, -1)

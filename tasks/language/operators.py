@@ -1,0 +1,153 @@
+"""The decoder's operations between its quantized products, forward and backward, none of which mixes lanes.
+
+Library reductions choose their order from the whole tensor's shape, and gradients of look-ups are summed in the order
+in which threads come. So every sum over values is `lane_sum` here, or a fixed tree, and what is left are element-wise
+operations, gathers, batched products with the lanes folded into the batch, and the softmax of single rows.
+
+    RMS norm     y = g x / sqrt(mean x² + eps)                                       (1910.07467)
+    RoPE         pairs (x_i, x_{i + d/2}) turned by the angle t · base^(-2i/d)       (2104.09864)
+    attention    softmax(q kᵀ / sqrt d, causal) v, its weights made anew in the backward pass, a chunk of queries at a
+                 time, so that memory grows with the length and not with its square  (2205.14135)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels import lane_sum
+
+EPS = 1e-5
+ROPE_BASE = 10_000.0
+CHUNK = 256
+"""Queries whose weights are made at a time: part of the definition, since gradients of keys are summed over chunks."""
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, gain: Tensor) -> Tensor:
+        inverse = 1.0 / torch.sqrt(_row_mean(x * x) + EPS)  # [L, …, 1]
+        ctx.save_for_backward(x, inverse, gain)
+        return x * inverse * _beside(gain, x)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        x, inverse, gain = ctx.saved_tensors
+        normal = x * inverse
+        along = g * normal
+        d_gain = lane_sum(along.reshape(len(x), -1, x.shape[-1]), 1)
+        g = g * _beside(gain, x)
+        return (g - normal * _row_mean(g * normal)) * inverse, d_gain
+
+
+def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+    """x [L, …, D] with mean square 1 along its rows, times gain [L, D]."""
+    return _RmsNorm.apply(x, gain)
+
+
+def _row_mean(x: Tensor) -> Tensor:
+    return lane_sum(x, x.dim() - 1)[..., None] * (1.0 / x.shape[-1])
+
+
+def _beside(gain: Tensor, x: Tensor) -> Tensor:
+    return gain.view(len(gain), *[1] * (x.dim() - 2), -1)
+
+
+def rope_tables(length: int, size: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles, float32 [length, size / 2] each, made on the CPU so that devices agree."""
+    frequency = ROPE_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    return angle.cos().to(torch.float32).to(device), angle.sin().to(torch.float32).to(device)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [N, T, d] with its positions turned into angles; tables of at least T positions."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q * q.shape[-1] ** -0.5
+        parts = [torch.bmm(_weights(q, k, start, end), v[:, :end]) for start, end in _chunks(q.shape[1])]
+        out = torch.cat(parts, dim=1)
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        q, k, v, out = ctx.saved_tensors
+        g = g.contiguous()
+        mean = lane_sum(g * out, 2)[..., None]  # of the gradient of a row's weights, under these weights
+        dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
+        for start, end in _chunks(q.shape[1]):
+            weights, part = _weights(q, k, start, end), g[:, start:end]
+            dv[:, :end] += torch.bmm(weights.mT, part)
+            d_scores = weights * (torch.bmm(part, v[:, :end].mT) - mean[:, start:end])
+            dq.append(torch.bmm(d_scores, k[:, :end]))
+            dk[:, :end] += torch.bmm(d_scores.mT, q[:, start:end])
+        return torch.cat(dq, dim=1) * q.shape[-1] ** -0.5, dk, dv
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of [N, T, d] each, N = lanes × batch × heads: [N, T, d]."""
+    return _Attention.apply(q, k, v)
+
+
+def _chunks(length: int) -> list[tuple[int, int]]:
+    return [(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
+
+
+def _weights(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
+    """softmax(q kᵀ) of the queries from start to end, [N, end - start, end]; 0 for keys that come later."""
+    scores = torch.bmm(q[:, start:end], k[:, :end].mT)
+    later = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
+    return torch.softmax(scores.masked_fill(later, float("-inf")), dim=-1)
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.size = weight.shape[1]
+        return _rows(weight, tokens)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        (tokens,) = ctx.saved_tensors
+        return sum_by_token(g, tokens, ctx.size), None
+
+
+def embedding(weight: Tensor, tokens: Tensor) -> Tensor:
+    """Rows of weight [L, V, D] for tokens, int64 [L, B, T]: [L, B, T, D]."""
+    flat = tokens.reshape(len(tokens), -1)
+    return _Embedding.apply(weight, flat).view(*tokens.shape, weight.shape[-1])
+
+
+def sum_by_token(g: Tensor, tokens: Tensor, size: int) -> Tensor:
+    """Sum of the rows of g [L, M, D] that belong to each token, tokens int64 [L, M] below size: [L, size, D].
+
+    Rows are sorted by token, in the order in which they stand; then every row adds the one 1, 2, 4 … before it as long
+    as that is of the same token, so that the last of each token holds all of them. The order of additions is that of
+    the token's own rows.
+    """
+    tokens, order = torch.sort(tokens, dim=1, stable=True)
+    sums = _rows(g, order)
+    step = 1
+    while step < tokens.shape[1]:
+        same = (tokens[:, step:] == tokens[:, :-step])[..., None]
+        later = torch.where(same, sums[:, step:] + sums[:, :-step], sums[:, step:])
+        sums = torch.cat([sums[:, :step], later], dim=1)
+        step *= 2
+    every = torch.arange(size, device=tokens.device).expand(len(tokens), size).contiguous()
+    after = torch.searchsorted(tokens, every, right=True)  # where the rows of a token end
+    last = (after - 1).clamp(min=0)
+    present = (tokens.gather(1, last) == every)[..., None]
+    return torch.where(present, _rows(sums, last), 0.0)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [L, R, D] at the rows index [L, S]: [L, S, D]."""
+    return x.gather(1, index[..., None].expand(*index.shape, x.shape[-1]))

@@ -1,0 +1,136 @@
+"""Language as a task: what is measured, and models from seconds on a CPU to a billion parameters.
+
+The widths named after their number of parameters are those of arXiv 2509.17791, counted with a vocabulary of 32,000; on
+bytes they are smaller. Learning rates rise over the first `warmup` of the steps and fall linearly to zero over the last
+`decay` of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fp4dse.dse import ConfigError
+from fp4dse.kernels import add_bias
+from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library, windows
+from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.task import Finish, Problem, Task
+
+REV = 1
+BALANCE = 0.01
+"""Weight of the balance loss (2101.03961)."""
+EVAL_PASSES = 16
+"""Most batches that are held out."""
+
+
+def problem(corpus: Callable[[], Corpus], shape: Shape, batch: int, steps: int, seeds: Sequence[int]) -> Problem:
+    """Windows of context + 1 tokens, inputs and targets in one: no more than training and evaluation read."""
+    found = corpus()
+    train = windows(found.train, shape.context, batch * steps, found.vocabulary)[None]
+    held_out = windows(found.held_out, shape.context, EVAL_PASSES * batch, found.vocabulary)[None]
+    nothing = (x.new_empty(*x.shape[:2], 0) for x in (train, held_out))
+    return Problem(train, next(nothing), held_out, next(nothing), shape.initial(found.vocabulary, seeds))
+
+
+def shifted(x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    """Tokens to read and to say, int64 [L, B, T] each."""
+    x = x.to(torch.int64)
+    return x[..., :-1].contiguous(), x[..., 1:].contiguous()
+
+
+def nats(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    """-log p of each token, [L, B, T]."""
+    return -F.log_softmax(out[0], dim=-1).gather(-1, y[..., None])[..., 0]
+
+
+def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    """-log p of each token and the weighted balance loss, [L, B·T, 1]."""
+    each = nats(out, y)
+    return add_bias(each.reshape(len(each), -1, 1), BALANCE * out[1][:, None])
+
+
+def bits(bytes_per_token: float, out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    """Bits per byte of text."""
+    return nats(out, y) * (1 / (math.log(2) * bytes_per_token))
+
+
+def perplexity(model: nn.Module, problem: Problem, draws: Draws, val_loss: Tensor) -> Finish:
+    """exp of the held-out loss per token."""
+    values = [math.exp(min(x, 700.0)) for x in val_loss.tolist()]
+    return Finish(metrics={"perplexity": torch.tensor(values, dtype=torch.float64)})
+
+
+class _Preset(msgspec.Struct, frozen=True):
+    """A model and its training numbers, for any corpus."""
+
+    shape: Shape
+    batch: int
+    steps: int
+    lr: float
+    decay: float = 0.9
+    warmup: float = 0.05
+
+
+def _task(
+    preset: str, corpus: Callable[[], Corpus], name: str, vocabulary: int = BYTES, bytes_per_token: float = 1.0
+) -> Task:
+    """The preset on a corpus of which name, vocabulary and bytes per token are known; it is read when it is needed."""
+    found = _PRESETS[preset]
+    shape = found.shape
+    size = shape.size(vocabulary)
+    experts = f" with {shape.experts} experts" if shape.experts else ""
+    return Task(
+        name="language",
+        preset=preset,
+        rev=REV,
+        summary=f"{name}, vocabulary {vocabulary}, decoder {shape.depth}×{shape.width}{experts}, "
+        f"{size / 1e6:.3g}M parameters, windows of {shape.context}",
+        problem=partial(problem, corpus, shape, found.batch, found.steps),
+        prepare=shifted,
+        model=partial(Decoder, shape),
+        loss=loss,
+        metrics={"bits_per_byte": partial(bits, bytes_per_token)},
+        finish=perplexity,
+        digest_of=lambda: corpus().digest,
+        steps=found.steps,
+        batch=found.batch,
+        lr=found.lr,
+        decay=found.decay,
+        warmup=found.warmup,
+        eval_rows=found.batch,
+        size=size,
+        samples=lambda: (len(corpus().train) - 1) // shape.context,
+    )
+
+
+_PRESETS = {
+    "smoke": _Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
+    "tiny": _Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
+    "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
+    "9M": _Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
+    "60M": _Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
+    "350M": _Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
+    "1B": _Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),
+    "paper": _Preset(Shape(128, 352, 4, 4, 128), 4096, 1545, 3e-3, decay=1.0, warmup=0.0),
+    "moe-smoke": _Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
+    "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
+    "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
+}
+
+PRESETS = {preset: _task(preset, standard_library, "the standard library's documentation") for preset in _PRESETS}
+
+
+def on_data(preset: str, path: str) -> Task:
+    """The preset on the user's text. ConfigError on what cannot be read, or holds out less than a window."""
+    corpus, context = read_corpus(path), _PRESETS[preset].shape.context
+    if len(corpus.held_out) <= context:
+        accepted = f"{context + 1} held-out tokens or more, a window (a tenth of the text has {len(corpus.held_out)})"
+        raise ConfigError("--data", path, accepted)
+    return _task(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)

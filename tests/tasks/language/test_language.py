@@ -1,0 +1,138 @@
+"""Language models learn, lane by lane, whatever the company."""
+
+import math
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.kernels import LaneNumerics
+from fp4dse.tasks import Lane, check_task, get_task, train
+from fp4dse.tasks.language.presets import PRESETS
+
+SMOKE = ("smoke", "moe-smoke")
+
+
+def lanes_of(task, names, seeds=(0, 1)) -> list[Lane]:
+    return [Lane(Recipe.named(name), task.lr * (1 + seed / 4), seed) for name in names for seed in seeds]
+
+
+def decoder(task, lanes=2, training=True):
+    numerics = LaneNumerics([Recipe.named("bf16")] * lanes, range(lanes))
+    numerics.training = training
+    return task.model(task.problem(range(lanes)).init, numerics)
+
+
+@pytest.mark.parametrize(("preset", "threads"), zip(SMOKE, (1, 2), strict=True))
+def test_a_lane_does_not_depend_on_its_company(preset, threads):
+    task = msgspec.structs.replace(get_task("language", preset), steps=6)
+    lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))  # one structural signature
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        together = train(task, lanes).lanes
+        for chosen in ([3], [5, 0, 4]):
+            assert train(task, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("preset", SMOKE)
+def test_a_lane_beside_one_that_diverges_does_not_notice(preset):
+    task = msgspec.structs.replace(get_task("language", preset), steps=6)
+    lanes = lanes_of(task, ("bf16",))
+    mixed = train(task, [lanes[0], Lane(lanes[0].recipe, 1e30, 5), lanes[1]]).lanes
+    assert mixed[1].status == "diverged"
+    assert [mixed[0], mixed[2]] == train(task, lanes).lanes
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+@pytest.mark.parametrize("preset", ["smoke", pytest.param("moe-smoke", marks=pytest.mark.slow)])
+def test_losses_fall_to_six_tenths(preset, recipe):
+    task = get_task("language", preset)
+    for lane in train(task, lanes_of(task, (recipe,))).lanes:
+        assert lane.train_loss_final < 0.6 * lane.curve_loss[0]
+        assert lane.metrics["bits_per_byte"] == pytest.approx(lane.val_loss / math.log(2), rel=1e-5)
+        assert lane.metrics["perplexity"] == pytest.approx(math.exp(lane.val_loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("preset", SMOKE)
+def test_a_token_is_not_told_by_later_ones(preset):
+    task = get_task("language", preset)
+    model = decoder(task, training=False)
+    tokens = torch.randint(256, (2, 1, 32), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[..., 20:] = 255 - changed[..., 20:]
+    with torch.no_grad():
+        before, after = model(tokens)[0], model(changed)[0]
+    earlier = 20 if preset == "smoke" else 1  # later tokens may take an expert's last place, never an earlier one's
+    assert torch.allclose(before[..., :earlier, :], after[..., :earlier, :], atol=1e-5)
+    assert not torch.allclose(before[..., 20:, :], after[..., 20:, :], atol=1e-2)
+
+
+def test_untrained_models_know_about_nothing():
+    for preset in SMOKE:
+        task = get_task("language", preset)
+        x, y = task.prepare(task.problem([0, 1]).val_x[:, :8].expand(2, -1, -1), None, None)
+        with torch.no_grad():
+            loss = task.loss(decoder(task, training=False)(x), y).mean()
+        assert loss == pytest.approx(math.log(256), rel=0.02)
+
+
+def test_the_balance_loss_counts_in_training_alone():
+    task = get_task("language", "moe-smoke")
+    x, y = task.prepare(task.problem([0]).val_x[:, :8].expand(2, -1, -1), None, None)
+    with torch.no_grad():
+        logits, balance = decoder(task)(x)
+        trained, evaluated = (task.loss(out, y).mean() for out in ((logits, balance), decoder(task, training=False)(x)))
+    assert (balance > 0.99).all()
+    assert trained - evaluated == pytest.approx(0.01 * float(balance.mean()), rel=1e-2)
+
+
+def test_every_product_knows_its_place():
+    places = {
+        name: layer.place
+        for name, layer in decoder(get_task("language", "moe-smoke")).named_modules()
+        if hasattr(layer, "place")
+    }
+    kinds = [place.kind for place in places.values()]
+    assert kinds.count("attention") == 2
+    assert kinds.count("router") == kinds.count("head") == 1
+    assert kinds.count("mlp") == 8
+    layers = [m.layer for m in decoder(get_task("language", "moe-smoke")).modules() if hasattr(m, "place")]
+    assert len(set(layers)) == len(layers) == 12
+
+
+@pytest.mark.parametrize(("preset", "millions"), [("9M", 9), ("60M", 58), ("350M", 368), ("1B", 1339)])
+def test_sizes_are_those_of_the_paper(preset, millions):
+    """Llama with a vocabulary of 32,000 and an untied head."""
+    shape = PRESETS[preset].model.args[0]
+    assert shape.size(32_000) / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+def test_a_size_counts_what_is_made():
+    for preset in SMOKE:
+        task = get_task("language", preset)
+        assert sum(p[0].numel() for p in decoder(task).parameters()) == task.size
+
+
+def test_what_cannot_be_trained_is_refused_before(monkeypatch):
+    with pytest.raises(ConfigError, match="4096 samples or more, a batch of language:paper"):
+        check_task(get_task("language", "paper"), "cpu")
+    huge = msgspec.structs.replace(get_task("language", "1B"), size=10**13)
+    with pytest.raises(ConfigError, match=r"found 'language:1B'; accepted: a model that fits in the \d+ GiB of cpu"):
+        check_task(huge, "cpu")
+    check_task(get_task("language", "small"), "cpu")
+
+
+def test_the_learning_rate_rises_before_it_falls():
+    task = msgspec.structs.replace(get_task("language", "small"), steps=100, warmup=0.1, decay=0.5)
+    assert [task.lr_factor(step) for step in (0, 4, 9, 30, 75, 99)] == pytest.approx([0.1, 0.5, 1, 1, 0.5, 0.02])
+
+
+@pytest.mark.slow
+def test_small_learns_below_2_2_bits_per_byte():
+    task = get_task("language", "small")
+    for lane in train(task, lanes_of(task, ("bf16",))).lanes:
+        assert lane.metrics["bits_per_byte"] < 2.2
