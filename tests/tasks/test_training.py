@@ -75,7 +75,7 @@ def test_a_population_holds_all_that_its_future_depends_on():
         second.load_state({name: value for name, value in expected.items() if "mean" not in name}, task.steps)
 
 
-def best(losses, overheads, seeds, lrs, keep):
+def best(losses, overheads, seeds, lrs, keep, recipes):
     order = sorted(range(len(losses)), key=losses.__getitem__)
     return [i in order[: max(1, round(keep * len(losses)))] for i in range(len(losses))]
 
@@ -102,12 +102,12 @@ def test_lanes_are_ranked_by_what_belongs_to_them():
     task, lanes = task_of(), lanes_of(("nvfp4",))
     seen = []
 
-    def rank(losses, overheads, seeds, lrs, keep):
-        seen.append((len(losses), overheads, seeds, lrs, keep))
+    def rank(losses, overheads, seeds, lrs, keep, recipes):
+        seen.append((len(losses), overheads, seeds, lrs, keep, set(recipes)))
         return [True, False, True]
 
     train(task, lanes, rungs=[Rung(3, 0.7)], keep_lanes=rank, overheads=[1.0, 2.0, 3.0])
-    assert seen == [(3, [1.0, 2.0, 3.0], [0, 1, 2], [lane.lr for lane in lanes], 0.7)]
+    assert seen == [(3, [1.0, 2.0, 3.0], [0, 1, 2], [lane.lr for lane in lanes], 0.7, {lanes[0].recipe.config_id})]
 
 
 @pytest.mark.parametrize("step", [12, 20])
