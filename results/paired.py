@@ -108,8 +108,8 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
     """
     runs = runs if "gap" in runs else add_gap(runs)
     work = outcomes(runs)
-    added = work[["setting", "loss", "diverged", "failed"]]
-    return runs.drop(columns=added.columns, errors="ignore").join(added)[at_best_lr(work)]
+    added = {name: work[name].to_numpy() for name in ("setting", "loss", "diverged", "failed")}
+    return runs.assign(**added)[at_best_lr(work).to_numpy()]
 
 
 def by_seed(
