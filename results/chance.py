@@ -121,7 +121,9 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     variance, freedom = shrunken(np.where(many, variance, np.nan), n - 1)
     common = 0.0
     if len(shared) > 1 and many.sum() > 1:
-        of_median = (np.pi / 2 if many.sum() > 2 else 1.0) * variance[many].mean() / many.sum()  # its own noise
+        # what the median has from the recipes' own noise: about π/2 times this, but taking all of it off leaves the
+        # interval too narrow where it was large by chance, and none of it too wide with few recipes
+        of_median = 0.5 * variance[many].mean() / many.sum()
         common = math.sqrt(max(np.var(shared, ddof=1) - of_median, 0.0) / len(shared))
     return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1])
 

@@ -37,8 +37,8 @@ Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
 """The columns of runs that effects are computed from."""
 
-RIDGE = {"main": 1e-12, "interaction": 1e-8}
-"""Weight of `as small as possible`, so that it falls on interactions first; moves no digit that is printed."""
+RIDGE = 1e-8
+"""Weight of `as small as possible` for interactions, and for main effects that the recipes do not determine."""
 
 COLUMNS = [*SETTING, "kind", "factor", "level", "with_factor", "with_level", "reference", "effect", "low", "high", "p"]
 COLUMNS += ["error", "freedom", "share", "mean", "recipes", "diverged", "basis", "note"]
@@ -145,8 +145,8 @@ def _lines(table: Table) -> Iterator[pd.DataFrame]:
     joint = free < len(y)
     if joint:
         design = np.hstack([design, *(term.block for term in pairs)])
-    ridge = np.full(design.shape[1], RIDGE["interaction"])
-    ridge[: len(unknown)] = RIDGE["main"]
+    ridge = np.full(design.shape[1], RIDGE)
+    ridge[: len(unknown)][~unknown] = 0.0
     model = fit(design, y, weight, ridge)
     total = float(weight @ np.square(model.centred - np.average(model.centred, weights=weight)))
     note = "" if joint else f"interactions need {free + 1} recipes that finished, found {len(y)}"

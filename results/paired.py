@@ -108,8 +108,8 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
     """
     runs = runs if "gap" in runs else add_gap(runs)
     work = outcomes(runs)
-    added = work[["setting", "loss", "diverged", "failed"]]
-    return runs.drop(columns=added.columns, errors="ignore").join(added)[at_best_lr(work)]
+    added = {name: work[name].to_numpy() for name in ("setting", "loss", "diverged", "failed")}
+    return runs.assign(**added)[at_best_lr(work).to_numpy()]
 
 
 def by_seed(
@@ -135,6 +135,9 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     without the seed that they are judged on; it is the bias of choosing on the reported losses, 0 with one rate, NaN
     with one seed or where a rate lacks a seed.
     """
+    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge", "optimism"]
+    if runs.empty:
+        return pd.DataFrame({name: [] for name in columns})
     work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
@@ -148,8 +151,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
     facts = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
     out = out.reset_index().merge(facts, on="setting").sort_values(["setting", "label"])
-    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge"]
-    return out[[*columns, "optimism"]].reset_index(drop=True)
+    return out[columns].reset_index(drop=True)
 
 
 def _optimism(work: pd.DataFrame, chosen: pd.Series) -> pd.Series:

@@ -2,8 +2,9 @@
 
     y[r, s] = design[r] · β + seed[s] + error           each recipe weighs weight[r], whatever number of seeds it has
 
-Only products of the design with [recipes]-sized things are formed: the seeds add a few rows and columns to the normal
-equations, not copies of the design. `ridge` holds coefficients near zero where the data say nothing about them.
+Seed effects come from differences within recipes alone, so that what the design does not explain of a recipe cannot
+pass for an effect of the seeds that it happens to have. Then the recipes' means are fitted. `ridge` holds coefficients
+near zero where the data say nothing about them.
 
 Errors of estimates are those of the sandwich clustered by seed: influence[:, s] is how seed s moved β, and
 
@@ -48,25 +49,26 @@ class Fit(NamedTuple):
 def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
     """Least squares. design: [recipes, p]; y: [recipes, seeds], NaN where lacking; weight: [recipes]; ridge: [p]."""
     present = np.isfinite(y)
-    y = np.where(present, y, 0.0)
-    w = np.where(present, (weight / present.sum(axis=1))[:, None], 0.0)  # [recipes, seeds]
     p, seeds = design.shape[1], y.shape[1]
-    blocks = sum_to_zero(seeds)  # [seeds, seeds - 1]
-    normal = np.zeros((p + seeds - 1, p + seeds - 1))
-    normal[:p, :p] = design.T @ (design * weight[:, None]) + np.diag(ridge * weight.sum())
-    normal[:p, p:] = design.T @ w @ blocks
-    normal[p:, :p] = normal[:p, p:].T
-    normal[p:, p:] = blocks.T @ (w.sum(axis=0)[:, None] * blocks)
-    factor = cho_factor(normal)
-    solution = cho_solve(factor, np.concatenate([design.T @ (w * y).sum(axis=1), blocks.T @ (w * y).sum(axis=0)]))
-    seed_effect = blocks @ solution[p:]
-    error = w * (y - (design @ solution[:p])[:, None] - seed_effect)
-    centred = (w * (y - seed_effect)).sum(axis=1) / weight
+    adjusted = np.where(present, y - seed_effects(y), 0.0)
+    w = np.where(present, (weight / present.sum(axis=1))[:, None], 0.0)  # [recipes, seeds]
+    centred = (w * adjusted).sum(axis=1) / weight
+    factor = cho_factor(design.T @ (design * weight[:, None]) + np.diag(ridge * weight.sum()))
+    coefficients = cho_solve(factor, design.T @ (weight * centred))
+    error = w * (adjusted - (design @ coefficients)[:, None])
     if seeds > 1:
-        scores = np.vstack([design.T @ error, blocks.T * error.sum(axis=0)])  # [p + seeds - 1, seeds]
-        return Fit(solution[:p], cho_solve(factor, scores)[:p], seeds - 1.0, True, centred)
-    rank = p - int((ridge > 0).sum()) if p >= len(design) else p
-    return Fit(solution[:p], cho_solve(factor, (design * error).T), float(len(design) - rank), False, centred)
+        return Fit(coefficients, cho_solve(factor, design.T @ error), seeds - 1.0, True, centred)
+    return Fit(coefficients, cho_solve(factor, (design * error).T), float(len(design) - p), False, centred)
+
+
+def seed_effects(y: Array) -> Array:
+    """[seeds]: what each seed adds to all recipes, zero on average, from differences within recipes. y: see `fit`."""
+    present = np.isfinite(y)
+    within = present / present.sum(axis=1, keepdims=True)
+    values = np.where(present, y, 0.0)
+    deviation = np.where(present, y - (values * within).sum(axis=1, keepdims=True), 0.0).sum(axis=0)
+    normal = np.diag(present.sum(axis=0).astype(float)) - present.T.astype(float) @ within
+    return np.linalg.pinv(normal, rcond=1e-10) @ deviation
 
 
 def sum_to_zero(levels: int) -> Array:

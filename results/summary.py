@@ -64,7 +64,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out["note"] = np.select(
         [spoiled, out["seeds"].eq(0), out["pairs"].eq(0) & out["unpaired"].gt(0), out["pairs"].eq(0)],
         ["diverged", "failed", "no baseline", "loss is not positive"],
-        np.where(quantizes & out["cost"].isna(), f"no {overhead}", ""),
+        np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
     )
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
