@@ -290,6 +290,17 @@ def _without_password(url: str | Path) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
+def close_storage(storage: optuna.storages.BaseStorage) -> None:
+    """Give back the connections of a storage; a journal has none."""
+    import optuna
+
+    storage.remove_session()
+    if isinstance(storage, optuna.storages.RDBStorage):
+        storage.engine.dispose()
+    if isinstance(storage, optuna.storages.GrpcStorageProxy):
+        storage.close()
+
+
 def serve_grpc(url: str | Path, port: int) -> None:
     """Offer a storage to other processes of this machine until interrupted."""
     import optuna

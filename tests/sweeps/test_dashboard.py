@@ -1,0 +1,102 @@
+"""The dashboard answers on this machine alone and shows what comes into the store while it runs."""
+
+import json
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.results import open_store, recipe_columns
+from fp4dse.sweeps import dashboard
+from fp4dse.sweeps.dashboard import Follower, default_storage, serve, sweep_name
+from fp4dse.sweeps.state import SweepState, write_state
+from fp4dse.sweeps.study import open_storage
+
+RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
+
+
+def row(recipe: Recipe, seed: int = 0, loss: float = 1.0) -> dict:
+    return {
+        **recipe_columns(recipe),
+        **{"lr": 1e-3, "task": "vision", "preset": "small", "dataset_digest": "d", "seed": seed},
+        **{"device_class": "cpu", "software_class": "torch", "rev_quantizers": 1, "rev_engine": 1, "rev_task": 1},
+        **{"status": "done", "val_loss": loss, "steps": 10},
+    }
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = open_store(tmp_path / "zoo" / "store", create=True)
+    made.add([row(Recipe.named("bf16")), row(RECIPES[0], loss=1.5)], "rows")
+    return made
+
+
+def get(url: str) -> dict:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def trials(address: str) -> list[dict]:
+    (study,) = get(f"{address}/api/studies")["study_summaries"]
+    return get(f"{address}/api/studies/{study['study_id']}?after=0")["trials"]
+
+
+@pytest.fixture
+def served(store, monkeypatch):
+    """The address of a dashboard that looks for new rows all the time."""
+    monkeypatch.setattr(dashboard, "FOLLOW_S", 0.05)
+    monkeypatch.setattr(dashboard, "SHARE", 1.0)
+    stop, ready, found = threading.Event(), threading.Event(), []
+    storage = open_storage(default_storage(store.path))
+    told = lambda address: (found.append(address), ready.set())  # noqa: E731
+    server = threading.Thread(target=serve, args=(store, sweep_name(store), storage, 0, True, told, stop))
+    server.start()
+    assert ready.wait(60)
+    yield found[0]
+    stop.set()
+    server.join(60)
+    assert not server.is_alive()
+
+
+def test_the_page_and_the_studies_are_served_on_loopback_and_follow_the_store(served, store):
+    assert served.startswith("http://127.0.0.1:")
+    with urllib.request.urlopen(f"{served}/dashboard", timeout=30) as page:
+        assert page.status == 200
+        assert b"<html" in page.read().lower()
+    assert get(f"{served}/api/studies")["study_summaries"][0]["study_name"] == "zoo vision:small"
+    assert [trial["state"] for trial in trials(served)] == ["Complete"]
+    store.add([row(RECIPES[1], loss=1.2)], "more")
+    deadline = time.monotonic() + 60
+    while len(trials(served)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(trials(served)) == 2
+
+
+def test_a_port_that_is_taken_is_named(served, store):
+    port = int(served.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"--port: found {port}"):
+        serve(store, "zoo", open_storage(default_storage(store.path)), port, follow=False)
+
+
+def test_a_store_that_did_not_change_is_not_mirrored_again(store):
+    follower = Follower(store, "zoo", open_storage(default_storage(store.path)))
+    assert follower.look() == {"zoo vision:small": 1}
+    assert follower.look() == {}
+    store.add([row(RECIPES[1])], "more")
+    assert follower.look() == {"zoo vision:small": 2}
+
+
+def test_a_recipe_of_a_running_sweep_is_shown_when_all_its_lanes_are_there(store):
+    store.add([row(Recipe.named("bf16"), seed=1)], "baseline")
+    follower = Follower(store, "zoo", open_storage(default_storage(store.path)))
+    write_state(store.path, SweepState(name="zoo", asked=4, stored=0))
+    assert follower.look() == {"zoo vision:small": 0}
+    write_state(store.path, SweepState(name="zoo", asked=4, stored=0, ended="finished"))
+    assert follower.look() == {"zoo vision:small": 1}
+
+
+def test_a_sweep_is_named_after_its_folder(store, tmp_path):
+    assert sweep_name(store) == "zoo"
+    assert sweep_name(open_store(tmp_path / "mine", create=True)) == "mine"

@@ -1,0 +1,73 @@
+"""An estimate is arithmetic on what the store knows of this kind of device, or on a short training."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import Space
+from fp4dse.results import open_store
+from fp4dse.sweeps import estimate as module
+from fp4dse.sweeps import plan_sweep, run_sweep
+from fp4dse.sweeps.estimate import Pace, duration, estimate
+from fp4dse.sweeps.setting import find_setting
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+TASKS = [("regression", "quickstart")]
+SPACE = Space("few", axes={"*.scale": ["e4m3", "ue5m3"], "*.block": [16, 32]})
+
+
+def test_time_and_memory_follow_from_the_pace(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "calibrate", lambda job, steps: asked.append(steps) or Pace(10.0, 2.0, 100.0, 5.0, "here"))
+    plan = plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=tmp_path / "none", jobs=2)
+    found = estimate(plan, find_setting(TASKS, jobs=2))
+    lanes = [len(job.lanes) for job in plan.jobs]
+    assert lanes == [2, 4, 4]
+    assert found.worker_seconds == 3 * 10 + 2 * sum(lanes)
+    assert found.seconds == found.worker_seconds / 2
+    assert found.memory_bytes == 100 + 5 * 4
+    assert asked == [find_setting(TASKS).tasks[0].steps]
+    assert found.facts()["estimated_from"] == {"regression:quickstart": "here"}
+
+
+def test_what_the_store_knows_is_taken_and_nothing_is_trained(tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    run_sweep(SPACE, tasks=TASKS, seeds=[0], store=store, worker=(sys.executable, FAKE, "ok"))
+    monkeypatch.setattr(module, "calibrate", lambda *_: pytest.fail("trained"))
+    plan = plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=store, jobs=1)
+    found = estimate(plan, find_setting(TASKS, jobs=1), store)
+    runs = open_store(store).runs()
+    rate = runs.groupby("signature")["lane_s"].median()
+    expected = sum(0.01 + len(job.lanes) * rate[_signature(job)] for job in plan.jobs)
+    assert found.seconds == pytest.approx(expected)
+    assert "stored runs" in found.sources["regression:quickstart"]
+
+
+def _signature(job) -> str:
+    from fp4dse.results import recipe_columns
+
+    return recipe_columns(job.lanes[0].recipe)["signature"]
+
+
+def test_nothing_to_train_takes_no_time(tmp_path):
+    store = tmp_path / "store"
+    run_sweep(SPACE, tasks=TASKS, seeds=[0], store=store, worker=(sys.executable, FAKE, "ok"))
+    found = estimate(plan_sweep(SPACE, tasks=TASKS, seeds=[0], store=store), find_setting(TASKS), store)
+    assert (found.seconds, found.memory_bytes, found.sources) == (0, 0, {})
+
+
+@pytest.mark.slow
+def test_a_calibration_trains_briefly_in_a_process_of_its_own(tmp_path):
+    plan = plan_sweep(SPACE, tasks=TASKS, store=tmp_path / "none", jobs=1)
+    pace = module.calibrate(plan.jobs[-1], 240)
+    assert pace.lane_s > 0
+    assert 50 << 20 < pace.base_bytes < 8 << 30
+    assert "6 lanes, 24 steps" in pace.source
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")]
+)
+def test_durations_are_said_as_people_say_them(seconds, text):
+    assert duration(seconds) == text

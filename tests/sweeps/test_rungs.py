@@ -1,0 +1,130 @@
+"""Rungs stand where halving has them, spare the baseline, and what they drop is neither lost nor taken for finished."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.results import open_store, recipe_columns
+from fp4dse.sweeps import plan_sweep, run_sweep
+from fp4dse.sweeps.rungs import Halving, replay
+from fp4dse.tasks.job import Rung
+
+FAKE = str(Path(__file__).with_name("fake_worker.py"))
+SPACE = Space("few", axes={"*.scale": ["e4m3", "ue5m3", "e5m2", "ue4m4"]})
+
+
+def sweep(tmp_path, **more):
+    asked = {"tasks": [("regression", "quickstart")], "seeds": [0, 1], "jobs": 1, "store": tmp_path / "store", **more}
+    return run_sweep(SPACE, worker=(sys.executable, FAKE, "ok"), **asked)
+
+
+def test_rungs_halve_towards_the_start():
+    assert Halving(3, 0.5).at(800) == [Rung(100, 0.5), Rung(200, 0.5), Rung(400, 0.5)]
+    assert Halving(1, 0.25).at(800) == [Rung(200, 0.25)]
+
+
+@given(count=st.integers(1, 12), keep=st.floats(0.01, 0.99), steps=st.integers(1, 10_000))
+def test_rungs_increase_and_lie_within_training(count, keep, steps):
+    places = [rung.step for rung in Halving(count, keep).at(steps)]
+    assert places == sorted(set(places))
+    assert all(0 < place <= steps for place in places)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [((0, 0.5), "--rungs"), ((1, 0.0), "--keep"), ((1, 1.0), "--keep")])
+def test_wrong_numbers_are_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        Halving(*wrong)
+
+
+def test_every_job_has_its_tasks_rungs_but_for_the_baselines(tmp_path):
+    tasks = [("regression", "quickstart"), ("vision", "quickstart")]
+    jobs = plan_sweep(SPACE, tasks=tasks, store=tmp_path / "none", halving=Halving(2, 0.5)).jobs
+    for job in jobs:
+        assert bool(job.rungs) != job.lanes[0].recipe.is_plain
+    assert not any(job.rungs for job in plan_sweep(SPACE, tasks=tasks, store=tmp_path / "none").jobs)
+
+
+def test_what_was_dropped_is_stored_and_counts_for_sweeps_with_rungs_alone(tmp_path):
+    first = sweep(tmp_path, halving=Halving(1, 0.5))
+    assert (first.done, first.pruned, first.left, first.exit_code) == (2 + 4, 4, 0, 0)
+    runs = open_store(tmp_path / "store").runs()
+    assert Counter(runs["status"]) == {"done": 6, "pruned": 4}
+    assert set(runs["pruned_step"].dropna()) == {5}
+    assert sweep(tmp_path, halving=Halving(1, 0.5)).stored == 10
+    without = sweep(tmp_path)
+    assert (without.stored, without.done) == (6, 4)
+    assert Counter(open_store(tmp_path / "store").runs()["status"]) == {"done": 10}
+    assert sweep(tmp_path, halving=Halving(1, 0.5)).stored == 10
+
+
+def test_a_finished_run_is_never_replaced_by_one_that_was_dropped_later(tmp_path):
+    sweep(tmp_path)
+    sweep(tmp_path, halving=Halving(1, 0.5), rerun=True)
+    runs = open_store(tmp_path / "store").runs()
+    assert Counter(runs["status"]) == {"done": 10}
+
+
+# --- replay --------------------------------------------------------------------------------------------------------
+
+STEPS = np.arange(1, 65)
+RECIPES = list(SPACE.recipes())
+
+
+def row(recipe: Recipe, seed: int, final: float, early: float, status: str = "done") -> dict:
+    """A lane whose curve is at `early` in the first half of training and at `final` then."""
+    return {
+        **recipe_columns(recipe),
+        **{"lr": 1e-3, "task": "vision", "preset": "small", "dataset_digest": "d", "seed": seed},
+        **{"device_class": "cpu", "software_class": "torch", "rev_quantizers": 1, "rev_engine": 1, "rev_task": 1},
+        **{"status": status, "val_loss": final if status == "done" else None, "steps": 64},
+        "diverged_step": 3 if status == "diverged" else None,
+        "curve_step": STEPS.tolist(),
+        "curve_loss": np.where(STEPS <= 40, early, final).tolist(),
+    }
+
+
+def make(tmp_path, finals, earlies, statuses=None):
+    store = open_store(tmp_path / "store", create=True)
+    rows = [row(Recipe.named("bf16"), seed, 1.0, 1.0) for seed in (0, 1)]
+    for recipe, final, early, status in zip(RECIPES, finals, earlies, statuses or ["done"] * 4, strict=True):
+        rows += [row(recipe, seed, final + 0.01 * seed, early, status) for seed in (0, 1)]
+    store.add(rows, "rows")
+    return store
+
+
+def test_curves_that_tell_the_truth_early_lose_nothing(tmp_path):
+    (found,) = replay(make(tmp_path, [1.1, 1.2, 1.3, 1.4], [2.1, 2.2, 2.3, 2.4]), Halving(1, 0.5))
+    assert (found.populations, found.recipes, found.lanes) == (1, 4, 8)
+    assert found.saved == pytest.approx(0.25)  # half of the lanes for half of the steps
+    assert (found.best_kept, found.front_kept, found.best_overall, found.regret) == (1, 1, True, 0)
+
+
+def test_two_rungs_save_what_arithmetic_says(tmp_path):
+    (found,) = replay(make(tmp_path, [1.1, 1.2, 1.3, 1.4], [2.1, 2.2, 2.3, 2.4]), Halving(2, 0.5))
+    assert found.saved == pytest.approx(1 - (4 * 16 + 2 * 16 + 1 * 32) / (4 * 64))
+
+
+def test_curves_that_cross_late_lose_the_best_and_say_by_how_much(tmp_path):
+    (found,) = replay(make(tmp_path, [1.1, 1.2, 1.3, 1.4], [2.4, 2.3, 2.2, 2.1]), Halving(1, 0.5))
+    assert (found.best_kept, found.front_kept, found.best_overall) == (0, 0, False)
+    assert found.regret == pytest.approx(np.mean(np.log([1.3 / 1.1, 1.31 / 1.11])))
+
+
+def test_a_recipe_that_diverged_before_the_rung_does_not_go_on(tmp_path):
+    statuses = ["diverged", "done", "done", "done"]
+    (found,) = replay(make(tmp_path, [1.1, 1.2, 1.3, 1.4], [2.1, 2.2, 2.3, 2.4], statuses), Halving(1, 0.5))
+    assert found.saved == pytest.approx(1 - (4 + 2) / 8)
+    assert found.best_overall
+
+
+def test_a_store_without_a_population_of_several_recipes_cannot_be_replayed(tmp_path):
+    store = open_store(tmp_path / "store", create=True)
+    store.add([row(Recipe.named("bf16"), 0, 1.0, 1.0), row(RECIPES[0], 0, 1.0, 1.0)], "rows")
+    with pytest.raises(ConfigError, match="--replay"):
+        replay(store, Halving())
