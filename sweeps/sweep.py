@@ -19,6 +19,7 @@ import msgspec
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
+from fp4dse.results.files import writing
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.stats import SETTING, SUMMARIZED, percent
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
@@ -193,13 +194,18 @@ class _Sweep:
                 for verdict in self.scheduler.stop():
                     self.settle(verdict)
                 return reason
-            self.scheduler.fill()
+            self.fill()
             verdicts = self.scheduler.poll(POLL_S)
-            self.scheduler.fill()  # a worker that waits costs more than a row that waits
+            self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
             self.tell(show)
         return self.scheduler.why_give_up()
+
+    def fill(self) -> None:
+        """Start jobs. StoreError if their folders cannot be written."""
+        with writing(self.work):
+            self.scheduler.fill()
 
     def settle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
