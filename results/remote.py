@@ -21,7 +21,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ class RemotePath:
 
     url: str
     path: str
-    fs: Any = None
+    fs: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.url

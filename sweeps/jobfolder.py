@@ -4,6 +4,7 @@
     context.json   what the driver knows and the worker does not: the rest of a result row
     out.json       what the worker gives back; it appears whole or not at all
     stderr.txt     what the worker said, with the reason if it failed
+    checkpoint.pt  where the job stood when a stop was asked for, or some minutes ago; the same job goes on from it
 
 The folder is deleted once the store has the rows. A folder with `out.json` that a new driver finds was finished by a
 worker whose driver died in between. The folder of a job that was given up moves to `failed/` beside `jobs/`, where
@@ -14,13 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from fp4dse.tasks.job import Job, JobResult
 
+CHECKPOINT = "checkpoint.pt"
+OF_LANE = ("lanes", "overheads")
+"""The fields of a job that have an entry a lane."""
 STDERR_LINES = 3
 """Lines of a worker's standard error that are kept as the reason of a failure."""
 STDERR_CHARACTERS = 600
@@ -34,12 +38,31 @@ def job_name(job: Job) -> str:
 
 
 def write_job(folder: Path, job: Job, context: dict) -> None:
-    """A fresh folder for a job; an earlier attempt's files are removed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(msgspec.json.encode(job))
+    """A fresh folder for a job. Of an earlier attempt at the same job the checkpoint stays."""
+    data = msgspec.json.encode(job)
+    if (folder / CHECKPOINT).exists() and _is_same(folder, data):
+        for entry in folder.iterdir():
+            if entry.name != CHECKPOINT:
+                entry.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(data)
     (folder / "context.json").write_bytes(msgspec.json.encode(context, enc_hook=str))  # torch's version is no plain str
     (folder / "stderr.txt").touch()
+
+
+def _is_same(folder: Path, data: bytes) -> bool:
+    try:
+        return (folder / "job.json").read_bytes() == data
+    except OSError:
+        return False
+
+
+def part_of(job: Job, lanes: Sequence[int]) -> Job:
+    """The job with some of its lanes, by number."""
+    of_lane = {name: values for name in OF_LANE if (values := getattr(job, name, None))}
+    return msgspec.structs.replace(job, **{name: [values[i] for i in lanes] for name, values in of_lane.items()})
 
 
 def read_result(folder: Path, job: Job) -> JobResult | None:
@@ -64,8 +87,9 @@ def write_result(folder: Path, data: bytes) -> None:
     hidden.replace(folder / "out.json")
 
 
-def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult]]:
-    """Finished jobs of a driver that died before it stored them. Folders without a result are deleted."""
+def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult | None]]:
+    """Jobs of a driver that is gone: finished ones that it did not store, and, without a result, those that have a
+    checkpoint. Other folders are deleted."""
     for folder in sorted(work.glob("*")):
         try:
             job, context = read_job(folder)
@@ -73,10 +97,10 @@ def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult]]:
             result = None
         else:
             result = read_result(folder, job)
-        if result is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            yield folder, job, context, result
+            if result or (folder / CHECKPOINT).exists():
+                yield folder, job, context, result
+                continue
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def last_words(folder: Path) -> str:
@@ -100,6 +124,7 @@ def failed_folder(work: Path) -> Path:
 def keep_failed(folder: Path) -> None:
     """Move the folder of a job that was given up to where it outlives the sweep."""
     target = failed_folder(folder.parent) / folder.name
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     folder.replace(target)

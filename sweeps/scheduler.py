@@ -28,7 +28,7 @@ from typing import Literal
 import msgspec
 
 from fp4dse.sweeps.executors.outcome import Executor, Outcome
-from fp4dse.sweeps.jobfolder import job_name
+from fp4dse.sweeps.jobfolder import job_name, part_of
 from fp4dse.tasks.job import Job
 
 RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3}
@@ -97,9 +97,9 @@ class Scheduler:
         if self.stopping:
             return Verdict(outcome, "leave")
         if kind == "memory" and len(job.lanes) > 1:
-            half = len(job.lanes) // 2
-            parts = (job.lanes[:half], job.lanes[half:])
-            self.queue.extendleft(msgspec.structs.replace(job, lanes=lanes) for lanes in reversed(parts))
+            lanes = range(len(job.lanes))
+            half = len(lanes) // 2
+            self.queue.extendleft([part_of(job, lanes[half:]), part_of(job, lanes[:half])])
             return Verdict(outcome, "again", "cut in halves")
         tried = self._tries[f"{job_name(job)} {kind}"]
         if tried < RETRIES.get(kind, 0):

@@ -19,15 +19,17 @@ import msgspec
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
+from fp4dse.results.files import writing
 from fp4dse.results.intervals import percent
 from fp4dse.results.paired import SETTING
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
-from fp4dse.sweeps.jobfolder import drop, keep_failed, leftovers
+from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
 from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
+from fp4dse.sweeps.resume import go_on, take_in_leftovers
 from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
@@ -41,6 +43,8 @@ STATE_S = 2.0
 """How often the state is written and a request to stop is looked for."""
 COMPACT_FILES = 512
 """So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
+GO_ON = ("lost", "stopped")
+"""A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):
@@ -143,7 +147,7 @@ def run_sweep(
     work = work_folder(store)
     with opened.lock(), stop_signals() as signals, display(progress) as show:
         withdraw_stop(opened.path)
-        _take_in_leftovers(opened, work)
+        begun = take_in_leftovers(opened, work)
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
@@ -151,12 +155,8 @@ def run_sweep(
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
-        scheduler = Scheduler(
-            runner,
-            deque(msgspec.structs.replace(job, record=record) for job in todo.jobs),
-            setting.context,
-            backoff_s=backoff_s,
-        )
+        queue = deque(msgspec.structs.replace(job, record=record) for job in go_on(todo.jobs, begun))
+        scheduler = Scheduler(runner, queue, setting.context, backoff_s=backoff_s)
         sweep = _Sweep(opened, work, scheduler, setting, state, clock)
         ask = _Asked(opened.path)
         try:
@@ -210,13 +210,18 @@ class _Sweep:
                 for verdict in self.scheduler.stop():
                     self.settle(verdict)
                 return reason
-            self.scheduler.fill()
+            self.fill()
             verdicts = self.scheduler.poll(POLL_S)
-            self.scheduler.fill()  # a worker that waits costs more than a row that waits
+            self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
             self.tell(show)
         return self.scheduler.why_give_up()
+
+    def fill(self) -> None:
+        """Start jobs. StoreError if their folders cannot be written."""
+        with writing(self.work):
+            self.scheduler.fill()
 
     def settle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
@@ -238,9 +243,9 @@ class _Sweep:
             state.note_failure(failure(job, folder.name, outcome.reason, str(self.store.path)))
         elif verdict.what == "again":
             state.note_retry(f"{outcome.reason}: {verdict.note}")
-            if not self.scheduler.holds(folder):
+            if outcome.kind not in GO_ON and not self.scheduler.holds(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        else:
+        elif not (folder / CHECKPOINT).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, rows: list[dict], name: str) -> None:
@@ -294,13 +299,6 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
             best = gaps.loc[gaps["gap"].idxmin()]
             lines.append(f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({best['pairs']} seeds)")
     return lines
-
-
-def _take_in_leftovers(store: Store, work: Path) -> None:
-    """Store the jobs that workers finished and a driver that died did not store."""
-    for folder, job, context, result in leftovers(work):
-        store.add(result_rows(job, result, context), folder.name)
-        drop(folder)
 
 
 @dataclass

@@ -13,7 +13,7 @@ once and never trains; a job's child finds them done, and whatever happens to it
 A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
 to stop, else with a traceback.
 
-SIGTERM and SIGUSR1 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no other is
+SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no other is
 begun. `--budget SECONDS` asks by itself when so many have passed.
 
 A job whose folder holds a checkpoint goes on from there, bit for bit, whatever ended it: who gives a job again keeps
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m fp4dse.tasks.worker")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds after which it stops; 0: never")
     budget_s = parser.parse_args(arguments).budget
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(number, Stopping.ask)
     signal.setitimer(signal.ITIMER_REAL, budget_s)
     while line := next_line():

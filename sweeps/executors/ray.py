@@ -1,9 +1,9 @@
 """Runs jobs on a Ray cluster, one Ray task a job; nothing but Ray connects the machines, no disk is shared.
 
 A task runs its job as the local executor does, in a worker process of its own with the same limits, and brings the
-result back; the driver puts it into the job's folder, so that what came back is safe even if the driver dies, and is
-the only one who writes to the store. Ray's own retries are off: a task that is lost with its worker or node is tried
-again by the scheduler, with a pause, like any other loss.
+result back, or the checkpoint of a job that was stopped. The driver puts it into the job's folder, so that what came
+back is safe even if the driver dies, and is the only one who writes to the store. Ray's own retries are off: a task
+that is lost with its worker or node is tried again by the scheduler, with a pause, like any other loss.
 
     --option address=…    a cluster: auto, host:port, ray://host:port. Default: a local one, on loopback alone
     --option gpus=…       GPUs a job, may be a fraction. Default: 1 with --device cuda, else 0
@@ -27,7 +27,7 @@ import msgspec
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S, LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running
-from fp4dse.sweeps.jobfolder import job_name, read_result, write_job, write_result
+from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
 from fp4dse.tasks.job import Job, Progress
 
 if TYPE_CHECKING:
@@ -45,9 +45,12 @@ class Brought(msgspec.Struct, frozen=True):
     reason: str
     out: bytes | None
     stderr: bytes
+    checkpoint: bytes | None
 
 
-def work(job: bytes, command: tuple[str, ...], limit_s: float, silence_s: float, mailbox: Any) -> bytes:
+def work(
+    job: bytes, checkpoint: bytes | None, command: tuple[str, ...], limit_s: float, silence_s: float, mailbox: Any
+) -> bytes:
     """The task: runs on the machine that Ray chose, on the main thread of a Ray worker."""
     import ray
 
@@ -64,11 +67,18 @@ def work(job: bytes, command: tuple[str, ...], limit_s: float, silence_s: float,
     executor = _executor_here(tuple(command), limit_s, silence_s)
     folder = executor.work / name
     write_job(folder, found, {})
+    if checkpoint:
+        (folder / CHECKPOINT).write_bytes(checkpoint)
     outcome = run_alone(executor, folder, found, tell)
     out = (folder / "out.json").read_bytes() if outcome.result else None
+    saved = None if outcome.result else _read(folder / CHECKPOINT)
     stderr = (folder / "stderr.txt").read_bytes()[-100_000:]
     shutil.rmtree(folder, ignore_errors=True)
-    return msgspec.msgpack.encode(Brought(outcome.kind, outcome.pace, outcome.reason, out, stderr))
+    return msgspec.msgpack.encode(Brought(outcome.kind, outcome.pace, outcome.reason, out, stderr, saved))
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
 
 
 _here: dict[str | None, LocalExecutor] = {}
@@ -156,7 +166,9 @@ class RayExecutor:
         folder = self.work / job_name(job)
         write_job(folder, job, context)
         data = msgspec.json.encode(job)
-        ref = self._task.remote(data, self.command, self.limit_s, self.silence_s, self._mailbox)
+        ref = self._task.remote(
+            data, _read(folder / CHECKPOINT), self.command, self.limit_s, self.silence_s, self._mailbox
+        )
         self.running.append(RayRun(job, folder, ref=ref))
 
     def poll(self, wait_s: float) -> list[Outcome]:
@@ -217,6 +229,8 @@ class RayExecutor:
             reason = f"Ray lost it ({type(error).__name__})"
             return Outcome(run.job, run.folder, "lost", run.pace(), reason=reason)
         (run.folder / "stderr.txt").write_bytes(brought.stderr)
+        if brought.checkpoint is not None:
+            (run.folder / CHECKPOINT).write_bytes(brought.checkpoint)
         if brought.out is not None:
             write_result(run.folder, brought.out)
         result = read_result(run.folder, run.job)

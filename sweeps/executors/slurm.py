@@ -89,7 +89,10 @@ class Loop:
             with contextlib.suppress(OSError, msgspec.DecodeError):  # the driver took the job back
                 job, _ = read_job(folder)
                 outcome = run_alone(executor, folder, job, lambda progress, folder=folder: self._tell(folder, progress))
-                _write(folder / "ended.json", End(outcome.kind, outcome.reason, outcome.pace))
+                end = End(outcome.kind, outcome.reason, outcome.pace)
+                if self.warned:  # SLURM's signal reaches the worker too, and a program that does not expect it dies
+                    end = End("stopped", "stopped, as its time was nearly up", outcome.pace)
+                _write(folder / "ended.json", end)
             last = time.monotonic()
         executor.stop()
 
@@ -147,7 +150,6 @@ class SlurmExecutor:
     command: tuple[str, ...]
     limit_s: float
     wanted: dict[str, str]
-    squeue_s: float = SQUEUE_S
     running: list[SlurmRun] = field(default_factory=list)
     pool: Path = field(init=False)
     _count: int = 0
@@ -184,7 +186,7 @@ class SlurmExecutor:
             return []
         self._scanned = time.monotonic()
         self._hear()
-        if not self._looked or time.monotonic() - self._looked >= self.squeue_s:
+        if not self._looked or time.monotonic() - self._looked >= SQUEUE_S:
             self._look()
             self._looked = time.monotonic()
         return self._collect()
@@ -319,8 +321,10 @@ def _site_limit() -> int:
 
 
 def _squeue() -> set[str] | None:
-    """The array tasks of this user that wait or run; None if squeue fails."""
-    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+    """The array tasks of this user that wait or run, but not those that are being cleaned up, which can take a minute;
+    None if squeue fails."""
+    states = "PENDING,CONFIGURING,RUNNING,SUSPENDED,SIGNALING,REQUEUED"
+    command = ["squeue", "--noheader", "--array", "--me", "--format=%i", f"--states={states}"]
     done = subprocess.run(command, capture_output=True, text=True)
     return set(done.stdout.split()) if done.returncode == 0 else None
 

@@ -20,9 +20,19 @@ RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
 def row(recipe: Recipe, seed: int = 0, loss: float = 1.0) -> dict:
     return {
         **recipe_columns(recipe),
-        **{"lr": 1e-3, "task": "vision", "preset": "small", "dataset_digest": "d", "seed": seed},
-        **{"device_class": "cpu", "software_class": "torch", "rev_quantizers": 1, "rev_engine": 1, "rev_task": 1},
-        **{"status": "done", "val_loss": loss, "steps": 10},
+        "lr": 1e-3,
+        "task": "vision",
+        "preset": "small",
+        "dataset_digest": "d",
+        "seed": seed,
+        "device_class": "cpu",
+        "software_class": "torch",
+        "rev_quantizers": 1,
+        "rev_engine": 1,
+        "rev_task": 1,
+        "status": "done",
+        "val_loss": loss,
+        "steps": 10,
     }
 
 

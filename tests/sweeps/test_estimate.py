@@ -19,7 +19,9 @@ SPACE = Space("few", axes={"*.scale": ["e4m3", "ue5m3"], "*.block": [16, 32]})
 
 def test_time_and_memory_follow_from_the_pace(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(module, "calibrate", lambda job, steps: asked.append(steps) or Pace(10.0, 2.0, 100.0, 5.0, "here"))
+    monkeypatch.setattr(
+        module, "calibrate", lambda job, steps: asked.append(steps) or Pace(10.0, 2.0, 100.0, 5.0, "here")
+    )
     plan = plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=tmp_path / "none", jobs=2)
     found = estimate(plan, find_setting(TASKS, jobs=2))
     lanes = [len(job.lanes) for job in plan.jobs]

@@ -28,9 +28,19 @@ def row(recipe: Recipe, seed: int = 0, loss: float | None = 1.0, **more) -> dict
     """A finished lane, a diverged one without a loss."""
     return {
         **recipe_columns(recipe),
-        **{"lr": 1e-3, "task": "vision", "preset": "small", "dataset_digest": "d", "seed": seed},
-        **{"device_class": "cpu", "software_class": "torch", "rev_quantizers": 1, "rev_engine": 1, "rev_task": 1},
-        **{"status": "diverged" if loss is None else "done", "val_loss": loss, "steps": 10},
+        "lr": 1e-3,
+        "task": "vision",
+        "preset": "small",
+        "dataset_digest": "d",
+        "seed": seed,
+        "device_class": "cpu",
+        "software_class": "torch",
+        "rev_quantizers": 1,
+        "rev_engine": 1,
+        "rev_task": 1,
+        "status": "diverged" if loss is None else "done",
+        "val_loss": loss,
+        "steps": 10,
         **more,
     }
 
@@ -272,7 +282,9 @@ for n in range(1, 9):
 @pytest.mark.parametrize("url", ["journal", "postgresql", "grpc"], indirect=True)
 def test_several_processes_that_write_at_a_time_lose_nothing(url, opened):
     reader = opened(url)  # makes the tables of a database
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, url, f"study {i}"]) for i in range(2)]  # at the same time
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, url, f"study {i}"]) for i in range(2)
+    ]  # at the same time
     assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
     for i in range(2):
         assert [trial.user_attrs["label"] for trial in load(reader, f"study {i}").trials] == [str(n) for n in range(8)]

@@ -87,6 +87,8 @@ def site(folder: Path) -> Iterator[None]:
         raise RuntimeError(f"SLURM did not start:\n{logs}") from None
     finally:
         subprocess.run(["scancel", "--me"], env=env, capture_output=True)
+        with contextlib.suppress(TimeoutError):  # what runs a step waits for ever for a controller that is gone
+            wait_for(lambda: not subprocess.run(["squeue", "-h"], env=env, capture_output=True).stdout, daemons)
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:

@@ -49,7 +49,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch):
-    monkeypatch.setattr(slurm.SlurmExecutor, "squeue_s", 0.5)
+    monkeypatch.setattr(slurm, "SQUEUE_S", 0.5)
 
 
 def sweep(tmp_path, mode="ok", **more):
@@ -203,9 +203,9 @@ def process_of(array: str, index: str) -> int:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             program = (entry / "cmdline").read_bytes()
-            if b"submitit.core._submit" in program and b"srun" not in program:
-                if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
-                    return int(entry.name)
+            variables = set((entry / "environ").read_bytes().split(b"\0"))
         except OSError:
             continue
+        if b"submitit.core._submit" in program and b"srun" not in program and wanted <= variables:
+            return int(entry.name)
     raise AssertionError(f"no process of array task {array}_{index}")

@@ -1,0 +1,53 @@
+"""What a driver finds of one that is gone: finished jobs are stored, begun ones go on from their checkpoints.
+
+A begun job is the one that it was, lane by lane, because its checkpoint is of that population. So it takes its lanes
+out of the new plan, if the plan has them all; else it is of another sweep and waits for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from fp4dse.results import Store
+from fp4dse.sweeps.jobfolder import OF_LANE, drop, leftovers, part_of
+from fp4dse.sweeps.rows import result_rows
+from fp4dse.tasks.job import Job
+
+
+def take_in_leftovers(store: Store, work: Path) -> list[Job]:
+    """Store the jobs that workers finished and a driver that died did not store; return those that were begun."""
+    begun = []
+    for folder, job, context, result in leftovers(work):
+        if result is None:
+            begun.append(job)
+        else:
+            store.add(result_rows(job, result, context), folder.name)
+            drop(folder)
+    return begun
+
+
+def go_on(planned: Sequence[Job], begun: Sequence[Job]) -> list[Job]:
+    """The jobs to run: begun ones first, then what is planned, less the lanes of the begun ones."""
+    if not begun:
+        return list(planned)
+    terms = [_terms(job) for job in planned]
+    where = {(terms[n], lane): (n, i) for n, job in enumerate(planned) for i, lane in enumerate(job.lanes)}
+    left = {n: set(range(len(job.lanes))) for n, job in enumerate(planned)}
+    front = []
+    for job in begun:
+        keys = [(_terms(job), lane) for lane in job.lanes]
+        if all(key in where for key in keys):
+            front.append(job)
+            for n, i in map(where.pop, keys):
+                left[n].discard(i)
+    rest = [part_of(job, sorted(left[n])) if len(left[n]) < len(job.lanes) else job for n, job in enumerate(planned)]
+    return [*front, *(job for job in rest if job.lanes)]
+
+
+def _terms(job: Job) -> bytes:
+    """All of a job but its lanes."""
+    fields = msgspec.to_builtins(msgspec.structs.replace(job, lanes=[]))
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in OF_LANE})

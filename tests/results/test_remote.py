@@ -1,0 +1,158 @@
+"""A store behind a URL keeps the promises of one on a disk, here against a server that speaks S3."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.fs
+import pytest
+
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.results import open_store, remote
+from fp4dse.results.remote import RemotePath, locate
+
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("moto"), reason="moto is not installed")
+
+SERVER = """
+from moto.server import ThreadedMotoServer
+import sys
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The port of an S3 server on loopback."""
+    command = [sys.executable, "-W", "ignore", "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        yield int(process.stdout.readline())
+        process.stdin.close()
+
+
+@pytest.fixture
+def url(server, request, monkeypatch):
+    """A bucket of its own for each test."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    bucket = f"b{abs(hash(request.node.name))}"
+    query = f"scheme=http&endpoint_override=127.0.0.1:{server}&region=us-east-1"
+    fs, _ = pyarrow.fs.FileSystem.from_uri(f"s3://{bucket}?{query}&allow_bucket_creation=true")
+    fs.create_dir(bucket)
+    return lambda name: f"s3://{bucket}/{name}?{query}"
+
+
+def test_rows_go_in_come_out_and_are_joined_once_each(url, row):
+    store = open_store(url("a"), create=True)
+    for seed in range(3):
+        store.add([row(seed=seed)], f"job {seed}")
+    store.add([row(seed=0)], "job 0")
+    assert sorted(store.runs()["seed"]) == [0, 1, 2]
+    assert store.compact(minimum=1) == 3
+    again = open_store(url("a"))
+    assert (again.info()["inbox_files"], again.info()["part_files"], again.info()["runs"]) == (0, 1, 3)
+    assert len(again.done()) == 3
+    assert again.sql("SELECT count(*) AS n FROM runs")["n"].tolist() == [3]
+
+
+def test_rows_that_were_stored_twice_by_a_crash_count_once(url, row, monkeypatch):
+    store = open_store(url("a"), create=True)
+    store.add([row(seed=0), row(seed=1)], "job")
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.compact(minimum=1)
+    assert (store.info()["inbox_files"], store.info()["part_files"], store.info()["runs"]) == (1, 1, 2)
+
+
+def test_stores_on_a_disk_and_behind_urls_merge_without_duplicates(url, row, tmp_path):
+    here, far, target = (open_store(place, create=True) for place in (tmp_path / "here", url("far"), url("all")))
+    here.add([row(seed=0), row(seed=1)], "job")
+    far.add([row(seed=1), row(seed=2)], "job")
+    assert [target.merge(here), target.merge(far), target.merge(here), target.merge(far)] == [2, 1, 0, 0]
+    assert sorted(target.runs()["seed"]) == [0, 1, 2]
+    assert here.merge(target) == 1
+
+
+def test_an_object_that_is_no_parquet_file_is_moved_aside(url, row):
+    store = open_store(url("a"), create=True)
+    store.add([row()], "job")
+    (store.path / "inbox" / "torn.parquet").write_bytes(b"PAR1 and no more")
+    assert len(store.runs()) == 1
+    store.compact(minimum=1)
+    assert [Path(name.partition("?")[0]).name for name in open_store(url("a")).info()["torn"]] == ["torn.parquet"]
+
+
+def test_a_second_writer_is_told_who_the_first_is_and_a_reader_is_not_hindered(url, row):
+    first, second = open_store(url("a"), create=True), open_store(url("a"))
+    with first.lock():
+        first.add([row()], "job")
+        assert len(second.runs()) == 1
+        with pytest.raises(StoreError, match=r"process \d+ on .* is writing to this store; see it with `fp4dse status"):
+            second.add([row()], "job")
+    second.add([row(seed=1)], "job")
+
+
+def test_the_claim_of_a_dead_writer_is_swept_away(url, row, monkeypatch):
+    store = open_store(url("a"), create=True)
+    (store.path / ".lock-gone-1-0").write_bytes(json.dumps({"pid": 1, "host": "gone"}).encode())
+    with pytest.raises(StoreError, match="process 1 on gone"):
+        store.add([row()], "job")
+    monkeypatch.setattr(remote, "STALE_S", -5.0)
+    store.add([row()], "job")
+    assert list(store.path.glob(".lock-*")) == []
+
+
+def test_a_claim_is_renewed_as_long_as_it_is_held(url, monkeypatch):
+    monkeypatch.setattr(remote, "BEAT_S", 0.2)
+    store = open_store(url("a"), create=True)
+    with store.lock():
+        [lock] = store.path.glob(".lock-*")
+        lock.unlink()
+        deadline = time.monotonic() + 10
+        while not lock.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not lock.exists()
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(url, monkeypatch):
+    place = locate(url("a")) / "file"
+    real = RemotePath.stat
+    monkeypatch.setattr(RemotePath, "stat", lambda self: SimpleNamespace(st_size=real(self).st_size - 1))
+    with pytest.raises(OSError, match="2 of 3 bytes arrived"):
+        place.write_bytes(b"abc")
+    assert not place.exists()
+
+
+def test_a_server_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    url = "s3://b/a?scheme=http&endpoint_override=127.0.0.1:9&region=us-east-1"
+    with pytest.raises((StoreError, OSError)):
+        open_store(url, create=True)
+
+
+def test_what_is_no_known_scheme_is_refused():
+    with pytest.raises(ConfigError, match="s3://bucket/folder"):
+        locate("gopher://old/store")
+
+
+def test_fsspec_knows_what_pyarrow_does_not(row):
+    pytest.importorskip("fsspec")
+    store = open_store("memory://fp4dse-test/store", create=True)
+    store.add([row()], "job")
+    store.compact(minimum=1)
+    assert len(open_store("memory://fp4dse-test/store").runs()) == 1
+
+
+def test_a_path_stays_a_path(tmp_path):
+    assert locate(str(tmp_path)) == tmp_path
+    assert locate(f"file://{tmp_path}") == tmp_path
