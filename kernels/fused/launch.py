@@ -109,6 +109,7 @@ def _quantize_kernel(
     site,
     rows,
     width,
+    apart,
     seeds_ptr,
     step_ptr,
     stream,
@@ -125,9 +126,10 @@ def _quantize_kernel(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
 ):
-    """One operand of x."""
+    """One operand of x. apart: numbers that lie between the lanes of x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    x_ptr += lane * apart
     if not COLUMNS:
         width = TILE_COLUMNS
     row0, column0 = _corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
@@ -259,11 +261,11 @@ def _both_kernel(
 
 
 @triton.jit
-def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
-    """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n]; out: [L, tiles]."""
+def _maximum_kernel(x_ptr, out_ptr, n, stride, TILE: tl.constexpr):
+    """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n], lanes `stride` apart; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    magnitude = tl.abs(load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
+    magnitude = tl.abs(load(x_ptr + lane * stride + offsets, offsets < n).to(tl.float32))
     amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
 
@@ -319,14 +321,22 @@ def _count(shape: dict[str, int]) -> int:
     return triton.cdiv(shape["rows"], shape["TILE_ROWS"]) * triton.cdiv(shape["width"], shape["TILE_COLUMNS"])
 
 
+def together(x: Tensor) -> Tensor:
+    """x with what belongs to a lane in one piece; the lanes may lie apart."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
     """max |x| of each lane after rotation, float32 [L]; NaN if x holds one. Arguments as in `fused.operand`."""
     lanes, n = len(x), x[0].numel()
     if not rotation:
         tiles = triton.cdiv(n, _MAXIMUM_TILE)
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
-        _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
+        x = together(x)
+        sizes = n, x.stride(0)
+        _maximum_kernel[tiles, lanes](x, partial, *sizes, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
         return partial.amax(1)
+    x = x.contiguous()
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, rotation, columns)
     programs = triton.cdiv(_count(shape), _TILES)
@@ -357,7 +367,9 @@ def launch(
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
     sizes, programs = _sizes(x, columns, block, features, rotation, codec)
     amax = dec if tensor_amax is None else tensor_amax
-    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
+    x = together(x)
+    apart = x.stride(0) - x[0].numel()
+    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": codec}
     _quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)

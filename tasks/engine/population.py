@@ -23,7 +23,7 @@ REV = 2
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
-"""Steps of a phase before it is captured: kernels are compiled and what is kept between steps exists."""
+"""Steps before one is captured, one at least of its phase: kernels are compiled, what is kept between steps exists."""
 
 
 class Population:
@@ -121,7 +121,7 @@ class Population:
         if self.stream is None:
             self._step()
             return
-        if self.warm[phase] == EAGER_STEPS and phase not in self.graphs:
+        if self.warm[phase] and self.warm.total() >= EAGER_STEPS and phase not in self.graphs:
             self.graphs[phase] = self._captured(self.stream)
         if (graph := self.graphs.get(phase)) is not None:
             graph.replay()
@@ -148,9 +148,8 @@ class Population:
     def _step(self) -> None:
         step = self.numerics.step
         rows = self.batches(step)[self.seed_index]  # [L, B]
-        x = self.problem.train_x[self.data_index[:, None], rows]
-        y = self.problem.train_y[self.data_index[:, None], rows]
-        inputs, targets = self.prepared(x, y)
+        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
+        inputs, targets = self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
         loss = lane_mean(self.task.loss(self.model(inputs), targets))  # [L]
         loss.sum().backward()
         gradient = self.optimizer.gradient()
@@ -167,6 +166,11 @@ class Population:
     def losses(self, step: int) -> list[float | None]:
         """Training losses of one of the last steps, None where the lane is dead. Waits for the device."""
         return [number(v) for v in torch.where(self.alive, self.record.now(step), torch.nan).tolist()]
+
+
+def gathered(data: Tensor, rows: Tensor) -> Tensor:
+    """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
+    return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
 
 
 def largest(gradient: Tensor) -> Tensor:

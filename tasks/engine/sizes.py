@@ -100,10 +100,10 @@ def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: 
     return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
 
 
-def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS) -> float:
+def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS, warm_up: int = 6) -> float:
     """Seconds of a step, over at least so many steps and seconds, after a warm-up."""
     done = 0
-    for _ in range(6):
+    for _ in range(warm_up):
         population.train_step(done)
         done += 1
     _wait(population.device)
