@@ -7,6 +7,8 @@ not care; only what depends on the order of a tile's elements does (`operators.w
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,7 @@ from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.fused.blocks import decoded, numbers_of, quantized
 
 _COLUMNS = 128
+"""At most, of a program. No tile is cut: with masks for the columns beyond the end, Triton 3.6 wrote some of them."""
 
 
 @triton.jit
@@ -45,15 +48,15 @@ def _kernel(
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, 0, TENSOR_SCALE)
     if tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(dec_ptr + lane, numbers[6])
-    at, mask = row[:, None] * width + column[None, :], (column < width)[None, :]
-    x = tl.load(x_ptr + lane * stride + at, mask, 0.0).to(tl.float32)
+    at = row[:, None] * width + column[None, :]
+    x = tl.load(x_ptr + lane * stride + at).to(tl.float32)
     x = tl.permute(tl.reshape(x, (E, W // E, E)), (1, 0, 2))
     x = tl.reshape(x, (W // E, E * E))
     chunk = tl.arange(0, W * E // 16)
     q, scale = quantized(x, chunk, numbers, False, False, ADAPTIVE, UNUSUAL)
     out = tl.reshape(decoded(x, q, scale), (W // E, E, E))
     out = tl.reshape(tl.permute(out, (1, 0, 2)), (E, W))
-    tl.store(out_ptr + lane * rows * width + at, out.to(out_ptr.dtype.element_ty), mask)
+    tl.store(out_ptr + lane * rows * width + at, out.to(out_ptr.dtype.element_ty))
 
 
 def squares(
@@ -73,9 +76,10 @@ def squares(
     """
     lanes, rows, width = x.shape
     out, dec = x.new_empty(x.shape, dtype=dtype), x.new_empty(lanes, dtype=torch.float32)
-    grid = triton.cdiv(width, _COLUMNS), rows // edge, lanes
+    columns = math.gcd(width, _COLUMNS)
+    grid = width // columns, rows // edge, lanes
     tables = floats, ints, dec if amax is None else amax.contiguous()
     flags = {"TENSOR_SCALE": features[0], "ADAPTIVE": features[2], "UNUSUAL": features[3]}
     sizes = rows, width, x.stride(0), seeds, step, STREAMS["rounding"]
-    _kernel[grid](x, out, dec, *tables, *sizes, E=edge, W=_COLUMNS, **flags, num_warps=4, enable_fp_fusion=False)
+    _kernel[grid](x, out, dec, *tables, *sizes, E=edge, W=columns, **flags, num_warps=4, enable_fp_fusion=False)
     return out, dec
