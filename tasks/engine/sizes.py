@@ -22,8 +22,10 @@ from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.job import Lane
 from fp4dse.tasks.task import Task
 
-PAIR = {"cuda": (2, 4), "cpu": (4, 16)}
-"""Lanes of the two populations that are measured."""
+PAIR = (2, 4)
+"""Lanes of the first two populations that are measured …"""
+LARGEST, SEEN = 128, 1.2
+"""… and how far they grow until the larger one takes so many times the smaller one's memory."""
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
 FIRST = 8
@@ -76,9 +78,12 @@ def best_lanes(
 
 def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
     """The memory model of a population; None where two lanes do not fit."""
-    small, large = PAIR[torch.device(device).type]
+    small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
+        while peaks[1] < SEEN * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
+            small, large = large, 4 * large
+            peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
         return None
     per_lane = max(0, peaks[1] - peaks[0]) // (large - small)
