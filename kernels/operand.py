@@ -24,7 +24,7 @@ from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima
+from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima, squares, why_not_squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -202,6 +202,9 @@ class Slot:
             return self._as_term(decoded(encoded), dec, x.shape)
         if self.fused and isinstance(self.block, int):
             return self._fused(x, dim == 1, self.block, keys, call, dtype)
+        edge = tile(self.block or 0)
+        if edge and self.fused and x.is_cuda and not why_not_squares(x, edge, self.features, self.codec, dim == 1):
+            return self._squares(x, dim, edge, keys, call, dtype)
         x = x if dim == 2 else x.mT
         cut = self._cut(x)
         if self.fused and cut.shape[2] in BLOCKS:
@@ -261,6 +264,16 @@ class Slot:
         at = (keys.seeds, keys.step, self._site(keys, call))
         common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
         return Term(*self.fused(x, columns, *common))  # type: ignore[misc]
+
+    def _squares(self, x: Tensor, dim: int, edge: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
+        """x with its contraction over `dim`, in tiles, quantized where it lies."""
+        amax = None
+        if self.maxima.has_state:
+            amax = self._tensor_amax(lambda: rotated_maxima(x, False)[:, None], keys, call)[:, 0]
+        elif self.features.tensor_scale:
+            amax = rotated_maxima(x, False)
+        values, dec = squares(x, edge, *self.tables, self.features, keys.seeds, keys.step, amax, dtype)
+        return Term(values if dim == 2 else values.mT, dec)
 
     def _site(self, keys: Keys, call: int) -> int:
         return 8 * keys.layer + self.number + PART * keys.part + CALL * call

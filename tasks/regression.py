@@ -48,7 +48,8 @@ class Mlp(nn.Module):
 
 def squared_error(out: Tensor, y: Tensor) -> Tensor:
     """Element-wise squared error."""
-    return (out - y) * (out - y)
+    error = out - y
+    return error * error
 
 
 def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: float, seeds: Sequence[int]) -> Problem:

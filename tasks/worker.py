@@ -13,8 +13,8 @@ once and never trains; a job's child finds them done, and whatever happens to it
 A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
 to stop, else with a traceback.
 
-SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no other is
-begun. `--budget SECONDS` asks by itself when so many have passed.
+SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no
+other is begun. `--budget SECONDS` asks by itself when so many have passed.
 
 A job whose folder holds a checkpoint goes on from there, bit for bit, whatever ended it: who gives a job again keeps
 the file, or deletes it to begin anew. It is written every five minutes and when a stop is asked for. A checkpoint of

@@ -16,7 +16,7 @@ from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
-from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.bench.table import with_amax
 from fp4dse.tasks.engine import Population, Stopped
 
@@ -309,16 +309,11 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     assert (error.abs() <= 2.0**-18 * size).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        ("regression", "smoke"),
-        ("regression", "small"),
-        ("vision", "smoke"),
-        ("language", "smoke"),
-        ("language", "moe-smoke"),
-    ],
-)
+PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
+"""Of every task."""
+
+
+@pytest.mark.parametrize(("name", "preset"), [*PRESETS, ("regression", "small")])
 def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
     task = msgspec.structs.replace(get_task(name, preset), steps=20)
     lanes = [Lane(Recipe.named(n), task.lr, seed) for n in NAMES for seed in (0, 1)]

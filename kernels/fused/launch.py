@@ -23,11 +23,11 @@ from fp4dse.kernels.fused.tiles import load, rotated, tile
 
 
 @triton.jit
-def _maximum_kernel(x_ptr, out_ptr, n, TILE: tl.constexpr):
-    """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n]; out: [L, tiles]."""
+def _maximum_kernel(x_ptr, out_ptr, n, stride, TILE: tl.constexpr):
+    """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n], lanes `stride` apart; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    magnitude = tl.abs(load(x_ptr + lane * n + offsets, offsets < n).to(tl.float32))
+    magnitude = tl.abs(load(x_ptr + lane * stride + offsets, offsets < n).to(tl.float32))
     amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
 
@@ -84,14 +84,22 @@ def _count(shape: dict[str, int]) -> int:
     return triton.cdiv(shape["rows"], shape["TILE_ROWS"]) * triton.cdiv(shape["width"], shape["TILE_COLUMNS"])
 
 
+def together(x: Tensor) -> Tensor:
+    """x with what belongs to a lane in one piece; the lanes may lie apart."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
     """max |x| of each lane after rotation, float32 [L]; NaN if x holds one. Arguments as in `fused.operand`."""
     lanes, n = len(x), x[0].numel()
     if not rotation:
         tiles = triton.cdiv(n, _MAXIMUM_TILE)
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
-        _maximum_kernel[tiles, lanes](x, partial, n, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
+        x = together(x)
+        sizes = n, x.stride(0)
+        _maximum_kernel[tiles, lanes](x, partial, *sizes, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
         return partial.amax(1)
+    x = x.contiguous()
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, rotation, columns)
     programs = triton.cdiv(_count(shape), _TILES)
@@ -122,7 +130,9 @@ def launch(
     """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
     sizes, programs = _sizes(x, columns, block, features, rotation, codec)
     amax = dec if tensor_amax is None else tensor_amax
-    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width")
+    x = together(x)
+    apart = x.stride(0) - x[0].numel()
+    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": codec}
     quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
@@ -150,7 +160,7 @@ def launch_both(
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | _flags(features[n])
+        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | flags(features[n])
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
     packed = len(outputs[0]) == 3
@@ -174,7 +184,7 @@ def _sizes(
     tiles = _count(shape)
     of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
-    return shape | constants | _flags(features), triton.cdiv(tiles, of_program)
+    return shape | constants | flags(features), triton.cdiv(tiles, of_program)
 
 
 @cache
@@ -183,6 +193,6 @@ def factor(size: int) -> float:
     return float(hadamard(torch.eye(1, size), size, 1)[0, 0]) if size else 1.0
 
 
-def _flags(features: Sequence[bool]) -> dict[str, int]:
+def flags(features: Sequence[bool]) -> dict[str, int]:
     *flags, scales, ties = map(bool, features)
     return dict(zip(("TENSOR_SCALE", "STOCHASTIC", "ADAPTIVE"), flags, strict=True)) | {"UNUSUAL": scales + 2 * ties}

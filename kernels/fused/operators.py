@@ -113,6 +113,21 @@ def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0
     return None
 
 
+def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transposed: bool) -> str | None:
+    """The reason why x [L, R, C] cannot be quantized in place in tiles of `edge`, or None."""
+    if codec != "block":
+        return f"codec: found {codec}; accepted: block"
+    if features.stochastic or (features.adaptive and transposed):
+        return "rounding: random bits and sums depend on the order of a tile's elements"
+    if edge not in (16, 32):
+        return f"tile: found {edge}; accepted: 16, 32"
+    if x.shape[1] % edge or x.shape[2] % edge:
+        return f"x: found {tuple(x.shape)}; accepted: whole tiles of {edge}"
+    if x.dtype not in (torch.float32, torch.bfloat16) or x.stride()[1:] != (x.shape[2], 1):
+        return "x: rows do not follow one another"
+    return None
+
+
 @torch.library.custom_op("fp4dse::operand", mutates_args=())
 def operand(
     x: Tensor,
@@ -233,7 +248,15 @@ def rotated_maxima(x: Tensor, columns: bool, rotation: int = 0, signs: Tensor | 
     from fp4dse.kernels.fused.launch import tensor_maxima as taken
 
     with torch.cuda.device_of(x):
-        return taken(x.contiguous(), columns, rotation, _for_lanes(signs, len(x)))
+        return taken(x, columns, rotation, _for_lanes(signs, len(x)))
+
+
+def squares(x: Tensor, edge: int, *tables) -> tuple[Tensor, Tensor]:
+    """x [L, R, C] quantized in tiles where it lies; arguments as in squares.squares."""
+    from fp4dse.kernels.fused import squares
+
+    with torch.cuda.device_of(x):
+        return squares.squares(x, edge, *tables)
 
 
 def unfused_operand(
@@ -324,7 +347,7 @@ def _run(
     """One launch, and one for the tensor maximum where it is needed and not given."""
     from fp4dse.kernels.fused.launch import launch, tensor_maxima
 
-    x, signs = x.contiguous(), _for_lanes(signs, len(x))
+    signs = _for_lanes(signs, len(x))
     out, scales, dec = outputs
     with torch.cuda.device_of(x):
         if features[0] and tensor_amax is None:

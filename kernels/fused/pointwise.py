@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic import activations
-from fp4dse.kernels.fused.numbers import philox
+from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.fused.numbers import draws16, philox
 
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
 _LOG2E = tl.constexpr(activations._LOG2E)
@@ -130,6 +131,14 @@ def _words_kernel(
 
 
 @triton.jit
+def _signs_kernel(out_ptr, seeds_ptr, step_ptr, site_ptr, stream, SIZE: tl.constexpr):
+    lane = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, SIZE)
+    key = tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), tl.load(site_ptr)
+    tl.store(out_ptr + lane * SIZE + number, 1.0 - 2.0 * (draws16(number, key) & 1).to(tl.float32))
+
+
+@triton.jit
 def _adamw_kernel(
     flat_ptr,
     mean_ptr,
@@ -218,6 +227,13 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     grid = triton.cdiv(count, tile), len(seeds)
     pointers = out, seeds.contiguous(), step, site, stream, at
     _words_kernel[grid](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
+    return out
+
+
+def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
+    """`philox.signs` of a power of two on a device."""
+    out = torch.empty(len(seeds), count, device=seeds.device)
+    _signs_kernel[(len(seeds),)](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
     return out
 
 

@@ -99,6 +99,7 @@ def quantize_kernel(
     site,
     rows,
     width,
+    apart,
     seeds_ptr,
     step_ptr,
     stream,
@@ -115,9 +116,10 @@ def quantize_kernel(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
 ):
-    """One operand of x."""
+    """One operand of x. apart: numbers that lie between the lanes of x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    x_ptr += lane * apart
     if not COLUMNS:
         width = TILE_COLUMNS
     row0, column0 = corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)

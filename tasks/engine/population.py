@@ -25,7 +25,7 @@ REV = 2
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
-"""Steps of a phase before it is captured: kernels are compiled and what is kept between steps exists."""
+"""Steps before one is captured, one at least of its phase: kernels are compiled, what is kept between steps exists."""
 
 
 Phase = tuple[bool, frozenset[str]]
@@ -132,7 +132,7 @@ class Population:
         if self.stream is None:
             self._step()
             return
-        if self.warm[phase] == EAGER_STEPS and phase not in self.graphs:
+        if self.warm[phase] and self.warm.total() >= EAGER_STEPS and phase not in self.graphs:
             self.graphs[phase] = self._captured(self.stream)
         if (graph := self.graphs.get(phase)) is not None:
             graph.replay()
@@ -159,9 +159,8 @@ class Population:
     def _batch(self) -> tuple[Any, Any]:
         """Inputs and targets of the present step."""
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
-        x = self.problem.train_x[self.data_index[:, None], rows]
-        y = self.problem.train_y[self.data_index[:, None], rows]
-        return self.prepared(x, y)
+        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
+        return self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
 
     def _step(self) -> None:
         step = self.numerics.step
@@ -181,6 +180,11 @@ class Population:
     def losses(self, step: int) -> list[float | None]:
         """Training losses of one of the last steps, None where the lane is dead. Waits for the device."""
         return [number(v) for v in torch.where(self.alive, self.record.now(step), torch.nan).tolist()]
+
+
+def gathered(data: Tensor, rows: Tensor) -> Tensor:
+    """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
+    return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
 
 
 def largest(gradient: Tensor) -> Tensor:

@@ -22,8 +22,10 @@ from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.job import Lane
 from fp4dse.tasks.task import Task
 
-PAIR = {"cuda": (2, 4), "cpu": (4, 16)}
-"""Lanes of the two populations that are measured."""
+PAIR = (2, 4)
+"""Lanes of the first two populations that are measured …"""
+LARGEST, SEEN = 128, 1.2
+"""… and how far they grow until the larger one takes so many times the smaller one's memory."""
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
 FIRST = 8
@@ -76,9 +78,12 @@ def best_lanes(
 
 def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
     """The memory model of a population; None where two lanes do not fit."""
-    small, large = PAIR[torch.device(device).type]
+    small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
+        while peaks[1] < SEEN * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
+            small, large = large, 4 * large
+            peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
         return None
     per_lane = max(0, peaks[1] - peaks[0]) // (large - small)
@@ -100,10 +105,10 @@ def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: 
     return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
 
 
-def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS) -> float:
+def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS, warm_up: int = 6) -> float:
     """Seconds of a step, over at least so many steps and seconds, after a warm-up."""
     done = 0
-    for _ in range(6):
+    for _ in range(warm_up):
         population.train_step(done)
         done += 1
     _wait(population.device)

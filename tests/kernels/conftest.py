@@ -17,11 +17,12 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.launch"))
+        launch, squares = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in ("launch", "squares"))
+        yield SimpleNamespace(device="cuda", module=launch, squares=squares)
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements"):
+        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements", "squares"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
@@ -37,7 +38,7 @@ def place(request):
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=modules["launch"])
+            yield SimpleNamespace(device="cpu", module=modules["launch"], squares=modules["squares"])
 
 
 def _maximum_of_bits(magnitude):

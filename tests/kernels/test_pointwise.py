@@ -89,6 +89,13 @@ def test_random_words(place):
         assert torch.equal(place.module.words(there[0], 2, *there[1:], count, later.to(place.device)).cpu(), expected)
 
 
+@pytest.mark.parametrize("size", [16, 128])
+def test_signs(place, size):
+    seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor(77)
+    there = (t.to(place.device) for t in (seeds, step, site))
+    assert torch.equal(place.module.signs(*there, size).cpu(), philox.signs(seeds, step, site, size))
+
+
 @pytest.mark.parametrize("both", [True, False])
 def test_factors_of_a_product(place, both):
     x, a, b = numbers(3, 40, 9), torch.rand(3), torch.rand(3) if both else None

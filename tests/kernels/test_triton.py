@@ -13,12 +13,14 @@ from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
+from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 
@@ -451,3 +453,40 @@ def test_features_are_those_of_some_lane():
 
 def test_no_device_but_cuda_takes_the_kernels():
     assert fused.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
+
+
+TILED = ("nvfp4-2d", "mxfp4-2d", "ue5m3-2d")
+
+
+@pytest.mark.parametrize("name", [name for name in TILED if name in QUANTIZERS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_are_quantized_where_they_lie(place, name, dtype):
+    """Of lanes that lie apart; NaN poisons what is not written."""
+    q = QUANTIZERS[name]
+    edge = int(q.block.split("x")[0])
+    memory = torch.full((3, 96 * 160 + 40), torch.nan)
+    x = memory[:, : 96 * 160].view(3, 96, 160)
+    x.copy_(odd_rows(3, 160, rows=96))
+    floats, ints = descriptor([q] * 3)
+    features = fused.features(floats, ints)
+    assert fused.why_not_squares(x, edge, features, "block", True) is None
+    seeds, step = torch.arange(3), torch.tensor(STEP)
+    amax = tensor_maxima(x)[:, 0]
+    there = [t.to(place.device) for t in (floats, ints)], [t.to(place.device) for t in (seeds, step, amax)]
+    on_place = memory.to(place.device)[:, : 96 * 160].view(3, 96, 160)
+    values, dec = place.squares.squares(on_place, edge, *there[0], features, *there[1], dtype)
+    expected, expected_dec = decode_operand(blocks.cut(x, q.block), floats, ints)
+    assert_same_bits([values.cpu(), dec.cpu()], [blocks.join(expected, x.shape, q.block).to(dtype), expected_dec])
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_lanes_may_lie_apart(place, columns):
+    q = QUANTIZERS["nvfp4"]
+    memory = torch.randn(3, 32 * 48 + 16)
+    x = memory[:, : 32 * 48].view(3, 32, 48)
+    arguments = arguments_for(x.contiguous(), [q] * 3)
+    arguments = (x, columns, *arguments[2:])
+    on_place = memory.to(place.device)[:, : 32 * 48].view(3, 32, 48)
+    got = fused.operand(on_place, *to(place.device, arguments[1:]), None, torch.float32)
+    assert_same_bits([t.cpu() for t in got], fused.unfused_operand(*arguments))
+    assert_same_bits([place.module.tensor_maxima(on_place).cpu()], [tensor_maxima(x)[:, 0]])

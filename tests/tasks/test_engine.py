@@ -14,7 +14,8 @@ from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 
-PRESETS = [("regression", "smoke"), ("regression", "gaussian-smoke"), ("vision", "smoke")]
+PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
+"""Of every task."""
 NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
 
 

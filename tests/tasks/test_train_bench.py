@@ -1,0 +1,43 @@
+"""The training benchmark: its baseline does what it stands for, and what cannot be measured says why."""
+
+import pytest
+import torch
+
+from fp4dse.dse import SLOTS, Recipe
+from fp4dse.kernels import quantize
+from fp4dse.tasks import get_task
+from fp4dse.tasks.bench import baseline, table
+from fp4dse.tasks.bench.table import Row, with_amax
+
+
+def test_the_baseline_quantizes_as_the_engine_does():
+    x = torch.randn(64, 96)
+    ours = quantize(x, Recipe.named("nvfp4").slot("fprop.x")).values
+    theirs = baseline.nvfp4(x)
+    differs = ours != theirs
+    assert (ours - theirs).abs()[differs].sum() < 1e-5 * ours.abs().sum()
+
+
+@pytest.mark.parametrize("name", ["regression", "vision"])
+def test_the_baseline_trains_every_task(name):
+    assert baseline.seconds_per_step(get_task(name, "smoke"), "cpu", steps=1, warm_up=1, rounds=1) > 0
+
+
+def test_recipes_change_what_their_tensor_scales_follow_alone():
+    recipe = Recipe.named("nvidia-nvfp4")
+    held = with_amax(recipe, "held")
+    assert all(held.slot(slot).tensor_scale.amax == "held" for slot in SLOTS)
+    assert with_amax(held, "current") == recipe
+    assert held.rotation("wgrad") == recipe.rotation("wgrad")
+
+
+def test_a_task_that_is_not_there_is_skipped_with_the_reason():
+    row = table._row("what", ("poetry", "small"), lambda task: 1.0, "≤ 2")
+    assert row.value is None
+    assert row.reached is None
+    assert "found 'poetry'" in row.note
+
+
+@pytest.mark.parametrize(("value", "reach", "reached"), [(1.0, "≤ 2", True), (3.0, "≤ 2", False), (3.0, "≥ 2", True)])
+def test_rows_say_whether_they_reach_what_is_asked(value, reach, reached):
+    assert Row("what", value, "×", reach).reached is reached
