@@ -3,8 +3,10 @@
 import copy
 import os
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -307,6 +309,7 @@ def test_the_training_side_of_a_recipe_is_named_as_the_users_own_matter():
 
 DDP = """
 import sys
+from pathlib import Path
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -352,3 +355,11 @@ def test_two_data_parallel_processes_keep_the_same_weights(tmp_path):
     start = torch.linspace(-0.1, 0.1, 48 * 32).view(48, 32)
     moved = {name: (state["0.weight"] - start).norm() for name, state in first.items()}
     assert 0 < (first["bf16"]["0.weight"] - first["nvfp4-sr"]["0.weight"]).norm() < 1.5 * max(moved.values())
+
+
+def test_the_example_of_the_docs_runs_and_prints_what_they_show(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "training.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == shown
