@@ -1,5 +1,9 @@
 """Which layers and steps are not quantized, and what the training side of a recipe says; defaults leave no trace."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -128,3 +132,12 @@ def test_a_mistake_is_named(name):
 
 def test_mxfp4_fits_fp8_products():
     assert replace(Recipe.named("mxfp4"), gemm="fp8-exact").validate() == []
+
+
+def test_the_tables_of_the_docs_are_recipes():
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    tables = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    recipe = recipe_from_dict(recipe_to_dict(NVFP4) | tomllib.loads("\n".join(tables)))
+    assert recipe.precise == Precise(first=2, last=0.129)
+    assert recipe.finish == Finish(share=0.18, what="forward")
+    assert recipe.training == Training(StableSPAM(), 0.1, 0.9, 0.999, 1.0, 1024.0, 4)
