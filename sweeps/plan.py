@@ -85,8 +85,8 @@ def plan(
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         for part in split([lane for *_, lane in members], size):
             task = of[name, preset]
-            origin = {"origin": task.origin, "digest": task.digest} if task.origin else {}
-            job = Job(task=name, preset=preset, lanes=part, device=device, threads=threads, **origin)
+            digest = task.digest if task.origin else ""
+            job = Job(name, preset, part, device, threads, origin=task.origin, digest=digest)
             jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
     return Plan(
