@@ -56,8 +56,8 @@ def _read(path: str, file: Path, target: str | None, _: tuple) -> Table:
     if np.ptp(values[train, at]) == 0:
         raise ConfigError("--data", path, f"a target that varies ({target} is {values[0, at]:g} in every row)")
     x, y = _standardized(features, train), _standardized(values[:, [at]], train)
-    parts = (torch.from_numpy(part[rows]) for rows in (train, held_out) for part in (x, y))
-    return Table(f"{file.name}:{target}", *parts, digest=digest)
+    a, b, c, d = (torch.from_numpy(part[rows]) for rows in (train, held_out) for part in (x, y))
+    return Table(f"{file.name}:{target}", a, b, c, d, digest)
 
 
 def _columns(file: Path) -> dict:

@@ -128,8 +128,8 @@ def _read_text(file: Path) -> str:
 
 
 def _of_bytes(name: str, train: list[str], held_out: list[str]) -> Corpus:
-    both = [np.frombuffer("".join(parts).encode(), dtype=np.uint8) for parts in (train, held_out)]
-    return Corpus(Path(name).name, *both, vocabulary=BYTES, bytes_per_token=1.0, digest=_digest("bytes", *both))
+    a, b = (np.frombuffer("".join(parts).encode(), dtype=np.uint8) for parts in (train, held_out))
+    return Corpus(Path(name).name, a, b, vocabulary=BYTES, bytes_per_token=1.0, digest=_digest("bytes", a, b))
 
 
 def _of_tokenizer(name: str, file: Path, train: list[str], held_out: list[str]) -> Corpus:
@@ -148,10 +148,10 @@ def _of_tokenizer(name: str, file: Path, train: list[str], held_out: list[str]) 
         encoded = tokenizer.encode_batch(parts)
         return np.concatenate([np.asarray(each.ids, dtype=np.uint32) for each in encoded])
 
-    both, size = [tokens(train), tokens(held_out)], tokenizer.get_vocab_size()
-    _check_vocabulary(name, both, size, str(file))
-    per_token = len("".join(held_out).encode()) / max(1, len(both[1]))
-    return Corpus(Path(name).name, *both, vocabulary=size, bytes_per_token=per_token, digest=_digest(str(size), *both))
+    a, b, size = tokens(train), tokens(held_out), tokenizer.get_vocab_size()
+    _check_vocabulary(name, [a, b], size, str(file))
+    per_token = len("".join(held_out).encode()) / max(1, len(b))
+    return Corpus(Path(name).name, a, b, vocabulary=size, bytes_per_token=per_token, digest=_digest(str(size), a, b))
 
 
 def _read_tokens(path: str, file: Path) -> Corpus:
