@@ -24,7 +24,7 @@ def decoder(task, lanes=2, training=True):
     return task.model(task.problem(range(lanes)).init, numerics)
 
 
-@pytest.mark.parametrize(("preset", "threads"), zip(SMOKE, (1, 2), strict=True))
+@pytest.mark.parametrize(("preset", "threads"), list(zip(SMOKE, (1, 2), strict=True)))
 def test_a_lane_does_not_depend_on_its_company(preset, threads):
     task = msgspec.structs.replace(get_task("language", preset), steps=6)
     lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))  # one structural signature
