@@ -2,7 +2,7 @@
 #   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
 #   make test       [ARGS=…]    the tests, e.g. ARGS="tests/dse -k canonical"
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
-#   make slurm                  Debian's SLURM, for the tests that run a site of their own (asks for root)
+#   make services               Debian's SLURM, PostgreSQL and Chromium, for the tests that start them (asks for root)
 #   make lint                   ruff and mypy
 #   make install                the package alone, editable
 #   make clean                  delete .venv and caches; results under runs/ stay
@@ -10,7 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-gpu slurm lint install clean
+.PHONY: quickstart test test-gpu services lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
@@ -22,9 +22,10 @@ test: .venv/dev.stamp
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-slurm:
+services:
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    slurmctld slurmd slurm-client munge postgresql chromium chromium-driver
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check
