@@ -48,7 +48,7 @@ def why_not() -> str | None:
     """What this machine lacks to run a site."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = [name for name in PROGRAMS if not shutil.which(name, path=path)]
-    return f"{', '.join(missing)} not found; `make slurm` installs SLURM" if missing else None
+    return f"{', '.join(missing)} not found; `make services` installs SLURM" if missing else None
 
 
 @contextlib.contextmanager
