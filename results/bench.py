@@ -34,7 +34,7 @@ WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
 
 
 def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict]:
-    """what, seconds, target_s (None without one): one line after the other, as they are measured.
+    """what, seconds, cpu_s (of all threads), target_s (None without one): line after line, as they are measured.
 
     Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
     """
@@ -56,9 +56,10 @@ def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Itera
 
 
 def _timed(what: str, action: Callable[[], object], target_s: float | None) -> dict:
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     action()
-    return {"what": what, "seconds": round(time.perf_counter() - begin, 2), "target_s": target_s}
+    seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    return {"what": what, "seconds": round(seconds, 2), "cpu_s": round(cpu_s, 2), "target_s": target_s}
 
 
 def lanes(count: int, first: int = 0) -> pa.Table:
