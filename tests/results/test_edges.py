@@ -1,4 +1,4 @@
-"""Stores that are empty, small, spoiled or of another version: a sensible answer or a clear error, never a wrong front."""
+"""Stores that are empty, small, spoiled or of another version: a sensible answer or an error, never a wrong front."""
 
 import json
 
@@ -10,6 +10,7 @@ import pytest
 
 from fp4dse.dse import StoreError
 from fp4dse.results import compare, noise_floor, open_store, pareto_table, summarize
+from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.schema import SCHEMA_VERSION
 from fp4dse.results.views import VIEWS, VIEWS_READ
 
@@ -110,6 +111,7 @@ def test_rows_of_several_schema_versions_are_one_table(store, row):
     add(other, row, mxfp4=[0.7, 0.72])
     found = summarize(other.runs())
     assert found.set_index("name")["on_front"].to_dict() == {"bf16": False, "mxfp4": True, "nvfp4": False}
+    assert found.set_index("name")["note"].to_dict() == {"bf16": "", "mxfp4": "", "nvfp4": f"no {OVERHEAD}"}
     assert found.set_index("name")["gap"]["nvfp4"] == pytest.approx(np.log([0.6, 0.61]).mean() - np.log(0.5))
     assert [len(view) for view in every_view(other).values()]
     assert other.sql("SELECT count(*) n FROM recipes")["n"].item() == 3

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import fp4dse.results
-from fp4dse.results.paired import SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.schema import SCALARS
 from fp4dse.results.schema_page import MEANING, schema_page
 
@@ -59,7 +59,7 @@ def test_the_signatures_of_the_page_are_those_of_the_code(swept):
     others = {"neighbours": (nvfp4,), "compare": (nvfp4, runs[runs["recipe_name"].eq("mxfp4")]["config_id"].iloc[0])}
     for name, arguments, columns in rows:
         function = getattr(fp4dse.results, name)
-        defaults = {"OVERHEAD": "'points'"}
+        defaults = {"OVERHEAD": repr(OVERHEAD)}
         said = [text.partition("=") for text in arguments.split(", ")]
         real = inspect.signature(function).parameters
         assert [s[0] for s in said] == list(real), name
