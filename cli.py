@@ -241,7 +241,9 @@ def search(
     store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
-    batch: Annotated[int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")
+    ] = None,
     sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     budget: Budget = None,
     rungs: Rungs = 0,
@@ -285,7 +287,9 @@ def search(
 @app.command(epilog="Example: fp4dse dashboard --store runs/zoo/store")
 def dashboard(
     store: StorePath = None,
-    storage: Annotated[str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0: any that is free.")] = 8080,
     follow: Annotated[bool, typer.Option(help="Stay in step with a sweep that runs.")] = True,
     mirror_only: Annotated[bool, typer.Option("--mirror-only", help="Bring the studies up to date and leave.")] = False,
@@ -303,7 +307,14 @@ def dashboard(
     elif mirror_only:
         _print_facts(studies.mirror(found, studies.open_storage(place), sweep_name(found)), False)
     else:
-        serve(found, sweep_name(found), studies.open_storage(place), port, follow, lambda address: print(address, flush=True))
+        serve(
+            found,
+            sweep_name(found),
+            studies.open_storage(place),
+            port,
+            follow,
+            lambda address: print(address, flush=True),
+        )
 
 
 @app.command(epilog="Example: fp4dse rungs --replay runs/zoo/store --rungs 3 --keep 0.5")

@@ -1,7 +1,8 @@
 """Rows in and out of Parquet files, always under the one schema, each run once.
 
 The same run may stand in several files: tried again after a failure, or copied when a crash fell between writing a
-part and deleting its inputs. `read` gives one row per run: done or diverged before pruned before failed, then the newest.
+part and deleting its inputs. `read` gives one row per run: done or diverged first, then pruned,
+then failed ones, and of these the newest.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ class _Answers:
         met = [config_id for config_id in config_ids if config_id in self.values]
         points = np.array([self.values[config_id] for config_id in met]).reshape(len(met), len(self.columns))
         no_worse = (points[:, None] <= points[None]).all(axis=2)
-        beaten = (no_worse & (points[:, None] < points[None]).any(axis=2)).any(axis=0)
+        beaten = np.any(no_worse & (points[:, None] < points[None]).any(axis=2), axis=0).tolist()
         chosen = sorted((i for i in range(len(met)) if not beaten[i]), key=lambda i: tuple(points[i]))
         return [
             {

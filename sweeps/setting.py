@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.sweeps.plan import Plan, plan
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.rungs import Halving
 from fp4dse.tasks import Task, check_device, environment, get_task
 
 SEEDS = (0, 1, 2)

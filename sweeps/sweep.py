@@ -31,7 +31,6 @@ from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
 from fp4dse.sweeps.state import Clock, SweepState, job_state, write_state

@@ -19,7 +19,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 
-
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""
 
@@ -35,7 +34,8 @@ def keep_lanes(
     """Which lanes go on, [L]: of each learning rate (and seed, without `recipes`) the better `keep` of the recipes,
     rounded up.
 
-    losses    mean training losses over the last TAIL of the steps so far, None where a lane has diverged: it does not go on, and is not counted
+    losses    mean training losses over the last TAIL of the steps so far, None where a lane has diverged: it does not
+              go on, and is not counted
     keep      share in (0, 1]
     recipes   what identifies a lane's recipe. One with a diverged lane ranks last
     """

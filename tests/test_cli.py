@@ -154,7 +154,7 @@ def test_a_dry_run_counts_the_space_too_and_may_estimate(run):
     assert json.loads(swept(run, "--dry-run", "--json").out)["raw"] == 4
     swept(run)
     facts = json.loads(swept(run, "--dry-run", "--estimate", "--json").out)
-    assert (facts["to_train"], facts["estimated_time"]) == (0, "0 s")
+    assert (facts["to_train"], facts["estimated_time"]) == (0, "0s")
 
 
 def test_rungs_drop_lanes_and_a_sweep_without_them_trains_these(run):
@@ -245,7 +245,10 @@ def test_tensor_as_json_holds_the_decomposition(run):
         (["sweep", "few.toml", "--device", "abacus"], ["abacus", "cpu"]),
         (["sweep", "few.toml", "--rungs", "2", "--keep", "1.5"], ["--keep", "1.5"]),
         (["search", "few.toml", "--sampler", "tpe", "--trials", "0"], ["--trials", "0"]),
-        (["search", "few.toml", "--sampler", "tpe", "--trials", "1", "--objectives", "speed"], ["--objectives", "speed"]),
+        (
+            ["search", "few.toml", "--sampler", "tpe", "--trials", "1", "--objectives", "speed"],
+            ["--objectives", "speed"],
+        ),
         (["recipe", "show", "nvfp5"], ["nvfp5", "nvfp4-sr"]),
         (["tensor", "absent.npy"], ["absent.npy"]),
         (["tensor", "few.toml"], [".toml", ".safetensors"]),

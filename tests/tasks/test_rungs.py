@@ -46,7 +46,10 @@ def test_nothing_ranks_before_what_dominates_it(points):
 def test_half_of_each_seed_and_rate_goes_on():
     losses = [1.0, 2.0, 3.0, 4.0, 10.0, 9.0]
     assert keep_lanes(losses, [1] * 6, [0, 0, 0, 0, 1, 1], [0.1] * 6, 0.5) == [True, True, False, False, False, True]
-    assert keep_lanes(losses, [1] * 6, [0] * 6, [0.1, 0.1, 0.2, 0.2, 0.3, 0.3], 0.5) == [True, False] * 2 + [False, True]
+    assert keep_lanes(losses, [1] * 6, [0] * 6, [0.1, 0.1, 0.2, 0.2, 0.3, 0.3], 0.5) == [True, False] * 2 + [
+        False,
+        True,
+    ]
 
 
 def test_a_cheap_lane_goes_on_with_a_higher_loss():
@@ -61,9 +64,7 @@ def test_the_share_is_rounded_up_and_of_those_that_run():
 
 
 LANES = st.lists(
-    st.tuples(
-        st.one_of(st.none(), st.floats(0, 9)), st.integers(0, 3), st.integers(0, 2), st.sampled_from([0.1, 0.2])
-    ),
+    st.tuples(st.one_of(st.none(), st.floats(0, 9)), st.integers(0, 3), st.integers(0, 2), st.sampled_from([0.1, 0.2])),
     max_size=20,
 )
 
