@@ -381,7 +381,14 @@ def dashboard(
     elif mirror_only:
         _print_facts(studies.mirror(found, studies.open_storage(place), sweep_name(found)), False)
     else:
-        serve(found, sweep_name(found), studies.open_storage(place), port, follow)
+        serve(
+            found,
+            sweep_name(found),
+            studies.open_storage(place),
+            port,
+            follow,
+            lambda address: print(address, flush=True),
+        )
 
 
 @app.command(epilog="Example: fp4dse rungs --replay runs/zoo/store --rungs 3 --keep 0.5")

@@ -20,67 +20,30 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fp4dse.dse.design import (
-    Design,
     Factorial,
     Fractional,
     Levels,
     OneAtATime,
     Random,
     balanced,
-    check_design,
     regular,
     shuffled,
 )
-from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.library import load_recipe, place, read, read_toml
-from fp4dse.dse.paths import Kind, RecipePath, holds, parse_path, read_value, value_text, write
+from fp4dse.dse.library import read_toml
+from fp4dse.dse.paths import RecipePath, holds, parse_path, write
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.record import Part
 from fp4dse.dse.rules import faults
+from fp4dse.dse.space_file import Finder, Lanes, resolve
 
-BASE = "nvfp4"
 DRAWS_PER_RUN = 1000
 """A random design gives up after so many draws for each recipe that it wants."""
-
-Finder = Callable[[str], Path | None]
-"""The file of a space that is joined by name."""
-
-
-class Axis(Part, frozen=True):
-    """What varies: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
-
-    values: list
-    when: dict = {}  # noqa: RUF012  (msgspec copies it)
-    texts: list = []  # noqa: RUF012
-
-
-class Forbid(Part, frozen=True):
-    """Recipes for which every condition in `when` holds are rejected, for `reason`."""
-
-    when: dict
-    reason: str
-
-
-class Require(Part, frozen=True):
-    """Recipes for which every condition in `when` holds are rejected, for `reason`, unless all of `then` holds."""
-
-    then: dict
-    reason: str
-    when: dict = {}  # noqa: RUF012
-
-
-class Lanes(Part, frozen=True):
-    """Learning rates and seeds that every recipe is trained with; None: the task's own, the command's own."""
-
-    lr: list | None = None
-    seeds: list | int | None = None
 
 
 class Count(msgspec.Struct):
@@ -90,21 +53,6 @@ class Count(msgspec.Struct):
     merged: int = 0
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     left: int = 0
-
-
-class SpaceFile(Part, frozen=True):
-    """A space as it is written: the base and what axes and rules hold are not read yet."""
-
-    name: str
-    summary: str = ""
-    base: str | Recipe | None = None
-    fixed: dict = {}  # noqa: RUF012
-    axes: dict = {}  # noqa: RUF012
-    forbid: list = []  # noqa: RUF012
-    require: list = []  # noqa: RUF012
-    join: list = []  # noqa: RUF012
-    design: Design = Factorial()
-    lanes: Lanes = Lanes()
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -132,7 +80,7 @@ class Space(msgspec.Struct, frozen=True):
     lanes: Any = Lanes()
 
     def __post_init__(self) -> None:
-        for field, value in _resolve({name: getattr(self, name) for name in self.__struct_fields__}).items():
+        for field, value in resolve({name: getattr(self, name) for name in self.__struct_fields__}).items():
             msgspec.structs.force_setattr(self, field, value)
 
     @staticmethod
@@ -145,7 +93,7 @@ class Space(msgspec.Struct, frozen=True):
     @staticmethod
     def from_dict(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> Space:
         """From plain data with the fields of a space, with all shorthand. ConfigError names `where` and the key."""
-        return Space(**_resolve(data, where, folder, find))
+        return Space(**resolve(data, where, folder, find))
 
     @property
     def size(self) -> int:
@@ -292,111 +240,3 @@ def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> str | None:
 
 def _conditions(when: Mapping[str, list], where: str) -> Conditions:
     return [(parse_path(text, where), values) for text, values in when.items()]
-
-
-def _resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> dict[str, Any]:
-    """The fields of a space with everything read; what is read already stays as it is."""
-    file = read({"name": "space", **data}, SpaceFile, where)
-    base = file.base
-    if base is None and not (file.join and not file.axes):
-        base = BASE
-    check_design(file.design, place(where, "design"))
-    space = {
-        "name": file.name,
-        "summary": file.summary,
-        "base": load_recipe(base, folder, place(where, "base")) if isinstance(base, str) else base,
-        "fixed": _read_places(file.fixed, folder, where, "fixed"),
-        "axes": {text: _read_axis(text, axis, folder, where) for text, axis in file.axes.items()},
-        "forbid": [_read_rule(rule, Forbid, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
-        "require": [_read_rule(rule, Require, folder, where, f"require[{i}]") for i, rule in enumerate(file.require)],
-        "join": [_read_joined(entry, folder, find, where, f"join[{i}]") for i, entry in enumerate(file.join)],
-        "design": file.design,
-        "lanes": _read_lanes(file.lanes, where),
-    }
-    for i, joined in enumerate(space["join"]):
-        for field in ("lr", "seeds"):
-            if getattr(joined.lanes, field) is not None and getattr(space["lanes"], field) is None:
-                raise ConfigError(
-                    place(where, "lanes", field), None, f"a list, which counts for all (join[{i}] has its own)"
-                )
-    return space
-
-
-def _read_axis(text: str, data: object, folder: Path, where: str) -> Axis:
-    path = parse_path(text, where, "axes", text)
-    if isinstance(path.type, Kind):
-        raise ConfigError(place(where, "axes", text), text, f"{text.rsplit('.', 1)[0]}, set as a whole")
-    if isinstance(data, Axis):
-        return data
-    values, when = data, {}
-    if isinstance(data, dict):
-        for key in data:
-            if key not in ("values", "when"):
-                raise ConfigError(place(where, "axes", text, key), key, "values, when")
-        values, when = data.get("values"), read(data.get("when", {}), dict, where, "axes", text, "when")
-    if not isinstance(values, list) or not values:
-        raise ConfigError(
-            place(where, "axes", text), values, "a list with at least one value, or a table with values, when"
-        )
-    return Axis(
-        values=[read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)],
-        when=_read_conditions(when, folder, where, "axes", text, "when"),
-        texts=[value_text(value) for value in values],
-    )
-
-
-def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> Any:
-    rule = read(data, cls, where, key)
-    conditions = {"when": rule.when} if cls is Forbid else {"when": rule.when, "then": rule.then}
-    must = "when" if cls is Forbid else "then"
-    if not conditions[must]:
-        raise ConfigError(place(where, key, must), conditions[must], "at least one path = value")
-    read_ones = {name: _read_conditions(when, folder, where, key, name) for name, when in conditions.items()}
-    return cls(reason=rule.reason, **read_ones)
-
-
-def _read_conditions(data: Mapping, folder: Path, where: str, *keys: str) -> dict[str, list]:
-    """path -> the values of which one must hold."""
-    out = {}
-    for text, given in data.items():
-        path = parse_path(text, where, *keys, text)
-        values = given if isinstance(given, list) else [given]
-        if not values:
-            raise ConfigError(place(where, *keys, text), given, "a value, or a list with at least one")
-        out[text] = [read_value(path, value, folder, where, *keys, text) for value in values]
-    return out
-
-
-def _read_places(data: Mapping, folder: Path, where: str, key: str) -> dict[str, Any]:
-    """path -> value."""
-    return {
-        text: read_value(parse_path(text, where, key, text), value, folder, where, key, text)
-        for text, value in data.items()
-    }
-
-
-def _read_joined(entry: object, folder: Path, find: Finder, where: str, key: str) -> Space:
-    """A joined space: itself, a file, a name that `find` knows, or a table."""
-    if isinstance(entry, Space):
-        return entry
-    if isinstance(entry, dict):
-        return Space.from_dict({"name": key, **entry}, place(where, key), folder, find)
-    if isinstance(entry, str) and entry.endswith(".toml"):
-        return Space.load(folder / entry, find)
-    if isinstance(entry, str) and (found := find(entry)):
-        return Space.load(found, find)
-    raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
-
-
-def _read_lanes(lanes: Lanes, where: str) -> Lanes:
-    for lr in lanes.lr if lanes.lr is not None else [1.0]:
-        if type(lr) not in (int, float) or not 0 < lr < math.inf:
-            raise ConfigError(place(where, "lanes", "lr"), lr, "a list of numbers above 0")
-    if lanes.lr == []:
-        raise ConfigError(place(where, "lanes", "lr"), [], "a list of numbers above 0")
-    seeds = lanes.seeds
-    if isinstance(seeds, int):
-        seeds = list(range(seeds))
-    if seeds is not None and (not seeds or any(type(seed) is not int or seed < 0 for seed in seeds)):
-        raise ConfigError(place(where, "lanes", "seeds"), lanes.seeds, "a number of seeds, or a list of seeds")
-    return Lanes(lr=lanes.lr and [float(lr) for lr in lanes.lr], seeds=seeds)

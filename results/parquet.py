@@ -4,7 +4,8 @@ Parts are Parquet. The small files of the inbox are Arrow IPC: a Parquet file of
 read, because each of a hundred columns has its own header, an IPC file 0.2 ms; and there are thousands of them.
 
 The same run may stand in several files: tried again after a failure, or copied when a crash fell between writing a
-part and deleting its inputs. `read` gives one row per run: done or diverged before pruned before failed, then the newest.
+part and deleting its inputs. `read` gives one row per run: done or diverged first, then pruned,
+then failed ones, and of these the newest.
 """
 
 from __future__ import annotations

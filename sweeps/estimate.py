@@ -20,6 +20,7 @@ import pandas as pd
 from fp4dse.results import Store, open_store
 from fp4dse.results.schema import recipe_columns
 from fp4dse.sweeps.plan import Plan
+from fp4dse.sweeps.progress import duration
 from fp4dse.sweeps.setting import Setting
 from fp4dse.tasks.job import Job
 
@@ -130,15 +131,3 @@ def _measure(job: Job) -> list[tuple[float, float, int]]:
         result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)
         measured.append((result.setup_s, result.train_s, result.peak_memory_bytes))
     return measured
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`, `2 d 4 h`."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

@@ -64,7 +64,8 @@ def render(state: SweepState) -> RenderableType:
 def headline(state: SweepState) -> str:
     """`120/294 lanes, 2 diverged, 0 failed; 2 jobs running, 6 waiting; about 1m40s left`."""
     parts = [f"{state.finished}/{state.asked} lanes"]
-    parts += [f"{n} {word}" for n, word in ((state.diverged, "diverged"), (state.failed, "failed")) if n]
+    counted = ((state.diverged, "diverged"), (state.pruned, "pruned"), (state.failed, "failed"))
+    parts += [f"{n} {word}" for n, word in counted if n]
     text = ", ".join(parts)
     if state.ended:
         return f"{text}; {state.ended}"
@@ -106,6 +107,7 @@ def remarks(state: SweepState) -> list[str]:
 def conclusion(result: SweepResult) -> str:
     """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
+    counts += f", {result.pruned} dropped at rungs" if result.pruned else ""
     lines = [f"{result.asked} lanes in {duration(result.wall_s)}: {counts}"]
     lines += [failure.sentence() for failure in result.failures]
     if result.failed:

@@ -139,11 +139,10 @@ def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]
         steps += alive.sum() * (rung.step - last)
         last = rung.step
         here = runs[alive]
-        columns = (here[name] for name in ("curve_step", "curve_loss", "diverged_step"))
-        losses = [_loss_at(*run, rung.step) for run in zip(*columns, strict=True)]
-        stays = keep_lanes(
-            losses, *(list(here[name]) for name in (OVERHEAD, "seed", "lr")), rung.keep, list(here["config_id"])
-        )
+        curves = zip(here["curve_step"], here["curve_loss"], here["diverged_step"], strict=True)
+        losses = [_loss_at(points, curve, diverged, rung.step) for points, curve, diverged in curves]
+        overheads, seeds, lrs, recipes = (list(here[name]) for name in (OVERHEAD, "seed", "lr", "config_id"))
+        stays = keep_lanes(losses, overheads, seeds, lrs, rung.keep, recipes)
         alive[np.flatnonzero(alive)] = stays
     return alive, steps + alive.sum() * (total - last)
 
@@ -151,6 +150,7 @@ def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]
 def _loss_at(steps: np.ndarray, losses: np.ndarray, diverged_step: int | None, step: int) -> float | None:
     """The mean of a curve over the last TAIL of the steps up to `step`; None if the run diverged before."""
     recent = (steps <= step) & (steps > step * (1 - TAIL))
-    if not recent.any() or (not pd.isna(diverged_step) and diverged_step <= step):
+    diverged = diverged_step is not None and not pd.isna(diverged_step) and diverged_step <= step
+    if diverged or not recent.any():
         return None
     return float(losses[recent].mean())

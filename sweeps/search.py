@@ -165,6 +165,10 @@ def make_study(sampler: str, objectives: int, batch: int, seed: int) -> optuna.S
         "gp": lambda: samplers.GPSampler(seed=seed),
         "random": lambda: samplers.RandomSampler(seed=seed),
     }
+    if sampler == "gp":
+        import torch
+
+        torch.set_num_threads(1)  # its matrices are small: more threads only wait for each other
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.create_study(sampler=makers[sampler](), directions=["minimize"] * objectives)
@@ -269,13 +273,13 @@ class _Search:
         self.replicates += len(config_ids) if had else 0
 
     def tell(self, trial: optuna.Trial, values: list[float] | None) -> None:
-        """What has no values (diverged, failed, rejected, dropped at a rung) is no result for a sampler."""
-        import optuna
+        """Answer a proposal.
 
-        if values is None:
-            self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        else:
-            self.study.tell(trial, values)
+        What has no values (diverged, dropped at a rung, rejected by a rule) breaks a constraint, so that the sampler
+        keeps away from it: of failed trials it would learn nothing, and propose them again and again."""
+        known = list(self.answers.values.values()) or [[0.0] * len(self.answers.columns)]
+        trial.set_constraint("has an answer", float(values is None))
+        self.study.tell(trial, values or [max(column) for column in zip(*known, strict=True)])
 
 
 @dataclass
@@ -322,7 +326,7 @@ class _Answers:
         met = [config_id for config_id in config_ids if config_id in self.values]
         points = np.array([self.values[config_id] for config_id in met]).reshape(len(met), len(self.columns))
         no_worse = (points[:, None] <= points[None]).all(axis=2)
-        beaten = (no_worse & (points[:, None] < points[None]).any(axis=2)).any(axis=0)
+        beaten = np.any(no_worse & (points[:, None] < points[None]).any(axis=2), axis=0).tolist()
         chosen = sorted((i for i in range(len(met)) if not beaten[i]), key=lambda i: tuple(points[i]))
         return [
             {

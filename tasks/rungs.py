@@ -34,7 +34,8 @@ def keep_lanes(
     """Which lanes go on, [L]: of each learning rate (and seed, without `recipes`) the better `keep` of the recipes,
     rounded up.
 
-    losses    mean training losses over the last TAIL of the steps so far, None where a lane has diverged: it does not go on, and is not counted
+    losses    mean training losses over the last TAIL of the steps so far, None where a lane has diverged: it does not
+              go on, and is not counted
     keep      share in (0, 1]
     recipes   what identifies a lane's recipe. One with a diverged lane ranks last
     """

@@ -169,6 +169,43 @@ def test_space_counts(run):
     assert "raw" in run("space", "few.toml").out
 
 
+def test_a_dry_run_counts_the_space_too_and_may_estimate(run):
+    assert json.loads(swept(run, "--dry-run", "--json").out)["raw"] == 4
+    swept(run)
+    facts = json.loads(swept(run, "--dry-run", "--estimate", "--json").out)
+    assert (facts["to_train"], facts["estimated_time"]) == (0, "0s")
+
+
+def test_rungs_drop_lanes_and_a_sweep_without_them_trains_these(run):
+    assert json.loads(swept(run, "--rungs", "2", "--json").out)["pruned"] > 0
+    assert json.loads(swept(run, "--json").out)["done"] > 0
+
+
+def test_a_search_prints_its_front_and_counts(run):
+    options = ["--sampler", "tpe", "--trials", "3", "--task", "regression:quickstart", "--seeds", "2"]
+    assert "front" not in run("search", "few.toml", *options).out.splitlines()[0]
+    facts = json.loads(run("search", "few.toml", *options, "--json").out)
+    assert (facts["trials"], facts["stored"], facts["trained"]) == (3, 3, 0)
+    assert set(facts["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+    assert_one_line(run("search", "few.toml", *options, "--sampler", "best"), 2, "--sampler", "tpe, nsga2")
+
+
+def test_the_dashboards_studies_are_mirrored_without_a_server(run):
+    swept(run)
+    assert "few regression:quickstart" in run("dashboard", "--mirror-only").out
+    assert Path("runs/few/store/dashboard.journal").exists()
+
+
+def test_rungs_are_replayed_on_a_finished_sweep(run):
+    swept(run)
+    assert_one_line(run("rungs", "--replay", "runs/few/store"), 2, "--replay", "several recipes a population")
+    Path("two.toml").write_text('axes."*.scale" = ["e4m3", "ue5m3"]')
+    assert run("sweep", "two.toml", "--task", "regression:quickstart", "--seeds", "2").code == 0
+    rows = json.loads(run("rungs", "--replay", "runs/two/store", "--rungs", "1", "--json").out)
+    assert [row["task"] for row in rows] == ["regression"]
+    assert 0 <= rows[0]["saved"] < 1
+
+
 def test_recipe_list_names_every_shipped_recipe(run):
     names = {row["name"] for row in json.loads(run("recipe", "list", "--json").out)}
     assert names >= {"bf16", "mxfp4", "nvfp4", "nvfp4-sr", "nvfp4-sr-rht", "ue5m3-sr", "mxfp4-sr-rht"}
@@ -225,6 +262,12 @@ def test_tensor_as_json_holds_the_decomposition(run):
         (["sweep", "few.toml", "--budget", "soon"], ["--budget", "soon", "30m"]),
         (["sweep", "few.toml", "--jobs", "0"], ["--jobs"]),
         (["sweep", "few.toml", "--device", "abacus"], ["abacus", "cpu"]),
+        (["sweep", "few.toml", "--rungs", "2", "--keep", "1.5"], ["--keep", "1.5"]),
+        (["search", "few.toml", "--sampler", "tpe", "--trials", "0"], ["--trials", "0"]),
+        (
+            ["search", "few.toml", "--sampler", "tpe", "--trials", "1", "--objectives", "speed"],
+            ["--objectives", "speed"],
+        ),
         (["recipe", "show", "nvfp5"], ["nvfp5", "nvfp4-sr"]),
         (["tensor", "absent.npy"], ["absent.npy"]),
         (["tensor", "few.toml"], [".toml", ".safetensors"]),
@@ -277,6 +320,7 @@ def test_a_full_disk_is_the_machines_fault_and_loses_nothing(run, monkeypatch):
 
 def test_every_command_has_help_with_an_example(run):
     commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor", "tensor"]
+    commands += ["search", "dashboard", "rungs"]
     lines = [[command] for command in commands] + [["recipe", "list"], ["recipe", "show"]]
     lines += [["store", command] for command in ("info", "merge", "invalidate")]
     for line in lines:
@@ -291,7 +335,7 @@ def test_help_imports_nothing_slow():
         "from fp4dse import cli\n"
         "try: cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "slow = {'torch', 'pandas', 'pyarrow', 'duckdb', 'plotly', 'scipy', 'sklearn'} & set(sys.modules)\n"
+        "slow = {'torch', 'pandas', 'pyarrow', 'optuna', 'duckdb', 'plotly', 'scipy', 'sklearn'} & set(sys.modules)\n"
         "sys.exit(f'imported {slow}' if slow else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

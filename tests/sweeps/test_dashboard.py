@@ -8,32 +8,14 @@ import urllib.request
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space
-from fp4dse.results import open_store, recipe_columns
+from fp4dse.results import open_store
 from fp4dse.sweeps import dashboard
 from fp4dse.sweeps.dashboard import Follower, default_storage, serve, sweep_name
 from fp4dse.sweeps.state import SweepState, write_state
 from fp4dse.sweeps.study import open_storage
+from tests.sweeps.made import row
 
 RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
-
-
-def row(recipe: Recipe, seed: int = 0, loss: float = 1.0) -> dict:
-    return {
-        **recipe_columns(recipe),
-        "lr": 1e-3,
-        "task": "vision",
-        "preset": "small",
-        "dataset_digest": "d",
-        "seed": seed,
-        "device_class": "cpu",
-        "software_class": "torch",
-        "rev_quantizers": 1,
-        "rev_engine": 1,
-        "rev_task": 1,
-        "status": "done",
-        "val_loss": loss,
-        "steps": 10,
-    }
 
 
 @pytest.fixture

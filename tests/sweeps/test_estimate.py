@@ -9,7 +9,7 @@ from fp4dse.dse import Space
 from fp4dse.results import open_store
 from fp4dse.sweeps import estimate as module
 from fp4dse.sweeps import plan_sweep, run_sweep
-from fp4dse.sweeps.estimate import Pace, duration, estimate
+from fp4dse.sweeps.estimate import Pace, estimate
 from fp4dse.sweeps.setting import find_setting
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
@@ -66,10 +66,3 @@ def test_a_calibration_trains_briefly_in_a_process_of_its_own(tmp_path):
     assert pace.lane_s > 0
     assert 50 << 20 < pace.base_bytes < 8 << 30
     assert "6 lanes, 24 steps" in pace.source
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")]
-)
-def test_durations_are_said_as_people_say_them(seconds, text):
-    assert duration(seconds) == text

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Recipe, Space
-from fp4dse.results import open_store, recipe_columns
+from fp4dse.results import open_store
 from fp4dse.sweeps import plan_sweep, run_sweep
 from fp4dse.sweeps.rungs import Halving, replay
 from fp4dse.tasks.job import Rung
+from tests.sweeps.made import row
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 SPACE = Space("few", axes={"*.scale": ["e4m3", "ue5m3", "e5m2", "ue4m4"]})
@@ -76,34 +77,19 @@ STEPS = np.arange(1, 65)
 RECIPES = list(SPACE.recipes())
 
 
-def row(recipe: Recipe, seed: int, final: float, early: float, status: str = "done") -> dict:
-    """A lane whose curve is at `early` in the first half of training and at `final` then."""
-    return {
-        **recipe_columns(recipe),
-        "lr": 1e-3,
-        "task": "vision",
-        "preset": "small",
-        "dataset_digest": "d",
-        "seed": seed,
-        "device_class": "cpu",
-        "software_class": "torch",
-        "rev_quantizers": 1,
-        "rev_engine": 1,
-        "rev_task": 1,
-        "status": status,
-        "val_loss": final if status == "done" else None,
-        "steps": 64,
-        "diverged_step": 3 if status == "diverged" else None,
-        "curve_step": STEPS.tolist(),
-        "curve_loss": np.where(STEPS <= 40, early, final).tolist(),
-    }
+def lane(recipe: Recipe, seed: int, final: float, early: float, status: str = "done") -> dict:
+    """A lane whose curve is at `early` for the first part of training and at `final` then."""
+    curve = {"curve_step": STEPS.tolist(), "curve_loss": np.where(STEPS <= 40, early, final).tolist()}
+    if status == "diverged":
+        return row(recipe, seed, None, steps=64, diverged_step=3, **curve)
+    return row(recipe, seed, final, steps=64, **curve)
 
 
 def make(tmp_path, finals, earlies, statuses=None):
     store = open_store(tmp_path / "store", create=True)
-    rows = [row(Recipe.named("bf16"), seed, 1.0, 1.0) for seed in (0, 1)]
+    rows = [lane(Recipe.named("bf16"), seed, 1.0, 1.0) for seed in (0, 1)]
     for recipe, final, early, status in zip(RECIPES, finals, earlies, statuses or ["done"] * 4, strict=True):
-        rows += [row(recipe, seed, final + 0.01 * seed, early, status) for seed in (0, 1)]
+        rows += [lane(recipe, seed, final + 0.01 * seed, early, status) for seed in (0, 1)]
     store.add(rows, "rows")
     return store
 
@@ -135,6 +121,6 @@ def test_a_recipe_that_diverged_before_the_rung_does_not_go_on(tmp_path):
 
 def test_a_store_without_a_population_of_several_recipes_cannot_be_replayed(tmp_path):
     store = open_store(tmp_path / "store", create=True)
-    store.add([row(Recipe.named("bf16"), 0, 1.0, 1.0), row(RECIPES[0], 0, 1.0, 1.0)], "rows")
+    store.add([lane(Recipe.named("bf16"), 0, 1.0, 1.0), lane(RECIPES[0], 0, 1.0, 1.0)], "rows")
     with pytest.raises(ConfigError, match="--replay"):
         replay(store, Halving())

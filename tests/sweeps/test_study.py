@@ -14,35 +14,15 @@ import optuna
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space
-from fp4dse.results import open_store, recipe_columns, summarize
+from fp4dse.results import open_store, summarize
 from fp4dse.sweeps import study as studies
 from fp4dse.sweeps.study import Line, close_storage, mend_journal, mirror, mirror_lines, open_storage, study_lines
 from tests.sweeps import databases
+from tests.sweeps.made import row
 
 STATES = optuna.trial.TrialState
 NAME = "few vision:small"
 RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"], "wgrad.rotation": ["none", "rht16"]}).recipes())
-
-
-def row(recipe: Recipe, seed: int = 0, loss: float | None = 1.0, **more) -> dict:
-    """A finished lane, a diverged one without a loss."""
-    return {
-        **recipe_columns(recipe),
-        "lr": 1e-3,
-        "task": "vision",
-        "preset": "small",
-        "dataset_digest": "d",
-        "seed": seed,
-        "device_class": "cpu",
-        "software_class": "torch",
-        "rev_quantizers": 1,
-        "rev_engine": 1,
-        "rev_task": 1,
-        "status": "diverged" if loss is None else "done",
-        "val_loss": loss,
-        "steps": 10,
-        **more,
-    }
 
 
 BASELINE = [row(Recipe.named("bf16"), seed, 1.0) for seed in (0, 1)]
