@@ -102,7 +102,7 @@ def resume(lanes: int) -> list[dict]:
         stored = fill(Path(folder) / "store", lanes)
         command = [sys.executable, "-c", RESUME, folder, str(lanes), *WORKER, "0.1", f"{folder}/log"]
         begin = time.time()
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         first_s = float(Path(f"{folder}/log").read_text().split()[0]) - begin
         memory = float(done.stdout)
     what = f"resume after kill -9 with {stored:,} lanes stored, until the first job starts"
@@ -118,7 +118,7 @@ def fill(path: Path, lanes: int) -> int:
     setting = find_setting([TASK], jobs=2)
     store = open_store(path, create=True)
     planned = setting.plan(resume_space(lanes), range(10), None, set())
-    result = one_result(planned.jobs[0], path)
+    result = one_result(planned.jobs[0], path.with_name("waiting"))
     stored = 0
     with store.lock():
         for number, job in enumerate(planned.jobs[:-2], 1):
@@ -132,7 +132,7 @@ def fill(path: Path, lanes: int) -> int:
 
 def one_result(job: Job, path: Path):
     """What the waiting worker gives back."""
-    executor = LocalExecutor(path / "jobs", [{}], (*WORKER, "0", "/dev/null"))
+    executor = LocalExecutor(path, [{}], (*WORKER, "0", "/dev/null"))
     executor.start(job, {})
     while not (outcomes := executor.poll(1.0)):
         pass
