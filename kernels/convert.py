@@ -23,6 +23,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.place import Kind, Place
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
+from fp4dse.kernels.conv import im2col
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import _QuantLinear, add_bias
 
@@ -108,36 +109,74 @@ class Steps:
         return [*dict.fromkeys(reason for n in of for reason in (*n.backend.why_not, *n.gemm_why_not))]
 
 
-class Converted:
-    """What a converted layer of any kind has: `product`, and where its numerics are from."""
+class Converted(nn.Module):
+    """A layer whose three products are quantized, of a kind that says how it is such a product: `compute`."""
 
     fp4dse: Steps
     fp4dse_layer: int
+    weight: Tensor
+    bias: Any
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [..., K] times weight [N, K], plus bias [N]: [..., N], with the recipe's quantizers."""
-        for name, tensor in (("input", x), ("weight", weight)):
+    def forward(self, input: Tensor) -> Tensor:
+        for name, tensor in (("input", input), ("weight", self.weight)):
             if tensor.dtype not in DTYPES:
-                raise ConfigError(f"dtype of the {name}", tensor.dtype, "torch.float32, torch.bfloat16, torch.float16")
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+                raise ConfigError(f"dtype of the {name}", tensor.dtype, ", ".join(map(str, DTYPES)))
+        device = input.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
         with torch.autocast(device, enabled=False):
-            rows = x.reshape(1, -1, x.shape[-1]).to(torch.float32)
-            numerics = self.fp4dse.numerics(x.device)
-            y = _QuantLinear.apply(rows, weight.to(torch.float32)[None], numerics, self.fp4dse_layer)
-            if bias is not None:
-                y = add_bias(y, bias.to(torch.float32)[None])
-        return y.view(*x.shape[:-1], -1).to(dtype)
+            return self.compute(input.to(torch.float32)).to(dtype)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The layer in float32."""
+        raise NotImplementedError
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [..., K] times weight [N, K], plus the bias: [..., N], with the recipe's quantizers."""
+        rows = x.reshape(1, -1, x.shape[-1])
+        numerics = self.fp4dse.numerics(x.device)
+        y = _QuantLinear.apply(rows, weight.to(torch.float32)[None], numerics, self.fp4dse_layer)
+        if self.bias is not None:
+            y = add_bias(y, self.bias.to(torch.float32)[None])
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        """Why a layer of this kind is not converted, None if it is."""
+        return None
 
 
 class ConvertedLinear(Converted, nn.Linear):
-    """nn.Linear whose three products are quantized."""
+    """nn.Linear."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return self.product(input, self.weight, self.bias)
+    def compute(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight)
 
 
-LAYERS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ConvertedLinear}
+class ConvertedConv2d(Converted, nn.Conv2d):
+    """nn.Conv2d as the product of its columns, the contraction ordered (kernel row, kernel column, channel)."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        images = x if x.dim() == 4 else x[None]
+        kernel, stride, padding = (self.kernel_size[0], self.kernel_size[1]), self.stride[0], int(self.padding[0])
+        columns = im2col(images.permute(0, 2, 3, 1)[None], kernel, stride, padding)[0]
+        y = self.product(columns, self.weight.permute(0, 2, 3, 1).flatten(1)).permute(0, 3, 1, 2)
+        return y if x.dim() == 4 else y[0]
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        for field, fits in (
+            ("groups", layer.groups == 1),
+            ("dilation", layer.dilation == (1, 1)),
+            ("stride", layer.stride[0] == layer.stride[1]),
+            ("padding", not isinstance(layer.padding, str) and layer.padding[0] == layer.padding[1]),
+            ("padding_mode", layer.padding_mode == "zeros"),
+        ):
+            if not fits:
+                return f"{field} {getattr(layer, field)} is not built"
+        return None
+
+
+LAYERS: dict[type[nn.Module], type[Converted]] = {nn.Linear: ConvertedLinear, nn.Conv2d: ConvertedConv2d}
 """Kind of layer -> what it becomes."""
 
 BYPASSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -180,10 +219,10 @@ def convert(
     chosen = [modules[line.name] for line in lines if line.why_not is None]
     if not chosen:
         reasons = "; ".join(f"{line.name}: {line.why_not}" for line in lines[:4]) or "it has no weights"
-        raise ConfigError("model", type(model).__name__, f"a model with an nn.Linear to quantize ({reasons})")
+        raise ConfigError("model", type(model).__name__, f"a model with a layer to quantize ({reasons})")
     for layer, module in enumerate(chosen):
         module.__class__ = LAYERS[type(module)]
-        module.fp4dse, module.fp4dse_layer = shared, layer  # type: ignore[assignment]
+        module.fp4dse, module.fp4dse_layer = shared, layer
     model.register_forward_pre_hook(shared.advance)
     notes = [] if recipe.training == Training() else [f"left to your training loop: {recipe.training.label()}"]
     report = Report(shared.recipe, lines, notes, shared)
@@ -203,7 +242,7 @@ def _why_not(name: str, modules: Mapping[str, nn.Module], recipe: Recipe, place:
         other = f"a subclass of {known[0]}, which may compute something else" if known else None
         return other or f"not one of {', '.join(kind.__name__ for kind in LAYERS)}"
     why = None if recipe.is_plain else recipe.precise.why(place)
-    return why and f"precise in the recipe ({why})"
+    return f"precise in the recipe ({why})" if why else LAYERS[type(module)].why_not(module)
 
 
 def _places(modules: Mapping[str, nn.Module], given: Mapping[str, Place]) -> dict[str, Place]:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert
 from fp4dse.kernels.backend import _eager
+from fp4dse.kernels.conv import QuantConv2d
 from fp4dse.kernels.convert import ConvertedLinear
 
 replace = msgspec.structs.replace
@@ -118,6 +119,7 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
         pass
 
     model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32), Own(16, 16), nn.Conv1d(2, 3, 1), nn.Linear(16, 16))
+    model.extend([nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same")])
     report = convert(model, NVFP4)
     whys = {line.name: line.why_not for line in report.lines}
     assert report.converted == ["3"]
@@ -125,7 +127,9 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
     assert whys["0.self_attn"] == "its projections are inside its own code"
     assert whys["0.self_attn.out_proj"] == "MultiheadAttention takes its weight without calling it"
     assert whys["1"] == "a subclass of Linear, which may compute something else"
-    assert whys["2"] == "not one of Linear"
+    assert whys["2"] == "not one of Linear, Conv2d"
+    assert whys["4"] == "groups 2 is not built"
+    assert whys["5"] == "padding same is not built"
 
 
 @pytest.mark.parametrize("recipe", [NVFP4, SR, QUARTET, Recipe.named("wang-dge-occ")], ids=lambda r: r.label()[:12])
@@ -146,6 +150,39 @@ def test_a_converted_layer_is_the_lane_layer(recipe):
     assert torch.allclose(x.grad.flatten(0, 1), x_lanes.grad[0], rtol=1e-4, atol=1e-4)
     assert torch.allclose(model[0].weight.grad, lanes.weight.grad[0], rtol=1e-4, atol=1e-4)
     assert torch.allclose(model[0].bias.grad, lanes.bias.grad[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 2, 0), (1, 1, 0), ((2, 3), 2, 1)])
+def test_a_converted_convolution_without_quantizers_is_the_convolution(kernel, stride, padding):
+    torch.manual_seed(0)
+    model, none = nn.Sequential(nn.Conv2d(3, 5, kernel, stride, padding)), Recipe.uniform(Quantizer.named("none"))
+    twin = copy.deepcopy(model)
+    convert(model, none)
+    x, x_twin = (torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    y, expected = model(x), twin(x_twin)
+    g = torch.randn_like(expected)
+    y.backward(g)
+    expected.backward(g)
+    for ours, theirs in (
+        (y, expected),
+        (x.grad, x_twin.grad),
+        (model[0].weight.grad, twin[0].weight.grad),
+        (model[0].bias.grad, twin[0].bias.grad),
+        (model(x[0]), twin(x[0])),
+    ):
+        assert ours.shape == theirs.shape
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_converted_convolution_is_the_lane_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 8, 3, padding=1))
+    convert(model, SR, seed=5)
+    x = torch.randn(2, 16, 6, 6)
+    weight, bias = (p.detach()[None].repeat(2, *[1] * p.dim()) for p in (model[0].weight, model[0].bias))
+    lanes = QuantConv2d(weight.permute(0, 1, 3, 4, 2), bias, LaneNumerics([SR] * 2, [5, 5]), 0, padding=1)
+    expected = lanes(x.permute(0, 2, 3, 1)[None].repeat(2, 1, 1, 1, 1))[0].permute(0, 3, 1, 2)
+    assert torch.allclose(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_every_forward_pass_in_training_is_a_step_with_random_bits_of_its_own():
