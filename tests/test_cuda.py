@@ -182,7 +182,7 @@ GRAPHED = [
 
 
 @pytest.mark.parametrize("names", GRAPHED, ids="+".join)
-@pytest.mark.parametrize("task", ["regression", "vision"])
+@pytest.mark.parametrize("task", ["regression", "vision", "diffusion"])
 def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
     """Bit for bit, with all that is kept from step to step."""
     task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)
@@ -303,7 +303,18 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     assert (error.abs() <= 2.0**-18 * size).all()
 
 
-@pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("regression", "small"), ("vision", "smoke")])
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("regression", "smoke"),
+        ("regression", "small"),
+        ("vision", "smoke"),
+        ("vision", "resnet-smoke"),
+        ("vision", "cnn-smoke"),
+        ("diffusion", "smoke"),
+        ("diffusion", "dit-smoke"),
+    ],
+)
 def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
     task = msgspec.structs.replace(get_task(name, preset), steps=20)
     lanes = [Lane(Recipe.named(n), task.lr, seed) for n in NAMES for seed in (0, 1)]
