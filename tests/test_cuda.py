@@ -188,7 +188,7 @@ GRAPHED = [
 
 
 @pytest.mark.parametrize("names", GRAPHED, ids="+".join)
-@pytest.mark.parametrize("task", ["regression", "vision"])
+@pytest.mark.parametrize("task", ["regression", "vision", "diffusion"])
 def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
     """Bit for bit, with all that is kept from step to step."""
     task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)

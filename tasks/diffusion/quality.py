@@ -28,6 +28,8 @@ FEATURES = 32
 STEPS, BATCH = 300, 128
 REAL = 10_000
 """Training images that samples are compared with, at most."""
+LINE = 96
+"""Grey between the samples of a picture."""
 
 
 class Reference(NamedTuple):
@@ -86,20 +88,20 @@ def frechet(found: Reference, samples: Tensor) -> float:
     return max(0.0, squared.item())
 
 
-def grid(samples: Tensor, columns: int = 8, least: int = 256) -> bytes:
-    """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of 8, enlarged to `least` pixels of width or more.
-    What is not finite is black."""
-    levels = ((torch.nan_to_num(samples, nan=-1.0).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).numpy()
+def grid(samples: Tensor, columns: int = 8, least: int = 360) -> bytes:
+    """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of 8 with grey lines between, enlarged to `least`
+    pixels of width or more. What is not finite is black."""
+    levels = ((torch.nan_to_num(samples, nan=-1.0).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     n, height, width, channels = levels.shape
     rows = -(-n // columns)
-    sheet = np.zeros((rows * columns, height, width, channels), dtype=np.uint8)
-    sheet[:n] = levels
-    sheet = sheet.reshape(rows, columns, height, width, channels).transpose(0, 2, 1, 3, 4)
-    pixels = sheet.reshape(rows * height, columns * width, channels)
-    times = -(-least // (columns * width))
-    pixels = pixels.repeat(times, axis=0).repeat(times, axis=1)
+    sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), LINE, dtype=np.uint8)
+    for i, image in enumerate(levels.numpy()):
+        top, left = i // columns * (height + 1), i % columns * (width + 1)
+        sheet[top : top + height, left : left + width] = image
+    times = -(-least // sheet.shape[1])
+    sheet = sheet.repeat(times, axis=0).repeat(times, axis=1)
     file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(file, "PNG")
+    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(file, "PNG")
     return file.getvalue()
 
 

@@ -46,7 +46,7 @@ def unet(base: int, multiples: Sequence[int], blocks: int, attends: Sequence[int
     """Levels of base·multiple channels, each but the last halving the image; `blocks` residual blocks a level on the
     way down and on the way up, with attention at the levels `attends` and in the middle. `time`: its embedding."""
     plan = tuple(_plan(base, multiples, blocks, attends))
-    name = f"UNet of {'-'.join(str(base * m) for m in multiples)} channels, {blocks} blocks a level"
+    name = f"UNet of {'-'.join(str(base * m) for m in multiples)} channels, {blocks} block{'s' * (blocks > 1)} a level"
     init, build = partial(_init, plan, base, time), partial(UNet, plan, groups, base)
     return Model(name, init, build, 2 ** (len(multiples) - 1))
 
@@ -91,7 +91,8 @@ class UNet(nn.Module):
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
         c = self.embedding(times, self.layer, self.sigmoid)  # [L, B, time]
-        h, stack = self.layer["stem"](x), []
+        stack: list[Tensor] = []
+        h = self.layer["stem"](x)
         for block in self.plan:
             h = self._block(block, torch.cat([h, stack.pop()], dim=-1) if block.joins else h, c)
             if block.kept:

@@ -37,7 +37,7 @@ def test_loss_falls_to_two_fifths_and_samples_are_drawn(preset, recipe):
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
         assert lane.train_loss_final < 0.4 * lane.curve_loss[0]
         assert 0 < lane.metrics["fid"] < 1e4
-        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (256, 256)
+        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (426, 426)
 
 
 @pytest.mark.parametrize("preset", SMOKE)
@@ -172,14 +172,14 @@ def test_images_of_one_class_are_told_apart_by_their_rotation():
     assert quality.reference(lambda: one).accuracy > 0.6  # by chance 0.25
 
 
-def test_the_grid_shows_samples_row_by_row():
+def test_the_grid_shows_samples_row_by_row_with_lines_between():
     samples = torch.linspace(-1, 1, 10)[:, None, None, None].expand(10, 2, 3, 3)
-    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=24))))
-    assert pixels.shape == (12, 24, 3)
-    assert [int(pixels[0, 6 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
-    assert int(pixels[4, 0, 0]) == 113
-    assert int(pixels[11, 23, 0]) == 0  # nothing there
-    grey = Image.open(io.BytesIO(quality.grid(samples[..., :1] * math.nan)))
+    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=30))))
+    assert pixels.shape == (16, 30, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1, twice as large
+    assert [int(pixels[0, 8 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
+    assert int(pixels[6, 0, 0]) == 113
+    assert {int(pixels[0, 6, 0]), int(pixels[4, 0, 0]), int(pixels[15, 29, 0])} == {quality.LINE}
+    grey = Image.open(io.BytesIO(quality.grid(samples[:1, ..., :1] * math.nan, columns=1)))
     assert grey.mode == "L"
     assert grey.getextrema() == (0, 0)
 
