@@ -29,7 +29,7 @@ SETTING = (
 )
 """What two rows share if their losses may be compared."""
 
-OVERHEAD = "points"
+OVERHEAD = "overhead"
 """The default overhead axis: a numeric column of runs. Small is cheap."""
 
 NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_loss"]

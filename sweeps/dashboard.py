@@ -13,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
+from fp4dse.results.remote import Place
 from fp4dse.sweeps.state import read_state
 
 if TYPE_CHECKING:
@@ -43,14 +44,16 @@ def check_dashboard() -> None:
         raise ConfigError("dashboard", reason, "a machine with the extra `dashboard`")
 
 
-def default_storage(store: Path) -> Path:
-    """The journal beside the store's files; it may be deleted at any time."""
-    return store / "dashboard.journal"
+def default_storage(store: Place) -> Path:
+    """The journal beside the store's files, or in the working directory if these are behind a URL; it may be deleted
+    at any time."""
+    return (store if isinstance(store, Path) else Path()) / "dashboard.journal"
 
 
 def sweep_name(store: Store) -> str:
     """`zoo` for runs/zoo/store, else the folder's name."""
-    return store.path.resolve().parent.name if store.path.name == "store" else store.path.name
+    path = store.path.resolve() if isinstance(store.path, Path) else store.path
+    return path.parent.name if path.name == "store" else path.name
 
 
 def serve(

@@ -20,16 +20,13 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
-from fp4dse.results.paired import SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import TAIL, keep_lanes
 
 if TYPE_CHECKING:
     from fp4dse.tasks import Task
-
-OVERHEAD = "points"
-"""The column of the store that says what a recipe costs."""
 
 
 class Halving(msgspec.Struct, frozen=True):

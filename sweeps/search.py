@@ -28,11 +28,10 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
-from fp4dse.results.paired import SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.rows import lane_id
-from fp4dse.sweeps.rungs import OVERHEAD
 from fp4dse.sweeps.setting import SEEDS, Setting, find_setting
 from fp4dse.sweeps.sweep import SweepResult, run_sweep
 from fp4dse.tasks.job import Lane
@@ -90,7 +89,7 @@ def run_search(
     sampler: str,
     trials: int,
     objectives: Sequence[str] = ("gap", "overhead"),
-    task: tuple[str, str] = ("regression", "small"),
+    task: tuple[str, ...] = ("regression", "small"),
     seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,

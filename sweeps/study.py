@@ -32,10 +32,9 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store, summarize
-from fp4dse.results.paired import SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.schema import RECIPE
 from fp4dse.results.summary import SUMMARIZED
-from fp4dse.sweeps.rungs import OVERHEAD
 
 if TYPE_CHECKING:
     import optuna
