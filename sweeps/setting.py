@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import Store
+from fp4dse.results.schema import KEY
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.sweeps.rungs import Halving
@@ -62,9 +63,17 @@ class Setting:
         rows = store.runs(["device", *names])
         self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
 
-    def is_stored(self, task: Task, lane: Lane, stored: set[str]) -> bool:
-        context = self.contexts[task.name, task.preset]
-        return any(lane_id(lane, {**context, **kind}) in stored for kind in self.classes)
+    def stored_in(self, stored: set[str]) -> Callable[[Task, Lane], bool]:
+        """Whether a lane of a task is among the run_ids, whichever kind of machine trained it."""
+        keys = {
+            task: [{name: value for name, value in {**context, **kind}.items() if name in KEY} for kind in self.classes]
+            for task, context in self.contexts.items()
+        }
+
+        def is_stored(task: Task, lane: Lane) -> bool:
+            return any(lane_id(lane, key) in stored for key in keys[task.name, task.preset])
+
+        return is_stored
 
     def plan(
         self,
@@ -83,7 +92,7 @@ class Setting:
             self.tasks,
             seeds=list(dict.fromkeys(seeds or SEEDS)),
             lrs=lrs and list(dict.fromkeys(lrs)),
-            is_stored=lambda task, lane: self.is_stored(task, lane, stored),
+            is_stored=self.stored_in(stored),
             device=self.machine.device,
             threads=self.machine.threads,
             workers=len(self.machine.slots),

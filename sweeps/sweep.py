@@ -257,10 +257,10 @@ class _Sweep:
 
     def judge(self) -> None:
         """The best gaps so far. On a big store this takes a while: it may use a hundredth of the time."""
-        begin = time.monotonic()
-        if begin >= self.judge_after:
+        if time.monotonic() >= self.judge_after:
+            begin = time.process_time()
             self.state.best = best_gaps(self.store, self.setting)
-            self.judge_after = time.monotonic() + 100 * (time.monotonic() - begin)
+            self.judge_after = time.monotonic() + 100 * (time.process_time() - begin)
 
     def tell(self, show: Callable[[SweepState], None]) -> None:
         """Bring the state up to date for the display, and now and then for other processes."""

@@ -46,3 +46,9 @@ def test_only_the_cards_that_are_visible_are_used(three_cards):
 def test_wrong_settings_are_refused(device, jobs, word):
     with pytest.raises(ConfigError, match=word):
         find_machine(device, jobs)
+
+
+def test_the_kinds_of_cards_are_those_that_workers_may_get(three_cards):
+    assert find_machine("cuda").kinds == ("H200", "L40S")
+    assert len(find_machine("cpu").kinds) == 1
+    assert find_machine("cuda", local=False).kinds == ()

@@ -13,10 +13,11 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
-from fp4dse.sweeps import plan_sweep, read_state, run_sweep
+from fp4dse.sweeps import plan_sweep, read_state, run_sweep, stop_sweep
+from fp4dse.sweeps import setting as setting_module
 from fp4dse.sweeps.jobfolder import job_name, write_job
 from fp4dse.sweeps.progress import conclusion, remarks
-from fp4dse.sweeps.setting import find_setting
+from fp4dse.sweeps.setting import Machine, find_setting
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
@@ -221,6 +222,45 @@ def _plain(state):
     import msgspec
 
     return msgspec.to_builtins(state)
+
+
+def test_a_sweep_over_cards_of_two_kinds_names_the_card_of_each_row_and_trains_no_lane_twice(tmp_path, monkeypatch):
+    kinds = ("NVIDIA H200", "NVIDIA L40S")
+
+    def two_cards(device, jobs=None, local=True):
+        return Machine(device, 1, [{"FAKE_CARD": "0"}, {"FAKE_CARD": "1"}], kinds)
+
+    monkeypatch.setattr(setting_module, "find_machine", two_cards)
+    assert sweep(tmp_path, "slow=0.1").done == LANES
+    rows = open_store(tmp_path / "store").runs(["device_class", "config_id", "seed", "task"])
+    assert set(rows["device_class"]) == set(kinds)
+    assert sweep(tmp_path).stored == LANES
+    assert trained(tmp_path) == LANES
+
+
+def test_a_sweep_into_a_url_keeps_only_job_folders_here(tmp_path, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_LANES", str(tmp_path / "lanes.txt"))
+    url = f"memory://{tmp_path.name}/store"
+    assert sweep(tmp_path, store=url).done == LANES
+    assert sweep(tmp_path, store=url).stored == LANES
+    assert trained(tmp_path) == LANES
+    assert read_state(url).ended == "finished"
+    assert [path.name for path in tmp_path.glob("runs/*/*")] == ["jobs"]
+
+
+def test_a_stop_from_elsewhere_ends_a_sweep_cleanly(tmp_path):
+    process = start_driver(tmp_path, "slow=0.5")
+    wait_until_half_done(tmp_path, process)
+    state = stop_sweep(tmp_path / "store")
+    assert process.wait(20) == 0
+    assert state.ended == "stopped by `fp4dse stop`"
+    with pytest.raises(StoreError, match="no sweep runs here"):
+        stop_sweep(tmp_path / "store")
+    assert not (tmp_path / "store" / "stop").exists()
+    assert sweep(tmp_path).stored == state.done
+    assert_every_lane_once(tmp_path)
 
 
 # --- chaos: a driver in a process of its own -------------------------------------------------------------------------
