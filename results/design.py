@@ -19,7 +19,7 @@ from fp4dse.dse import Recipe
 AXES = tuple(Recipe.named("nvfp4").columns())
 """The columns of a row that say how its recipe is built."""
 
-PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16")
+PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "exact", "task")
 """Values that stand for a technique being off; a factor that has one of them is measured from there."""
 
 _SLOTS = {

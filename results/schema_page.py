@@ -11,7 +11,7 @@ import re
 import pyarrow as pa
 
 from fp4dse.results.design import AXES
-from fp4dse.results.schema import CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
+from fp4dse.results.schema import BY_NAME, CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
 from fp4dse.results.views import VIEWS
 
 MEANING = {
@@ -35,8 +35,11 @@ MEANING = {
     "points": "overhead as the technique count of arXiv 2509.17791; 0 for BF16",
     "bits_per_element": "stored bits per operand element, scales included, mean over the six operands",
     "overhead": "modelled time of a training step relative to BF16 on a named chip",
+    "overhead_of": "the model, the chip and the revision of the cost model that it is of",
+    "activation_bits": "bits that the backward pass keeps of each element of a layer's input",
     "signature": "what of the recipe decides the shape of the computation; lanes that share it run together",
-    "status": "done, diverged (a result) or failed (the machine's fault, tried again)",
+    "status": "done, diverged (a result), pruned (dropped at a rung) or failed (the machine's fault, tried again)",
+    "pruned_step": "the step after which the lane was dropped",
     "diverged_step": "the step at which the loss became NaN or Inf",
     "failure": "why the lane failed, in one line",
     "train_loss_min": "lowest logged training loss",
@@ -65,6 +68,9 @@ MEANING = {
     "created_at": "when the row was made, UTC",
     "curve_step": "the steps at which the training loss was logged",
     "curve_loss": "the training loss there",
+    "metrics": "all metrics of the task by name",
+    "pictures": "PNG files by name",
+    "recorded": "gradient norms, noise ratios and lost shares at log-spaced steps, if asked for (`sweep --record`)",
 }
 
 FIELDS = {
@@ -81,6 +87,18 @@ FIELDS = {
     "outliers": "how outliers are treated",
     "rotation": "rotation of both operands",
     "source": "what its operands are quantized from",
+}
+AROUND = {
+    "precise": "layers that stay as in BF16, by their place in the model",
+    "finish": "last share of the steps that is trained in higher precision",
+    "gemm": "how operands are multiplied: exact, or as others do it",
+    "optimizer": "kind of optimizer; task: the task's own",
+    "weight_decay": "of the recipe, null for the task's own",
+    "beta1": "of the recipe, null for the task's own",
+    "beta2": "of the recipe, null for the task's own",
+    "clip": "bound of the gradient's norm, null for the task's own",
+    "loss_scale": "what the loss is multiplied with for the backward pass",
+    "accumulate": "parts of a batch whose gradients are added up",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
 
@@ -108,6 +126,7 @@ software_class, rev_quantizers, rev_engine, rev_task.
         "The axes of the recipe, one column each": list(AXES),
         "What became of it": ["schema_version", *OUTCOME],
         "Curves (view `curves`, or `Store.runs(curves=True)`)": list(CURVES),
+        "By name (`Store.by_name`)": list(BY_NAME),
     }
     for title, names in groups.items():
         lines = [f"| `{name}` | {_type(ROW.field(name).type)} | {_meaning(name)} |" for name in names]
@@ -122,6 +141,8 @@ software_class, rev_quantizers, rev_engine, rev_task.
 def _meaning(name: str) -> str:
     if name in MEANING or name not in AXES:
         return MEANING[name]
+    if name in AROUND:
+        return AROUND[name]
     stage, _, rest = name.partition("_")
     if stage == "estimator":
         return f"how the gradient passes the quantizer of {OPERANDS[rest]}"

@@ -83,7 +83,7 @@ def test_run_id_is_the_same_for_ever(row):
         ({"speed": 3}, "unknown column 'speed'"),
         ({"steps": "many"}, "steps must be int32"),
         ({"threads": 2**40}, "threads must be int32"),
-        ({"status": "finished"}, "status is 'finished'; accepted: done, diverged, failed"),
+        ({"status": "finished"}, "status is 'finished'; accepted: done, diverged, pruned, failed"),
     ],
 )
 def test_a_wrong_row_is_refused_in_one_line_that_names_the_column(row, change, says):

@@ -278,7 +278,8 @@ def test_columns_that_an_older_file_lacks_read_as_null(store, row, rewrite, join
 
 def test_a_store_from_before_the_cost_model_reads_with_nulls(store, row):
     store.add([row()], "old")
-    file = next((store.path / "inbox").glob("*.parquet"))
+    store.compact()
+    file = next((store.path / "parts").glob("*.parquet"))
     pq.write_table(pq.read_table(file).drop_columns(["overhead", "overhead_of", "activation_bits"]), file)
     set_version(store, 2)
     found = open_store(store.path).runs()

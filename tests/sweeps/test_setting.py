@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.dse import ConfigError
+from fp4dse.dse import ConfigError, Recipe
 from fp4dse.sweeps import setting
 from fp4dse.sweeps.setting import find_machine
 
@@ -52,3 +52,34 @@ def test_the_kinds_of_cards_are_those_that_workers_may_get(three_cards):
     assert find_machine("cuda").kinds == ("H200", "L40S")
     assert len(find_machine("cpu").kinds) == 1
     assert find_machine("cuda", local=False).kinds == ()
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_runs():
+    for asked, word in (
+        ([("language", "paper")], "a batch of language:paper"),
+        ([("regression", "smoke", "nothing.csv:price")], "a .csv or .parquet file that exists"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            setting.find_setting(asked)
+
+
+def test_tasks_of_one_name_and_preset_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{i * i % 7}\n" for i in range(100))
+    (tmp_path / "t.csv").write_text(f"x,y\n{rows}")
+    own, bundled = ("regression", "smoke", "t.csv:y"), ("regression", "smoke")
+    assert len(setting.find_setting([own, own]).tasks) == 1
+    with pytest.raises(ConfigError, match="regression:smoke twice"):
+        setting.find_setting([own, bundled])
+
+
+def test_jobs_say_where_the_data_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{i},{i * i % 7}\n" for i in range(100))
+    (tmp_path / "t.csv").write_text(f"x,y\n{rows}")
+    found = setting.find_setting([("regression", "smoke", "t.csv:y")])
+    jobs = found.plan([Recipe.named("nvfp4")], [0], None, set()).jobs
+    assert {job.origin for job in jobs} == {("regression", "smoke", f"{tmp_path / 't.csv'}:y")}
+    assert {job.digest for job in jobs} == {found.tasks[0].digest}
+    bundled = setting.find_setting([("regression", "smoke")]).plan([Recipe.named("nvfp4")], [0], None, set()).jobs
+    assert {(job.origin, job.digest) for job in bundled} == {((), "")}

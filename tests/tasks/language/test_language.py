@@ -9,9 +9,14 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, check_task, get_task, train
-from fp4dse.tasks.language.presets import PRESETS
+from fp4dse.tasks.language import PRESETS, presets
 
 SMOKE = ("smoke", "moe-smoke")
+
+
+@pytest.fixture(autouse=True)
+def little_is_held_out(monkeypatch):
+    monkeypatch.setattr(presets, "EVAL_PASSES", 2)
 
 
 def lanes_of(task, names, seeds=(0, 1)) -> list[Lane]:
@@ -24,9 +29,9 @@ def decoder(task, lanes=2, training=True):
     return task.model(task.problem(range(lanes)).init, numerics)
 
 
-@pytest.mark.parametrize(("preset", "threads"), list(zip(SMOKE, (1, 2), strict=True)))
+@pytest.mark.parametrize(("preset", "threads"), [("smoke", 2), ("moe-smoke", 1)])
 def test_a_lane_does_not_depend_on_its_company(preset, threads):
-    task = msgspec.structs.replace(get_task("language", preset), steps=6)
+    task = msgspec.structs.replace(get_task("language", preset), steps=4)
     lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))  # one structural signature
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
