@@ -1,6 +1,7 @@
 """Lane optimizers are the published ones, lane by lane; every number is a lane's, and neighbours do not matter."""
 
 import math
+from collections import namedtuple
 
 import msgspec
 import pytest
@@ -270,3 +271,5 @@ def test_any_nest_of_tensors_is_cut_along_the_batch():
     got = piece((x, {"a": x[:, :, None]}), 1, 3)
     assert got[0].tolist() == [[2, 3], [8, 9]]
     assert got[1]["a"].shape == (2, 2, 1)
+    named = namedtuple("Named", "first second")
+    assert piece(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
