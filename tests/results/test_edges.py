@@ -10,6 +10,7 @@ import pytest
 
 from fp4dse.dse import StoreError
 from fp4dse.results import compare, noise_floor, open_store, pareto_table, summarize
+from fp4dse.results.generated import generated
 from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.schema import SCHEMA_VERSION
 from fp4dse.results.views import VIEWS, VIEWS_READ
@@ -98,6 +99,28 @@ def test_a_recipe_that_failed_on_a_machine_is_on_no_front(store, row):
     views = every_view(store)
     assert views["front"]["name"].tolist() == ["nvfp4"]
     assert views["recipes"].set_index("name")["note"]["mxfp4"] == "failed"
+
+
+def test_a_recipe_that_was_dropped_on_a_seed_has_no_gap_because_only_lucky_seeds_are_left():
+    runs = generated(("*.g.rounding", "wgrad.rotation", "*.scale"), truth=lambda codes: 0.2 + 0 * codes["*.scale"])
+    lucky = runs["recipe_label"].eq("recipe 4")
+    runs.loc[lucky, "val_loss"] = [0.1, 0.1, 0.9]  # by far the best, were the last one not to count
+    runs.loc[lucky & runs["seed"].eq(2), "status"] = "pruned"
+    views = {name: function(runs) for name, function in VIEWS.items()}
+    line = views["recipes"].set_index("label").loc["recipe 4"]
+    assert (line["note"], line["pruned"], line["on_front"]) == ("pruned", 1, False)
+    assert np.isnan(line["gap"])
+    for name in ("front", "matched"):
+        assert "recipe 4" not in set(views[name]["label"])
+    assert set(views["versus_best"]["reference"]) != {f"{4:016x}"}
+    assert views["effects"].query("kind == 'main'")["effect"].abs().max() < 0.1
+
+
+def test_a_learning_rate_at_which_no_seed_was_dropped_is_preferred(row):
+    frame = pd.DataFrame([row("bf16", s, 0.5) for s in (0, 1)] + [row("nvfp4", s, 0.6) for s in (0, 1)])
+    dropped = frame[frame["recipe_name"].eq("nvfp4")].assign(lr=2e-3, val_loss=[0.1, 0.9], status=["done", "pruned"])
+    found = summarize(pd.concat([frame, dropped], ignore_index=True)).set_index("name")
+    assert (found["lr"]["nvfp4"], found["note"]["nvfp4"]) == (1e-3, "")
 
 
 def test_rows_of_several_schema_versions_are_one_table(store, row):

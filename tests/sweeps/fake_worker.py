@@ -68,7 +68,7 @@ def work(mode: str, value: str, job_file: str, out_file: str) -> None:
     report("train", 5, lanes)
     report("evaluate", 10, lanes)
     hidden = out.with_name(".out")
-    hidden.write_text(json.dumps(result(lanes, mode, bool(job["rungs"]))))
+    hidden.write_text(json.dumps(result(lanes, mode, bool(job.get("rungs")))))
     hidden.replace(out)
     if mode == "crash-late":
         sys.exit("an error on the way out")
