@@ -100,7 +100,7 @@ def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Ma
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cpu":
         slots = [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores)
-        return Machine(device, 1, slots, (environment(device, 1)["device_class"],))
+        return Machine(device, 1, slots, (str(environment(device, 1)["device_class"]),))
     if device != "cuda":
         raise ConfigError("--device", device, "cpu, cuda")
     check_device(device)

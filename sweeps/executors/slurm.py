@@ -32,6 +32,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,7 @@ class Loop:
                 continue
             with contextlib.suppress(OSError, msgspec.DecodeError):  # the driver took the job back
                 job, _ = read_job(folder)
-                outcome = run_alone(executor, folder, job, lambda progress, folder=folder: self._tell(folder, progress))
+                outcome = run_alone(executor, folder, job, partial(self._tell, folder))
                 end = End(outcome.kind, outcome.reason, outcome.pace)
                 if self.warned:  # SLURM's signal reaches the worker too, and a program that does not expect it dies
                     end = End("stopped", "stopped, as its time was nearly up", outcome.pace)
