@@ -160,7 +160,7 @@ def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
     return _replace(recipe, **stages)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=65536, typed=True)  # 0 is not False
 def _written(old: Any, tree: Tree, value: Any) -> Any:
     """Cached, since a product of many recipes is made of few parts."""
     if not tree.branches:
@@ -176,7 +176,7 @@ def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
     return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=65536, typed=True)  # 0 is not False
 def _holds(part: Any, tree: Tree, value: Any) -> bool:
     if not tree.branches:
         if isinstance(value, Fields):

@@ -148,9 +148,10 @@ def to_table(rows: list[dict]) -> pa.Table:
 
     StoreError names a column that is unknown, has the wrong type, or belongs to the key and is missing.
     """
+    known = set(ROW.names)  # pyarrow makes a list of them at every look
     full = []
     for row in rows:
-        unknown = [name for name in row if name not in ROW.names]
+        unknown = [name for name in row if name not in known]
         if unknown:
             raise StoreError(f"row: unknown column {unknown[0]!r}; known are {', '.join(ROW.names)}")
         if row.get("status") not in STATUSES:

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -42,7 +42,7 @@ def display(progress: bool | Show) -> Iterator[Show]:
         with Live(console=Console(stderr=True), auto_refresh=False) as live:
             yield lambda state: live.update(render(state), refresh=True)
     else:
-        yield _plain_lines()
+        yield _plain_lines(sys.stderr)
 
 
 def render(state: SweepState) -> RenderableType:
@@ -81,7 +81,7 @@ def headline(state: SweepState) -> str:
 def watch(read: Callable[[], SweepState], console: Console, wait_s: float = 1.0) -> SweepState:
     """Show a sweep of another process until it ends or Ctrl-C; on no terminal, a line now and then."""
     live = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
-    lines = _plain_lines()
+    lines = _plain_lines(sys.stdout)
     state = read()
     with contextlib.suppress(KeyboardInterrupt), live:
         while True:
@@ -133,7 +133,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def _plain_lines() -> Show:
+def _plain_lines(file: TextIO) -> Show:
     last = {"time": -60 * LINE_S, "finished": -1}
 
     def show(state: SweepState) -> None:
@@ -144,6 +144,6 @@ def _plain_lines() -> Show:
             losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
             extra = [f"median losses: {', '.join(losses)}"] if losses else []
             extra += [f"best so far: {' | '.join(state.best)}"] if state.best else []
-            print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=sys.stderr, flush=True)
+            print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=file, flush=True)
 
     return show

@@ -1,8 +1,8 @@
 """A sweep without training: the real plan and the real scheduler on workers that only wait, on a clock of their own.
 
 What is drawn: a job takes a start and a time per lane that differs from job to job (lognormal), one in a hundred
-straggles, some are lost half-way with their worker. The driver is busy for a while with every job that ends, and while
-it stores one it starts no other; that, and the time until a job is noticed to have ended, is why workers idle.
+straggles, some are lost half-way with their worker. The driver is busy with every job that ends, for a while and for
+each of its rows, and starts no other meanwhile; that is why workers idle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Draw(msgspec.Struct, frozen=True):
     stragglers: float = 0.01
     straggle: float = 5.0  # times as long
     losses: float = 0.005
-    driver_s: float = 0.05
+    driver_s: float = 0.02
+    row_s: float = 0.0005
 
 
 class Simulated(msgspec.Struct, frozen=True):
@@ -120,7 +121,7 @@ def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int =
         verdicts = scheduler.poll(POLL_S)
         scheduler.fill()
         for verdict in verdicts:
-            executor.now += draw.driver_s  # its rows are stored
+            executor.now += draw.driver_s + draw.row_s * len(verdict.outcome.job.lanes)  # its rows are stored
             again += verdict.what == "again"
             lanes += len(verdict.outcome.job.lanes) if verdict.what == "store" else 0
     before = {worker: seconds / executor.last_start for worker, seconds in executor.idle.items()}

@@ -111,6 +111,12 @@ def test_the_quickstart_sweeps_48_recipes_on_two_tasks(run):
     assert Path("runs/quickstart/report.html").exists()
 
 
+def test_a_sweep_that_is_over_is_watched_for_one_look(run):
+    swept(run)
+    assert "10/10 lanes; finished" in run("status", "--watch").out
+    assert_one_line(run("stop"), 2, "no sweep runs here", "finished")
+
+
 def test_status_shows_the_latest_sweep(run):
     swept(run)
     assert "10/10 lanes; finished" in run("status").out

@@ -31,7 +31,7 @@ from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
 """A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
-GRACE_S = 10.0
+GRACE_S = 30.0
 """How long a worker that is asked to stop may take before it is killed."""
 MACHINE_FAULT = re.compile(r"CUDA error|CUDNN_STATUS|NCCL error|Xid|\[Errno (5|28|116|122)\]|No space left on device")
 """Last words that blame the machine, not the program: such a job is worth more than one other try."""
