@@ -9,20 +9,9 @@ import os
 import sys
 import time
 
-<<<<<<< HEAD
-OUTCOME: dict[str, object] = {
-    "status": "done",
-    "diverged_step": None,
-    "train_loss_min": 1.0,
-    "train_loss_final": 1.0,
-    "val_loss": 1.0,
-}
-OUTCOME |= {"val_metric": None, "metrics": {}, "curve_step": list(range(1, 65)), "curve_loss": [1.0] * 64}
-=======
 OUTCOME: dict[str, object] = {"status": "done", "diverged_step": None, "val_loss": 1.0, "val_metric": None}
 OUTCOME |= {"train_loss_min": 1.0, "train_loss_final": 1.0, "metrics": {}}
 OUTCOME |= {"curve_step": list(range(1, 65)), "curve_loss": [1.0] * 64}
->>>>>>> execution
 SHARED = {"train_s": 1.0, "setup_s": 0.0, "quantizer_backend": "none", "gemm_backend": "none", "fallbacks": []}
 
 

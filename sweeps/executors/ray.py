@@ -145,12 +145,8 @@ class RayExecutor:
         import ray
 
         # max_calls=0: Ray would end its worker after each GPU task, but no worker of Ray ever touches a GPU
-<<<<<<< HEAD
-        self._task = ray.remote(max_retries=0, max_calls=0, **self.resources)(work)  # type: ignore[call-overload]
-=======
         decorator: Any = ray.remote(max_retries=0, max_calls=0, **self.resources)  # type: ignore[call-overload]
         self._task = decorator(work)
->>>>>>> execution
         self._mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
 
     @property
