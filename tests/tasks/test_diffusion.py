@@ -31,11 +31,11 @@ def draws(seeds=(3, 4), step=0):
 
 @pytest.mark.parametrize("preset", SMOKE)
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
-def test_loss_falls_to_two_fifths_and_samples_are_drawn(preset, recipe):
+def test_loss_halves_and_samples_are_drawn(preset, recipe):
     task = get_task("diffusion", preset)
     assert task.metric_name == "fid"
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
-        assert lane.train_loss_final < 0.4 * lane.curve_loss[0]
+        assert lane.train_loss_final < 0.5 * lane.curve_loss[0]
         assert 0 < lane.metrics["fid"] < 1e4
         assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (426, 426)
 
@@ -174,11 +174,12 @@ def test_images_of_one_class_are_told_apart_by_their_rotation():
 
 def test_the_grid_shows_samples_row_by_row_with_lines_between():
     samples = torch.linspace(-1, 1, 10)[:, None, None, None].expand(10, 2, 3, 3)
-    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=30))))
-    assert pixels.shape == (16, 30, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1, twice as large
-    assert [int(pixels[0, 8 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
-    assert int(pixels[6, 0, 0]) == 113
-    assert {int(pixels[0, 6, 0]), int(pixels[4, 0, 0]), int(pixels[15, 29, 0])} == {quality.LINE}
+    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=1))))
+    assert pixels.shape == (8, 15, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1
+    assert [int(pixels[0, 4 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
+    assert int(pixels[3, 0, 0]) == 113
+    assert {int(pixels[0, 3, 0]), int(pixels[2, 0, 0]), int(pixels[7, 14, 0])} == {quality.LINE}
+    assert Image.open(io.BytesIO(quality.grid(samples, columns=4, least=31))).size == (45, 24)
     grey = Image.open(io.BytesIO(quality.grid(samples[:1, ..., :1] * math.nan, columns=1)))
     assert grey.mode == "L"
     assert grey.getextrema() == (0, 0)
