@@ -37,7 +37,7 @@ def test_loss_halves_and_samples_are_drawn(preset, recipe):
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
         assert lane.train_loss_final < 0.5 * lane.curve_loss[0]
         assert 0 < lane.metrics["fid"] < 1e4
-        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (426, 426)
+        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (213, 213)
 
 
 @pytest.mark.parametrize("preset", SMOKE)
@@ -170,6 +170,14 @@ def test_images_of_one_class_are_told_apart_by_their_rotation():
     zeros = torch.zeros_like(images.train_labels)
     one = Images(images.train, zeros, images.held_out, zeros[:360], 1, images.mean, images.std, "0" * 16, 16)
     assert quality.reference(lambda: one).accuracy > 0.6  # by chance 0.25
+
+
+def test_large_images_and_oblong_ones_have_features():
+    for height, width in ((40, 40), (8, 36), (3, 5)):
+        pixels = torch.randint(0, 256, (4, height, width, 3), dtype=torch.uint8)
+        given = Images(pixels, torch.arange(4), pixels, torch.arange(4), 4, (0.0,) * 3, (1.0,) * 3, "0" * 16)
+        body = quality._body(given)
+        assert body(pixels.float()).shape == (4, quality.FEATURES)
 
 
 def test_the_grid_shows_samples_row_by_row_with_lines_between():
