@@ -51,8 +51,8 @@ CIFAR = "the files of CIFAR-10"
 FFHQ = "FFHQ at 128×128 as a folder of images"
 ADAM = (0.9, 0.999)
 SIZES = {
-    "smoke": Preset(unet(8, (1, 2), 1, (), 16), 32, 8e-3, 40, samples=64, sampler=4),
-    "small": Preset(unet(16, (1, 2), 1, (1,), 64), 64, 4e-3, 1200),
+    "smoke": Preset(unet(8, (1, 2), 1, (), 16), 16, 8e-3, 40, samples=64, sampler=4),
+    "small": Preset(unet(16, (1, 2), 1, (1,), 64), 64, 4e-3, 800),
     "cifar": Preset(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
     "paper": Preset(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, 0, 1024, 100, 20, 50_000, 0.7, ADAM, needed(CIFAR)),
     "ffhq-paper": Preset(
@@ -62,9 +62,14 @@ SIZES = {
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
     "dit-cifar": Preset(dit(4, 256, 6, 4), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
 }
+<<<<<<< HEAD
 """`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What the paper does
 not say of its UNets (multiples, blocks a level) is DDPM's. Its one-cycle schedule of `paper` is here its falling
 part."""
+=======
+"""`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What it does not
+say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
+>>>>>>> images
 
 
 def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:

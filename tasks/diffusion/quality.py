@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from fp4dse.tasks.data.images import Images
 
 FEATURES = 32
+SEEN = 32
+"""Height and width that the classifier sees, at most: it is trained on the CPU."""
 STEPS, BATCH = 300, 128
 REAL = 10_000
 """Training images that samples are compared with, at most."""
@@ -88,7 +90,7 @@ def frechet(found: Reference, samples: Tensor) -> float:
     return max(0.0, squared.item())
 
 
-def grid(samples: Tensor, columns: int = 8, least: int = 360) -> bytes:
+def grid(samples: Tensor, columns: int = 8, least: int = 200) -> bytes:
     """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of 8 with grey lines between, enlarged to `least`
     pixels of width or more. What is not finite is black."""
     levels = ((torch.nan_to_num(samples, nan=-1.0).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
@@ -99,9 +101,11 @@ def grid(samples: Tensor, columns: int = 8, least: int = 360) -> bytes:
         top, left = i // columns * (height + 1), i % columns * (width + 1)
         sheet[top : top + height, left : left + width] = image
     times = -(-least // sheet.shape[1])
-    sheet = sheet.repeat(times, axis=0).repeat(times, axis=1)
+    picture = Image.fromarray(sheet[..., 0] if channels == 1 else sheet)
+    if times > 1:  # smoothly: few large pixels hide a digit
+        picture = picture.resize((times * picture.width, times * picture.height), Image.Resampling.BICUBIC)
     file = io.BytesIO()
-    Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(file, "PNG")
+    picture.save(file, "PNG")
     return file.getvalue()
 
 
@@ -111,10 +115,14 @@ class _ChannelsFirst(nn.Module):
 
 
 def _body(images: Images) -> nn.Module:
-    """Convolutions with ReLU, halved until 4 pixels or fewer are left, and a layer of features."""
+    """Convolutions with ReLU, halved until 4 pixels or fewer are left, and a layer of features. Larger images are
+    averaged down to SEEN pixels first."""
     height, width, channels = images.shape
     parts: list[nn.Module] = [_ChannelsFirst()]
-    for fan_out in (32, 64, 64, 64, 64, 64):
+    if max(height, width) > SEEN:
+        height, width = min(height, SEEN), min(width, SEEN)
+        parts.append(nn.AdaptiveAvgPool2d((height, width)))
+    for fan_out in (32, 64, 64, 64):
         parts += [nn.Conv2d(channels, fan_out, 3, padding=1), nn.ReLU()]
         channels = fan_out
         if max(height, width) <= 4:

@@ -46,7 +46,8 @@ def unet(base: int, multiples: Sequence[int], blocks: int, attends: Sequence[int
     """Levels of base·multiple channels, each but the last halving the image; `blocks` residual blocks a level on the
     way down and on the way up, with attention at the levels `attends` and in the middle. `time`: its embedding."""
     plan = tuple(_plan(base, multiples, blocks, attends))
-    name = f"UNet of {'-'.join(str(base * m) for m in multiples)} channels, {blocks} block{'s' * (blocks > 1)} a level"
+    widths = "-".join(str(base * m) for m in multiples)
+    name = f"UNet of {widths} channels, blocks a level: {blocks}"
     init, build = partial(_init, plan, base, time), partial(UNet, plan, groups, base)
     return Model(name, init, build, 2 ** (len(multiples) - 1))
 

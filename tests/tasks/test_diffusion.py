@@ -31,13 +31,13 @@ def draws(seeds=(3, 4), step=0):
 
 @pytest.mark.parametrize("preset", SMOKE)
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
-def test_loss_falls_to_two_fifths_and_samples_are_drawn(preset, recipe):
+def test_loss_halves_and_samples_are_drawn(preset, recipe):
     task = get_task("diffusion", preset)
     assert task.metric_name == "fid"
     for lane in train(task, lanes_of(task, (recipe,))).lanes:
-        assert lane.train_loss_final < 0.4 * lane.curve_loss[0]
+        assert lane.train_loss_final < 0.5 * lane.curve_loss[0]
         assert 0 < lane.metrics["fid"] < 1e4
-        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (426, 426)
+        assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (213, 213)
 
 
 @pytest.mark.parametrize("preset", SMOKE)
@@ -172,13 +172,22 @@ def test_images_of_one_class_are_told_apart_by_their_rotation():
     assert quality.reference(lambda: one).accuracy > 0.6  # by chance 0.25
 
 
+def test_large_images_and_oblong_ones_have_features():
+    for height, width in ((40, 40), (8, 36), (3, 5)):
+        pixels = torch.randint(0, 256, (4, height, width, 3), dtype=torch.uint8)
+        given = Images(pixels, torch.arange(4), pixels, torch.arange(4), 4, (0.0,) * 3, (1.0,) * 3, "0" * 16)
+        body = quality._body(given)
+        assert body(pixels.float()).shape == (4, quality.FEATURES)
+
+
 def test_the_grid_shows_samples_row_by_row_with_lines_between():
     samples = torch.linspace(-1, 1, 10)[:, None, None, None].expand(10, 2, 3, 3)
-    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=30))))
-    assert pixels.shape == (16, 30, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1, twice as large
-    assert [int(pixels[0, 8 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
-    assert int(pixels[6, 0, 0]) == 113
-    assert {int(pixels[0, 6, 0]), int(pixels[4, 0, 0]), int(pixels[15, 29, 0])} == {quality.LINE}
+    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=1))))
+    assert pixels.shape == (8, 15, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1
+    assert [int(pixels[0, 4 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
+    assert int(pixels[3, 0, 0]) == 113
+    assert {int(pixels[0, 3, 0]), int(pixels[2, 0, 0]), int(pixels[7, 14, 0])} == {quality.LINE}
+    assert Image.open(io.BytesIO(quality.grid(samples, columns=4, least=31))).size == (45, 24)
     grey = Image.open(io.BytesIO(quality.grid(samples[:1, ..., :1] * math.nan, columns=1)))
     assert grey.mode == "L"
     assert grey.getextrema() == (0, 0)
