@@ -62,14 +62,8 @@ SIZES = {
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
     "dit-cifar": Preset(dit(4, 256, 6, 4), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
 }
-<<<<<<< HEAD
-"""`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What the paper does
-not say of its UNets (multiples, blocks a level) is DDPM's. Its one-cycle schedule of `paper` is here its falling
-part."""
-=======
 """`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What it does not
 say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
->>>>>>> images
 
 
 def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:
