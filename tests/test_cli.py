@@ -392,5 +392,5 @@ def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
     assert "gradients range 16/17 (it has full)" in answer.err
     assert "NVFP4BlockScaling()" in answer.err
     data = json.loads(run("export", "nvidia-nvfp4", "--to", "te", "--json").out)
-    assert len(data["cannot"]) == 2
+    assert len(data["cannot"]) == 3
     assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")

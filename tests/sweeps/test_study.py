@@ -62,7 +62,7 @@ def test_every_recipe_is_a_trial_with_its_gap_and_overhead(store, storage):
     for trial in study.trials:
         line = table.loc[trial.user_attrs["config_id"]]
         assert trial.state == STATES.COMPLETE
-        assert trial.values == [line["gap"], line["points"]]
+        assert trial.values == [line["gap"], line["overhead"]]
         assert trial.user_attrs["label"] == line["label"]
     assert {trial.user_attrs["config_id"] for trial in study.best_trials} == set(table.index[table["on_front"]])
 
