@@ -20,6 +20,7 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Estimator, Through
 from fp4dse.dse.exactness import product_format
+from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
 from fp4dse.dse.record import Part, plain_parts
@@ -137,14 +138,20 @@ class Recipe(Part, frozen=True):
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
         plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
-        return _replaced(
-            self,
-            fprop=_canonical_stage(self.fprop, False),
-            dgrad=_canonical_stage(self.dgrad, self.fprop.w.element == "none"),
-            wgrad=_canonical_stage(self.wgrad, self.fprop.x.element == "none"),
-            estimator=_canonical_estimator(self.estimator, plain_x, plain_w),
-            **_canonical_around(self, [self.slot(slot).canonical() for slot in SLOTS]),
+        fprop = _canonical_stage(self.fprop, False)
+        dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
+        wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
+        estimator = _canonical_estimator(self.estimator, plain_x, plain_w)
+        around = _canonical_around(
+            self.precise,
+            self.finish,
+            self.gemm,
+            self.training,
+            plain_x and plain_w,
+            _elements(dgrad) | _elements(wgrad) <= PLAIN.keys(),
+            _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"},
         )
+        return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, **around)
 
     def _passage(self, operand: str) -> str:
         """The estimator with the grid that it is a function of; empty for straight through."""
@@ -257,11 +264,10 @@ def _canonical_estimator(estimator: Estimator, plain_x: bool, plain_w: bool) -> 
 
 def _replaced(part: Any, **changes: object) -> Any:
     """The part itself where nothing changes, which is found quickly in what was computed before."""
-    return (
-        part
-        if all(getattr(part, name) == new for name, new in changes.items())
-        else msgspec.structs.replace(part, **changes)
-    )
+    for name, new in changes.items():
+        if getattr(part, name) is not new and getattr(part, name) != new:
+            return msgspec.structs.replace(part, **changes)
+    return part
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
@@ -280,21 +286,33 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default
 
 
-def _canonical_around(recipe: Recipe, quantizers: list[Quantizer]) -> dict[str, Any]:
-    """What stands beside the stages. quantizers: canonical, two a stage, in the order of STAGES."""
-    rounded = all(q.element == "bf16" for q in quantizers)
-    forward, backward = (all(q.is_plain for q in part) for part in (quantizers[:2], quantizers[2:]))
-    finish = recipe.finish
+@lru_cache(maxsize=65536)
+def _canonical_around(
+    precise: Precise,
+    finish: Finish | None,
+    gemm: GemmChoice,
+    training: Training,
+    forward: bool,
+    backward: bool,
+    rounded: bool,
+) -> dict[str, Any]:
+    """What stands beside the stages. forward, backward: their operands are plain; rounded: all to BF16."""
     if finish and (forward or backward):  # what is plain cannot become more precise
         left = {"forward": not forward, "backward": not backward}
         what = next((name for name, there in left.items() if there and finish.what in (name, "all")), None)
         finish = msgspec.structs.replace(finish, what=what) if what else None
     return {
-        "precise": Precise() if forward and backward else recipe.precise,
+        "precise": Precise() if forward and backward else precise,
         "finish": finish,
-        "gemm": "exact" if rounded and recipe.gemm == "bf16-rounded" else recipe.gemm,
-        "training": recipe.training.canonical(),
+        "gemm": "exact" if rounded and gemm == "bf16-rounded" else gemm,
+        "training": training.canonical(),
     }
+
+
+@lru_cache(maxsize=65536)
+def _elements(stage: Part) -> frozenset[str]:
+    """Of a stage's operands."""
+    return frozenset(q.element for name in stage.__struct_fields__ if isinstance(q := getattr(stage, name), Quantizer))
 
 
 def rotation_name(rotation: Hadamard | None) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import Estimator, Through
+from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Residual, Stochastic, outlier_words
@@ -161,29 +163,21 @@ def _ema_slot(r: Recipe) -> ConfigError | None:
 
 def _eden_rotation(r: Recipe) -> ConfigError | None:
     """The correction makes a block unbiased only on average over random rotations of 128."""
-    for stage in STAGES:
-        if _eden_without_rht128(getattr(r, stage)):
-            return ConfigError(f"{stage}.rotation", rotation_name(r.rotation(stage)), "rht128 (for scaling eden)")
+    for stage, operands in STAGES.items():
+        rotation = r.rotation(stage)
+        if any(r.slot(f"{stage}.{o}").codec == "eden" for o in operands) and (
+            rotation is None or (rotation.size, rotation.signs) != (128, "random")
+        ):
+            return ConfigError(f"{stage}.rotation", rotation_name(rotation), "rht128 (for scaling eden)")
     return None
 
 
-@lru_cache(maxsize=4096)
-def _eden_without_rht128(stage: Any) -> bool:
-    operands = (getattr(stage, name) for name in STAGES[type(stage).__name__.lower()])
-    rotation = stage.rotation
-    has_it = rotation is not None and (rotation.size, rotation.signs) == (128, "random")
-    return not has_it and any(q.codec == "eden" for q in operands)
-
-
-STRAIGHT = Estimator()
 ONE_GRID = ("block", "exact", "radix4", "split", "macro", "quest", "sawb", "softmax")
 """Codecs whose elements, relative to their scale, lie on the grid of one element format."""
 
 
 def _passages(r: Recipe) -> Iterator[tuple[str, Through, Quantizer]]:
     """The forward operands whose gradient does not pass straight through, with their estimators and quantizers."""
-    if r.estimator == STRAIGHT:
-        return
     for operand in STAGES["fprop"]:
         if (through := getattr(r.estimator, operand)) != Through():
             yield operand, through, r.slot(f"fprop.{operand}")
@@ -249,7 +243,9 @@ _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
 
 def _fp8_operands(r: Recipe) -> ConfigError | None:
     """FP8 products take operands of few significant bits."""
-    for slot in SLOTS if r.gemm == "fp8-exact" else ():
+    if r.gemm != "fp8-exact":
+        return None
+    for slot in SLOTS:
         bits = significant_bits(r.slot(slot))
         if bits is None or bits > FP8_BITS:
             what = (
@@ -259,17 +255,31 @@ def _fp8_operands(r: Recipe) -> ConfigError | None:
     return None
 
 
-RECIPE_RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
-    "ema-is-for-weights": _ema_slot,
-    "eden-needs-rht128": _eden_rotation,
-    "estimator-needs-one-grid": _estimator_grid,
-    "estimator-with-outliers": _estimator_outliers,
-    "scale-gradient-needs-block-maximum": _scale_gradient,
-    "blocks-are-whole": _whole_blocks,
-    "shares-and-averages": _shares,
-    "fp8-holds-operands": _fp8_operands,
+View = tuple[str, ...]
+"""Fields of a recipe that a rule looks at together."""
+
+_STAGES: tuple[View, ...] = tuple((stage,) for stage in STAGES)
+_FORWARD: tuple[View, ...] = (("fprop", "estimator"),)
+
+RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError | None]]] = {
+    "ema-is-for-weights": (_STAGES, _ema_slot),
+    "eden-needs-rht128": (_STAGES, _eden_rotation),
+    "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
+    "estimator-with-outliers": (_FORWARD, _estimator_outliers),
+    "scale-gradient-needs-block-maximum": (_FORWARD, _scale_gradient),
+    "blocks-are-whole": ((("precise",),), _whole_blocks),
+    "shares-and-averages": ((("finish", "training"),), _shares),
+    "fp8-holds-operands": ((), _fp8_operands),
 }
-"""Rule name -> what breaks it in a canonical recipe, or None."""
+"""Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
+
+A rule is asked about each view by itself, with all else plain. So the answers are few, though recipes are many, and are
+kept: spaces of 10⁵ recipes are made of some hundred stages. One without views is asked about every recipe.
+"""
+
+VIEWS = tuple(dict.fromkeys(view for views, _ in RECIPE_RULES.values() for view in views))
+_WITHOUT_VIEWS = [(rule, check) for rule, (views, check) in RECIPE_RULES.items() if not views]
+_PLAIN = Recipe.uniform(Quantizer(element="none"))
 
 
 @lru_cache(maxsize=4096)
@@ -280,12 +290,26 @@ def quantizer_faults(q: Quantizer) -> tuple[tuple[str, ConfigError], ...]:
     return tuple((rule, error) for rule, check in checks.items() if (error := check(q)))
 
 
+@lru_cache(maxsize=65536)
+def _seen_faults(view: View, *parts: Any) -> tuple[tuple[str, ConfigError], ...]:
+    """The rules that a canonical recipe breaks by these parts."""
+    recipe = msgspec.structs.replace(_PLAIN, **dict(zip(view, parts, strict=True)))
+    asked = {rule: check for rule, (views, check) in RECIPE_RULES.items() if view in views}
+    return tuple((rule, error) for rule, check in asked.items() if (error := check(recipe)))
+
+
 def faults(recipe: Recipe) -> Iterator[tuple[str, ConfigError]]:
     """The rules that a recipe breaks, with the errors, which name the slot."""
+    return canonical_faults(recipe.canonical())
+
+
+def canonical_faults(recipe: Recipe) -> Iterator[tuple[str, ConfigError]]:
+    """The same for a recipe that is canonical."""
     for slot in SLOTS:
         for rule, error in quantizer_faults(recipe.slot(slot)):
             yield rule, ConfigError(f"{slot}.{error.where}", error.found, error.accepted)
-    canonical = recipe.canonical()
-    for rule, check in RECIPE_RULES.items():
-        if fault := check(canonical):
+    for view in VIEWS:
+        yield from _seen_faults(view, *[getattr(recipe, field) for field in view])
+    for rule, check in _WITHOUT_VIEWS:
+        if fault := check(recipe):
             yield rule, fault

@@ -39,7 +39,7 @@ from fp4dse.dse.design import (
 from fp4dse.dse.library import read_toml
 from fp4dse.dse.paths import RecipePath, holds, parse_path, write
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.rules import faults
+from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.space_file import Finder, Lanes, resolve
 
 DRAWS_PER_RUN = 1000
@@ -233,7 +233,7 @@ def _all_hold(recipe: Recipe, conditions: Conditions) -> bool:
 
 
 def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> str | None:
-    for name, _ in faults(recipe):
+    for name, _ in canonical_faults(recipe):
         return name
     return next((rule.reason for rule in rules if rule.rejects(recipe)), None)
 

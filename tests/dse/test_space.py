@@ -389,6 +389,16 @@ def test_a_field_of_a_part_varies_where_the_part_has_it():
     assert (count.raw, count.merged) == (8, 2)
 
 
+def test_equal_values_of_different_types_are_not_taken_for_each_other():
+    axes = {"estimator.w.masked": [False, True], "precise.first": [0.0, 1.0], "precise.embedding": [True, False]}
+    recipes = list(Space(axes=axes).recipes())
+    assert len(recipes) == 4  # masking has no effect here
+    for recipe in recipes:
+        assert type(recipe.precise.first) is float
+        assert type(recipe.precise.embedding) is bool
+    assert recipe_from_dict(recipe_to_dict(recipes[-1])) == recipes[-1]
+
+
 def test_every_field_of_every_record_of_a_recipe_has_a_path():
     def paths(type_, prefix: str):
         for part in (option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)):

@@ -9,7 +9,7 @@ COUNTS = {
     # name: (raw, merged, rejected by rule, left)
     "conventions": (16, 0, {}, 16),
     "estimators": (70, 10, {}, 60),
-    "paper": (4096, 1024, {"estimator-needs-one-grid": 960}, 2112),
+    "paper": (16384, 4096, {"estimator-needs-one-grid": 3840}, 8448),
     "paper-slice": (
         128,
         0,

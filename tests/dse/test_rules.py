@@ -1,0 +1,49 @@
+"""What a rule sees of a recipe is enough to answer as if it saw all of it."""
+
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
+from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
+
+SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
+
+HOSTILE = Space(
+    "hostile",
+    axes={
+        "*": ["nvfp4", "mxfp4", "bf16", "none", "ms-eden", "if4", "fp8"],
+        "wgrad": ["mxfp4", {"rounding": "ema"}, "ms-eden"],
+        "fprop.w.rounding": ["nearest", "ema"],
+        "estimator.w": [{}, {"element": "dge", "scale": "exact"}],
+        "forward.outliers": ["none", "occ"],
+        "wgrad.rotation": ["none", "rht128"],
+        "precise.first": [0.0, 1.5],
+        "training.beta1": [0.9, 1.0],
+        "gemm": ["exact", "fp8-exact"],
+    },
+)
+
+
+def everything() -> list[Recipe]:
+    """Shipped recipes, every third combination of hostile values, whether or not rules reject it, and shipped spaces."""
+    built = [space for path in SPACES.glob("*.toml") if (space := Space.load(path)).base]
+    combinations = [recipe for space in [*built, HOSTILE] for recipe in list(space._combinations())[::3]]
+    named = [file.recipe for file in recipe_files().values()] + [Recipe.uniform(q) for q in QUANTIZERS.values()]
+    return [recipe.canonical() for recipe in [*named, *combinations]]
+
+
+def test_rules_that_look_at_parts_find_what_they_find_on_the_whole():
+    broken = dict.fromkeys(RECIPE_RULES, 0)
+    for recipe in everything():
+        expected = {rule for rule, (_, check) in RECIPE_RULES.items() if check(recipe)}
+        assert {rule for rule, _ in canonical_faults(recipe)} - set(QUANTIZER_RULES) == expected
+        for rule in expected:
+            broken[rule] += 1
+    assert all(broken.values()), f"never broken: {broken}"
+
+
+@pytest.mark.parametrize("rule", RECIPE_RULES)
+def test_a_rule_looks_at_fields_that_there_are(rule):
+    views, _ = RECIPE_RULES[rule]
+    assert all(set(view) <= set(Recipe.__struct_fields__) for view in views)
