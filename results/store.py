@@ -302,6 +302,10 @@ class Store:
         self._torn.update(reasons)
         return bool(reasons)
 
+    def files(self) -> frozenset[str]:
+        """Names of the files that hold rows: while they are the same, so are the rows."""
+        return frozenset(file.name for folder in ("inbox", "parts") for file in self._files(folder))
+
     def _files(self, folder: str) -> list[Place]:
         found = [path for form in ("*.arrow", "*.parquet") for path in (self.path / folder).glob(form)]
         return sorted(path for path in found if not path.name.startswith("."))

@@ -120,11 +120,7 @@ class Follower:
         from fp4dse.sweeps.study import mirror
 
         running = self._sweep_is_running()
-        folders = (self.store.path / name for name in ("inbox", "parts"))
-        here = (
-            running,
-            frozenset(file.name for folder in folders for file in folder.iterdir() if not file.name.startswith(".")),
-        )
+        here = (running, self.store.files())
         if here == self.seen:
             return {}
         found = mirror(self.store, self.storage, self.sweep, unfinished=not running)

@@ -4,8 +4,10 @@ With a share `keep` and n rungs, the rungs stand at the shares keep^n … keep o
 between two rungs trains about as many lane-steps as the one before (Hyperband's brackets, 1603.06560). What goes on is
 decided by tasks/rungs.py.
 
-A finished sweep without rungs tells what rungs would have done: its stored curves are the losses that the rungs would
-have seen, and its final losses are the truth. `replay` does that offline.
+A finished sweep without rungs tells what rungs would have done: its final losses are the truth, and its stored training
+curves stand for the held-out losses that rungs would have seen. `replay` does that offline. It takes the mean over the
+last TAIL of the steps up to a rung: the loss of one batch says less, although it is the same batch for all lanes of a
+seed (docs/log.md has the numbers).
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from fp4dse.results import Store, front, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.rungs import TAIL, keep_lanes
+from fp4dse.tasks.rungs import keep_lanes
 
 if TYPE_CHECKING:
     from fp4dse.tasks import Task
+
+TAIL = 0.5
+"""Share of the steps up to a rung whose training losses are averaged."""
 
 
 class Halving(msgspec.Struct, frozen=True):

@@ -6,9 +6,6 @@ within a seed. Where the recipes of the lanes are given, a recipe's seeds stay o
 seeds of how far it is from the mean of all lanes of that seed; a mean over the seeds that happened to survive would
 flatter.
 
-The loss so far is the mean over the last TAIL of the steps up to the rung: the loss of one batch says less, although it
-is the same batch for all lanes of a seed (docs/log.md has the numbers).
-
 Ranks as in non-dominated sorting (Deb et al. 2002); halving on fronts as in Schmucker et al. (2106.12639). Within a
 front the lower loss is better.
 """
@@ -18,9 +15,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-
-TAIL = 0.5
-"""Share of the steps up to a rung whose training losses are averaged."""
 
 
 def keep_lanes(
@@ -34,8 +28,7 @@ def keep_lanes(
     """Which lanes go on, [L]: of each learning rate (and seed, without `recipes`) the better `keep` of the recipes,
     rounded up.
 
-    losses    mean training losses over the last TAIL of the steps so far, None where a lane has diverged: it does not
-              go on, and is not counted
+    losses    held-out losses at the rung, None where a lane has diverged: it does not go on, and is not counted
     keep      share in (0, 1]
     recipes   what identifies a lane's recipe. One with a diverged lane ranks last
     """

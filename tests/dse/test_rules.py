@@ -26,7 +26,7 @@ HOSTILE = Space(
 
 
 def everything() -> list[Recipe]:
-    """Shipped recipes, every third combination of hostile values, whether or not rules reject it, and shipped spaces."""
+    """Shipped recipes, and every third combination of shipped spaces and of hostile values, rejected or not."""
     built = [space for path in SPACES.glob("*.toml") if (space := Space.load(path)).base]
     combinations = [recipe for space in [*built, HOSTILE] for recipe in list(space._combinations())[::3]]
     named = [file.recipe for file in recipe_files().values()] + [Recipe.uniform(q) for q in QUANTIZERS.values()]
