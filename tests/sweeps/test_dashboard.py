@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -31,8 +32,12 @@ def get(url: str) -> dict:
 
 
 def trials(address: str) -> list[dict]:
-    (study,) = get(f"{address}/api/studies")["study_summaries"]
-    return get(f"{address}/api/studies/{study['study_id']}?after=0")["trials"]
+    while True:
+        try:
+            (study,) = get(f"{address}/api/studies")["study_summaries"]
+            return get(f"{address}/api/studies/{study['study_id']}?after=0")["trials"]
+        except (ValueError, urllib.error.HTTPError):  # the study is just being made anew
+            time.sleep(0.1)
 
 
 @pytest.fixture

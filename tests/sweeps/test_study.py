@@ -15,6 +15,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
+from fp4dse.results.paired import OVERHEAD
 from fp4dse.sweeps import study as studies
 from fp4dse.sweeps.study import Line, close_storage, mend_journal, mirror, mirror_lines, open_storage, study_lines
 from tests.sweeps import databases
@@ -62,7 +63,7 @@ def test_every_recipe_is_a_trial_with_its_gap_and_overhead(store, storage):
     for trial in study.trials:
         line = table.loc[trial.user_attrs["config_id"]]
         assert trial.state == STATES.COMPLETE
-        assert trial.values == [line["gap"], line["overhead"]]
+        assert trial.values == pytest.approx([line["gap"], line[OVERHEAD]])
         assert trial.user_attrs["label"] == line["label"]
     assert {trial.user_attrs["config_id"] for trial in study.best_trials} == set(table.index[table["on_front"]])
 
