@@ -6,26 +6,38 @@ out of the new plan, if the plan has them all; else it is of another sweep and w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from fp4dse.dse import StoreError
 from fp4dse.results import Store
 from fp4dse.sweeps.jobfolder import OF_LANE, drop, leftovers, part_of
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.tasks.job import Job
 
+log = logging.getLogger(__name__)
+
 
 def take_in_leftovers(store: Store, work: Path) -> list[Job]:
-    """Store the jobs that workers finished and a driver that died did not store; return those that were begun."""
+    """Store the jobs that workers finished and a driver that died did not store; return those that were begun.
+
+    A result that makes no row of today's schema, as an earlier version may have left it, is thrown away and logged.
+    """
     begun = []
     for folder, job, context, result in leftovers(work):
         if result is None:
             begun.append(job)
-        else:
+            continue
+        try:
             store.add(result_rows(job, result, context), folder.name)
-            drop(folder)
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError):  # the disk's fault, not the result's
+                raise
+            log.warning("%s: its result cannot be stored (%s); its lanes count as missing", folder, error)
+        drop(folder)
     return begun
 
 

@@ -347,6 +347,19 @@ def test_job_files_of_an_unknown_form_are_thrown_away_and_trained_again(tmp_path
     assert not folder.exists()
 
 
+def test_a_result_that_makes_no_row_is_thrown_away_and_trained_again(tmp_path, caplog):
+    setting = find_setting(TASKS, jobs=2)
+    job = setting.plan(SPACE, [0, 1], None, set()).jobs[0]
+    open_store(tmp_path / "store", create=True)
+    folder = tmp_path / "store" / "jobs" / job_name(job)
+    write_job(folder, job, {"of": "an earlier version"})
+    line = json.dumps([str(folder / name) for name in ("job.json", "out.json", "stderr.txt")])
+    subprocess.run([sys.executable, FAKE, "ok"], check=True, capture_output=True, input=line.encode())
+    assert sweep(tmp_path).done == LANES
+    assert "cannot be stored" in caplog.text
+    assert_every_lane_once(tmp_path)
+
+
 def test_the_recipes_of_a_sweep_may_be_a_list(tmp_path):
     worker = (sys.executable, FAKE, "ok")
     result = run_sweep([Recipe.named("nvfp4")], tasks=TASKS[:1], seeds=[0], store=tmp_path / "store", worker=worker)
