@@ -30,7 +30,7 @@ def draws(seeds=(3, 4), step=0):
 
 
 @pytest.mark.parametrize("preset", SMOKE)
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+@pytest.mark.parametrize("recipe", ["bf16", pytest.param("nvfp4-sr-rht", marks=pytest.mark.slow)])
 def test_loss_halves_and_samples_are_drawn(preset, recipe):
     task = get_task("diffusion", preset)
     assert task.metric_name == "fid"
