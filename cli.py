@@ -80,6 +80,7 @@ def sweep(
     jobs: Jobs = None,
     budget: Budget = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +104,7 @@ def sweep(
     if dry_run:
         _print_facts(plan_sweep(found, **asked).facts(), as_json)
     else:
-        _conclude(run_sweep(found, **asked, budget_s=budget_s, progress=True), as_json)
+        _conclude(run_sweep(found, **asked, budget_s=budget_s, record=record, progress=True), as_json)
 
 
 @app.command(epilog="Example: fp4dse quickstart --budget 5m")

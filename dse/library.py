@@ -23,6 +23,7 @@ from fp4dse.dse.recipe import ROTATION_NAMES, Hadamard, Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
+from fp4dse.dse.training import OPTIMIZER_NAMES, Optimizer
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
@@ -32,6 +33,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
     Relaxation: RELAXATION_NAMES,
+    Optimizer: {"task": None, **OPTIMIZER_NAMES},
 }
 """Type of a field -> what may stand there by name."""
 
@@ -95,9 +97,12 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
-    tables = []
-    for name in Recipe.__struct_fields__:
-        if fields := _toml_fields(getattr(recipe, name)):
+    parts = {name: getattr(recipe, name) for name in Recipe.__struct_fields__}
+    plain_fields = _toml_fields(recipe)
+    lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part)]
+    tables = ["\n".join(lines)] if lines else []
+    for name, part in parts.items():
+        if isinstance(part, Part) and (fields := _toml_fields(part)):
             tables.append("\n".join([f"[{name}]", *(f"{key} = {text}" for key, text in fields.items())]))
     return "\n\n".join(tables) + "\n"
 

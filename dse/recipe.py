@@ -11,16 +11,18 @@ belongs to the GEMM: both operands get the same one and it cancels in the produc
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Estimator, Through
 from fp4dse.dse.exactness import product_format
+from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
 from fp4dse.dse.record import Part, plain
 from fp4dse.dse.scale import scale_name
+from fp4dse.dse.training import Training, optimizer_name
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
@@ -85,14 +87,23 @@ SHARED = {"dgrad": "dgrad.w", "wgrad": "wgrad.x"}
 """Backward stage -> its operand that the forward pass quantizes too."""
 
 
+GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
+"""Which products operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
+all their factors and rounded to BF16, as most simulations have them; `fp8-exact`, E4M3 rows on FP8 units."""
+
+
 class Recipe(Part, frozen=True):
-    """Three stages and the gradient estimator. `config_id` is the identity of what is computed; learning rate and seed
-    are not part of it."""
+    """Three stages, the gradient estimator, the layers and steps that are not quantized, the products, and the training
+    side. `config_id` is the identity of what is computed; learning rate and seed are not part of it."""
 
     fprop: Fprop
     dgrad: Dgrad
     wgrad: Wgrad
     estimator: Estimator = Estimator()
+    precise: Precise = Precise()
+    finish: Finish | None = None
+    gemm: GemmChoice = "exact"
+    training: Training = Training()
 
     @staticmethod
     def named(name: str) -> Recipe:
@@ -133,7 +144,8 @@ class Recipe(Part, frozen=True):
                 changes[stage]["source"] = "master"  # the forward's copy is the operand itself
         estimator = Estimator(**{x: self._through(x) for x in STAGES["fprop"]})
         stages = {stage: msgspec.structs.replace(getattr(self, stage), **new) for stage, new in changes.items()}
-        return Recipe(**stages, estimator=estimator)
+        around = _canonical_around(self, [q[f"{stage}.{x}"] for stage, both in STAGES.items() for x in both])
+        return Recipe(**stages, estimator=estimator, **around)
 
     def _through(self, operand: str) -> Through:
         """Nothing passes through the quantizer of a plain operand."""
@@ -174,10 +186,18 @@ class Recipe(Part, frozen=True):
             products=tuple(product_format(*(r.slot(f"{s}.{o}") for o in STAGES[s])) for s in STAGES),
             sources=tuple(r.source(stage) for stage in SHARED),
             estimators=tuple(r._passage(x) for x in STAGES["fprop"]),
+            around=(
+                "" if r.precise == Precise() else r.precise.label(),
+                r.finish.label() if r.finish else "",
+                "" if r.gemm == "exact" else r.gemm,
+                "" if r.training.optimizer is None else r.training.kind,
+                "" if r.training.accumulate == 1 else str(r.training.accumulate),
+            ),
         )
 
     def label(self) -> str:
-        """The recipe in words: formats, where ranges and roundings apply, rotations, sources, estimators.
+        """The recipe in words: formats, where ranges and roundings apply, rotations, sources, estimators, and what is
+        not the default of the rest.
 
         `nvfp4, gradients 16/17 SR, wgrad rht16`; a word for the slots stands before all that is not everywhere.
         """
@@ -187,6 +207,10 @@ class Recipe(Part, frozen=True):
         words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
         words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
         words += [f"{x} {text}" for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())]
+        words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []
+        words += [f"{r.finish.label()} precise"] if r.finish else []
+        words += [r.gemm] if r.gemm != "exact" else []
+        words += [text] if (text := r.training.label()) else []
         return ", ".join(words)
 
     def columns(self) -> dict[str, str | int | float | None]:
@@ -211,7 +235,9 @@ class Recipe(Part, frozen=True):
             out[f"{stage}_source"] = r.source(stage)
         for operand in STAGES["fprop"]:
             out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
-        return out
+        out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
+        out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
+        return out | {"optimizer": optimizer_name(r.training.optimizer)}
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
@@ -227,6 +253,24 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     products: tuple[str, ...]  # in the order of STAGES: `bf16`, `tf32` or `fp32`, see exactness.py
     sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
     estimators: tuple[str, ...] = ("", "")  # x, w, with the element; empty = straight through
+    around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default
+
+
+def _canonical_around(recipe: Recipe, quantizers: list[Quantizer]) -> dict[str, Any]:
+    """What stands beside the stages. quantizers: canonical, two a stage, in the order of STAGES."""
+    rounded = all(q.element == "bf16" for q in quantizers)
+    forward, backward = (all(q.is_plain for q in part) for part in (quantizers[:2], quantizers[2:]))
+    finish = recipe.finish
+    if finish and (forward or backward):  # what is plain cannot become more precise
+        left = {"forward": not forward, "backward": not backward}
+        what = next((name for name, there in left.items() if there and finish.what in (name, "all")), None)
+        finish = msgspec.structs.replace(finish, what=what) if what else None
+    return {
+        "precise": Precise() if forward and backward else recipe.precise,
+        "finish": finish,
+        "gemm": "exact" if rounded and recipe.gemm == "bf16-rounded" else recipe.gemm,
+        "training": recipe.training.canonical(),
+    }
 
 
 def rotation_name(rotation: Hadamard | None) -> str:

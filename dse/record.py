@@ -28,7 +28,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 continue
             if not allowed.fits(value):
                 raise ConfigError(f"{type(self).__name__}.{field}", value, accepted(field_types(type(self))[field]))
-            if allowed.above is not None:  # 448 and 448.0 are equal: make them the same in JSON too
+            if type(value) is int and allowed.takes_float:  # 448 and 448.0 are equal: make them the same in JSON too
                 msgspec.structs.force_setattr(self, field, float(value))
 
 
@@ -66,32 +66,47 @@ def options(type_: typing.Any) -> tuple:
 
 
 class Takes(NamedTuple):
-    """What a type takes: instances of `classes`, `literals` with their types, finite numbers above `above`."""
+    """What a type takes: instances of `classes`, `literals` with their types, finite numbers above `above` or from
+    `least` on, whole numbers from `whole` on."""
 
     classes: frozenset[type]
     literals: frozenset[tuple[type, object]]
-    above: float | None
+    above: float | None = None
+    least: float | None = None
+    whole: int | None = None
 
     def fits(self, value: typing.Any) -> bool:
         """Strict: True is no 1, 16.0 no 16, and inf no number."""
         t = type(value)
         if t in self.classes or (t in (str, int) and (t, value) in self.literals):
             return True
-        return self.above is not None and t in (int, float) and math.isfinite(value) and value > self.above
+        if t is int and self.whole is not None:
+            return value >= self.whole
+        if t not in (int, float) or not math.isfinite(value):
+            return False
+        return (self.above is not None and value > self.above) or (self.least is not None and value >= self.least)
+
+    @property
+    def takes_float(self) -> bool:
+        return self.above is not None or self.least is not None
 
 
 @cache
 def takes(type_: typing.Any) -> Takes:
-    """What may stand where `type_` is asked for. Numbers are written as Annotated[float, Meta(gt=…)]."""
-    classes, literals, above = set(), set(), None
+    """What may stand where `type_` is asked for.
+
+    Numbers are written as Annotated[float, Meta(gt=…)] or Meta(ge=…), whole ones as Annotated[int, Meta(ge=…)].
+    """
+    classes, literals, numbers = set(), set(), {}
     for option in options(type_):
         if typing.get_origin(option) is typing.Literal:
             literals |= {(type(v), v) for v in typing.get_args(option)}
         elif typing.get_origin(option) is typing.Annotated:
-            above = option.__metadata__[0].gt
+            meta = option.__metadata__[0]
+            numbers = {"whole": meta.ge} if option.__origin__ is int else {"above": meta.gt, "least": meta.ge}
         else:
             classes.add(option)
-    return Takes(frozenset(classes), frozenset(literals), above)
+    return Takes(frozenset(classes), frozenset(literals), **numbers)
 
 
 @cache
@@ -106,7 +121,8 @@ def accepted(type_: typing.Any) -> str:
         if typing.get_origin(option) is typing.Literal:
             words += [str(v) for v in typing.get_args(option)]
         elif typing.get_origin(option) is typing.Annotated:
-            words.append(f"a number above {option.__metadata__[0].gt}")
+            meta, what = option.__metadata__[0], "a whole number" if option.__origin__ is int else "a number"
+            words.append(f"{what} above {meta.gt}" if meta.gt is not None else f"{what} from {meta.ge} on")
         elif option is type(None):
             words.append("none")
         elif isinstance(option, type) and issubclass(option, Part):

@@ -13,10 +13,14 @@ from typing import Any
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.formats import SCALES
+from fp4dse.dse.exactness import significant_bits
+from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Residual, Stochastic, outlier_words
 from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, rotation_name
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, scale_format, scale_key
+
+FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
+"""Significant bits that FP8 products take."""
 
 Requirement = tuple[str, Callable[[Any], bool], str]
 """Field of a quantizer, what its value must be, and that in words."""
@@ -210,12 +214,52 @@ def _scale_gradient(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _whole_blocks(r: Recipe) -> ConfigError | None:
+    """From one on, numbers of blocks are whole."""
+    for end in ("first", "last"):
+        number = getattr(r.precise, end)
+        if number >= 1 and number != int(number):
+            return ConfigError(f"precise.{end}", number, "a whole number of blocks, or below 1 a share of them")
+    return None
+
+
+def _shares(r: Recipe) -> ConfigError | None:
+    """There are no more steps than all, and a running average has a share of the past below one."""
+    if r.finish and r.finish.share > 1:
+        return ConfigError("finish.share", r.finish.share, "a number above 0, at most 1")
+    t = r.training
+    found = {f"training.{name}": getattr(t, name) for name in ("beta1", "beta2")}
+    found |= {f"training.optimizer.{name}": getattr(t.optimizer, name, None) for name in _RUNNING}
+    for field, value in found.items():
+        if value is not None and value >= 1:
+            return ConfigError(field, value, "a number below 1")
+    return None
+
+
+_RUNNING = ("momentum", "theta", "gamma1", "gamma2")
+
+
+def _fp8_operands(r: Recipe) -> ConfigError | None:
+    """FP8 products take operands of few significant bits."""
+    for slot in SLOTS if r.gemm == "fp8-exact" else ():
+        bits = significant_bits(r.slot(slot))
+        if bits is None or bits > FP8_BITS:
+            what = (
+                f"{r.slot(slot).label()} in {slot} has {bits or 'more than 24'} significant bits, e4m3 has {FP8_BITS}"
+            )
+            return ConfigError("gemm", "fp8-exact", f"exact, bf16-rounded ({what})")
+    return None
+
+
 RECIPE_RULES: dict[str, Callable[[Recipe], ConfigError | None]] = {
     "ema-is-for-weights": _ema_slot,
     "eden-needs-rht128": _eden_rotation,
     "estimator-needs-one-grid": _estimator_grid,
     "estimator-with-outliers": _estimator_outliers,
     "scale-gradient-needs-block-maximum": _scale_gradient,
+    "blocks-are-whole": _whole_blocks,
+    "shares-and-averages": _shares,
+    "fp8-holds-operands": _fp8_operands,
 }
 """Rule name -> what breaks it in a canonical recipe, or None."""
 

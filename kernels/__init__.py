@@ -3,6 +3,7 @@
 from fp4dse.kernels.arithmetic.activations import silu
 from fp4dse.kernels.arithmetic.reduce import lane_mean, lane_sum
 from fp4dse.kernels.backend import backend, why_not_compiled
+from fp4dse.kernels.convert import Report, convert
 from fp4dse.kernels.inspection.decompose import Decomposition, decompose, why_not_decomposed
 from fp4dse.kernels.inspection.files import read_tensors
 from fp4dse.kernels.inspection.tensors import inspect_file, inspect_tensor, statistics
@@ -19,8 +20,10 @@ __all__ = [
     "LaneNumerics",
     "QuantLinear",
     "Quantized",
+    "Report",
     "add_bias",
     "backend",
+    "convert",
     "decompose",
     "inspect_file",
     "inspect_tensor",

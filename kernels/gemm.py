@@ -11,7 +11,8 @@ accumulation in FP32 is the chip's:
     fp8-exact      operands of at most 4 bits in E4M3, with a power of two of their own for each row. Exact while a
                    row spans at most 2^14 (2603.02731); a row that does not fit makes NaN, never a rounded number.
                    Hopper accumulates FP8 products in fewer than 24 bits: relative error 1e-4. Only on request
-    bf16-rounded   operands rounded to BF16, exact or not, as most simulations have them. Only on request
+    bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as most simulations
+                   have them. Only on request
 
 A backend says why it cannot take operands. `pick` takes the fastest exact one. What it takes depends on the device
 and on the operands' `product_format`, which all lanes of a population share, so that a lane's bits do not depend on
@@ -31,11 +32,10 @@ from torch import Tensor
 from fp4dse.dse import Quantizer
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 FP8 = torch.float8_e4m3fn
-FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
 _UNIT = 16  # FP8 products take multiples of it along K and S
 
@@ -46,22 +46,26 @@ class Gemm(msgspec.Struct, frozen=True):
     run       (a, b), float32 or `operand`, -> float32 [L, R, S]
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence, or None if it can
     operand   dtype that `run` turns operands into: what writes them may do it at once
+    whole     it takes operands decoded with all their factors, not element × block scale alone
     """
 
     run: Callable[[Tensor, Tensor], Tensor]
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
+    whole: bool = False
 
 
 def pick(
-    device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]
+    device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer], wanted: str = "exact"
 ) -> tuple[str, tuple[str, ...]]:
-    """The fastest exact backend for all lanes' operands, and why those before it were passed over, one sentence each.
+    """The backend that is wanted, else the fastest exact one for all lanes' operands, and why those before it were
+    passed over, one sentence each.
 
-    On the CPU it is `fp32`, and nothing is passed over.
+    On the CPU the latter is `fp32`, and nothing but what is wanted by name is passed over.
     """
     reasons: list[str] = []
-    for name in FASTEST if torch.device(device).type == "cuda" else ():
+    asked = () if wanted == "exact" else (wanted,)
+    for name in asked + (FASTEST if torch.device(device).type == "cuda" else ()):
         if (reason := GEMMS[name].why_not(device, quantizers_a, quantizers_b)) is None:
             return name, tuple(reasons)
         reasons.append(reason)
@@ -203,7 +207,7 @@ GEMMS: dict[str, Gemm] = {
     "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32")),
     "fp32": Gemm(fp32, _never),
     "fp8-exact": Gemm(fp8_exact, _why_not_fp8),
-    "bf16-rounded": Gemm(bf16, _never, torch.bfloat16),
+    "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
 """Every backend by name."""
 

@@ -23,7 +23,7 @@ class Keys(NamedTuple):
 
     seeds: int64 [L]; step: int64 scalar on the device; training: whether state moves on; length: of the contraction,
     without the zeros that pad it (None: there are none); counting: whether to count what is lost; measuring: whether
-    some held maximum may be due in this step (Maxima.due).
+    some held maximum may be due in this step (Maxima.due); part: of the batch.
     """
 
     seeds: Tensor
@@ -33,6 +33,7 @@ class Keys(NamedTuple):
     length: int | None = None
     counting: bool = False
     measuring: bool = True
+    part: int = 0
 
 
 class Maxima:

@@ -2,6 +2,9 @@
 
 One function serves the three GEMMs: both operands are padded with zeros to whole blocks, rotated, quantized along the
 contraction, and multiplied by the stage's backend of gemm.py; the tensor decode factors are applied to the result.
+
+There are two sets of them: the recipe's, and the BF16 baseline's. The latter is for layers that the recipe keeps
+precise, by their place in the model, and for the stages and steps of its finish.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
+from fp4dse.dse.place import Place
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.activations import silu
 from fp4dse.kernels.arithmetic.philox import signs
@@ -20,7 +24,7 @@ from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
-from fp4dse.kernels.operand import Kept, Keys, Operand, Slot, Turn
+from fp4dse.kernels.operand import PART, Kept, Keys, Operand, Slot, Turn
 
 
 class Forward(NamedTuple):
@@ -34,22 +38,43 @@ class Forward(NamedTuple):
     kept_w: Kept | None
 
 
+class Products(NamedTuple):
+    """How a layer multiplies: slots by name, rotations and backends by stage."""
+
+    slots: dict[str, Slot]
+    rotations: dict[str, Hadamard | None]
+    gemms: dict[str, str]
+
+
 class LaneNumerics:
     """Recipes of equal structural signature with their seeds, ready to run: `gemm(stage, …)`.
 
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
-    own would not have the bits that it has in company). `step` is a device scalar that the training loop advances;
-    while `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots count
-    what they lose (see `lost`). While `measuring` is False, held maxima are taken as they are.
+    own would not have the bits that it has in company; `alone`: a single one that will never have any). steps: of the
+    training, if it has an end: the recipe's finish is a share of them.
+
+    `step` is a device scalar that the training loop advances, and `part` tells the parts of a batch within a step
+    apart. While `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots
+    count what they lose (see `lost`). While `measuring` is False, held maxima are taken as they are.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], seeds: Sequence[int], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        seeds: Sequence[int],
+        device: torch.device | str = "cpu",
+        steps: int | None = None,
+        alone: bool = False,
+    ) -> None:
         if len({r.signature() for r in recipes}) != 1:
             raise ValueError("lanes of one population must share their structural signature")
-        if len(recipes) < 2 or len(recipes) != len(seeds):
+        if len(recipes) < (1 if alone else 2) or len(recipes) != len(seeds):
             raise ValueError(f"a population needs two lanes or more and a seed each: {len(recipes)}, {len(seeds)}")
         device = torch.device(device)
         first = recipes[0].canonical()
+        self.recipe = first
+        """The first lane's: what is structure is that of all."""
+        self.steps = steps
         self.lanes = len(recipes)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
@@ -57,48 +82,86 @@ class LaneNumerics:
         self.counting = False
         self.measuring = True
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
-        self.slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
-        self.rotations = {stage: first.rotation(stage) for stage in STAGES}
-        self.gemms: dict[str, str] = {}
         self.gemm_why_not: tuple[str, ...] = ()
+        self.quantized = self._products(recipes, first.gemm)
+        self.slots, self.rotations, self.gemms = self.quantized
+        self.baseline = self.quantized if first.is_plain else self._products([BASELINE] * len(recipes), "exact")
+        self.requantized = {stage for stage in SHARED if first.source(stage) == "forward"}
+        self.part = 0
+        self.precise_layers: set[int] = set()
+        self.precise_stages: frozenset[str] = frozenset()
+
+    def _products(self, recipes: Sequence[Recipe], gemm: str) -> Products:
+        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not`."""
+        device = self.step.device
+        gemms = {}
         for stage, operands in STAGES.items():
             a, b = ([recipe.slot(f"{stage}.{operand}").canonical() for recipe in recipes] for operand in operands)
-            self.gemms[stage], reasons = pick(str(device), a, b)
+            gemms[stage], reasons = pick(str(device), a, b, gemm)
             self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
-        self.requantized = {stage for stage in SHARED if first.source(stage) == "forward"}
+        slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
+        return Products(slots, {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}, gemms)
+
+    def add_layer(self, layer: int, place: Place) -> str | None:
+        """Take note of where a layer stands. Returns why it is precise, None if it is quantized."""
+        why = None if self.recipe.is_plain else self.recipe.precise.why(place)
+        (self.precise_layers.discard if why is None else self.precise_layers.add)(layer)
+        return why
+
+    def changes_at(self, step: int) -> bool:
+        """Whether the recipe's finish begins with this step: what was captured before does not hold from there on."""
+        finish = self.recipe.finish
+        return finish is not None and self.steps is not None and 0 < step == finish.first_step(self.steps)
+
+    def phase(self, step: int) -> frozenset[str]:
+        """Compute as at this step of the training, from now on: within the recipe's finish or before it.
+
+        Returns the stages that are precise now. A step that was captured holds for the steps with the same ones.
+        """
+        finish = self.recipe.finish
+        begun = finish is not None and self.steps is not None and step >= finish.first_step(self.steps)
+        self.precise_stages = frozenset(finish.stages if finish and begun else ())
+        return self.precise_stages
+
+    def _of(self, stage: str, layer: int) -> Products:
+        """What a stage of a layer takes."""
+        if layer not in self.precise_layers and stage not in self.precise_stages:
+            return self.quantized
+        a, b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
+        stays = a.block is None and b.block is None and layer not in self.precise_layers
+        return self.quantized if stays else self.baseline
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
 
         a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
-        return _product(GEMMS[self.gemms[stage]], *self._operands(stage, layer, a, a_dim, b, b_dim))
+        return _product(self._gemm(stage, layer), *self._operands(stage, layer, a, a_dim, b, b_dim))
 
     def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
         """Y = X Wᵀ of x [L, M, K] and w [L, N, K]. keep: whether `through` will be called for x, for w."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
         copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
-        return Forward(_product(GEMMS[self.gemms["fprop"]], qx, qw), copy_x, copy_w, qx.kept, qw.kept)
+        return Forward(_product(self._gemm("fprop", layer), qx, qw), copy_x, copy_w, qx.kept, qw.kept)
 
     def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""
         if kept is None:
             return g
-        rotation, signs = self.rotations["fprop"], None
-        padded = blocks.pad(g, 2, self._unit("fprop"))
+        of = self._of("fprop", layer)
+        rotation, signs = of.rotations["fprop"], None
+        padded = blocks.pad(g, 2, _unit(of, "fprop"))
         if rotation:
             signs = self._signs("fprop", layer, rotation)
             padded = rotate(padded, rotation.size, 2, signs, rotation.order)
-        out = self.slots[f"fprop.{operand}"].backward(padded, kept)
+        out = of.slots[f"fprop.{operand}"].backward(padded, kept)
         if rotation:
             out = rotate_back(out, rotation.size, 2, signs, rotation.order)
         return out[:, :, : g.shape[2]]
 
-    def _unit(self, stage: str) -> int:
-        """What the contraction axis of a stage is padded to a multiple of."""
-        rotation = self.rotations[stage]
-        return max([rotation.size if rotation else 1, *(self.slots[f"{stage}.{o}"].unit for o in STAGES[stage])])
+    def _gemm(self, stage: str, layer: int) -> Gemm:
+        return GEMMS[self._of(stage, layer).gemms[stage]]
 
     def _operands(
         self,
@@ -110,8 +173,9 @@ class LaneNumerics:
         b_dim: int,
         keep: tuple[bool, bool] = (False, False),
     ) -> tuple[Operand, Operand]:
-        slots = [self.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
-        rotation, unit = self.rotations[stage], self._unit(stage)
+        of = self._of(stage, layer)
+        slots = [of.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
+        rotation, unit = of.rotations[stage], _unit(of, stage)
         length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
         turn = None
@@ -119,19 +183,22 @@ class LaneNumerics:
             length += -length % rotation.size  # a rotation fills its last group
             turn = Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order)
         keys = self.keys(layer, length)
-        dtype = GEMMS[self.gemms[stage]].operand
+        gemm = GEMMS[of.gemms[stage]]
+        dtype = torch.float32 if gemm.whole else gemm.operand
         operands = []
         for slot, other, t, dim, kept in zip(slots, slots[::-1], (a, b), (a_dim, b_dim), keep, strict=True):
             # what clamping cuts off an operand is multiplied with the other as it is
             fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
             if turn and not fused:
                 t = rotate(t, turn.size, dim, turn.signs, turn.order)
-            operands.append(slot.quantize(t, dim, keys, dtype, kept, turn if fused else None))
+            operand = slot.quantize(t, dim, keys, dtype, kept, turn if fused else None)
+            operands.append(operand.whole() if gemm.whole else operand)
         return operands[0], operands[1]
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
-        return Keys(self.seeds, self.step, layer, self.training, length, self.counting, self.measuring)
+        training = self.training and self.part == 0  # what is kept moves on once a step
+        return Keys(self.seeds, self.step, layer, training, length, self.counting, self.measuring, self.part)
 
     def measures(self, step: int) -> bool:
         """Whether some slot looks at tensor maxima in this step to keep them: what `measuring` is to be in it."""
@@ -149,21 +216,37 @@ class LaneNumerics:
             for name, of in counts.items()
         }
 
+    def forget_lost(self) -> None:
+        """Count from zero again."""
+        for slot in self.slots.values():
+            slot.counts.clear()
+
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""
         if rotation.signs == "none":
             return None
         if rotation.signs == "fixed":
             return fixed_signs(rotation.size, self.seeds.device)
-        site = torch.full((), 8 * layer + list(STAGES).index(stage), device=self.seeds.device)
+        number = 8 * layer + list(STAGES).index(stage) + PART * self.part
+        site = torch.full((), number, device=self.seeds.device)
         return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
 
     def _copy(self, layer: int, operand: Operand, x: Tensor) -> Tensor:
         """The forward's quantized copy of x [L, ·, K], decoded and rotated back."""
-        decoded, rotation = operand.decoded(), self.rotations["fprop"]
+        decoded, rotation = operand.decoded(), self._of("fprop", layer).rotations["fprop"]
         if rotation:
             decoded = rotate_back(decoded, rotation.size, 2, self._signs("fprop", layer, rotation), rotation.order)
         return decoded[:, :, : x.shape[2]]
+
+
+BASELINE = Recipe.named("bf16")
+"""What precise layers and stages compute as."""
+
+
+def _unit(of: Products, stage: str) -> int:
+    """What the contraction axis of a stage is padded to a multiple of."""
+    rotation = of.rotations[stage]
+    return max([rotation.size if rotation else 1, *(of.slots[f"{stage}.{o}"].unit for o in STAGES[stage])])
 
 
 def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:

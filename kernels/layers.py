@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels.arithmetic.reduce import lane_sum
@@ -29,14 +30,16 @@ class _QuantLinear(torch.autograd.Function):
         return out.y  # [L, M, N]
 
     @staticmethod
+    @once_differentiable  # operands are detached: a derivative of this would be wrong
     def backward(ctx, g: Tensor):
         x, w, *kept = ctx.saved_tensors
         numerics, layer, dx, dw = ctx.numerics, ctx.layer, None, None
         kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
-        if ctx.needs_input_grad[0]:
-            dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)  # [L, M, K]
-        if ctx.needs_input_grad[1]:
-            dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
+        with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
+            if ctx.needs_input_grad[0]:
+                dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)  # [L, M, K]
+            if ctx.needs_input_grad[1]:
+                dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
         return dx, dw, None, None
 
 
@@ -61,8 +64,8 @@ class QuantLinear(nn.Module):
     """A linear layer of L lanes: x [L, …, in] -> [L, …, out], every lane with its own weights and its own recipe.
 
     weight: [L, out, in], bias: [L, out] or None. `layer` keys this layer's random numbers: no two layers of a model
-    may share it. `place` is where in the model it stands. Sizes that the block does not divide are padded with zeros
-    inside.
+    may share it. `place` is where in the model it stands: there the recipe may keep it precise. Sizes that the block
+    does not divide are padded with zeros inside.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class QuantLinear(nn.Module):
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
         self.numerics, self.layer, self.place = numerics, layer, place
+        numerics.add_layer(layer, place)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]

@@ -30,6 +30,8 @@ from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
 CALL = 1 << 28
 """Added to a site for its second use in a step."""
+PART = 1 << 20
+"""Added to a site for each part of a batch after the first."""
 
 
 class Term(NamedTuple):
@@ -65,6 +67,10 @@ class Operand(NamedTuple):
         """[L, R, C] as the product sees it, without what clamping cut off."""
         first, *others = (term.decoded() for term in self.terms)
         return sum(others, first)
+
+    def whole(self) -> Operand:
+        """With its factors multiplied into its values."""
+        return self._replace(terms=[Term(self.decoded(), None)])
 
 
 class Turn(NamedTuple):
@@ -260,7 +266,7 @@ class Slot:
         return Term(values if dim == 2 else values.mT, dec)
 
     def _site(self, keys: Keys, call: int) -> int:
-        return 8 * keys.layer + self.number + CALL * call
+        return 8 * keys.layer + self.number + PART * keys.part + CALL * call
 
     def _arguments(
         self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor]

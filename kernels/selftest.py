@@ -138,7 +138,7 @@ def rotations(device: str) -> Iterator[Check]:
     for size in (16, 32, 64, 128):
         numerics = LaneNumerics([none, none], [0, 1], device)
         plain = torch.bmm(x, w.mT)
-        numerics.rotations = dict.fromkeys(numerics.rotations, Hadamard(size=size))
+        numerics.rotations.update(dict.fromkeys(numerics.rotations, Hadamard(size=size)))
         wrong = sum(
             float((numerics.gemm(stage, 0, x, 2, w, 2) - plain).norm() / plain.norm()) > 1e-6
             for stage in numerics.rotations

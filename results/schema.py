@@ -18,7 +18,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.overhead import bits_per_element
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -50,7 +50,7 @@ RECIPE: dict[str, pa.DataType] = {
     "bits_per_element": REAL,
     "signature": TEXT,
     **{
-        name: {str: TEXT, int: COUNT, float: REAL}[type(value)]
+        name: {str: TEXT, int: COUNT, float: REAL, type(None): REAL}[type(value)]  # None: a number that is the task's
         for name, value in Recipe.named("nvfp4").columns().items()
     },
 }
@@ -93,8 +93,9 @@ CURVES: dict[str, pa.DataType] = {"curve_step": pa.list_(pa.int32()), "curve_los
 BY_NAME: dict[str, pa.DataType] = {
     "metrics": pa.map_(TEXT, REAL),  # all of the task's
     "pictures": pa.map_(TEXT, pa.binary()),  # PNG files
+    "recorded": pa.map_(TEXT, pa.list_(REAL)),  # at the steps that stand under "step", where it was asked for
 }
-"""Read only by `store.by_name`: what a task measures and draws beyond its loss and its first metric."""
+"""Read only by `store.by_name`: what a task measures, draws and records beyond its loss and its first metric."""
 
 ROW = pa.schema({"schema_version": COUNT, "run_id": TEXT, **KEY, **RECIPE, **OUTCOME, **CURVES, **BY_NAME})
 SCALARS = [name for name in ROW.names if name not in {**CURVES, **BY_NAME}]

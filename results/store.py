@@ -205,7 +205,7 @@ class Store:
         return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
 
     def by_name(self, run_ids: Sequence[str]) -> pd.DataFrame:
-        """run_id, metrics and pictures (dicts by name) of some runs."""
+        """run_id, metrics, pictures and what was recorded (dicts by name) of some runs."""
         wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
         table = self._read(["run_id", *BY_NAME], self._valid() & wanted)
         rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]

@@ -101,6 +101,7 @@ def run_sweep(
     jobs: int | None = None,
     budget_s: float | None = None,
     rerun: bool = False,
+    record: bool = False,
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
@@ -111,6 +112,7 @@ def run_sweep(
     jobs       workers at a time
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
+    record     store gradient norms and what slots lose at log-spaced steps, too (tasks/recorder.py)
     progress   True shows it on standard error; a function is called with the state a few times a second
     worker     command of a worker process
 
@@ -128,7 +130,8 @@ def run_sweep(
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
         steps = {(task.name, task.preset): task.steps for task in setting.tasks}
-        sweep = _Sweep(opened, executor, setting, state, deque(todo.jobs), Clock(steps, len(setting.machine.slots)))
+        queue = deque(msgspec.structs.replace(job, record=record) for job in todo.jobs)
+        sweep = _Sweep(opened, executor, setting, state, queue, Clock(steps, len(setting.machine.slots)))
         try:
             stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, state), show)
             state.best = best_gaps(opened, setting)

@@ -32,7 +32,7 @@ class Rung(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One population for one worker: lanes of one task, preset and structural signature.
 
-    overheads: of each lane, for the ranking at rungs; empty: none has any.
+    record: see recorder.py. overheads: of each lane, for the ranking at rungs; empty: none has any.
     """
 
     task: str
@@ -40,6 +40,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     lanes: list[Lane]
     device: str = "cpu"
     threads: int = 1
+    record: bool = False
     rungs: list[Rung] = []
     overheads: list[float] = []
 
@@ -49,7 +50,7 @@ class LaneResult(msgspec.Struct):
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
     `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.
-    Curves are training losses at log-spaced steps, pictures PNG files.
+    Curves are training losses at log-spaced steps, pictures PNG files; recorded: what recorder.py names, if asked for.
     """
 
     status: Literal["done", "diverged", "pruned"]
@@ -62,6 +63,7 @@ class LaneResult(msgspec.Struct):
     curve_loss: list[float]
     pictures: dict[str, bytes] = {}
     pruned_step: int | None = None
+    recorded: dict[str, list[float | None]] = {}
 
 
 class JobResult(msgspec.Struct):

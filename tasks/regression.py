@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.task import Problem, Task
@@ -23,14 +24,18 @@ REV = 1
 
 
 class Mlp(nn.Module):
-    """Linear layers with SiLU between them: x [L, B, in] -> [L, B, out]. Parameters `w0`, `w1` …, and `b0` … if any."""
+    """Linear layers with SiLU between them: x [L, B, in] -> [L, B, out]. Parameters `w0`, `w1` …, and `b0` … if any.
+
+    None of them is an embedding or a head, which recipes keep precise: all are quantized. Each is a block.
+    """
 
     def __init__(self, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
         self.sigmoid = numerics.backend.sigmoid
         depth = sum(name.startswith("w") for name in parameters)
         self.layers = nn.ModuleList(
-            QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, layer=i) for i in range(depth)
+            QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, i, Place("linear", i, depth))
+            for i in range(depth)
         )
 
     def forward(self, x: Tensor) -> Tensor:

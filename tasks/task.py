@@ -46,6 +46,7 @@ class Task(msgspec.Struct, frozen=True):
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
+    betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     """
 
@@ -66,6 +67,7 @@ class Task(msgspec.Struct, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    clip: float | None = None
     decay: float = 0.0
 
     def lr_factor(self, step: int) -> float:

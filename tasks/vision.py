@@ -1,8 +1,9 @@
 """Vision: handwritten digits, classified by a small transformer over patch tokens.
 
-Data: the 1,797 real 8×8 images that scikit-learn ships (UCI optical digits), a fixed fifth held out. Every product with
-a weight is quantized: patch embedding, query-key-value and output projections, both MLP products, and the head. The
-attention core stays in the layer's own dtype. Normalisation has no learned gain.
+Data: the 1,797 real 8×8 images that scikit-learn ships (UCI optical digits), a fixed fifth held out. Products with a
+weight are quantized where the recipe does not keep them precise: patch embedding (`embedding`), query-key-value and
+output projections (`attention`), both MLP products (`mlp`), and the head (`head`). The attention core stays in the
+layer's own dtype. Normalisation has no learned gain.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, add_bias, lane_sum, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal, random32
 from fp4dse.tasks.task import Problem, Task
 
-REV = 1
+REV = 2
 CLASSES = 10
 
 
@@ -34,7 +36,9 @@ class PatchClassifier(nn.Module):
         names = [name.removesuffix(".w") for name in parameters if name.endswith(".w")]
         self.linear = nn.ModuleDict(
             {
-                name.replace(".", "_"): QuantLinear(parameters[f"{name}.w"], parameters[f"{name}.b"], numerics, layer=i)
+                name.replace(".", "_"): QuantLinear(
+                    parameters[f"{name}.w"], parameters[f"{name}.b"], numerics, layer=i, place=place_of(name, depth)
+                )
                 for i, name in enumerate(names)
             }
         )
@@ -58,6 +62,17 @@ class PatchClassifier(nn.Module):
         weights = torch.softmax(torch.bmm(q, k.mT) * size**-0.5, dim=-1)
         mixed = torch.bmm(weights, v).view(lanes, batch, self.heads, tokens, size)
         return self.linear[f"block{i}_out"](mixed.transpose(2, 3).reshape(lanes, batch, tokens, width))
+
+
+KINDS: dict[str, Kind] = {"qkv": "attention", "out": "attention", "up": "mlp", "down": "mlp"}
+
+
+def place_of(name: str, depth: int) -> Place:
+    """Where the layer `embed`, `head` or `block0.qkv` … stands."""
+    block, _, part = name.rpartition(".")
+    if not block:
+        return Place("embedding" if part == "embed" else "head")
+    return Place(KINDS[part], int(block.removeprefix("block")), depth)
 
 
 def _norm(h: Tensor) -> Tensor:

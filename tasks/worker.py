@@ -142,6 +142,7 @@ def run(job: Job, out: Path) -> int:
             job.lanes,
             job.device,
             _report,
+            record=job.record,
             rungs=job.rungs,
             keep_lanes=_keep_lanes if job.rungs else None,
             overheads=job.overheads,

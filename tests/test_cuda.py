@@ -170,7 +170,10 @@ def test_a_lane_has_the_same_bits_in_any_company():
 
 GRAPHED = [
     ["bf16"],
-    ["nvfp4", "nvfp4-sr", "fp4-all-the-way"],
+    ["nvfp4", "nvfp4-sr", "ue5m3-sr"],
+    ["fp4-all-the-way"],
+    ["nvidia-nvfp4-finish"],
+    ["nvfp4-stable-spam"],
     ["nvfp4-sr-rht"],
     ["quartet"],
     ["quartet2"],

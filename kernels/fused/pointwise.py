@@ -2,7 +2,7 @@
 tensor factors, lane sums, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizer.LaneAdamW`), so that the bits are theirs. They matter
+`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizers.adamw`), so that the bits are theirs. They matter
 because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
 sigmoid.
 """
@@ -143,33 +143,31 @@ def _adamw_kernel(
     square_ptr,
     gradient_ptr,
     alive_ptr,
-    lr_ptr,
     numbers_ptr,
+    decaying_ptr,
     n,
-    b1,
-    rest1,
-    b2,
-    rest2,
-    eps,
-    decay,
     DECAYS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(alive_ptr + lane) != 0:
-        at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-        mask, at = at < n, lane * n + at
-        step = tl.load(lr_ptr + lane) * tl.load(numbers_ptr)
-        correction1, correction2 = tl.load(numbers_ptr + 1), tl.load(numbers_ptr + 2)
+        of_lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        mask, at = of_lane < n, lane * n + of_lane
+        numbers = numbers_ptr + lane * 9
+        b1, past1 = tl.load(numbers + 1), tl.load(numbers + 2)
+        b2, past2 = tl.load(numbers + 3), tl.load(numbers + 4)
         g, w = tl.load(gradient_ptr + at, mask, 0.0), tl.load(flat_ptr + at, mask, 0.0)
-        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * rest1
-        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * rest2
-        update = tl.div_rn(tl.div_rn(mean, correction1), tl.sqrt_rn(tl.div_rn(square, correction2)) + eps)
+        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * past1
+        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * past2
+        scale = tl.sqrt_rn(tl.div_rn(square, tl.load(numbers + 7))) + tl.load(numbers + 5)
+        update = tl.div_rn(tl.div_rn(mean, tl.load(numbers + 6)), scale)
         if DECAYS:
-            update = update + w * decay
+            decay = tl.load(numbers + 8)
+            decaying = tl.load(decaying_ptr + of_lane, mask, 0).to(tl.int32) * (decay > 0).to(tl.int32)
+            update = tl.where(decaying > 0, update + w * decay, update)
         tl.store(mean_ptr + at, mean, mask)
         tl.store(square_ptr + at, square, mask)
-        tl.store(flat_ptr + at, w - step * update, mask)
+        tl.store(flat_ptr + at, w - tl.load(numbers) * update, mask)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -236,34 +234,24 @@ def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     return out
 
 
+ADAMW = ("step", "b1", "past1", "b2", "past2", "eps", "correction1", "correction2", "weight_decay")
+"""The numbers of a lane that `adamw` takes, in this order; step: learning rate times its factor."""
+
+
 def adamw(
     flat: Tensor,
     mean: Tensor,
     square: Tensor,
     gradient: Tensor,
     alive: Tensor,
-    lr: Tensor,
     numbers: Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
+    decaying: Tensor | None,
 ) -> None:
-    """One step of `optimizer.LaneAdamW` in place: flat, mean, square, gradient [L, P], alive bool [L], lr [L], numbers
-    [3]: learning-rate factor and bias corrections."""
+    """One step of optimizers.adamw in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in
+    ADAMW, decaying bool [P]: which elements have weight decay, None for none."""
     n = flat.shape[1]
-    constants = betas[0], 1 - betas[0], betas[1], 1 - betas[1], eps, weight_decay
     grid = triton.cdiv(n, _TILE), len(flat)
-    _adamw_kernel[grid](
-        flat,
-        mean,
-        square,
-        gradient,
-        alive.to(torch.uint8),
-        lr.contiguous(),
-        numbers.contiguous(),
-        n,
-        *constants,
-        DECAYS=bool(weight_decay),
-        TILE=_TILE,
-        **_BIG,
-    )
+    bits = alive.view(torch.uint8)
+    marks = bits if decaying is None else decaying.view(torch.uint8)
+    tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
+    _adamw_kernel[grid](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)

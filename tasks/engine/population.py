@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.kernels import LaneNumerics, lane_mean
+from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.kept import kept_state, load_kept
+from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 from fp4dse.tasks.job import Lane
-from fp4dse.tasks.optimizer import LaneAdamW
+from fp4dse.tasks.optimizers import make_optimizer
+from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
 
 REV = 2
@@ -30,16 +32,19 @@ class Population:
     """Lanes of one task in lock-step, two or more. What a lane's future depends on is `state`, the lane axis first.
 
     A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
-    taken anew, and steps at which all that are held stay.
+    taken anew, steps at which all that are held stay, and both in a recipe's finish.
+
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py).
     """
 
-    def __init__(self, task: Task, lanes: Sequence[Lane], device: str) -> None:
-        self.task, self.device = task, device
+    def __init__(self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False) -> None:
+        self.task, self.device, self.records = task, device, record
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
         self.problem = Problem(**data, init={})
         self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
+        self.batches.prepare(0)
         self.fallbacks: list[str] = []
         self._build(lanes, {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()})
 
@@ -53,18 +58,18 @@ class Population:
         self.seed_index = self._of_lane(lanes)
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
-        self.numerics = LaneNumerics([lane.recipe for lane in lanes], [lane.seed for lane in lanes], device)
+        recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
+        self.numerics = LaneNumerics(recipes, seeds, device, task.steps)
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
-        lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
-        self.optimizer = LaneAdamW(self.model, lr, task.betas, task.eps, task.weight_decay)
-        self.schedule = self.optimizer.schedule([task.lr_factor(step) for step in range(task.steps)])
+        self.optimizer = make_optimizer(self.model, lanes, task)
+        self.recorder = Recorder(task.steps) if self.records else None
         self.record = Record(task.steps, len(lanes), device)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
-        self.graphs: dict[bool, torch.cuda.CUDAGraph | None] = {}
-        self.warm: Counter[bool] = Counter()
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self.warm: Counter[Hashable] = Counter()
 
     def state(self, done: int) -> dict[str, Tensor]:
         """All that the steps after the first `done` depend on, and what is known of those: name -> tensor [L, …].
@@ -78,6 +83,7 @@ class Population:
             "optimizer": self.optimizer.state(),
             "kept": kept_state(self.numerics.slots),
             "record": self.record.state(),
+            "recorded": self.recorder.state() if self.recorder else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
@@ -99,6 +105,8 @@ class Population:
                 tensor.copy_(theirs[name])
         load_kept(self.numerics.slots, {name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
         self.record.load_state(parts["record"], done)
+        if self.recorder:
+            self.recorder.load_state(parts.get("recorded", {}))
 
     @torch.no_grad()
     def keep(self, positions: Sequence[int], done: int) -> None:
@@ -117,7 +125,10 @@ class Population:
         """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
         self.batches.prepare(step)
         self.numerics.step.fill_(step)
-        phase = self.numerics.measuring = self.numerics.measures(step)
+        self.numerics.measuring = self.numerics.measures(step)
+        phase = self.numerics.measuring, self.numerics.phase(step)
+        if self.recorder and step in self.recorder.steps:
+            self.recorder.add(step, measure(self.task, self.model, self.numerics, self.optimizer, *self._batch()))
         if self.stream is None:
             self._step()
             return
@@ -145,19 +156,21 @@ class Population:
             return None
         return graph
 
+    def _batch(self) -> tuple[Any, Any]:
+        """Inputs and targets of the present step."""
+        rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
+        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
+        return self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+
     def _step(self) -> None:
         step = self.numerics.step
-        rows = self.batches(step)[self.seed_index]  # [L, B]
-        rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
-        inputs, targets = self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
-        loss = lane_mean(self.task.loss(self.model(inputs), targets))  # [L]
-        loss.sum().backward()
+        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss.detach()) & torch.isfinite(largest(gradient))
+        finite = torch.isfinite(loss) & torch.isfinite(largest(gradient))
         self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
         self.alive.logical_and_(finite)
-        self.optimizer.step(gradient, self.alive, self.schedule.index_select(0, step.view(1))[0])
-        self.record.write(step, loss.detach())
+        self.optimizer.step(gradient, self.alive, step.view(1))
+        self.record.write(step, loss)
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
         """A batch as the model and the loss take it."""

@@ -29,6 +29,7 @@ def train(
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda _: None,
     every_s: float = 1.0,
+    record: bool = False,
     *,
     rungs: Sequence[Rung] = (),
     keep_lanes: KeepLanes | None = None,
@@ -41,6 +42,7 @@ def train(
 
     `report` is called about every `every_s` seconds. A single lane is given a dead companion (see LaneNumerics).
 
+    record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
     rungs       at each, living lanes are evaluated and those that `keep_lanes` does not choose are dropped; the others
                 train on as if nothing had happened. `overheads`, one a lane, is handed to it (zeros if empty)
     checkpoint  a file that is written every `save_every_s` seconds, and from which the training goes on if it is there.
@@ -49,7 +51,7 @@ def train(
     """
     started = time.monotonic()
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
-    run = Run(task, lanes, device, rungs, keep_lanes, overheads, checkpoint)
+    run = Run(task, lanes, device, rungs, keep_lanes, overheads, checkpoint, record)
     ready = last = saved = time.monotonic()
     before = run.standing.train_s
 
@@ -96,6 +98,7 @@ class Run:
         keep_lanes: KeepLanes | None = None,
         overheads: Sequence[float] = (),
         checkpoint: Path | None = None,
+        record: bool = False,
     ) -> None:
         self.task, self.lanes, self.checkpoint = task, lanes, checkpoint
         self.overheads = list(overheads) or [0.0] * len(lanes)
@@ -110,11 +113,11 @@ class Run:
         self.standing = files.Standing(0, list(range(len(lanes))), {}, 0.0)
         state = None
         if checkpoint:
-            self.identity = files.identity(task, lanes, device, rungs)
+            self.identity = files.identity(task, lanes, device, rungs, record)
             if checkpoint.exists():
                 self.standing, state = files.load(checkpoint, self.identity)
         members = in_company(self.standing.members)
-        self.population = Population(task, [lanes[i] for i in members], device)
+        self.population = Population(task, [lanes[i] for i in members], device, record)
         if state is not None:
             self.population.load_state(state, self.standing.done)
 

@@ -18,7 +18,8 @@ IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
     "bf16": "dcabd31f7251d4dd",
-    "fp4-all-the-way": "2456551db679e0ec",
+    "four-over-six": "907349e54cc789c6",
+    "fp4-all-the-way": "27a6bb0c337d4331",
     "hif4-ascend": "95767809f345e105",
     "luq": "ca19ef560608bf20",
     "mxfp4": "a740e70ed3ccc2fa",
@@ -28,7 +29,9 @@ IDS = {
     "nvfp4": "9fd2de50b6aaddf5",
     "nvfp4-sr": "76ad2ed4a00025cd",
     "nvfp4-sr-rht": "91b423faf96c3139",
-    "nvidia-nvfp4": "d085bb1638ec039b",
+    "nvfp4-stable-spam": "3fa26b2bbf1ddf3d",
+    "nvidia-nvfp4": "4c65746199992497",
+    "nvidia-nvfp4-finish": "9b169e565ce6d0ee",
     "quartet": "fa9b32f53f7a33ff",
     "quartet2": "897217e8dfea9f8d",
     "sun-radix4": "f9c6e115daca881c",
@@ -40,15 +43,18 @@ IDS = {
     "ue5m3-sr": "28c1a441ff051161",
     "ufp4": "49ef11c502e82610",
     "wang-dge-occ": "f6c9c72f1a54df87",
-    "zhou-mixed": "2f89b287e7887ccd",
+    "zhou-mixed": "3122199b590e3539",
 }
-"""Stores are keyed by these: a recipe may be added, but what is here never changes."""
+"""Stores are keyed by these: a recipe may be added, but what is here changes only with what its file says."""
 
 
 @st.composite
 def pairs(draw) -> tuple[Recipe, Recipe]:
     """Two recipes that differ in one place at most, so that equal, equivalent and different ones are all drawn."""
     a = draw(st.from_type(Recipe))
+    if draw(st.booleans()):
+        field = draw(st.sampled_from(["precise", "finish", "gemm", "training"]))
+        return a, replace(a, **{field: getattr(draw(st.from_type(Recipe)), field)})
     stage = draw(st.sampled_from(list(STAGES)))
     part = getattr(a, stage)
     attribute = draw(st.sampled_from([*STAGES[stage], "rotation"]))
@@ -203,6 +209,12 @@ COLUMN_TYPES = {
     "rotation": {str},
     "source": {str},
     "estimator": {str},
+    "precise": {str},
+    "finish": {str},
+    "gemm": {str},
+    "optimizer": {str},
+    "number": {float, type(None)},
+    "accumulate": {int},
 }
 
 
@@ -215,6 +227,8 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
+    of_recipe |= {name: name for name in ("precise", "finish", "gemm", "optimizer", "accumulate")}
+    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
         assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]
@@ -253,7 +267,8 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
         of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
         passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}").element) for x in STAGES["fprop"]]
-        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages]
+        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate
+        return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
 
     def layout(q):
         return q.block, q.codec, bool(q.tensor_scale) and q.tensor_scale.over == "row", type(q.outliers)

@@ -3,7 +3,10 @@
 import pytest
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
+from fp4dse.dse.place import Place
+from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.recipe import rotation_name
+from fp4dse.dse.training import StableSPAM, Training
 
 SLOTS_OF = {
     "alto-mxfp4": [
@@ -17,6 +20,14 @@ SLOTS_OF = {
     "amd-mxfp4": ["mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4"],
     "bf16": ["bf16", "bf16", "bf16", "bf16", "bf16", "bf16"],
     "fp4-all-the-way": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4 16/17 SR"],
+    "four-over-six": [
+        "nvfp4-4over6-mse",
+        "nvfp4-4over6-mse",
+        "nvfp4 16/17 SR",
+        "nvfp4-4over6-mse",
+        "nvfp4 16/17 SR",
+        "nvfp4-4over6-mse",
+    ],
     "hif4-ascend": ["hif4", "hif4", "hif4", "hif4", "hif4", "hif4"],
     "luq": ["int4-sawb", "int4-sawb", "luq", "int4-sawb", "luq", "int4-sawb"],
     "mxfp4": ["mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4"],
@@ -33,6 +44,8 @@ SLOTS_OF = {
     "nvfp4": ["nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4"],
     "nvfp4-sr": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4"],
     "nvfp4-sr-rht": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4"],
+    "nvfp4-stable-spam": ["nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4"],
+    "nvidia-nvfp4-finish": ["nvfp4", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4"],
     "nvidia-nvfp4": ["nvfp4", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4"],
     "quartet": [
         "quest-mxfp4",
@@ -87,10 +100,12 @@ SLOTS_OF = {
 ROTATIONS_OF = {
     "alto-mxfp4": ["none", "none", "rht32"],
     "amd-mxfp4": ["none", "none", "hadamard16"],
+    "four-over-six": ["none", "none", "rht16"],
     "hif4-ascend": ["rht64", "none", "none"],
     "mxfp4-ascend": ["rht32", "none", "none"],
     "mxfp4-sr-rht": ["none", "none", "rht32"],
     "nvfp4-sr-rht": ["none", "none", "rht16"],
+    "nvidia-nvfp4-finish": ["none", "none", "rht16"],
     "nvidia-nvfp4": ["none", "none", "rht16"],
     "quartet": ["hadamard32", "rht32", "rht32"],
     "quartet2": ["none", "rht128", "rht128"],
@@ -102,6 +117,33 @@ ROTATIONS_OF = {
 
 FROM_FORWARD = ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2"]
 """Recipes that re-quantize the forward's copies of x and w in the backward pass."""
+
+ENDS = Precise(first=0.032, last=0.129)
+AROUND_OF = {
+    "four-over-six": {"precise": Precise(last=0.167)},
+    "fp4-all-the-way": {"finish": Finish(share=0.038, what="backward")},
+    "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},
+    "nvidia-nvfp4": {"precise": ENDS},
+    "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},
+    "zhou-mixed": {"precise": Precise(attention=True), "finish": Finish(share=0.1)},
+}
+"""Recipe -> layers and steps that are not quantized, and the training side, where they are not the default."""
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_recipe_keeps_precise_what_its_paper_does(name):
+    recipe = Recipe.named(name)
+    around = {field: getattr(recipe, field) for field in ("precise", "finish", "gemm", "training")}
+    defaults = {"precise": Precise(), "finish": None, "gemm": "exact", "training": Training()}
+    assert around == defaults | AROUND_OF.get(name, {})
+
+
+def test_shares_of_blocks_are_those_of_the_papers():
+    def kept(name, blocks):
+        return [i for i in range(blocks) if Recipe.named(name).precise.why(Place("mlp", i, blocks))]
+
+    assert kept("nvidia-nvfp4", 62) == [0, 1, *range(54, 62)]
+    assert kept("four-over-six", 24) == [20, 21, 22, 23]
 
 
 @pytest.mark.parametrize("name", recipe_files())

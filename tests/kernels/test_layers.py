@@ -26,7 +26,7 @@ def recipe_with(slot: str | None = None, quantizer: Quantizer = OFF, **rotations
 def numerics(recipe: Recipe, lanes: int = 3) -> LaneNumerics:
     """Lanes of the recipe as written: `canonical` would drop a rotation that has nothing to quantize."""
     made = LaneNumerics([recipe] * lanes, range(lanes))
-    made.rotations = {name: recipe.rotation(name) for name in STAGES}
+    made.rotations.update({name: recipe.rotation(name) for name in STAGES})
     return made
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import math
 import sys
 from types import SimpleNamespace
 
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fp4dse.dse.training import AdamW
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.gemm import scaled
-from fp4dse.tasks.optimizer import LaneAdamW
+from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, lanes
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 
@@ -104,16 +106,27 @@ def test_adamw(place, weight_decay, monkeypatch):
     """Of square roots that are rounded once: torch's on a CPU are an ulp off here and there."""
     monkeypatch.setattr(torch, "sqrt", lambda x: x.double().sqrt().float())
     model = torch.nn.Linear(1, 1)
+    model.place = None  # its weight decays, its bias does not
     model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
     model.bias = torch.nn.Parameter(torch.randn(3, 7))
-    eager = LaneAdamW(model, torch.tensor([1e-3, 2e-3, 3e-2]), (0.9, 0.95), 1e-8, weight_decay)
+    numbers = [Numbers(AdamW(), decay, 0.9, 0.95, 1e-8, math.inf, 1.0) for decay in (weight_decay, 0.0, weight_decay)]
+    eager = LaneOptimizer(model, torch.tensor([1e-3, 2e-3, 3e-2]), numbers, [1.0, 1.0, 0.5])
     alive = torch.tensor([True, False, True])
-    names = ("flat", "mean", "square")
-    tensors = [getattr(eager, name).to(place.device).clone() for name in names]
-    for row in eager.schedule([1.0, 1.0, 0.5]):
+    before = eager.flat.clone()
+    tensors = [t.to(place.device).clone() for t in (eager.flat, eager.kept["mean"], eager.kept["square"])]
+
+    def fused(flat, mean, square, gradient, alive, numbers, decaying):
+        rest = [None if t is None else t.to(place.device) for t in (gradient, alive, numbers, decaying)]
+        adamw(*tensors, *rest)
+
+    adamw = place.module.adamw
+    monkeypatch.setattr(place.module, "adamw", fused)
+    for step in range(3):
         g = torch.randn_like(eager.flat)
-        eager.step(g, alive, row)  # on the CPU
-        rest = [t.to(place.device) for t in (g, alive, eager.lr, row)]
-        place.module.adamw(*tensors, *rest, eager.betas, eager.eps, eager.weight_decay)
-        for name, got in zip(names, tensors, strict=True):
-            assert same(got, getattr(eager, name)), name
+        for has_kernels in (True, False):  # the kernel with what it would be given, then the plain operations
+            monkeypatch.setattr(lanes, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
+            eager.step(g, alive, torch.tensor([step]))
+        for got, expected in zip(tensors, (eager.flat, eager.kept["mean"], eager.kept["square"]), strict=True):
+            assert same(got, expected)
+    assert torch.equal(eager.flat[1], before[1])
+    assert not torch.equal(eager.flat[0], before[0])

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.precision import Finish, Precise
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import TASKS, Lane, get_task, train
-from fp4dse.tasks.engine import Population as _Population
-from fp4dse.tasks.engine import curve_steps
+from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 
@@ -60,7 +60,7 @@ def test_a_lane_beside_one_that_diverges_does_not_notice(name, preset):
 def test_a_diverged_lane_keeps_the_weights_it_had():
     task = short("regression", "smoke")
     lanes = [Lane(Recipe.named("nvfp4"), 1e30, 0), Lane(Recipe.named("nvfp4"), 1e-3, 0)]
-    population = _Population(task, lanes, "cpu")
+    population = Population(task, lanes, "cpu")
     seen = []
     for step in range(task.steps):
         population.train_step(step)
@@ -74,7 +74,7 @@ def test_a_diverged_lane_keeps_the_weights_it_had():
 
 def test_lanes_of_a_seed_start_from_the_same_weights_and_see_the_same_batches():
     task = short("vision", "smoke")
-    population = _Population(task, lanes_of(task, seeds=(3, 9)), "cpu")
+    population = Population(task, lanes_of(task, seeds=(3, 9)), "cpu")
     flat = population.optimizer.flat
     assert torch.equal(flat[0], flat[2])
     assert not torch.equal(flat[0], flat[1])
@@ -154,28 +154,6 @@ def test_progress_is_reported_for_the_lanes_that_were_asked_for():
     assert [p.step for p in seen] == sorted(p.step for p in seen)
 
 
-def test_the_optimizer_is_adamw():
-    task = msgspec.structs.replace(get_task("regression", "smoke"), weight_decay=0.1)
-    lanes = lanes_of(task, names=("bf16",), seeds=(0, 1))
-    population = _Population(task, lanes, "cpu")
-    twins = [[w[i].detach().clone().requires_grad_() for w in population.model.parameters()] for i in range(2)]
-    optimizers = [
-        torch.optim.AdamW(twin, lr=lane.lr, betas=task.betas, eps=task.eps, weight_decay=task.weight_decay)
-        for twin, lane in zip(twins, lanes, strict=True)
-    ]
-    torch.manual_seed(0)
-    for numbers in population.optimizer.schedule([1.0] * 5):
-        gradient = torch.randn_like(population.optimizer.flat)
-        population.optimizer.step(gradient, population.alive, numbers)
-        for i, optimizer in enumerate(optimizers):
-            for p, g in zip(twins[i], gradient[i].split([p.numel() for p in twins[i]]), strict=True):
-                p.grad = g.view_as(p)
-            optimizer.step()
-    for i, twin in enumerate(twins):
-        flat = torch.cat([p.detach().flatten() for p in twin])
-        assert torch.allclose(population.optimizer.flat[i], flat, rtol=1e-5, atol=1e-7)
-
-
 def test_unknown_tasks_and_presets_are_named():
     with pytest.raises(ConfigError, match="task: found 'regresion'; accepted: regression, vision"):
         get_task("regresion")
@@ -195,7 +173,7 @@ def test_the_population_uses_the_lanes_own_learning_rates():
     slow, fast = (Lane(Recipe.named("bf16"), lr, 0) for lr in (1e-5, 1e-2))
     a, b = results(task, [slow, fast])
     assert a.train_loss_final > b.train_loss_final
-    assert isinstance(_Population(task, [slow, fast], "cpu").numerics, LaneNumerics)
+    assert isinstance(Population(task, [slow, fast], "cpu").numerics, LaneNumerics)
 
 
 @pytest.mark.slow
@@ -230,3 +208,24 @@ def test_the_learning_rate_falls_linearly_at_the_end():
     task = msgspec.structs.replace(get_task("vision", "smoke"), steps=100, decay=0.2)
     assert [task.lr_factor(step) for step in (0, 79, 80, 90, 99)] == pytest.approx([1, 1, 1, 0.5, 0.05])
     assert get_task("regression", "small").lr_factor(499) == 1
+
+
+def test_a_lane_with_precise_layers_and_a_finish_does_not_depend_on_its_company():
+    task = short("vision", "smoke", steps=8)
+    around = {"precise": Precise(attention=True, head=False), "finish": Finish(share=0.5, what="forward")}
+    lanes = [
+        msgspec.structs.replace(lane, recipe=msgspec.structs.replace(lane.recipe, **around))
+        for lane in lanes_of(task, seeds=(0, 1))
+    ]
+    together = results(task, lanes)
+    assert [lane.val_loss for lane in together] != [
+        lane.val_loss for lane in results(task, lanes_of(task, seeds=(0, 1)))
+    ]
+    for chosen in ([3], [5, 0]):
+        assert results(task, [lanes[i] for i in chosen]) == [together[i] for i in chosen]
+
+
+def test_a_finish_that_takes_all_steps_and_stages_is_the_baseline():
+    task = short("regression", "smoke", steps=8)
+    whole = msgspec.structs.replace(Recipe.named("nvfp4"), finish=Finish(share=1.0))
+    assert results(task, [Lane(whole, task.lr, 0)]) == results(task, [Lane(Recipe.named("bf16"), task.lr, 0)])

@@ -1,0 +1,74 @@
+"""Where and when a recipe's quantizers are off: which layers, and which share of the steps at the end, as data.
+
+A layer, or a stage of the finish, that is precise computes as in the BF16 baseline: every operand rounded once to
+BF16, no rotation. Stages that quantize nothing stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from fp4dse.dse.place import Place
+from fp4dse.dse.record import Part
+
+KINDS = ("embedding", "head", "router", "attention")
+"""Kinds of layers that a recipe may keep precise as a whole."""
+
+
+class Precise(Part, frozen=True):
+    """Layers that are not quantized.
+
+    embedding, head, router, attention   by kind of place (see place.py); the first three as in the literature
+    first, last                          blocks at either end, with all their layers: a number of them or, below 1,
+                                         a share of the model's, rounded to the nearest number
+    """
+
+    embedding: bool = True
+    head: bool = True
+    router: bool = True
+    attention: bool = False
+    first: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    last: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def why(self, place: Place) -> str | None:
+        """The field by which a layer at this place is precise, None if it is quantized."""
+        if place.kind in KINDS and getattr(self, place.kind):
+            return place.kind
+        if place.block is None:
+            return None
+        if place.block < _blocks(self.first, place.blocks):
+            return "first"
+        return "last" if place.block >= place.blocks - _blocks(self.last, place.blocks) else None
+
+    def label(self) -> str:
+        """Which layers, in words: `embedding+head+router, first 2, last 0.129`."""
+        kinds = "+".join(kind for kind in KINDS if getattr(self, kind))
+        ends = [f"{end} {number!r}".removesuffix(".0") for end in ("first", "last") if (number := getattr(self, end))]
+        return ", ".join([kinds or "no kind", *ends])
+
+
+class Finish(Part, frozen=True):
+    """The last `share` of the steps, with the products of the `forward` pass, of the `backward` pass, or `all` precise.
+
+    A backward operand that is made from the forward's copy still is: with `backward`, from the quantized one.
+    """
+
+    share: Annotated[float, msgspec.Meta(gt=0)]
+    what: Literal["forward", "backward", "all"] = "all"
+
+    def first_step(self, steps: int) -> int:
+        """The first of `steps` steps that belongs to it."""
+        return steps - round(self.share * steps)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return {"forward": ("fprop",), "backward": ("dgrad", "wgrad"), "all": ("fprop", "dgrad", "wgrad")}[self.what]
+
+    def label(self) -> str:
+        return f"last {self.share!r} {self.what}"
+
+
+def _blocks(number: float, blocks: int) -> int:
+    return round(number if number >= 1 else number * blocks)

@@ -1,0 +1,150 @@
+"""The optimizer of a population: all parameters in one tensor [L, P], every number a column [L, 1].
+
+The parameters of the model are views into that tensor, so a step is a dozen element-wise operations whatever the depth.
+What changes from step to step (learning rate, bias corrections) is known before the first: it is a table on the
+device, from which a captured step reads its row.
+
+Weight decay acts on the weights of products alone: the parameter `weight` of modules that have a `place`. Biases,
+norms, positions and embedding tables do not decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.dse import ConfigError
+from fp4dse.dse.training import SGD, AdamW, StableSPAM
+from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.job import Lane
+    from fp4dse.tasks.task import Task
+
+KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam}
+"""Kind of optimizer -> the module with its STATE, columns, rows and update."""
+COUPLED = (SGD,)
+"""Kinds whose weight decay is part of the gradient."""
+
+
+class LaneOptimizer:
+    """All lanes' weights and what their updates remember. Every tensor has the lane axis first.
+
+    After construction the model's parameters are views into `flat` [L, P]. lr: float32 [L]; numbers: one a lane, of one
+    kind of optimizer; lr_factors: what the learning rate is multiplied by at each step.
+    """
+
+    def __init__(
+        self, model: nn.Module, lr: Tensor, numbers: Sequence[Numbers], lr_factors: Sequence[float], accumulate: int = 1
+    ) -> None:
+        if len({type(n.optimizer) for n in numbers}) != 1:
+            raise ValueError("lanes of one population must share their kind of optimizer")
+        device, lanes = lr.device, len(lr)
+        self.kind, self.accumulate = type(numbers[0].optimizer), accumulate
+        self.rule = KINDS[self.kind]
+        self.parameters = list(model.parameters())
+        self.sizes = [p[0].numel() for p in self.parameters]
+        self.flat = torch.cat([p.detach().reshape(lanes, -1) for p in self.parameters], dim=1)
+        for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
+            p.data = view.view(p.shape)
+        of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
+        self.tensors = Tensors(self.sizes, of_tensor)
+        sizes = {"element": self.flat.shape[1], "tensor": len(self.sizes)}
+        self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
+
+        def column(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)[:, None]
+
+        named = [self.rule.columns(n) for n in numbers]
+        self.columns = {name: column([lane[name] for lane in named]) for name in named[0]}
+        self.lr = lr[:, None]
+        self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
+        flags = decays(model)
+        self.decaying = torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)]).to(device)
+        self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
+        scales = [n.loss_scale for n in numbers]
+        self.loss_scale = column(scales)[:, 0] if any(s != 1 for s in scales) else None
+
+        distinct = list(dict.fromkeys(numbers))
+        self.of_lane = torch.tensor([distinct.index(n) for n in numbers], device=device)
+        rows = torch.tensor([self.rule.rows(lr_factors, n) for n in distinct], dtype=torch.float64)  # [D, steps, K]
+        factors = torch.tensor(lr_factors, dtype=torch.float64).expand(len(distinct), -1)[:, :, None]
+        self.table = torch.cat([factors, rows], dim=2).permute(1, 2, 0).to(torch.float32).to(device)  # [steps, K, D]
+
+    def gradient(self) -> Tensor:
+        """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
+        out = torch.cat([p.grad.reshape(len(p), -1) for p in self.parameters], dim=1)  # type: ignore[union-attr]
+        for p in self.parameters:
+            p.grad = None
+        return out if self.loss_scale is None else out / self.loss_scale[:, None]
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
+        """One update of the lanes that are alive (bool [L]) by gradient [L, P]; the others keep their bits.
+
+        at: number of the step, int64 [1] on the device, so that a captured step reads it anew.
+        """
+        lr_factor, *numbers = self.table.index_select(0, at)[0].index_select(1, self.of_lane)[:, :, None]
+        if self.clip is not None:
+            norm = torch.sqrt(lane_sum(gradient * gradient, 1))[:, None]
+            gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
+        if self.kind is AdamW and has_kernels(gradient):
+            self._adamw(gradient, alive, lr_factor, numbers)
+            return
+        if self.kind in COUPLED:
+            gradient = self._decayed(gradient)
+        update, kept = self.rule.update(gradient, self.kept, self.columns, numbers, self.tensors)
+        if self.kind not in COUPLED:
+            update = self._decayed(update)
+        keep = alive[:, None]
+        for name, value in kept.items():
+            self.kept[name].copy_(torch.where(keep, value, self.kept[name]))
+        self.flat.copy_(torch.where(keep, self.flat - self.lr * lr_factor * update, self.flat))
+
+    def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
+        """The whole update by one kernel, with the same bits."""
+        from fp4dse.kernels.fused import pointwise
+
+        decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
+        step = self.lr * lr_factor
+        numbers = torch.cat([step, *(self.columns[name] for name in pointwise.ADAMW[1:6]), *corrections, decay], dim=1)
+        decaying = None if self.weight_decay is None else self.decaying
+        pointwise.adamw(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+
+    def _decayed(self, x: Tensor) -> Tensor:
+        """x plus weight decay times the weight, where there is any."""
+        if self.weight_decay is None:
+            return x
+        return torch.where((self.weight_decay > 0) & self.decaying, x + self.flat * self.weight_decay, x)
+
+    def state(self) -> dict[str, Tensor]:
+        """What moves from step to step beside the parameters: name -> the tensor itself, the lane axis first."""
+        return dict(self.kept)
+
+
+def decays(model: nn.Module) -> list[bool]:
+    """Which of the model's parameters are weights of products, in the order of `parameters()`."""
+    products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
+    return [id(p) in products for p in model.parameters()]
+
+
+def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneOptimizer:
+    """The optimizer of a population, by the recipes' training side and what it leaves to the task.
+
+    ConfigError if the batch cannot be cut into the parts that the recipe asks for.
+    """
+    parts = lanes[0].recipe.training.accumulate
+    if task.batch % parts:
+        raise ConfigError("training.accumulate", parts, f"a divisor of the batch of {task.batch}")
+    device = next(model.parameters()).device
+    lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
+    numbers = [numbers_of(lane.recipe.training, task) for lane in lanes]
+    return LaneOptimizer(model, lr, numbers, [task.lr_factor(step) for step in range(task.steps)], parts)

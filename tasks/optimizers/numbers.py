@@ -1,0 +1,52 @@
+"""The numbers that an update takes: those of the recipe where it has some, else the task's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.task import Task
+
+
+class Tensors(NamedTuple):
+    """Where the parameter tensors of a model lie in one of all: how many elements each has, and which tensor each
+    element is of, int64 [P]."""
+
+    sizes: Sequence[int]
+    of_element: Tensor
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """Of one lane. clip: inf for none."""
+
+    optimizer: AdamW | SGD | StableSPAM
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip: float
+    loss_scale: float
+
+
+def numbers_of(training: Training, task: Task) -> Numbers:
+    """What is None in `training` is the task's, whose optimizer is AdamW."""
+
+    def own(value: float | None, other: float | None) -> float:
+        return value if value is not None else math.inf if other is None else other
+
+    return Numbers(
+        optimizer=training.optimizer or AdamW(),
+        weight_decay=own(training.weight_decay, task.weight_decay),
+        beta1=own(training.beta1, task.betas[0]),
+        beta2=own(training.beta2, task.betas[1]),
+        eps=task.eps,
+        clip=own(training.clip, task.clip),
+        loss_scale=training.loss_scale,
+    )

@@ -1,0 +1,35 @@
+"""SGD with momentum, for lanes: buffer <- momentum · buffer + g, w <- w - lr · buffer.
+
+As in the literature on convolutional networks: no dampening, no Nesterov momentum, and weight decay is added to the
+gradient (the caller does that, `COUPLED`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fp4dse.dse.training import SGD
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+
+STATE = {"buffer": "element"}
+
+
+def columns(n: Numbers) -> dict[str, float]:
+    """Constants of a lane."""
+    assert isinstance(n.optimizer, SGD)
+    return {"momentum": n.optimizer.momentum}
+
+
+def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
+    """Nothing changes from step to step."""
+    return [[] for _ in lr_factors]
+
+
+def update(
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the learning rate is multiplied with, [L, P], and the new state."""
+    buffer = state["buffer"] * c["momentum"] + g
+    return buffer, {"buffer": buffer}

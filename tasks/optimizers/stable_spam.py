@@ -1,0 +1,72 @@
+"""Stable-SPAM (arXiv 2502.17055), for lanes: Adam on gradients made steady, per parameter tensor.
+
+    AdaClip   top    <- θ · top + (1 - θ) · max|g|       entries beyond top/(1 - θ^t) are scaled by that over max|g|
+    AdaGN     norm   <- γ1 · norm + (1 - γ1) · ‖g‖       square <- γ2 · square + (1 - γ2) · ‖g‖²
+              g      <- g/‖g‖ · (norm/(1 - γ1^t)) / (sqrt(square/(1 - γ2^t)) + eps)
+    MoRet     Adam's momenta are set to zero every `reset` steps, and t to one, which counts for the corrections above
+              from the next step on, as in the released code
+
+The optional decay of β1 and γ1 over training is not built: the paper's runs do not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fp4dse.dse.training import StableSPAM
+from fp4dse.kernels import lane_sum
+from fp4dse.tasks.optimizers import adamw
+from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+
+STATE = {**adamw.STATE, "top": "tensor", "norm": "tensor", "norm_square": "tensor"}
+
+
+def columns(n: Numbers) -> dict[str, float]:
+    """Constants of a lane."""
+    o = n.optimizer
+    assert isinstance(o, StableSPAM)
+    shares = {"theta": o.theta, "gamma1": o.gamma1, "gamma2": o.gamma2}
+    return {**adamw.columns(n), **shares, **{f"past_{name}": 1 - share for name, share in shares.items()}}
+
+
+def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
+    """Numbers of each step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
+    o = n.optimizer
+    assert isinstance(o, StableSPAM)
+    out, t = [], 0
+    for step in range(len(lr_factors)):
+        t += 1
+        reset = step % o.reset == 0
+        corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
+        t = 1 if reset else t
+        out.append([*corrections, 1 - n.beta1**t, 1 - n.beta2**t, float(reset)])
+    return out
+
+
+def update(
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], tensors: Tensors
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the learning rate is multiplied with, [L, P], and the new state."""
+    over_top, over_norm, over_square, correction1, correction2, reset = numbers
+    sizes = list(tensors.sizes)
+
+    def per_element(x: Tensor) -> Tensor:  # [L, T] -> [L, P]
+        return x.index_select(1, tensors.of_element)
+
+    largest = torch.stack([part.abs().amax(dim=1) for part in g.split(sizes, 1)], dim=1)  # [L, T]
+    top = state["top"] * c["theta"] + largest * c["past_theta"]
+    limit = per_element(top / over_top)
+    g = torch.where(g.abs() > limit, g / per_element(largest) * limit, g)
+
+    length = torch.stack([torch.sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
+    norm = state["norm"] * c["gamma1"] + length * c["past_gamma1"]
+    square = state["norm_square"] * c["gamma2"] + length * length * c["past_gamma2"]
+    wanted = norm / over_norm / (torch.sqrt(square / over_square) + c["eps"])
+    g = torch.where(per_element(length) > 0, g / per_element(length) * per_element(wanted), g)
+
+    mean, raw = (torch.where(reset > 0, 0.0, state[name]) for name in ("mean", "square"))
+    out, momenta = adamw.adam(g, mean, raw, c, correction1, correction2)
+    return out, {**momenta, "top": top, "norm": norm, "norm_square": square}

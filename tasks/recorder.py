@@ -1,0 +1,112 @@
+"""What a training tells about itself on request, at log-spaced steps, per lane.
+
+    gradient_norm, gradient_norm/LAYER   ‖g‖, g the gradient that the step uses (of LAYER's weight)
+    gnr, gnr/LAYER                       ρ = ‖∇L‖ / (σ_q √d), the gradient-to-noise ratio of arXiv 2505.19115: σ_q is
+                                         the root mean square, over d coordinates, of what the backward quantizers
+                                         change of the gradient ∇L; the rule is not to quantize where ρ < √3
+    clipped/SLOT, flushed/SLOT           shares of elements that are clipped, or become zero (counters.COUNTERS)
+
+∇L is taken from a second pass on the same batch whose backward stages are those of the BF16 baseline. Both passes are
+beside the training: nothing that is kept between steps moves, and they draw the bits that the step itself draws.
+Without a request none of this is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fp4dse.dse import SHARED
+from fp4dse.kernels import LaneNumerics, lane_sum
+from fp4dse.tasks.backward import backward
+from fp4dse.tasks.optimizers import LaneOptimizer
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.task import Task
+
+STEP = "step"
+"""Name under which the steps stand, counted from one."""
+
+
+def recorded_steps(steps: int) -> set[int]:
+    """Indices of the steps 1, 2, 4, 8 … and the last one."""
+    return {min(2**n, steps) - 1 for n in range(steps.bit_length() + 1)}
+
+
+def measure(
+    task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
+) -> dict[str, Tensor]:
+    """Name -> float64 [L], of a batch at the present step."""
+    training, stages = numerics.training, numerics.precise_stages
+    numerics.training, numerics.counting = False, True
+    numerics.forget_lost()
+    backward(task, model, numerics, optimizer, inputs, targets)
+    numerics.counting = False
+    used = _gradients(model, optimizer)
+    lost = numerics.lost()
+    numerics.forget_lost()
+    numerics.precise_stages = stages | set(SHARED)
+    backward(task, model, numerics, optimizer, inputs, targets)
+    true = _gradients(model, optimizer)
+    numerics.training, numerics.precise_stages = training, stages
+
+    out: dict[str, Tensor] = {}
+    squares = {name: (_square(g), _square(true[name]), _square(g - true[name])) for name, g in used.items()}
+    totals = [lane_sum(torch.stack(column), 0) for column in zip(*squares.values(), strict=True)]
+    layers = {name: m for name, m in model.named_modules() if hasattr(m, "place")}
+    for name, (own, plain, noise) in {"": totals, **{name: squares[f"{name}.weight"] for name in layers}}.items():
+        end = f"/{name}" if name else ""
+        out[f"gradient_norm{end}"], out[f"gnr{end}"] = own.sqrt(), (plain / noise).sqrt()
+    out |= {f"{key}/{slot}": share[key] for slot, share in lost.items() for key in ("clipped", "flushed")}
+    return out
+
+
+def _gradients(model: nn.Module, optimizer: LaneOptimizer) -> dict[str, Tensor]:
+    """Parameter name -> its gradient [L, n] without the loss scale, in float64; gradients are cleared."""
+    flat = optimizer.gradient().double().split(optimizer.sizes, 1)
+    return dict(zip([name for name, _ in model.named_parameters()], flat, strict=True))
+
+
+def _square(x: Tensor) -> Tensor:
+    return lane_sum(x * x, 1)
+
+
+class Recorder:
+    """What was measured so far. `steps`: indices of the steps at which to measure."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = recorded_steps(steps)
+        self.rows: list[tuple[int, dict[str, Tensor]]] = []
+
+    def add(self, step: int, measured: Mapping[str, Tensor]) -> None:
+        """Take in what `measure` found at step index `step`."""
+        self.rows.append((step, {name: value.cpu() for name, value in measured.items()}))
+
+    def of_lane(self, lane: int, ended: int | None) -> dict[str, list[float | None]]:
+        """Name -> values, one for each entry of `step`; None where there is no number. ended: the step index at which
+        the lane diverged; what was measured after it is left out."""
+        rows = [(step, row) for step, row in self.rows if ended is None or step < ended]
+        names = dict.fromkeys(name for _, row in rows for name in row)
+        out: dict[str, list[float | None]] = {STEP: [float(step + 1) for step, _ in rows]}
+        return out | {
+            name: [_number(row[name][lane].item()) if name in row else None for _, row in rows] for name in names
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it as tensors [L, …], by step index and name."""
+        return {f"{step}/{name}": value for step, row in self.rows for name, value in row.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned, perhaps for fewer lanes."""
+        rows: dict[int, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            step, name = key.split("/", 1)
+            rows.setdefault(int(step), {})[name] = value.cpu()
+        self.rows = sorted(rows.items())
+
+
+def _number(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,114 @@
+"""A layer or a step that a recipe keeps precise has the bits of the BF16 baseline, and the others do not notice."""
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import STAGES, Recipe
+from fp4dse.dse.place import Place
+from fp4dse.dse.precision import Finish, Precise
+from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels.backend import _eager
+
+replace = msgspec.structs.replace
+BF16 = Recipe.named("bf16")
+ANYWHERE = Place()
+
+
+@pytest.fixture(autouse=True)
+def reference_path(monkeypatch):
+    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
+    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+
+
+def passes(recipe: Recipe, place: Place = ANYWHERE, step: int = 0, steps: int = 10):
+    """y, dx, dw of a layer at a place in a step of a training."""
+    torch.manual_seed(0)
+    x, w, g = torch.randn(2, 24, 32, requires_grad=True), torch.randn(2, 16, 32), torch.randn(2, 24, 16)
+    numerics = LaneNumerics([recipe] * 2, [0, 1], steps=steps)
+    numerics.step.fill_(step)
+    numerics.phase(step)
+    layer = QuantLinear(w, None, numerics, 3, place)
+    y = layer(x)
+    y.backward(g)
+    return dict(zip(STAGES, (y.detach(), x.grad, layer.weight.grad), strict=True))
+
+
+def same(a, b) -> list[str]:
+    return [stage for stage in STAGES if torch.equal(a[stage], b[stage])]
+
+
+@pytest.mark.parametrize("name", ["nvfp4-sr-rht", "quartet", "tetrajet", "wang-dge-occ"])
+def test_a_precise_layer_has_the_bits_of_the_baseline(name):
+    recipe = Recipe.named(name)
+    for place in (Place("head"), Place("embedding"), Place("router")):
+        assert same(passes(recipe, place), passes(BF16)) == list(STAGES)
+    assert same(passes(recipe, Place("mlp", 0, 2)), passes(BF16)) == []
+    assert same(passes(recipe, Place("attention", 0, 2)), passes(recipe)) == list(STAGES)
+
+
+def test_blocks_at_the_ends_are_precise_where_the_recipe_says_so():
+    recipe = replace(Recipe.named("nvfp4"), precise=Precise(first=1, last=2))
+    kept = [i for i in range(6) if same(passes(recipe, Place("mlp", i, 6)), passes(BF16)) == list(STAGES)]
+    assert kept == [0, 4, 5]
+
+
+@pytest.mark.parametrize("what", ["forward", "backward", "all"])
+def test_the_finish_has_the_bits_of_the_baseline_in_its_stages(what):
+    finish = Finish(share=0.2, what=what)
+    recipe = replace(Recipe.named("nvfp4-sr-rht"), finish=finish)
+    for step in (0, 7):
+        assert same(passes(recipe, step=step), passes(Recipe.named("nvfp4-sr-rht"), step=step)) == list(STAGES)
+    for step in (8, 9, 10):
+        assert same(passes(recipe, step=step), passes(BF16, step=step)) == list(finish.stages)
+
+
+def test_the_switch_is_announced_once():
+    recipe = replace(Recipe.named("nvfp4"), finish=Finish(share=0.2))
+    numerics = LaneNumerics([recipe] * 2, [0, 1], steps=10)
+    assert [step for step in range(10) if numerics.changes_at(step)] == [8]
+    assert not any(LaneNumerics([recipe] * 2, [0, 1]).changes_at(step) for step in range(10))
+    from_start = replace(recipe, finish=Finish(share=1.0))  # there is nothing before it
+    assert not any(LaneNumerics([from_start] * 2, [0, 1], steps=10).changes_at(step) for step in range(10))
+
+
+def test_a_finish_backward_takes_the_quantized_copies_of_the_forward_pass_where_the_recipe_does():
+    recipe = replace(Recipe.named("tetrajet"), finish=Finish(share=0.2, what="backward"))
+    got, plain = passes(recipe, step=9), passes(BF16, step=9)
+    assert same(got, passes(Recipe.named("tetrajet"), step=9)) == ["fprop"]
+    assert same(got, plain) == []
+    assert torch.allclose(got["dgrad"], plain["dgrad"], atol=2.0)  # weights that differ by their rounding alone
+
+
+def test_what_a_slot_keeps_stays_while_it_is_not_used():
+    recipe = replace(Recipe.named("ue5m3-graphcore"), finish=Finish(share=0.5))
+    numerics = LaneNumerics([recipe] * 2, [0, 1], steps=10)
+    for step in range(10):
+        numerics.step.fill_(step)
+        numerics.phase(step)
+        numerics.forward(0, torch.full((2, 16, 16), float(step + 1)), torch.ones(2, 16, 16))
+        if step == 4:
+            held = {key: value.clone() for key, value in numerics.slots["fprop.x"].state.items()}
+    assert all(torch.equal(value, held[key]) for key, value in numerics.slots["fprop.x"].state.items())
+
+
+def test_operands_decoded_whole_are_rounded_to_bf16_with_their_factors():
+    recipe = Recipe.named("nvfp4")
+    rounded = replace(recipe, gemm="bf16-rounded")
+    numerics = LaneNumerics([rounded] * 2, [0, 1])
+    assert numerics.gemms == dict.fromkeys(STAGES, "bf16-rounded")
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 24, 32), torch.randn(2, 16, 32)
+    operands = (numerics.slots[f"fprop.{o}"].quantize(t, 2, numerics.keys(0)) for o, t in {"x": x, "w": w}.items())
+    a, b = (operand.decoded().bfloat16().float() for operand in operands)
+    expected = torch.bmm(a, b.mT)
+    assert torch.equal(numerics.forward(0, x, w).y, expected)
+    assert not torch.equal(LaneNumerics([recipe] * 2, [0, 1]).forward(0, x, w).y, expected)
+
+
+def test_products_that_a_device_does_not_have_are_replaced_with_a_reason():
+    recipe = replace(Recipe.named("mxfp4"), gemm="fp8-exact")
+    numerics = LaneNumerics([recipe] * 2, [0, 1])
+    assert numerics.gemms == dict.fromkeys(STAGES, "fp32")
+    assert numerics.gemm_why_not == tuple(f"{s}: fp8-exact not taken on cpu: it needs a CUDA device" for s in STAGES)
+    assert torch.equal(passes(recipe)["dgrad"], passes(Recipe.named("mxfp4"))["dgrad"])
