@@ -48,6 +48,7 @@ class Task(msgspec.Struct, frozen=True):
     lr          default learning rate; a lane may have another
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
+    eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
     """
 
     name: str
@@ -69,6 +70,7 @@ class Task(msgspec.Struct, frozen=True):
     weight_decay: float = 0.0
     clip: float | None = None
     decay: float = 0.0
+    eval_rows: int = 512
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate is multiplied by at a step."""

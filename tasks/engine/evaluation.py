@@ -10,9 +10,6 @@ from fp4dse.tasks.engine.population import Population, number
 from fp4dse.tasks.job import LaneResult
 from fp4dse.tasks.task import Finish
 
-EVAL_ROWS = 512
-"""Samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass."""
-
 
 @torch.no_grad()
 def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
@@ -23,10 +20,10 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
     n = p.problem.val_x.shape[1]
     numerics.training = False
-    for start in range(0, n, EVAL_ROWS):
+    for start in range(0, n, task.eval_rows):
         numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
-        x = p.problem.val_x[p.data_index, start : start + EVAL_ROWS]
-        y = p.problem.val_y[p.data_index, start : start + EVAL_ROWS]
+        x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
+        y = p.problem.val_y[p.data_index, start : start + task.eval_rows]
         inputs, targets = p.prepared(x, y)
         out = p.model(inputs)
         weight = x.shape[1] / n

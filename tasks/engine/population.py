@@ -34,11 +34,13 @@ class Population:
     A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
     taken anew, steps at which all that are held stay, and both in a recipe's finish.
 
-    record: whether to measure gradients and slots at log-spaced steps (see recorder.py).
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see Record.
     """
 
-    def __init__(self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False) -> None:
-        self.task, self.device, self.records = task, device, record
+    def __init__(
+        self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False, rungs: Sequence[int] = ()
+    ) -> None:
+        self.task, self.device, self.records, self.rungs = task, device, record, rungs
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
@@ -64,7 +66,7 @@ class Population:
         self.model = task.model(parameters, self.numerics)
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
-        self.record = Record(task.steps, len(lanes), device)
+        self.record = Record(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
