@@ -200,6 +200,17 @@ def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
     assert captured.lanes == eager.lanes
 
 
+def test_a_recipe_gets_the_products_that_it_asks_for():
+    exact = Recipe.named("mxfp4")
+    x, w = torch.randn(2, 64, 96, device="cuda"), torch.randn(2, 48, 96, device="cuda")
+    wanted = LaneNumerics([exact] * 2, [0, 1], "cuda").forward(0, x, w).y
+    for gemm, error in (("fp8-exact", 1e-3), ("bf16-rounded", 1e-6)):  # MXFP4 has no factor that could be rounded
+        made = LaneNumerics([msgspec.structs.replace(exact, gemm=gemm)] * 2, [0, 1], "cuda")
+        assert set(made.gemms.values()) == {gemm}, made.gemm_why_not
+        assert set(made.baseline.gemms.values()) == {"bf16-exact"}
+        assert (made.forward(0, x, w).y - wanted).norm() / wanted.norm() < error
+
+
 INTEGERS = {"bf16-exact": (255, 64), "tf32-exact": (2047, 4), "fp32": (2047, 4), "fp8-exact": (15, 32)}
 """Backend -> (largest integer whose smaller ones are all held too, products that FP32 can add up exactly)."""
 

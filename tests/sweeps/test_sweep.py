@@ -303,9 +303,12 @@ def test_the_recipes_of_a_sweep_may_be_a_list(tmp_path):
 
 def test_real_workers_train_what_is_planned(tmp_path):
     """Nothing is faked: BF16 and NVFP4 learn, and BF16 comes out ahead on the teacher-student task."""
-    result = run_sweep([Recipe.named("nvfp4")], tasks=[("regression", "smoke")], seeds=[0, 1], store=tmp_path / "store")
+    asked = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "record": True}
+    result = run_sweep([Recipe.named("nvfp4")], store=tmp_path / "store", **asked)
     assert (result.done, result.failed, result.stopped) == (4, 0, None)
     runs = open_store(tmp_path / "store").runs(curves=True)
     assert all(loss[-1] < loss[0] for loss in runs["curve_loss"])
     assert (runs[~runs["is_baseline"]]["gap"] > 0).all()
     assert set(runs["quantizer_backend"]) <= {"plain", "compiled", "eager"}
+    recorded = open_store(tmp_path / "store").by_name(list(runs["run_id"][~runs["is_baseline"]]))["recorded"]
+    assert all(list(of["step"]) == [1, 2, 4, 8, 16, 32, 40] and min(of["gnr"]) > 0 for of in recorded)
