@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.kept import kept_state, load_kept
+from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
@@ -41,6 +42,8 @@ class Population:
         self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False, rungs: Sequence[int] = ()
     ) -> None:
         self.task, self.device, self.records, self.rungs = task, device, record, rungs
+        if torch.device(device).type == "cpu":
+            keep_freed_memory()
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
