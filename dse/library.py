@@ -17,13 +17,14 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import RELAXATION_NAMES, Relaxation
+from fp4dse.dse.precision import Finish
 from fp4dse.dse.quantizer import OUTLIER_NAMES, ROUNDING_NAMES, Outliers, Quantizer, Rounding
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import ROTATION_NAMES, Hadamard, Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
-from fp4dse.dse.training import OPTIMIZER_NAMES, Optimizer
+from fp4dse.dse.training import OPTIMIZER_NAMES, NotNegative, Optimizer, Positive
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
@@ -34,6 +35,9 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Hadamard | None: ROTATION_NAMES,
     Relaxation: RELAXATION_NAMES,
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
+    Finish | None: {"none": None},
+    NotNegative | None: {"task": None},
+    Positive | None: {"task": None},
 }
 """Type of a field -> what may stand there by name."""
 
@@ -176,4 +180,8 @@ def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys:
 
 
 def _in_words(type_: typing.Any) -> str:
-    return f"{', '.join(NAMES[type_])}, or a table" if type_ in NAMES else accepted(type_)
+    if type_ not in NAMES:
+        return accepted(type_)
+    others = [option for option in options(type_) if option is not type(None)]
+    is_record = any(isinstance(option, type) and issubclass(option, Part) for option in others)
+    return ", ".join([*NAMES[type_], "or a table" if is_record else accepted(others[0])])

@@ -39,4 +39,5 @@ def piece(data: Any, part: int, parts: int) -> Any:
         return data.chunk(parts, dim=1)[part]
     if isinstance(data, dict):
         return {key: piece(value, part, parts) for key, value in data.items()}
-    return type(data)(piece(value, part, parts) for value in data)
+    pieces = [piece(value, part, parts) for value in data]
+    return type(data)(*pieces) if hasattr(data, "_fields") else type(data)(pieces)

@@ -104,6 +104,12 @@ def test_toml_reads_back_with_names_and_defaults_left_out(tmp_path):
     assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
 
 
+def test_what_has_no_value_has_a_name_in_files():
+    recipe = replace(NVFP4, finish=Finish(share=0.2), training=Training(AdamW(), weight_decay=0.1, clip=1.0))
+    own = dict.fromkeys(("optimizer", "weight_decay", "clip"), "task")
+    assert recipe_from_dict(recipe_to_dict(recipe) | {"finish": "none", "training": own}) == NVFP4
+
+
 MISTAKES = {
     "share": ({"finish": {"share": 1.5}}, r"finish.share: found 1.5; accepted: a number above 0, at most 1"),
     "no share": ({"finish": {"share": 0}}, r"finish.share: found 0; accepted: a number above 0"),
@@ -118,6 +124,8 @@ MISTAKES = {
         {"training": {"optimizer": "lion"}},
         r"found 'lion'; accepted: task, adamw, sgd, stable",
     ),
+    "clip": ({"training": {"clip": 0}}, r"training.clip: found 0; accepted: task, a number above 0"),
+    "finish": ({"finish": "all"}, r"finish: found 'all'; accepted: none, or a table"),
     "parts": ({"training": {"accumulate": 3}}, r"training.accumulate: found 3; accepted: 1, 2, 4"),
     "fp8": ({"gemm": "fp8-exact"}, r"gemm: found 'fp8-exact'; accepted: exact, bf16-rounded \(nvfp4 in fprop.x has 6 "),
 }

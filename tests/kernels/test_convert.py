@@ -375,6 +375,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_data_parallel_processes_keep_the_same_weights(tmp_path):
     script = tmp_path / "ddp.py"
     script.write_text(DDP)

@@ -1,6 +1,7 @@
 """Lane optimizers are the published ones, lane by lane; every number is a lane's, and neighbours do not matter."""
 
 import math
+from collections import namedtuple
 
 import msgspec
 import pytest
@@ -10,13 +11,23 @@ from torch import nn
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.backward import backward, piece
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
 
 replace = msgspec.structs.replace
+
+
+@pytest.fixture(autouse=True)
+def reference_path(monkeypatch):
+    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
+    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+
+
 TASK = replace(get_task("vision", "smoke"), steps=12)
+SMALL = replace(get_task("regression", "smoke"), steps=8)
 
 
 def lane(seed=0, lr=1e-2, recipe="nvfp4", **training) -> Lane:
@@ -195,15 +206,15 @@ def test_losses_fall_with_every_optimizer(name):
 
 def test_lanes_with_numbers_of_their_own_do_not_depend_on_each_other():
     lanes = [lane(0), lane(0, weight_decay=0.3), lane(1, clip=0.1), lane(0, loss_scale=1024.0), lane(2, beta2=0.999)]
-    together = train(TASK, lanes).lanes
+    together = train(SMALL, lanes).lanes
     assert len({result.val_loss for result in together}) >= 4
     for chosen in ([1], [4, 0], [3, 2, 1]):
-        assert train(TASK, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
+        assert train(SMALL, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
 
 
 def test_a_loss_scale_is_taken_out_of_the_gradients_again():
     """Exactly, where it is a power of two and nothing falls out of FP32's range: NVFP4's tensor scale follows."""
-    with_scale, without = train(TASK, [lane(0, loss_scale=4096.0), lane(0)]).lanes
+    with_scale, without = train(SMALL, [lane(0, loss_scale=4096.0), lane(0)]).lanes
     assert with_scale.train_loss_final == without.train_loss_final
 
 
@@ -260,3 +271,5 @@ def test_any_nest_of_tensors_is_cut_along_the_batch():
     got = piece((x, {"a": x[:, :, None]}), 1, 3)
     assert got[0].tolist() == [[2, 3], [8, 9]]
     assert got[1]["a"].shape == (2, 2, 1)
+    named = namedtuple("Named", "first second")
+    assert piece(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
