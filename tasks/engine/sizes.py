@@ -110,7 +110,8 @@ def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = 
 
     Their mean on a GPU, where now and then a step takes longer; the least on a CPU, which others use too.
     """
-    done, times = 0, []
+    done = 0
+    times: list[float] = []
     for _ in range(warm_up):
         population.train_step(done)
         done += 1

@@ -8,7 +8,7 @@ import pytest
 from fp4dse.dse import Recipe, StoreError, recipe_files, recipe_from_dict
 from fp4dse.results.schema import KEY, RECIPE, ROW, SCHEMA_VERSION, recipe_columns, run_id, to_table
 
-DIGESTS = {1: "2d4e", 2: "dfcd", 3: "2c41", 4: "1add"}
+DIGESTS = {1: "2d4e", 2: "dfcd", 3: "2c41", 4: "1add", 5: "d8b5"}
 """Schema version -> digest of its columns. A change of columns is a new version, never a new digest."""
 
 OTHER = {pa.string(): "other", pa.int64(): 77, pa.float64(): 0.77}
@@ -74,7 +74,7 @@ def test_run_id_is_the_same_for_ever(row):
         ({"speed": 3}, "unknown column 'speed'"),
         ({"steps": "many"}, "steps must be int32"),
         ({"threads": 2**40}, "threads must be int32"),
-        ({"status": "finished"}, "status is 'finished'; accepted: done, diverged, failed"),
+        ({"status": "finished"}, "status is 'finished'; accepted: done, diverged, pruned, failed"),
     ],
 )
 def test_a_wrong_row_is_refused_in_one_line_that_names_the_column(row, change, says):
