@@ -28,6 +28,7 @@ from fp4dse.kernels.backend import backend
 from fp4dse.kernels.bench.table import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.memory import keep_freed_memory
 
 EDGE, ROUNDS = 4096, 30
 SLOW, SLOW_ROUNDS = 0.25, 3  # calls of more seconds are made in the first rounds only
@@ -175,7 +176,7 @@ def _reason(error: Exception) -> str:
 
 def _fastest_us(calls: dict[str, Call]) -> dict[str, float]:
     """The shortest time of each call, in microseconds, over rounds in which all are called one after the other."""
-    _keep_freed_memory()
+    keep_freed_memory()
     best = dict.fromkeys(calls, float("inf"))
     for round_ in range(ROUNDS):
         for what, call in calls.items():
@@ -185,15 +186,6 @@ def _fastest_us(calls: dict[str, Call]) -> dict[str, float]:
             call()
             best[what] = min(best[what], (time.perf_counter() - start) * 1e6)
     return best
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc take large tensors from the memory that it holds and give none back; nothing with another libc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
-        mmap_threshold, trim_threshold = -3, -1  # the names' numbers in malloc.h
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, (1 << 31) - 1)
 
 
 def _extra_memory(call: Call) -> float:

@@ -9,8 +9,6 @@ sigmoid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -145,32 +143,31 @@ def _adamw_kernel(
     square_ptr,
     gradient_ptr,
     alive_ptr,
+    numbers_ptr,
     decaying_ptr,
-    columns_ptr,
     n,
     DECAYS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """columns: step, both corrections, b1, 1 - b1, b2, 1 - b2, eps, weight decay of each lane, [L, COLUMNS]."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(alive_ptr + lane) != 0:
-        c = columns_ptr + lane * COLUMNS
-        at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-        mask, there = at < n, lane * n + at
-        step, correction1, correction2 = tl.load(c), tl.load(c + 1), tl.load(c + 2)
-        g, w = tl.load(gradient_ptr + there, mask, 0.0), tl.load(flat_ptr + there, mask, 0.0)
-        mean = tl.load(mean_ptr + there, mask, 0.0) * tl.load(c + 3) + g * tl.load(c + 4)
-        square = tl.load(square_ptr + there, mask, 0.0) * tl.load(c + 5) + g * g * tl.load(c + 6)
-        scale = tl.sqrt_rn(tl.div_rn(square, correction2)) + tl.load(c + 7)
-        update = tl.div_rn(tl.div_rn(mean, correction1), scale)
+        of_lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        mask, at = of_lane < n, lane * n + of_lane
+        numbers = numbers_ptr + lane * 9
+        b1, past1 = tl.load(numbers + 1), tl.load(numbers + 2)
+        b2, past2 = tl.load(numbers + 3), tl.load(numbers + 4)
+        g, w = tl.load(gradient_ptr + at, mask, 0.0), tl.load(flat_ptr + at, mask, 0.0)
+        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * past1
+        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * past2
+        scale = tl.sqrt_rn(tl.div_rn(square, tl.load(numbers + 7))) + tl.load(numbers + 5)
+        update = tl.div_rn(tl.div_rn(mean, tl.load(numbers + 6)), scale)
         if DECAYS:
-            decay = tl.load(c + 8)
-            decaying = tl.load(decaying_ptr + at, mask, 0) != 0
-            update = tl.where((decay > 0) & decaying, update + w * decay, update)
-        tl.store(mean_ptr + there, mean, mask)
-        tl.store(square_ptr + there, square, mask)
-        tl.store(flat_ptr + there, w - step * update, mask)
+            decay = tl.load(numbers + 8)
+            decaying = tl.load(decaying_ptr + of_lane, mask, 0).to(tl.int32) * (decay > 0).to(tl.int32)
+            update = tl.where(decaying > 0, update + w * decay, update)
+        tl.store(mean_ptr + at, mean, mask)
+        tl.store(square_ptr + at, square, mask)
+        tl.store(flat_ptr + at, w - tl.load(numbers) * update, mask)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -237,20 +234,24 @@ def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     return out
 
 
+ADAMW = ("step", "b1", "past1", "b2", "past2", "eps", "correction1", "correction2", "weight_decay")
+"""The numbers of a lane that `adamw` takes, in this order; step: learning rate times its factor."""
+
+
 def adamw(
     flat: Tensor,
     mean: Tensor,
     square: Tensor,
     gradient: Tensor,
     alive: Tensor,
-    decaying: Tensor,
-    columns: Sequence[Tensor],
+    numbers: Tensor,
+    decaying: Tensor | None,
 ) -> None:
-    """One step of `optimizers.adamw` in place: flat, mean, square, gradient [L, P], alive bool [L], decaying bool [P];
-    columns, float32 [L, 1] each: learning rate of the step, both bias corrections, b1, 1 - b1, b2, 1 - b2, eps and, if
-    there is any, weight decay."""
+    """One step of optimizers.adamw in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in
+    ADAMW, decaying bool [P]: which elements have weight decay, None for none."""
     n = flat.shape[1]
     grid = triton.cdiv(n, _TILE), len(flat)
-    tensors = flat, mean, square, gradient, alive.to(torch.uint8), decaying, torch.cat(list(columns), dim=1)
-    flags = {"DECAYS": len(columns) == 9, "COLUMNS": len(columns)}
-    _adamw_kernel[grid](*tensors, n, **flags, TILE=_TILE, **_BIG)
+    bits = alive.view(torch.uint8)
+    marks = bits if decaying is None else decaying.view(torch.uint8)
+    tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
+    _adamw_kernel[grid](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)

@@ -18,8 +18,9 @@ from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.fused.blocks import decoded, numbers_of, quantized
 from fp4dse.kernels.fused.launch import flags
 
-_COLUMNS = 128
-"""At most, of a program. No tile is cut: with masks for the columns beyond the end, Triton 3.6 wrote some of them."""
+_COLUMNS = 64
+"""At most, of a program, which is one warp: a tile's maximum then needs no shared memory. With four warps, and tiles
+cut out of rows by reshaping, what Triton 3.6 compiled gave other numbers from run to run."""
 
 
 @triton.jit
@@ -42,22 +43,18 @@ def _kernel(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """E rows and W columns of a lane; stride: from lane to lane of x."""
+    """E rows and W columns of a lane, a tile after the other; stride: from lane to lane of x."""
     lane = tl.program_id(2).to(tl.int64)
-    row = tl.program_id(1) * E + tl.arange(0, E)
-    column = tl.program_id(0) * W + tl.arange(0, W)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, 0, TENSOR_SCALE, "block")
     if tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(dec_ptr + lane, numbers[6])
-    at = row[:, None] * width + column[None, :]
+    of_tile = tl.arange(0, E * E)
+    row = tl.program_id(1) * E + of_tile // E
+    column = tl.program_id(0) * W + (tl.arange(0, W // E) * E)[:, None] + (of_tile % E)[None, :]
+    at = row[None, :] * width + column  # [W / E, E · E]
     x = tl.load(x_ptr + lane * stride + at).to(tl.float32)
-    x = tl.permute(tl.reshape(x, (E, W // E, E)), (1, 0, 2))
-    x = tl.reshape(x, (W // E, E * E))
-    chunk = tl.arange(0, W * E // 16)
-    q, scale = quantized(x, chunk, numbers, False, False, ADAPTIVE, UNUSUAL)
-    out = tl.reshape(decoded(x, q, scale), (W // E, E, E))
-    out = tl.reshape(tl.permute(out, (1, 0, 2)), (E, W))
-    tl.store(out_ptr + lane * rows * width + at, out.to(out_ptr.dtype.element_ty))
+    q, scale = quantized(x, tl.arange(0, W * E // 16), numbers, False, False, ADAPTIVE, UNUSUAL)
+    tl.store(out_ptr + lane * rows * width + at, decoded(x, q, scale).to(out_ptr.dtype.element_ty))
 
 
 def squares(
@@ -83,5 +80,5 @@ def squares(
     compiled = flags(features)
     del compiled["STOCHASTIC"]
     sizes = rows, width, x.stride(0), seeds, step, STREAMS["rounding"]
-    _kernel[grid](x, out, dec, *tables, *sizes, E=edge, W=columns, **compiled, num_warps=4, enable_fp_fusion=False)
+    _kernel[grid](x, out, dec, *tables, *sizes, E=edge, W=columns, **compiled, num_warps=1, enable_fp_fusion=False)
     return out, dec

@@ -35,7 +35,7 @@ class Standing(msgspec.Struct):
     train_s: float
 
 
-def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung]) -> dict[str, str]:
+def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung], record: bool) -> dict[str, str]:
     """What the bits of a training depend on, in words."""
     from fp4dse.tasks.environment import environment  # which needs the engine's revision
 
@@ -46,6 +46,7 @@ def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Run
         "task": f"{task.name}:{task.preset} revision {task.rev}, data {task.digest}, {task.steps} × {task.batch}",
         "lanes": msgspec.json.encode([(lane.recipe.config_id, lane.lr, lane.seed) for lane in lanes]).decode(),
         "rungs": msgspec.json.encode(rungs).decode(),
+        "record": str(record),
         **{name: str(here[name]) for name in names},
     }
 

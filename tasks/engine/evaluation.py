@@ -96,11 +96,12 @@ def _seen(population: Population, position: int, steps: int) -> dict:
     record = population.record
     curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
     shown = [(step, loss) for step, loss in curve if step <= steps]
+    recorder = population.recorder
     return {
+        "recorded": recorder.of_lane(position, steps) if recorder else {},
         "train_loss_min": number(record.least[position].item()),
         "curve_step": [step for step, _ in shown],
         "curve_loss": [loss for _, loss in shown],
-        "recorded": population.recorder.of_lane(position, steps) if population.recorder else {},
     }
 
 

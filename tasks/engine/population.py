@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.kept import kept_state, load_kept
+from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
@@ -28,24 +29,27 @@ EAGER_STEPS = 3
 """Steps before one is captured, one at least of its phase: kernels are compiled, what is kept between steps exists."""
 
 
-Phase = tuple[bool, frozenset[str]]
-"""Whether tensor maxima are taken anew, and the stages that a recipe's finish keeps precise."""
-
-
 class Population:
     """Lanes of one task in lock-step, two or more. What a lane's future depends on is `state`, the lane axis first.
 
-    A phase is a kind of step that launches other kernels, and has a graph of its own.
+    A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
+    taken anew, steps at which all that are held stay, and both in a recipe's finish.
+
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see Record.
     """
 
-    def __init__(self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False) -> None:
-        self.task, self.device = task, device
-        self.recorder = Recorder(task.steps) if record else None
+    def __init__(
+        self, task: Task, lanes: Sequence[Lane], device: str, record: bool = False, rungs: Sequence[int] = ()
+    ) -> None:
+        self.task, self.device, self.records, self.rungs = task, device, record, rungs
+        if torch.device(device).type == "cpu":
+            keep_freed_memory()
         self.seeds = sorted({lane.seed for lane in lanes})
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
         self.problem = Problem(**data, init={})
         self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
+        self.batches.prepare(0)
         self.fallbacks: list[str] = []
         self._build(lanes, {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()})
 
@@ -64,12 +68,13 @@ class Population:
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
         self.optimizer = make_optimizer(self.model, lanes, task)
-        self.record = Record(task.steps, len(lanes), device)
+        self.recorder = Recorder(task.steps) if self.records else None
+        self.record = Record(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
-        self.graphs: dict[Phase, torch.cuda.CUDAGraph | None] = {}
-        self.warm: Counter[Phase] = Counter()
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self.warm: Counter[Hashable] = Counter()
 
     def state(self, done: int) -> dict[str, Tensor]:
         """All that the steps after the first `done` depend on, and what is known of those: name -> tensor [L, …].
@@ -83,8 +88,8 @@ class Population:
             "optimizer": self.optimizer.state(),
             "kept": kept_state(self.numerics.slots),
             "record": self.record.state(),
+            "recorded": self.recorder.state() if self.recorder else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
-            "recorder": self.recorder.state() if self.recorder else {},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
 
@@ -106,7 +111,7 @@ class Population:
         load_kept(self.numerics.slots, {name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
         self.record.load_state(parts["record"], done)
         if self.recorder:
-            self.recorder.load_state(parts.get("recorder", {}))
+            self.recorder.load_state(parts.get("recorded", {}))
 
     @torch.no_grad()
     def keep(self, positions: Sequence[int], done: int) -> None:
@@ -164,8 +169,7 @@ class Population:
 
     def _step(self) -> None:
         step = self.numerics.step
-        inputs, targets = self._batch()
-        loss = backward(self.task, self.model, self.numerics, self.optimizer, inputs, targets)  # [L]
+        loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss) & torch.isfinite(largest(gradient))
         self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
@@ -188,8 +192,10 @@ def gathered(data: Tensor, rows: Tensor) -> Tensor:
 
 
 def largest(gradient: Tensor) -> Tensor:
-    """max |g| of each lane, [L], NaN where one is: one reading of the gradients [L, P]."""
-    return torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+    """max |g| of each lane, [L], NaN where one is, of gradients [L, P]: on a GPU they are read once."""
+    if gradient.is_cuda:
+        return torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+    return gradient.abs().amax(dim=1)  # 19 times as fast there
 
 
 def number(value: float) -> float | None:

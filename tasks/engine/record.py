@@ -6,6 +6,8 @@ for the device and a training of a million steps needs no tensor of a million ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,14 @@ HELD = 256
 
 CURVE_POINTS = 64
 
+RUNG_TAIL = 0.5
+"""Share of the steps up to a rung over which lanes are compared there, as rungs.py asks for."""
+
 
 class Record:
-    """Losses of L lanes over `steps` steps."""
+    """Losses of L lanes over `steps` steps. rungs: numbers of steps after which `until` is going to be asked."""
 
-    def __init__(self, steps: int, lanes: int, device: torch.device | str) -> None:
+    def __init__(self, steps: int, lanes: int, device: torch.device | str, rungs: Sequence[int] = ()) -> None:
         self.points = curve_steps(steps)
         self.tail = max(1, steps // 20)
         self.steps = steps
@@ -26,6 +31,8 @@ class Record:
         self.least = torch.full((lanes,), torch.inf)
         self.last = torch.zeros(lanes, dtype=torch.float64)  # sum over the last steps
         self.curve = torch.full((lanes, len(self.points)), torch.nan)
+        self.rungs = list(rungs)
+        self.sums = torch.zeros(lanes, len(self.rungs), dtype=torch.float64)  # over the tail before each rung
         self.fetched = 0  # steps
 
     def write(self, step: Tensor, losses: Tensor) -> None:
@@ -46,6 +53,9 @@ class Record:
         self.least = torch.fmin(self.least, losses.nan_to_num(torch.inf).amin(0))
         for row in losses[max(0, self.steps - self.tail - self.fetched) :].double():  # in order, whatever the buffer
             self.last += row
+        for n, rung in enumerate(self.rungs):
+            for row in losses[max(0, rung - tail_of(rung) - self.fetched) : max(0, rung - self.fetched)].double():
+                self.sums[:, n] += row
         for n, point in enumerate(self.points):
             if self.fetched <= point < done:
                 self.curve[:, n] = losses[point - self.fetched]
@@ -55,14 +65,25 @@ class Record:
         """The losses [L] of one of the last steps."""
         return self.recent[step % HELD]
 
+    def until(self, rung: int) -> list[float | None]:
+        """Mean loss of each lane over the tail of the steps before a rung; None where it has diverged."""
+        means = self.sums[:, self.rungs.index(rung)] / tail_of(rung)
+        return [mean if mean == mean else None for mean in means.tolist()]
+
     def state(self) -> dict[str, Tensor]:
         """What was fetched, the lane axis first."""
-        return {"least": self.least, "last": self.last, "curve": self.curve}
+        return {"least": self.least, "last": self.last, "curve": self.curve, "sums": self.sums}
 
     def load_state(self, state: dict[str, Tensor], done: int) -> None:
         """Go on after `done` steps."""
-        self.least, self.last, self.curve = (state[name].cpu().clone() for name in ("least", "last", "curve"))
+        names = "least", "last", "curve", "sums"
+        self.least, self.last, self.curve, self.sums = (state[name].cpu().clone() for name in names)
         self.fetched = done
+
+
+def tail_of(rung: int) -> int:
+    """How many steps before a rung are compared there."""
+    return max(1, round(RUNG_TAIL * rung))
 
 
 def curve_steps(steps: int) -> list[int]:

@@ -15,9 +15,9 @@ from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
 from fp4dse.tasks.task import Task
 
-KeepLanes = Callable[[list[float], list[float], list[int], list[float], float, list[str]], list[bool]]
-"""(held-out losses, overheads, seeds, learning rates, share to keep, config ids) of the lanes that live -> which go on,
-see tasks/rungs.py."""
+KeepLanes = Callable[[list[float | None], list[float], list[int], list[float], float, list[str]], list[bool]]
+"""(losses, overheads, seeds, learning rates, share to keep, config_ids) of the lanes -> which go on. Losses are means
+over the last steps (record.RUNG_TAIL), None where a lane has diverged."""
 
 
 class Stopped(Exception):
@@ -30,8 +30,8 @@ def train(
     device: str = "cpu",
     report: Callable[[Progress], None] = lambda _: None,
     every_s: float = 1.0,
-    *,
     record: bool = False,
+    *,
     rungs: Sequence[Rung] = (),
     keep_lanes: KeepLanes | None = None,
     overheads: Sequence[float] = (),
@@ -44,8 +44,8 @@ def train(
     `report` is called about every `every_s` seconds. A single lane is given a dead companion (see LaneNumerics).
 
     record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
-    rungs       at each, living lanes are evaluated and those that `keep_lanes` does not choose are dropped; the others
-                train on as if nothing had happened. `overheads`, one a lane, is handed to it (zeros if empty)
+    rungs       at each, lanes that `keep_lanes` does not choose are evaluated and dropped; the others train on as if
+                nothing had happened. `overheads`, one a lane, is handed to it (zeros if empty)
     checkpoint  a file that is written every `save_every_s` seconds, and from which the training goes on if it is there.
                 ConfigError if it belongs to another training
     should_stop asked before every step; when it says True, the checkpoint is written and Stopped is raised
@@ -114,11 +114,11 @@ class Run:
         self.standing = files.Standing(0, list(range(len(lanes))), {}, 0.0)
         state = None
         if checkpoint:
-            self.identity = files.identity(task, lanes, device, rungs)
+            self.identity = files.identity(task, lanes, device, rungs, record)
             if checkpoint.exists():
                 self.standing, state = files.load(checkpoint, self.identity)
         members = in_company(self.standing.members)
-        self.population = Population(task, [lanes[i] for i in members], device, record)
+        self.population = Population(task, [lanes[i] for i in members], device, record, list(self.rungs))
         if state is not None:
             self.population.load_state(state, self.standing.done)
 
@@ -162,23 +162,20 @@ class Run:
         """Drop what is dead, and of the others all but those that are chosen."""
         population, members = self.population, self.standing.members
         population.record.fetch(rung.step, population.diverged)
-        val_loss, metrics = evaluate(population)
-        dead = {p: at for p, at in enumerate(population.diverged.tolist()[: len(members)]) if at >= 0}
+        dead = self._dead()
+        lanes = [self.lanes[i] for i in members]
+        assert self.keep_lanes is not None
+        chosen = self.keep_lanes(
+            [None if p in dead else loss for p, loss in enumerate(population.record.until(rung.step)[: len(members)])],
+            [self.overheads[i] for i in members],
+            [lane.seed for lane in lanes],
+            [lane.lr for lane in lanes],
+            rung.keep,
+            [lane.recipe.config_id for lane in lanes],
+        )
         living = [p for p in range(len(members)) if p not in dead]
-        lanes = [self.lanes[members[p]] for p in living]
-        losses = torch.where(torch.isfinite(val_loss), val_loss, torch.inf).tolist()
-        chosen: list[bool] = []
-        if lanes:
-            assert self.keep_lanes is not None
-            numbers = [losses[p] for p in living], [self.overheads[members[p]] for p in living]
-            chosen = self.keep_lanes(
-                *numbers,
-                [lane.seed for lane in lanes],
-                [lane.lr for lane in lanes],
-                rung.keep,
-                [lane.recipe.config_id for lane in lanes],
-            )
-        stay = [p for p, is_chosen in zip(living, chosen, strict=True) if is_chosen]
+        stay = [p for p in living if chosen[p]]
+        val_loss, metrics = evaluate(population)
         for p in living:
             if p not in stay:
                 self.standing.outcomes[members[p]] = partial(population, p, rung.step, val_loss, metrics)
@@ -186,13 +183,14 @@ class Run:
 
     def _bury(self, done: int) -> None:
         """Drop the dead where they are half of all lanes."""
-        dead = {
-            p: at
-            for p, at in enumerate(self.population.diverged.tolist()[: len(self.standing.members)])
-            if at >= 0 and done < self.task.steps
-        }
+        dead = self._dead() if done < self.task.steps else {}
         if 2 * len(dead) >= len(self.standing.members):
             self._leave([p for p in range(len(self.standing.members)) if p not in dead], dead)
+
+    def _dead(self) -> dict[int, int]:
+        """Positions of the lanes that have diverged, and the steps at which they did. Waits for the device."""
+        steps = self.population.diverged.tolist()[: len(self.standing.members)]
+        return {p: at for p, at in enumerate(steps) if at >= 0}
 
     def _leave(self, stay: list[int], dead: dict[int, int]) -> None:
         members = self.standing.members

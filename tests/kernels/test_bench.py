@@ -22,7 +22,7 @@ def small(monkeypatch):
     monkeypatch.setattr(bench_cpu, "ROUNDS", 2)
     peers = [peer for peer in bench_cpu.PEERS if peer.package == "gfloat"]
     monkeypatch.setattr(bench_cpu, "PEERS", (*peers, nobody))
-    monkeypatch.setattr(bench_cpu, "_keep_freed_memory", lambda: None)
+    monkeypatch.setattr(bench_cpu, "keep_freed_memory", lambda: None)
 
 
 def rows(capsys):

@@ -1,8 +1,8 @@
 """What stands between the products has the bits of the functions that it stands for."""
 
-import copy
 import importlib
 import importlib.util
+import math
 import sys
 from types import SimpleNamespace
 
@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp4dse.dse.place import Place
 from fp4dse.dse.training import AdamW
-from fp4dse.kernels import fused as fused_kernels
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.gemm import scaled
@@ -103,36 +101,32 @@ def test_factors_of_a_product(place, both):
     assert same(got, scaled(x, a, b))
 
 
-@pytest.mark.parametrize("decays", [(0.0, 0.0, 0.0), (0.1, 0.0, 0.3)])
-def test_adamw(place, decays, monkeypatch):
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adamw(place, weight_decay, monkeypatch):
     """Of square roots that are rounded once: torch's on a CPU are an ulp off here and there."""
     monkeypatch.setattr(torch, "sqrt", lambda x: x.double().sqrt().float())
-    model = torch.nn.Module()
-    model.layer = torch.nn.Linear(1, 1)
-    model.layer.place = Place()  # so that its weight decays
-    model.layer.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
-    model.layer.bias = torch.nn.Parameter(torch.randn(3, 7))
-    clip, scale = float("inf"), 1.0
-    numbers_of_lanes = [
-        Numbers(AdamW(), decay, b1, 0.95, 1e-8, clip, scale) for decay, b1 in zip(decays, (0.9, 0.9, 0.8), strict=True)
-    ]
-    eager, fused = (
-        LaneOptimizer(twin, torch.tensor([1e-3, 2e-3, 3e-2]), numbers_of_lanes, [1.0, 1.0, 0.5])
-        for twin in (copy.deepcopy(model), model)
-    )
-    for name in ("flat", "lr", "decaying", "table", "of_lane", "weight_decay"):
-        value = getattr(fused, name)
-        setattr(fused, name, None if value is None else value.to(place.device))
-    for of in (fused.kept, fused.columns):
-        of.update({name: value.to(place.device) for name, value in of.items()})
-    monkeypatch.setattr(lanes, "has_kernels", lambda x: x is there)
-    monkeypatch.setattr(fused_kernels, "pointwise", place.module, raising=False)
+    model = torch.nn.Linear(1, 1)
+    model.place = None  # its weight decays, its bias does not
+    model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
+    model.bias = torch.nn.Parameter(torch.randn(3, 7))
+    numbers = [Numbers(AdamW(), decay, 0.9, 0.95, 1e-8, math.inf, 1.0) for decay in (weight_decay, 0.0, weight_decay)]
+    eager = LaneOptimizer(model, torch.tensor([1e-3, 2e-3, 3e-2]), numbers, [1.0, 1.0, 0.5])
     alive = torch.tensor([True, False, True])
+    before = eager.flat.clone()
+    tensors = [t.to(place.device).clone() for t in (eager.flat, eager.kept["mean"], eager.kept["square"])]
+
+    def fused(flat, mean, square, gradient, alive, numbers, decaying):
+        rest = [None if t is None else t.to(place.device) for t in (gradient, alive, numbers, decaying)]
+        adamw(*tensors, *rest)
+
+    adamw = place.module.adamw
+    monkeypatch.setattr(place.module, "adamw", fused)
     for step in range(3):
-        g, at = torch.randn_like(eager.flat), torch.tensor([step])
-        there = g.to(place.device, copy=True)
-        eager.step(g, alive, at)
-        fused.step(there, alive.to(place.device), at.to(place.device))
-        assert same(fused.flat, eager.flat)
-        for name, kept in eager.kept.items():
-            assert same(fused.kept[name], kept), name
+        g = torch.randn_like(eager.flat)
+        for has_kernels in (True, False):  # the kernel with what it would be given, then the plain operations
+            monkeypatch.setattr(lanes, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
+            eager.step(g, alive, torch.tensor([step]))
+        for got, expected in zip(tensors, (eager.flat, eager.kept["mean"], eager.kept["square"]), strict=True):
+            assert same(got, expected)
+    assert torch.equal(eager.flat[1], before[1])
+    assert not torch.equal(eager.flat[0], before[0])

@@ -76,8 +76,8 @@ def test_a_population_holds_all_that_its_future_depends_on():
 
 
 def best(losses, overheads, seeds, lrs, keep, recipes):
-    order = sorted(range(len(losses)), key=losses.__getitem__)
-    return [i in order[: max(1, round(keep * len(losses)))] for i in range(len(losses))]
+    order = sorted((i for i, loss in enumerate(losses) if loss is not None), key=losses.__getitem__)
+    return [i in order[: max(1, round(keep * len(order)))] for i in range(len(losses))]
 
 
 @pytest.mark.parametrize("name", ["regression", "vision"])
@@ -100,14 +100,22 @@ def test_rungs_drop_lanes_and_leave_the_others_their_results(name):
 
 def test_lanes_are_ranked_by_what_belongs_to_them():
     task, lanes = task_of(), lanes_of(("nvfp4",))
+    lanes.append(Lane(lanes[0].recipe, 1e30, 7))  # diverges
     seen = []
 
-    def rank(losses, overheads, seeds, lrs, keep, recipes):
-        seen.append((len(losses), overheads, seeds, lrs, keep, set(recipes)))
-        return [True, False, True]
+    def rank(*of_lanes):
+        seen.append(of_lanes)
+        return [True, False, True, True]
 
-    train(task, lanes, rungs=[Rung(3, 0.7)], keep_lanes=rank, overheads=[1.0, 2.0, 3.0])
-    assert seen == [(3, [1.0, 2.0, 3.0], [0, 1, 2], [lane.lr for lane in lanes], 0.7, {lanes[0].recipe.config_id})]
+    more = {"rungs": [Rung(4, 0.7)], "keep_lanes": rank, "overheads": [1, 2, 3, 4]}
+    statuses = [lane.status for lane in train(task, lanes, **more).lanes]
+    assert statuses == ["done", "pruned", "done", "diverged"]
+    ((losses, *rest),) = seen
+    curves = [lane.curve_loss for lane in train(msgspec.structs.replace(task, steps=4), lanes).lanes]
+    assert losses[:3] == pytest.approx([sum(curve[2:4]) / 2 for curve in curves[:3]])
+    assert losses[3] is None
+    one = [lanes[0].recipe.config_id] * 4
+    assert rest == [[1, 2, 3, 4], [0, 1, 2, 7], [lane.lr for lane in lanes], 0.7, one]
 
 
 @pytest.mark.parametrize("step", [12, 20])
