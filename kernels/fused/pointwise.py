@@ -98,17 +98,17 @@ def _level3(x_ptr, at, m, mask, n0, n1, n2):
 
 
 @triton.jit
-def _sum_kernel(x_ptr, out_ptr, m, n0, n1, n2, n3, n4, TILE: tl.constexpr):
-    """Four levels of the tree: x [A, n0, m] -> [A, n4, m]. To row j of n comes row j + ⌈n/2⌉, if there is one."""
-    first = tl.program_id(1).to(tl.int64)
+def _sum_kernel(x_ptr, out_ptr, total, m, n0, n1, n2, n3, n4, TILE: tl.constexpr):
+    """Four levels of the tree: x [A, n0, m] -> [A, n4, m], `total` numbers. To row j of n comes row j + ⌈n/2⌉, if
+    there is one."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = at < n4 * m
-    row, column = at // m, at % m
-    start = x_ptr + first * n0 * m + column
+    mask = at < total
+    row, column = at // m % n4, at % m
+    start = x_ptr + at // (n4 * m) * (n0 * m) + column
     low = _level3(start, row, m, mask, n0, n1, n2)
     paired = row < n3 // 2
     high = _level3(start, row + (n3 + 1) // 2, m, mask & paired, n0, n1, n2)
-    tl.store(out_ptr + first * n4 * m + at, tl.where(paired, low + high, low), mask)
+    tl.store(out_ptr + at, tl.where(paired, low + high, low), mask)
 
 
 @triton.jit
@@ -207,9 +207,10 @@ def lane_sum(x: Tensor, dim: int) -> Tensor:
         for _ in range(_LEVELS):
             sizes.append((sizes[-1] + 1) // 2)
         out = x.new_empty(before, sizes[-1], m)
-        tile = min(_TILE, triton.next_power_of_2(sizes[-1] * m))
-        grid = triton.cdiv(sizes[-1] * m, tile), before
-        _sum_kernel[grid](x, out, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
+        total = out.numel()
+        tile = min(_TILE, triton.next_power_of_2(total))
+        grid = (triton.cdiv(total, tile),)
+        _sum_kernel[grid](x, out, total, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
         x, n = out, sizes[-1]
     return x.view(kept)
 

@@ -70,6 +70,11 @@ def test_lane_sums(place, n):
         assert same(got, lane_sum(turned, dim))
 
 
+def test_lane_sums_of_more_rows_than_a_grid_has_in_its_second_dimension(place):
+    x = torch.randn(70_001, 5)
+    assert same(place.module.lane_sum(x.to(place.device), 1), lane_sum(x, 1))
+
+
 def test_a_lane_sum_hands_its_gradient_to_every_term():
     x = torch.randn(2, 7, 3, requires_grad=True)
     (lane_sum(x, 1) * torch.arange(3)).sum().backward()
