@@ -1,0 +1,171 @@
+"""What came out, in plain words: what won, by how much, how sure that is, what it costs, and what helped."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.equivalence import MARGIN
+from fp4dse.results.paired import OVERHEAD
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.parts import interval, many, number, percents
+from fp4dse.results.tables import has_metric
+from fp4dse.results.tables import number as digits
+
+QUERIES = (
+    "FROM front",
+    "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
+    "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
+    "FROM versus_best",
+    "FROM noise_floor",
+    "FROM hypervolume",
+    "SELECT * FROM effects WHERE kind = 'main'",
+    "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, count(*) FILTER (note = 'diverged') AS "
+    "diverged, count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline "
+    "GROUP BY ALL",
+)
+POOLED = "SELECT * FROM pooled WHERE kind = 'main'"
+MOST_EFFECTS = 3
+
+
+def verdict(found: Findings, setting: int, title: str) -> str:
+    """One setting in a few sentences (HTML)."""
+    lines = found.recipes[found.recipes["setting"].eq(setting)]
+    ranked = lines[lines["points"].gt(0) & np.isfinite(lines["gap"])].sort_values("gap", kind="stable")
+    says = [_tried(lines)]
+    if ranked.empty:
+        says.append("No recipe that quantizes has a gap here.")
+    else:
+        best = ranked.iloc[0]
+        says += [f"<b>The lowest loss</b> has {named(best)}.", *_sure(found, setting, best)]
+        front = ranked[ranked["on_front"]]
+        if len(front):
+            cheap = front.sort_values([OVERHEAD, "gap"]).iloc[0]
+            if cheap["config_id"] != best["config_id"]:
+                says.append(f"<b>The cheapest on the front</b> is {named(cheap)}.")
+    says += [*_helps(found.effects[found.effects["setting"].eq(setting)]), _baseline(found, setting)]
+    text = " ".join(says).replace(" %", "&nbsp;%")
+    return f'<div class="verdict"><h3>{escape(title)}</h3><p>{text}</p></div>'
+
+
+def pooled(found: Findings) -> str:
+    """What holds over all settings (HTML), empty with one setting."""
+    mains = found.pooled[found.pooled["kind"].eq("main")] if len(found.pooled) else found.pooled
+    if mains.empty:
+        return ""
+    sure = mains[mains["low"].gt(0) | mains["high"].lt(0)].sort_values("effect")
+    says = []
+    for word, part in (("moves up", sure[sure["effect"].lt(0)]), ("moves down", sure[sure["effect"].gt(0)].iloc[::-1])):
+        for line in part.head(MOST_EFFECTS).to_dict("records"):
+            size = number(line["effect"], f"{100 * abs(line['effect']):.1f}")
+            bounds = [number(line[name], f"{100 * line[name]:+.1f}") for name in ("low", "high")]
+            agree = f"{number(line['agree'])} of {number(line['settings'])} agree"
+            says.append(
+                f"<li><b>{escape(_level(line))}</b> instead of {escape(str(line['reference']))} {word} by {size} "
+                f"places in a hundred ({' to '.join(bounds)}; {agree}).</li>"
+            )
+    body = f"<ul>{''.join(says)}</ul>" if says else "<p>No technique's effect is told apart from none.</p>"
+    intro = "Ranks within each task, so that no task's size of loss counts for more."
+    return f'<div class="verdict"><h3>All tasks together</h3><p class="muted">{intro}</p>{body}</div>'
+
+
+def named(line: pd.Series) -> str:
+    """A recipe with its gap, interval, cost and chance (HTML)."""
+    label = line["name"] if isinstance(line["name"], str) else line["label"]
+    told = f" ({escape(line['label'])})" if label != line["label"] else ""
+    bounds = interval(line["gap_low"], line["gap_high"])
+    seeds = f"{number(line['pairs'])} paired seeds"
+    sure = f"95 % interval {bounds}, {seeds}" if bounds else "one seed, so no interval"
+    times = f", {math.exp(line['gap']):.1f} times its loss" if line["gap"] > 0.5 else ""
+    gap = f"{percents(line['gap'])} % against BF16{times} ({sure})"
+    chance = ""
+    if math.isfinite(line["p_front"]):
+        share = number(line["p_front"], f"{100 * line['p_front']:.0f}")
+        chance = f", on the front in {share} % of draws over seeds"
+    return f"<b>{escape(label)}</b>{told}: {gap}, {_cost(line)}{chance}"
+
+
+def _cost(line: pd.Series) -> str:
+    value = line[OVERHEAD]
+    if not math.isfinite(value):
+        return "at an unknown overhead"
+    if OVERHEAD == "points":
+        return f"for {many(value, 'point')}"
+    if OVERHEAD == "overhead":
+        return f"at {number(value, f'{value:.3f}')} of BF16's modelled step time"
+    return f"at {OVERHEAD} {number(value, f'{value:.4g}')}"
+
+
+def _tried(lines: pd.DataFrame) -> str:
+    tried = lines[~lines["is_baseline"]]
+    counts = [f"{number(int(tried['on_front'].sum()))} on the front"]
+    for note in ("diverged", "failed"):
+        if n := int(tried["note"].eq(note).sum()):
+            counts.append(f"{number(n)} {note}")
+    seeds = int(tried["seeds"].max()) if len(tried) else 0
+    return f"{many(len(tried), 'recipe')}, up to {many(seeds, 'seed')} each: {', '.join(counts)}."
+
+
+def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
+    """Whether the seeds tell the best recipe apart from BF16 and from the others."""
+    if best["pairs"] < 2:
+        return ["With one seed nothing can be told apart."]
+    says = []
+    if best["gap_low"] <= 0 <= best["gap_high"]:
+        says.append("It cannot be told apart from BF16.")
+    else:
+        says.append(f"That it is {'worse' if best['gap'] > 0 else 'better'} than BF16 is beyond the seeds' chance.")
+    others = found.versus_best[found.versus_best["setting"].eq(setting)]
+    bases = found.recipes.loc[found.recipes["is_baseline"], "config_id"]
+    others = others[~others["config_id"].isin(bases)]
+    words = {"same": f"are the same within ±{100 * MARGIN:g} %", "open": "cannot be told apart from it"}
+    words |= {"higher": "are worse", "lower": "are better on the seeds they share", "diverged": "diverged"}
+    counts = [f"{number(n)} {words[v]}" for v in words if (n := int(others["verdict"].eq(v).sum()))]
+    if counts:
+        says.append(f"Of the other recipes, {', '.join(counts)}.")
+    still = others[others["verdict"].eq("open") & np.isfinite(others["more_seeds"].astype(float))]
+    if len(still):
+        near = still.sort_values("difference").iloc[0]
+        says.append(f"{many(near['more_seeds'], 'more seed')} would settle the nearest, {escape(near['label'])}.")
+    return says
+
+
+def _helps(effects: pd.DataFrame) -> list[str]:
+    """The largest main effects whose interval leaves out zero."""
+    mains = effects[effects["kind"].eq("main") & effects["effect"].notna()]
+    sure = mains[mains["high"].lt(0) | mains["low"].gt(0)].sort_values("effect")
+    says = []
+    for start, part in (
+        ("On average loss is lowered by", sure[sure["effect"].lt(0)].head(MOST_EFFECTS)),
+        ("It is raised by", sure[sure["effect"].gt(0)].iloc[::-1].head(MOST_EFFECTS)),
+    ):
+        if len(part):
+            items = [f"{escape(_level(x))} ({_effect(x)})" for x in part.to_dict("records")]
+            says.append(f"{start} {'; '.join(items)}.")
+    if not says and len(mains):
+        says.append("No technique's mean effect is told apart from none.")
+    return says
+
+
+def _effect(line: dict) -> str:
+    return f"{percents(line['effect'])} %, {interval(line['low'], line['high'])}"
+
+
+def _level(line: dict) -> str:
+    return f"{line['factor']} {line['level']}"
+
+
+def _baseline(found: Findings, setting: int) -> str:
+    floor = found.floors[found.floors["setting"].eq(setting)]
+    if floor.empty or not floor["seeds"].iloc[0]:
+        return "No BF16 baseline was finished here, so there are no gaps."
+    line = floor.iloc[0]
+    metric = f", {escape(str(line['metric_name']))} {number(line['val_metric'], digits(line['val_metric']))}"
+    noise = "with one seed its noise floor is unknown"
+    if math.isfinite(line["noise_floor"]):
+        noise = f"from seed to seed it differs by {percents(line['noise_floor'], sign=False)} % (noise floor)"
+    reached = f"BF16 reaches a loss of {number(line['val_loss'], digits(line['val_loss']))}"
+    return f"{reached}{metric if has_metric(floor) else ''}; {noise}."
