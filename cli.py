@@ -130,6 +130,7 @@ def quickstart(
 
 def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     """Print the trade-off and write the report; end the program with the sweep's exit code."""
+    from fp4dse.kernels.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
     from fp4dse.results.tables import pareto_table, records
@@ -141,7 +142,7 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     summary = summarize(runs)
     page = report_path(store.path) if len(runs) else None
     if page:
-        write_report(store, page)
+        write_report(store, page, statistics=gaussian_statistics)
     if as_json:
         _print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
@@ -166,15 +167,21 @@ def status(store: StorePath = None, as_json: AsJson = False) -> None:
 def report(
     store: StorePath = None,
     out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for front, effects, interactions and curves.")] = None,
+    form: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "pdf",
 ) -> None:
-    """Write a store's report: one HTML file that needs no network."""
-    from fp4dse.results.report import write_report
+    """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
+    from fp4dse.kernels.gaussian import gaussian_statistics
+    from fp4dse.results.report import write_figures, write_report
     from fp4dse.sweeps.arguments import report_path
 
     found = _open(store)
-    page = out or report_path(found.path)
-    write_report(found, page)
-    print(page)
+    if figures:
+        print(*write_figures(found, figures, form), sep="\n")
+    else:
+        page = out or report_path(found.path)
+        write_report(found, page, statistics=gaussian_statistics)
+        print(page)
 
 
 @app.command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')

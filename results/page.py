@@ -1,4 +1,4 @@
-"""The frame of a page: one HTML file with its own style, script and plotting library, that asks the network for nothing.
+"""The frame of a page: one HTML file with its style, scripts and plotting library, that asks the network for nothing.
 
 Figures arrive as JSON with CSS variables for colours; the script fills them in when it draws and again when the
 reader's system changes between light and dark. Style and scripts are files in report/. The plotting library comes as

@@ -18,7 +18,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
 from fp4dse.results.intervals import CONFIDENCE, counted
 from fp4dse.results.page import page
-from fp4dse.results.report import curves, explore, machine, maps, techniques, words
+from fp4dse.results.report import curves, explore, machine, maps, paper, techniques, words
 from fp4dse.results.report.findings import COLUMNS, Findings, findings
 from fp4dse.results.report.parts import section
 from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
@@ -26,7 +26,7 @@ from fp4dse.results.report.slots import QUERIES as SLOT_QUERIES
 from fp4dse.results.report.slots import Statistics, slots
 from fp4dse.results.store import Store
 
-__all__ = ["write_report"]
+__all__ = ["write_figures", "write_report"]
 
 
 def write_report(
@@ -42,6 +42,11 @@ def write_report(
     """
     found = read_findings(store)
     write_atomic(Path(path), page(title, _body(store, found, title, statistics), ("explore.js",)).encode())
+
+
+def write_figures(store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
+    """The report's pictures as files for a paper; returns their paths. See paper.write_figures."""
+    return paper.write_figures(read_findings(store), store, folder, form)
 
 
 def read_findings(store: Store) -> Findings:
@@ -88,7 +93,7 @@ def _body(store: Store, found: Findings, title: str, statistics: Statistics | No
         "Divergence": section(
             "What diverged",
             maps.divergences(found),
-            ask((*maps.DIVERGENCE, maps.BLOWN)),
+            ask(maps.DIVERGENCE),
             maps.ABOUT_DIVERGENCE,
             "divergence",
         ),
@@ -111,11 +116,11 @@ _HOW_TO_READ = f"""
 <details><summary>How to read this</summary>
 <p>The <b>gap</b> is log(validation loss / BF16 validation loss), in %: about the relative excess of the loss. Recipe
 and BF16 are paired: in a seed both start from the same weights and see the same data in the same order, and each runs
-at its own best learning rate of the same grid. Intervals are {CONFIDENCE:.0%} over the paired seeds. <b>Points</b> count
-the techniques that a recipe switches on, with one for FP4 itself (arXiv 2509.17791). A recipe is on the <b>front</b> if
-no other recipe that quantizes has a lower gap for as little overhead, or less overhead for as low a gap. Its
-<b>chance</b> of the front is the share of 1,000 draws in which it is there, when every gap is drawn anew from what its
-seeds say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed differs.</p>
+at its own best learning rate of the same grid. Intervals are {CONFIDENCE:.0%} over the paired seeds. <b>Points</b>
+count the techniques that a recipe switches on, with one for FP4 itself (arXiv 2509.17791). A recipe is on the
+<b>front</b> if no other recipe that quantizes has a lower gap for as little overhead, or less overhead for as low a
+gap. Its <b>chance</b> of the front is the share of 1,000 draws in which it is there, when every gap is drawn anew from
+what its seeds say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed differs.</p>
 <p>The front is made of the luckiest recipes as well as of the best: with many recipes and few seeds the lowest gap is
 lower than it would be on new seeds.</p></details>"""
 

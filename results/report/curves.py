@@ -13,8 +13,8 @@ from fp4dse.results.report.parts import of_setting
 from fp4dse.results.store import Store
 
 QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
-ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates. Line:
-mean over seeds. Band: lowest to highest seed."""
+ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.
+Line: mean over seeds. Band: lowest to highest seed."""
 MOST = 8
 """Members of the front that are drawn."""
 
@@ -34,10 +34,8 @@ def front_curves(found: Findings, store: Store, setting: int) -> pd.DataFrame:
     lines = found.recipes[found.recipes["setting"].eq(setting)]
     axis = next(iter(found.axes))
     front = lines[lines["on_front"]].sort_values([axis, "gap"]).head(MOST)
-    names = {
-        config_id: f"{n} {label}"
-        for n, (config_id, label) in enumerate(zip(front["config_id"], front["label"], strict=True), 1)
-    }
+    numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
+    names = {config_id: f"{n} {label}" for n, (config_id, label) in numbered}
     names = {**dict.fromkeys(lines.loc[lines["is_baseline"], "config_id"], "BF16"), **names}
     keys = list(found.titles)[setting]
     runs = found.runs[(found.runs[list(SETTING)] == list(keys)).all(axis="columns")]
@@ -55,14 +53,7 @@ def curves_figure(curves: pd.DataFrame) -> dict:
     curves: rows with `name` (what the legend says, in the order of drawing; the first is the baseline), curve_step
     and curve_loss.
     """
-    long = pd.DataFrame(
-        {
-            "name": np.repeat(curves["name"].to_numpy(), curves["curve_step"].str.len()),
-            "step": _joined(curves["curve_step"]),
-            "loss": _joined(curves["curve_loss"]),
-        }
-    )
-    by_step = long.groupby(["name", "step"], sort=False)["loss"].agg(["mean", "min", "max"]).reset_index()
+    by_step = over_seeds(curves)
     traces = []
     for i, name in enumerate(curves["name"].unique()):
         part = by_step[by_step["name"].eq(name)].sort_values("step")
@@ -79,8 +70,8 @@ def curves_figure(curves: pd.DataFrame) -> dict:
             | {"x": numbers(part["step"]), "y": numbers(part["mean"]), "hovertemplate": "step %{x}: %{y:.4g}"}
         )
     y: dict = {"type": "linear"}
-    if long["loss"].min() > 0:
-        decades = np.log10(long["loss"].max() / long["loss"].min())
+    if by_step["min"].min() > 0:
+        decades = np.log10(by_step["max"].max() / by_step["min"].min())
         y = {"type": "log", "dtick": 1 if decades > 3 else "D2", "tickformat": "~g"}
     layout = {
         **LAYOUT,
@@ -90,6 +81,18 @@ def curves_figure(curves: pd.DataFrame) -> dict:
         "legend": {"orientation": "h", "y": -0.18, "yanchor": "top"},
     }
     return {"data": traces, "layout": layout}
+
+
+def over_seeds(curves: pd.DataFrame) -> pd.DataFrame:
+    """name, step, and the mean, min and max of the loss over seeds."""
+    long = pd.DataFrame(
+        {
+            "name": np.repeat(curves["name"].to_numpy(), curves["curve_step"].str.len()),
+            "step": _joined(curves["curve_step"]),
+            "loss": _joined(curves["curve_loss"]),
+        }
+    )
+    return long.groupby(["name", "step"], sort=False)["loss"].agg(["mean", "min", "max"]).reset_index()
 
 
 def _joined(arrays: pd.Series) -> np.ndarray:

@@ -14,7 +14,7 @@ const C = Object.fromEntries(Object.entries(data.columns).map(([name, packed]) =
 const filters = data.filters.map(f => ({...f, bits: unpack(f.bits), stride: Math.ceil(data.ids.length / 8)}));
 const texts = data.labels.map((label, i) => `${label} ${data.names[i]} ${data.ids[i]}`.toLowerCase());
 const id = name => document.getElementById(name);
-const plot = id("front"), PAGE = 50, MARK = 9, HEIGHT = 460;
+const plot = id("front"), PAGE = 20, MARK = 9, HEIGHT = 460;
 const state = {sort: null, up: true, page: 0, shown: [], front: []};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
@@ -76,16 +76,20 @@ const limits = (lines, front, noise) => {
 };
 
 // One mark a place as large as a mark; where costs are shared, marks step aside. Returns what is drawn, and where.
-const place = (lines, cost, ys, axis, range, low, span, taken) => {
+// wide: how many marks' room each takes.
+const place = (lines, cost, ys, axis, range, low, span, taken, wide = 1) => {
   const width = Math.max(plot.clientWidth - 80, 200), out = [];
   const rows = y => Math.round((y - low) / span * (HEIGHT - 90) / MARK), room = axis.discrete ? 7 : 0;
   for (let k = 0; k < lines.length; k++) {
     const x = cost[lines[k]], row = rows(ys[k]);
     const column = axis.discrete ? x : Math.round((x - range[0]) / (range[1] - range[0]) * width / MARK);
     for (let step = 0; step <= 2 * room; step++) {
-      const aside = (step + 1 >> 1) * (step % 2 ? 1 : -1), key = `${column} ${row} ${aside}`;
-      if (taken.has(key)) continue;
-      taken.add(key);
+      const aside = wide * (step + 1 >> 1) * (step % 2 ? 1 : -1), keys = [];
+      for (let a = 1 - wide; a < wide; a++) for (let b = 1 - wide; b < wide; b++) {
+        keys.push(axis.discrete ? `${column} ${row + b} ${aside + a}` : `${column + a} ${row + b}`);
+      }
+      if (taken.has(keys[keys.length >> 1])) continue;
+      keys.forEach(key => taken.add(key));
       out.push({i: lines[k], x: x + 0.05 * aside * axis.pitch, y: 100 * ys[k]});
       break;
     }
@@ -119,8 +123,8 @@ const figure = () => {
   axis.pitch = axis.discrete ? pitch(costs) : 0;
   const edge = axis.discrete ? axis.pitch / 2 : 0.03 * (most - least) || 0.05 * Math.abs(most) || 0.5;
   const range = Number.isFinite(least) ? [least - edge, most + edge] : [0, 1];
-  const taken = new Set(), put = (lines, y) => place(lines, cost, lines.map(y), axis, range, low, span, taken);
-  const steps = put(front, i => C.gap[i]);
+  const taken = new Set(), put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, wide);
+  const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
   const rest = finite.filter(i => !onFront.has(i)).sort((a, b) => C.gap[a] - C.gap[b]);
   const others = put(rest.filter(i => C.gap[i] <= high), i => C.gap[i]);
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
@@ -189,11 +193,12 @@ const table = () => {
   let lines = state.shown.slice();
   const place = new Map(state.front.map((i, n) => [i, n]));
   const by = state.sort === null ? null : all[state.sort];
+  const gap = i => Number.isNaN(C.gap[i]) ? Infinity : C.gap[i];
   const order = (a, b) => {
-    if (!by) return (place.get(a) ?? Infinity) - (place.get(b) ?? Infinity) || C.gap[a] - C.gap[b] || 0;
+    if (!by) return (place.get(a) ?? Infinity) - (place.get(b) ?? Infinity) || gap(a) - gap(b) || 0;
     const p = by.key(a), q = by.key(b);
     if (typeof p === "string") return (state.up ? 1 : -1) * (p < q ? -1 : p > q ? 1 : 0);
-    const lacks = Number.isNaN(p) - Number.isNaN(q);
+    const lacks = Number.isNaN(p) - Number.isNaN(q);  // what has no value comes last either way
     return lacks || (p === q ? 0 : (state.up ? 1 : -1) * (p - q));
   };
   lines.sort(order);

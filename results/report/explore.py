@@ -94,7 +94,7 @@ def payload(found: Findings) -> dict:
 
 
 def choices(recipes: pd.DataFrame) -> list[tuple[str, dict[str, NDArray[np.bool_]]]]:
-    """What can be filtered by: (heading, value -> which recipes have it somewhere). Values that all have are left out."""
+    """(heading, value -> which recipes have it somewhere) of each filter. Values that all or none have are left out."""
     out = []
     for heading, field in (("element format", "element"), ("scale format", "scale"), ("block", "block")):
         out.append((heading, _having(recipes, [name for name in RECIPE_AXES if name.endswith(f"_{field}")])))

@@ -13,10 +13,10 @@ from fp4dse.results.report.parts import number, of_setting
 INTERACTIONS = ("SELECT * FROM effects WHERE kind = 'interaction'",)
 ABOUT_INTERACTIONS = """What two techniques do together beyond what each does on average, in % of loss. Below zero they
 help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero."""
-DIVERGENCE = ("FROM divergence",)
-BLOWN = (
+DIVERGENCE = (
+    "FROM divergence",
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged FROM recipes "
-    "WHERE points > 0 GROUP BY ALL"
+    "WHERE points > 0 GROUP BY ALL",
 )
 ABOUT_DIVERGENCE = """The share of recipes that diverged, in %, for each technique (on the diagonal) and each pair."""
 MOST_LEVELS = 24
@@ -39,7 +39,19 @@ def interactions(found: Findings) -> str:
 
 
 def interaction_figure(lines: pd.DataFrame) -> dict:
-    """lines: of effects, one setting. Levels that others are measured from are left out: they mirror the rest."""
+    """lines: of effects, one setting."""
+    names, values, stars = interaction_values(lines)
+    most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    texts = _texts(values, "{:+.2f}", stars)
+    scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
+    return _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+
+
+def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of levels, and in the lower triangle the interactions in % and whether their intervals leave out zero.
+
+    lines: of effects, one setting. Levels that others are measured from are left out: they mirror the rest.
+    """
     mains = lines[lines["kind"].eq("main")]
     mains = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
     levels = list(zip(mains["factor"], mains["level"], strict=True))[:MOST_LEVELS]
@@ -51,11 +63,7 @@ def interaction_figure(lines: pd.DataFrame) -> dict:
         if i is not None and j is not None:
             i, j = max(i, j), min(i, j)
             values[i, j], stars[i, j] = 100 * line["effect"], line["low"] > 0 or line["high"] < 0
-    names = [f"{factor}: {level}" for factor, level in levels]
-    most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    texts = _texts(values, "{:+.2f}", stars)
-    scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
-    return _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    return [f"{factor}: {level}" for factor, level in levels], values, stars
 
 
 def divergences(found: Findings) -> str:

@@ -7,7 +7,7 @@ const Report = (() => {
   const paint = v => {
     const style = getComputedStyle(document.documentElement);
     const walk = v => typeof v === "string" ? v.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim())
-      : Array.isArray(v) ? (v.length && typeof v[0] === "number" ? v : v.map(walk))
+      : Array.isArray(v) ? (v.some(x => typeof x !== "number") ? v.map(walk) : v)
       : v && typeof v === "object" && !ArrayBuffer.isView(v)
         ? Object.fromEntries(Object.entries(v).map(([k, x]) => [k, walk(x)])) : v;
     return walk(v);

@@ -19,12 +19,12 @@ Statistics = Callable[[Quantizer], Mapping]
 """quantizer -> mse (relative, None if nothing is lost), clipped, flushed (shares, None for a plain operand), bits."""
 
 QUERIES = (
-    'python -c "from fp4dse.dse import load_recipe; from fp4dse.kernels import gaussian_statistics; '
+    'python -c "from fp4dse.dse import load_recipe; from fp4dse.kernels.gaussian import gaussian_statistics; '
     "print(gaussian_statistics(load_recipe('CONFIG.toml').slot('fprop.x')))\"",
 )
-ABOUT = """What the quantizer of each slot does to standard normal numbers: relative squared error in %, and beside it the
-shares of elements that are clipped and flushed to zero. A rotation is not part of it. Recipes of the front, the cheapest
-first."""
+ABOUT = """What the quantizer of each slot does to standard normal numbers: relative squared error in %, and below it
+the shares of elements that are clipped and flushed to zero. A rotation is not part of it. Recipes of the front, the
+cheapest first."""
 MOST = 12
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from fp4dse.results.figures import AXIS, LAYOUT, numbers
@@ -38,8 +37,8 @@ def techniques(found: Findings) -> str:
 
 def dots(mains: pd.DataFrame, pairs: pd.DataFrame | None, says: str = "change of loss, %") -> dict:
     """Effects as plain Plotly data. mains: lines of effects or pooled_effects; pairs: of marginal."""
-    lines = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])].head(MOST_LINES)
-    names = [_name(line) for line in lines.to_dict("records")]
+    lines = shown_effects(mains).head(MOST_LINES)
+    names = [name_of(line) for line in lines.to_dict("records")]
     sure = lines["low"].gt(0) | lines["high"].lt(0)
     traces = [
         {
@@ -101,7 +100,13 @@ def _bars(lines: pd.DataFrame, middle: str, colour: str) -> dict:
     }
 
 
-def _name(line: dict) -> str:
+def shown_effects(mains: pd.DataFrame) -> pd.DataFrame:
+    """Those that could be told, without the levels that others are measured from."""
+    return mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
+
+
+def name_of(line: dict) -> str:
+    """A level and what it is measured from."""
     return f"{line['factor']}: {line['level']} (not {line['reference']})"
 
 
@@ -116,8 +121,3 @@ def _why(mains: pd.DataFrame) -> str:
     if mains.empty:
         return "Nothing was varied here but whole recipes, or there is one recipe: there are no effects."
     return f"No effect can be told: {', '.join(n for n in mains['note'].unique() if n) or 'too few recipes'}."
-
-
-def sure_of(lines: pd.DataFrame) -> np.ndarray:
-    """Which intervals leave out zero."""
-    return (lines["low"].gt(0) | lines["high"].lt(0)).to_numpy()

@@ -35,20 +35,21 @@ def verdict(found: Findings, setting: int, title: str) -> str:
     """One setting in a few sentences (HTML)."""
     lines = found.recipes[found.recipes["setting"].eq(setting)]
     ranked = lines[lines["points"].gt(0) & np.isfinite(lines["gap"])].sort_values("gap", kind="stable")
-    says = [_tried(lines)]
+    says = []
     if ranked.empty:
-        says.append("No recipe that quantizes has a gap here.")
+        says.append("<b>No winner</b>: no recipe that quantizes has a gap here.")
     else:
         best = ranked.iloc[0]
-        says += [f"<b>The lowest loss</b> has {named(best)}.", *_sure(found, setting, best)]
+        says += [f"<b>Lowest loss</b>: {named(best)}.", f"<b>How sure</b>: {' '.join(_sure(found, setting, best))}"]
         front = ranked[ranked["on_front"]]
         if len(front):
             cheap = front.sort_values([OVERHEAD, "gap"]).iloc[0]
             if cheap["config_id"] != best["config_id"]:
-                says.append(f"<b>The cheapest on the front</b> is {named(cheap)}.")
-    says += [*_helps(found.effects[found.effects["setting"].eq(setting)]), _baseline(found, setting)]
-    text = " ".join(says).replace(" %", "&nbsp;%")
-    return f'<div class="verdict"><h3>{escape(title)}</h3><p>{text}</p></div>'
+                says.append(f"<b>Cheapest on the front</b>: {named(cheap)}.")
+    says += _helps(found.effects[found.effects["setting"].eq(setting)])
+    says += [f"<b>Tried</b>: {_tried(lines)} {_baseline(found, setting)}"]
+    text = "".join(f"<li>{line}</li>" for line in says).replace(" %", "&nbsp;%")
+    return f'<div class="verdict"><h3>{escape(title)}</h3><ul>{text}</ul></div>'
 
 
 def pooled(found: Findings) -> str:
@@ -58,14 +59,15 @@ def pooled(found: Findings) -> str:
         return ""
     sure = mains[mains["low"].gt(0) | mains["high"].lt(0)].sort_values("effect")
     says = []
-    for word, part in (("moves up", sure[sure["effect"].lt(0)]), ("moves down", sure[sure["effect"].gt(0)].iloc[::-1])):
+    for word, part in (("better", sure[sure["effect"].lt(0)]), ("worse", sure[sure["effect"].gt(0)].iloc[::-1])):
         for line in part.head(MOST_EFFECTS).to_dict("records"):
             size = number(line["effect"], f"{100 * abs(line['effect']):.1f}")
-            bounds = [number(line[name], f"{100 * line[name]:+.1f}") for name in ("low", "high")]
-            agree = f"{number(line['agree'])} of {number(line['settings'])} agree"
+            low, high = sorted((line["low"], line["high"]), key=abs)
+            bounds = " to ".join(number(value, f"{100 * abs(value):.1f}") for value in (low, high))
+            agree = f"{number(line['agree'])} of {number(line['settings'])} tasks agree"
             says.append(
-                f"<li><b>{escape(_level(line))}</b> instead of {escape(str(line['reference']))} {word} by {size} "
-                f"places in a hundred ({' to '.join(bounds)}; {agree}).</li>"
+                f"<li><b>{_level(line)}</b> instead of {escape(str(line['reference']))} is {word}, by {size} places in "
+                f"a hundred ({bounds}); {agree}.</li>"
             )
     body = f"<ul>{''.join(says)}</ul>" if says else "<p>No technique's effect is told apart from none.</p>"
     intro = "Ranks within each task, so that no task's size of loss counts for more."
@@ -112,24 +114,25 @@ def _tried(lines: pd.DataFrame) -> str:
 def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     """Whether the seeds tell the best recipe apart from BF16 and from the others."""
     if best["pairs"] < 2:
-        return ["With one seed nothing can be told apart."]
+        return ["with one seed nothing can be told apart."]
     says = []
     if best["gap_low"] <= 0 <= best["gap_high"]:
-        says.append("It cannot be told apart from BF16.")
+        says.append("it cannot be told apart from BF16.")
     else:
-        says.append(f"That it is {'worse' if best['gap'] > 0 else 'better'} than BF16 is beyond the seeds' chance.")
+        says.append(f"it is {'worse' if best['gap'] > 0 else 'better'} than BF16 by more than chance.")
     others = found.versus_best[found.versus_best["setting"].eq(setting)]
     bases = found.recipes.loc[found.recipes["is_baseline"], "config_id"]
     others = others[~others["config_id"].isin(bases)]
-    words = {"same": f"are the same within ±{100 * MARGIN:g} %", "open": "cannot be told apart from it"}
-    words |= {"higher": "are worse", "lower": "are better on the seeds they share", "diverged": "diverged"}
+    words = {"same": f"as good within ±{100 * MARGIN:g} %", "open": "not told apart from it", "higher": "worse"}
+    words |= {"lower": "better on the seeds that they share", "diverged": "diverged"}
     counts = [f"{number(n)} {words[v]}" for v in words if (n := int(others["verdict"].eq(v).sum()))]
     if counts:
-        says.append(f"Of the other recipes, {', '.join(counts)}.")
+        says.append(f"The other recipes: {', '.join(counts)}.")
     still = others[others["verdict"].eq("open") & np.isfinite(others["more_seeds"].astype(float))]
     if len(still):
         near = still.sort_values("difference").iloc[0]
-        says.append(f"{many(near['more_seeds'], 'more seed')} would settle the nearest, {escape(near['label'])}.")
+        more = many(near["more_seeds"], "more seed")
+        says.append(f"It would take {more} to settle the nearest, {escape(near['label'])}.")
     return says
 
 
@@ -139,14 +142,14 @@ def _helps(effects: pd.DataFrame) -> list[str]:
     sure = mains[mains["high"].lt(0) | mains["low"].gt(0)].sort_values("effect")
     says = []
     for start, part in (
-        ("On average loss is lowered by", sure[sure["effect"].lt(0)].head(MOST_EFFECTS)),
-        ("It is raised by", sure[sure["effect"].gt(0)].iloc[::-1].head(MOST_EFFECTS)),
+        ("<b>What helps on average</b>:", sure[sure["effect"].lt(0)].head(MOST_EFFECTS)),
+        ("<b>What harms on average</b>:", sure[sure["effect"].gt(0)].iloc[::-1].head(MOST_EFFECTS)),
     ):
         if len(part):
-            items = [f"{escape(_level(x))} ({_effect(x)})" for x in part.to_dict("records")]
+            items = [f"{_level(x)} ({_effect(x)})" for x in part.to_dict("records")]
             says.append(f"{start} {'; '.join(items)}.")
     if not says and len(mains):
-        says.append("No technique's mean effect is told apart from none.")
+        says.append("<b>What helps on average</b>: no technique's effect is told apart from none.")
     return says
 
 
@@ -155,7 +158,8 @@ def _effect(line: dict) -> str:
 
 
 def _level(line: dict) -> str:
-    return f"{line['factor']} {line['level']}"
+    """A level as a space writes it (HTML)."""
+    return f"<code>{escape(line['factor'])} = {escape(str(line['level']))}</code>"
 
 
 def _baseline(found: Findings, setting: int) -> str:
