@@ -14,7 +14,7 @@ const C = Object.fromEntries(Object.entries(data.columns).map(([name, packed]) =
 const filters = data.filters.map(f => ({...f, bits: unpack(f.bits), stride: Math.ceil(data.ids.length / 8)}));
 const texts = data.labels.map((label, i) => `${label} ${data.names[i]} ${data.ids[i]}`.toLowerCase());
 const id = name => document.getElementById(name);
-const plot = id("front"), PAGE = 20, MARK = 9, HEIGHT = 460;
+const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
 const state = {sort: null, up: true, page: 0, shown: [], front: []};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
@@ -76,13 +76,13 @@ const limits = (lines, front, noise) => {
 };
 
 // One mark a place as large as a mark; where costs are shared, marks step aside. Returns what is drawn, and where.
-// wide: how many marks' room each takes.
-const place = (lines, cost, ys, axis, range, low, span, taken, wide = 1) => {
+// size: of a place in pixels, larger where there are many; wide: how many places each takes.
+const place = (lines, cost, ys, axis, range, low, span, taken, size, wide = 1) => {
   const width = Math.max(plot.clientWidth - 80, 200), out = [];
-  const rows = y => Math.round((y - low) / span * (HEIGHT - 90) / MARK), room = axis.discrete ? 7 : 0;
+  const rows = y => Math.round((y - low) / span * (HEIGHT - 90) / size), room = axis.discrete ? Math.round(63 / size) : 0;
   for (let k = 0; k < lines.length; k++) {
     const x = cost[lines[k]], row = rows(ys[k]);
-    const column = axis.discrete ? x : Math.round((x - range[0]) / (range[1] - range[0]) * width / MARK);
+    const column = axis.discrete ? x : Math.round((x - range[0]) / (range[1] - range[0]) * width / size);
     for (let step = 0; step <= 2 * room; step++) {
       const aside = wide * (step + 1 >> 1) * (step % 2 ? 1 : -1), keys = [];
       for (let a = 1 - wide; a < wide; a++) for (let b = 1 - wide; b < wide; b++) {
@@ -90,7 +90,7 @@ const place = (lines, cost, ys, axis, range, low, span, taken, wide = 1) => {
       }
       if (taken.has(keys[keys.length >> 1])) continue;
       keys.forEach(key => taken.add(key));
-      out.push({i: lines[k], x: x + 0.05 * aside * axis.pitch, y: 100 * ys[k]});
+      out.push({i: lines[k], x: x + 0.0055 * size * aside * axis.pitch, y: 100 * ys[k]});
       break;
     }
   }
@@ -123,7 +123,8 @@ const figure = () => {
   axis.pitch = axis.discrete ? pitch(costs) : 0;
   const edge = axis.discrete ? axis.pitch / 2 : 0.03 * (most - least) || 0.05 * Math.abs(most) || 0.5;
   const range = Number.isFinite(least) ? [least - edge, most + edge] : [0, 1];
-  const taken = new Set(), put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, wide);
+  const taken = new Set(), size = finite.length > MANY ? 15 : 9;
+  const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, size, wide);
   const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
   const rest = finite.filter(i => !onFront.has(i)).sort((a, b) => C.gap[a] - C.gap[b]);
   const others = put(rest.filter(i => C.gap[i] <= high), i => C.gap[i]);

@@ -4,10 +4,11 @@ const Report = (() => {
   const coarse = matchMedia("(pointer: coarse)").matches;
   const config = {responsive: true, displayModeBar: coarse ? false : "hover", displaylogo: false,
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]]};
+  const LONG = 100;  // arrays of data hold no colours
   const paint = v => {
     const style = getComputedStyle(document.documentElement);
     const walk = v => typeof v === "string" ? v.replace(/var\((--[\w-]+)\)/g, (_, name) => style.getPropertyValue(name).trim())
-      : Array.isArray(v) ? (v.some(x => typeof x !== "number") ? v.map(walk) : v)
+      : Array.isArray(v) ? (v.length > LONG ? v : v.map(walk))
       : v && typeof v === "object" && !ArrayBuffer.isView(v)
         ? Object.fromEntries(Object.entries(v).map(([k, x]) => [k, walk(x)])) : v;
     return walk(v);
