@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from fp4dse.results.adding import marginal
 from fp4dse.results.chance import front_chance, hypervolume
-from fp4dse.results.divergence import divergence
+from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.lasso import stability
 from fp4dse.results.linear import EFFECTS_READ, effects

@@ -16,13 +16,13 @@ import pandas as pd
 
 from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
-from fp4dse.results.intervals import CONFIDENCE, counted
+from fp4dse.results.intervals import CONFIDENCE
 from fp4dse.results.page import page
 from fp4dse.results.report import curves, explore, machine, maps, paper, techniques, words
 from fp4dse.results.report.findings import COLUMNS, Findings, findings
-from fp4dse.results.report.parts import section
+from fp4dse.results.report.parts import many, number, section
 from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
-from fp4dse.results.report.slots import QUERIES as SLOT_QUERIES
+from fp4dse.results.report.slots import COMMAND as SLOT_COMMAND
 from fp4dse.results.report.slots import Statistics, slots
 from fp4dse.results.store import Store
 
@@ -65,13 +65,12 @@ def _body(store: Store, found: Findings, title: str, statistics: Statistics | No
     several = len(found.titles) > 1
     axes = [query.format(axis=axis) for query in explore.QUERIES for axis in found.axes if "{axis}" in query]
     fronts = [query for query in explore.QUERIES if "{axis}" not in query]
-    says = "".join(words.verdict(found, i, name) for i, name in enumerate(found.titles.values()))
+    verdicts = "".join(words.verdict(found, i, name) for i, name in enumerate(found.titles.values()))
+    says = _scope(found) + words.pooled(found) + verdicts + _HOW_TO_READ
     pooled = (words.POOLED,) if several else ()
     machines = machine.where(found.runs)
     sections = {
-        "What came out": section(
-            "What came out", words.pooled(found) + says + _HOW_TO_READ, ask((*words.QUERIES, *pooled)), name="said"
-        ),
+        "What came out": section("What came out", says, ask((*words.QUERIES, *pooled)), name="said"),
         "": explore.controls(found),
         "Trade-off": section(
             "Quality against overhead", explore.explorer(found), ask((*fronts, *axes)), name="trade-off"
@@ -102,13 +101,12 @@ def _body(store: Store, found: Findings, title: str, statistics: Statistics | No
         ),
     }
     if statistics:
-        sections["Slots"] = section(
-            "Error of each operand", slots(found, statistics), list(SLOT_QUERIES), ABOUT_SLOTS, "slots"
-        )
+        command = f"python -c {shlex.quote(SLOT_COMMAND.format(path=str(store.path)))}"
+        sections["Slots"] = section("Error of each operand", slots(found, statistics), [command], ABOUT_SLOTS, "slots")
     sections["Machines"] = section("What was run where", machines, ask(machine.WHERE), name="machines")
     sections["Again"] = section("How to run it again", machine.again(found), ask(machine.AGAIN), name="again")
     links = "".join(f'<a href="#{html.split(chr(34), 2)[1]}">{name}</a>' for name, html in sections.items() if name)
-    head = f'<h1>{escape(title)}</h1><p class="muted">{escape(_scope(found))}</p><nav>{links}</nav>'
+    head = f"<h1>{escape(title)}</h1><nav>{links}</nav>"
     return head + "\n".join(sections.values())
 
 
@@ -127,10 +125,10 @@ lower than it would be on new seeds.</p></details>"""
 
 def _scope(found: Findings) -> str:
     runs: pd.DataFrame = found.runs
-    recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()
     statuses = runs["status"].value_counts()
-    parts = [counted(recipes, "recipe"), counted(runs["task"].nunique(), "task"), f"{len(runs):,} trained lanes"]
-    parts += [f"{statuses.get(status, 0)} {status}" for status in ("diverged", "failed")]
+    recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()
+    parts = [many(recipes, "recipe"), many(runs["task"].nunique(), "task"), many(len(runs), "trained lane")]
+    parts += [f"{number(int(statuses.get(status, 0)))} {status}" for status in ("diverged", "failed")]
     if "overhead_of" in runs and runs["overhead_of"].notna().any():
-        parts.append(f"modelled step time of {', '.join(sorted(runs['overhead_of'].dropna().unique()))}")
-    return f"{', '.join(parts)}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+        parts.append(f"modelled step time of {escape(', '.join(sorted(runs['overhead_of'].dropna().unique())))}")
+    return f'<p class="muted">{", ".join(parts)}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.</p>'

@@ -21,7 +21,7 @@ from fp4dse.results.tables import has_metric
 
 QUERIES = (
     "FROM recipes",
-    "SELECT config_id, p_front FROM front",
+    "SELECT task, preset, config_id, p_front FROM front",
     "SELECT config_id, avg({axis}) AS {axis} FROM runs GROUP BY ALL",
     "FROM noise_floor",
 )
@@ -71,7 +71,7 @@ def payload(found: Findings) -> dict:
         "setting": _packed(lines["setting"], np.uint16),
         "recipe": _packed(place.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
-        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front", "p_best")},
+        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
         **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},
         "note": _packed(note, np.uint8),

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fp4dse.results.adding import marginal
 from fp4dse.results.chance import front_chance, hypervolume
-from fp4dse.results.divergence import divergence
+from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.linear import EFFECTS_READ, effects
 from fp4dse.results.paired import OVERHEAD, SETTING

@@ -15,7 +15,7 @@ from fp4dse.results.report.findings import MACHINE, SOFTWARE, Findings
 
 WHERE = (
     f"SELECT {', '.join([*MACHINE, *SOFTWARE])}, count(*) AS lanes, sum(lane_s) AS seconds FROM runs GROUP BY ALL",
-    "SELECT unnest(fallbacks) AS why, count(*) AS lanes FROM runs GROUP BY ALL",
+    "SELECT why, count(*) AS lanes FROM (SELECT unnest(fallbacks) AS why FROM runs) GROUP BY ALL",
     "SELECT failure, count(*) AS lanes FROM runs WHERE failure IS NOT NULL GROUP BY ALL",
 )
 AGAIN = (

@@ -16,6 +16,8 @@ from fp4dse.results.tables import has_metric
 from fp4dse.results.tables import number as digits
 
 QUERIES = (
+    "SELECT count(DISTINCT config_id) FILTER (NOT is_baseline) AS recipes, count(DISTINCT task) AS tasks, count(*) AS "
+    "lanes, count(*) FILTER (status = 'diverged') AS diverged, count(*) FILTER (status = 'failed') AS failed FROM runs",
     "FROM front",
     "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
