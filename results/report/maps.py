@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -113,7 +115,14 @@ def _texts(values: np.ndarray, form: str, stars: np.ndarray) -> list[list[str]]:
 
 def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits: tuple, hover: str) -> dict:
     numbers = [[float(v) if np.isfinite(v) else None for v in row] for row in values]
-    trace = {"type": "heatmap", "x": names, "y": names, "z": numbers, "text": texts, "texttemplate": "%{text}"}
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "x": names,
+        "y": names,
+        "z": numbers,
+        "text": texts,
+        "texttemplate": "%{text}",
+    }
     trace |= {"colorscale": scale, "zmin": limits[0], "zmax": limits[1], "hoverongaps": False, "xgap": 1, "ygap": 1}
     trace |= {"hovertemplate": hover, "colorbar": {"thickness": 10, "outlinewidth": 0, "ticksuffix": " %"}}
     axis = {**AXIS, "type": "category", "showgrid": False}

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 FORMS = ("png", "svg", "pdf")
 BLUE, GREY = "#1d5fd0", "#8a929c"
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (8, 2, 1, 2)))
-STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
+STYLE: dict[Any, Any] = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "svg.fonttype": "none"}
 STYLE |= {"pdf.fonttype": 42, "savefig.dpi": 300, "axes.linewidth": 0.6, "legend.frameon": False}
+STYLE |= {"svg.hashsalt": "fp4dse"}  # the same names inside the file each time
 WIDTH = 3.5
 """Of a column, inches."""
 MOST_TICKS = 8
