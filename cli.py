@@ -214,17 +214,28 @@ def query(
 @app.command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
 def compare(
     recipe_a: RecipeName,
-    recipe_b: RecipeName,
+    recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
     store: StorePath = None,
     margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is 0.5 %.")] = 0.005,
     as_json: AsJson = False,
 ) -> None:
-    """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds."""
+    """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds.
+
+    With one recipe: what would each single change to it do?
+    """
     from fp4dse.results import compare as compare_runs
+    from fp4dse.results import neighbours
     from fp4dse.results.tables import records
     from fp4dse.sweeps.arguments import find_config_id
 
-    lines = compare_runs(_open(store).runs(), find_config_id(recipe_a), find_config_id(recipe_b), margin)
+    runs, a = _open(store).runs(), find_config_id(recipe_a)
+    if recipe_b is None:
+        lines = neighbours(runs, a, margin)
+        shown = ["task", "preset", "factor", "from_level", "level", "pairs", "difference", "low", "high", "verdict"]
+        rows = records(lines if as_json else lines[[*shown, "more_seeds"]])
+        _print_rows([*shown, "more_seeds"], rows, "json" if as_json else "table")
+        return
+    lines = compare_runs(runs, a, find_config_id(recipe_b), margin)
     if as_json:
         _print_json(records(lines))
     else:
@@ -342,7 +353,7 @@ def bench_results(
     """Time queries, compaction and statistics on generated runs; takes a few minutes and a gigabyte of disk."""
     from fp4dse.results.bench import bench
 
-    _print_rows(["what", "seconds", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
+    _print_rows(["what", "seconds", "cpu_s", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
 
 
 @app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")

@@ -23,6 +23,8 @@ from fp4dse.results.store import Store, open_store
 
 ROWS = 1_000_000
 FILES = 20_000
+RECIPES = 6_666
+"""With three seeds each."""
 LANES_PER_FILE = 4
 POINTS = 64
 """Of a curve."""
@@ -31,8 +33,8 @@ GROUPED = "SELECT wgrad_rotation, fprop_x_scale, avg(val_loss), count(*) FROM ru
 WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
 
 
-def bench(rows: int = ROWS, files: int = FILES) -> Iterator[dict]:
-    """what, seconds, target_s (None without one): one line after the other, as they are measured.
+def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict]:
+    """what, seconds, cpu_s (of all threads), target_s (None without one): line after line, as they are measured.
 
     Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
     """
@@ -44,7 +46,7 @@ def bench(rows: int = ROWS, files: int = FILES) -> Iterator[dict]:
         _fill_parts(store, rows)
         yield _timed(f"group-by over {rows:,} rows with curves", lambda: store.sql(GROUPED), 0.5)
         yield _timed(f"group-by of the gap over {rows:,} rows", lambda: store.sql(WITH_GAP), None)
-    runs = generated(seeds=3, recipes=6666, noise=0.02)
+    runs = generated(seeds=3, recipes=recipes, noise=0.02)
     size = f"{len(runs):,} rows"
     yield _timed(f"front with 1,000 resamples, {size}", lambda: front_chance(runs, "overhead"), 5.0)
     yield _timed(f"hypervolume with its interval, {size}", lambda: hypervolume(runs, "overhead"), 5.0)
@@ -54,9 +56,10 @@ def bench(rows: int = ROWS, files: int = FILES) -> Iterator[dict]:
 
 
 def _timed(what: str, action: Callable[[], object], target_s: float | None) -> dict:
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     action()
-    return {"what": what, "seconds": round(time.perf_counter() - begin, 2), "target_s": target_s}
+    seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+    return {"what": what, "seconds": round(seconds, 2), "cpu_s": round(cpu_s, 2), "target_s": target_s}
 
 
 def lanes(count: int, first: int = 0) -> pa.Table:

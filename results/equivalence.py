@@ -55,9 +55,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
         line = differences(log - log[place], margin)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
-        spoiled = diverged | diverged[place]
-        line.loc[spoiled, "verdict"] = "diverged"
-        line.loc[spoiled, "more_seeds"] = np.nan
+        line = without_diverged(line, diverged | diverged[place])
         line = line.drop(index=place)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
@@ -86,6 +84,13 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
     more = seeds_to_settle(found["mean"], found["std"], margin) - found["n"]
     out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open"))
     return out
+
+
+def without_diverged(line: pd.DataFrame, diverged: NDArray[np.bool_]) -> pd.DataFrame:
+    """Lines of `differences` where one side diverged on a seed claim nothing: verdict `diverged`."""
+    claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
+    line.loc[diverged, claims] = np.nan
+    return line.assign(verdict=line["verdict"].mask(diverged, "diverged"))
 
 
 def seeds_to_settle(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:

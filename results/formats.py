@@ -52,7 +52,7 @@ FORMATS: dict[str, Callable[[pd.DataFrame], bytes]] = {
 
 
 def _lists(frame: pd.DataFrame) -> list[str]:
-    return [name for name in frame if frame[name].map(lambda value: isinstance(value, list | np.ndarray)).any()]
+    return [name for name in frame if any(isinstance(value, list | np.ndarray) for value in frame[name])]
 
 
 def _latex_cell(value: object) -> str:

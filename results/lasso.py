@@ -100,4 +100,4 @@ def _path(sums: Array, penalties: Array) -> Array:
     root = np.linalg.cholesky(products[:-1, :-1] + slack * np.eye(len(products) - 1), upper=True)
     target = solve_triangular(root, products[:-1, -1], trans="T")
     alphas = penalties * sums[0, 0] / len(root)
-    return lasso_path(np.asfortranarray(root), target, alphas=alphas, max_iter=10_000)[1]
+    return lasso_path(np.asfortranarray(root), target, alphas=alphas, tol=1e-6, max_iter=10_000)[1]

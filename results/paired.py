@@ -40,9 +40,9 @@ DERIVED = ["baseline_loss", "gap"]
 
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per row, same index: setting (int), config_id, lr, seed, loss (NaN unless it finished), diverged, failed.
+    """Per row, same index: setting (int), config_id, lr, seed, loss (NaN unless it finished), diverged, pruned, failed.
 
-    A finished row whose validation loss is NaN or Inf counts as diverged.
+    A finished row whose validation loss is NaN or Inf counts as diverged. A pruned one was dropped at a rung.
     """
     done = runs["status"].eq("done")
     loss = runs["val_loss"].astype(float)
@@ -55,6 +55,7 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
             "seed": runs["seed"],
             "loss": loss.where(finite),
             "diverged": runs["status"].eq("diverged") | (done & ~finite),
+            "pruned": runs["status"].eq("pruned"),
             "failed": runs["status"].eq("failed"),
         },
         index=runs.index,
@@ -102,14 +103,19 @@ def baselines(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each recipe's best learning rate, with gap, baseline_loss, and setting, loss, diverged, failed.
+    """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
 
-    A frame that has a gap keeps it, so that rows may be filtered before.
+    A frame that has a gap keeps it, so that rows may be filtered before. A recipe of which a seed was pruned there has
+    neither loss nor gap: only its lucky seeds are left, and their mean would flatter it.
     """
     runs = runs if "gap" in runs else add_gap(runs)
     work = outcomes(runs)
-    added = {name: work[name].to_numpy() for name in ("setting", "loss", "diverged", "failed")}
-    return runs.assign(**added)[at_best_lr(work).to_numpy()]
+    added = {name: work[name].to_numpy() for name in ("setting", "loss", "diverged", "pruned", "failed")}
+    rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
+    if not rows["pruned"].any():
+        return rows
+    partly = rows["pruned"].groupby([rows["setting"], rows["config_id"]]).transform("any") & ~rows["diverged"]
+    return rows.assign(loss=rows["loss"].mask(partly), gap=rows["gap"].mask(partly))
 
 
 def by_seed(
@@ -135,6 +141,9 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     without the seed that they are judged on; it is the bias of choosing on the reported losses, 0 with one rate, NaN
     with one seed or where a rate lacks a seed.
     """
+    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge", "optimism"]
+    if runs.empty:
+        return pd.DataFrame({name: [] for name in columns})
     work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
@@ -148,8 +157,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
     facts = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
     out = out.reset_index().merge(facts, on="setting").sort_values(["setting", "label"])
-    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge"]
-    return out[[*columns, "optimism"]].reset_index(drop=True)
+    return out[columns].reset_index(drop=True)
 
 
 def _optimism(work: pd.DataFrame, chosen: pd.Series) -> pd.Series:

@@ -106,10 +106,10 @@ def _all_differ(ids: pa.Array) -> bool:
 
     ids: texts of 16 bytes, as `schema.run_id` makes them (others: False).
     """
-    _, ends, data = ids.buffers() if len(ids) and not ids.null_count else (None, None, None)
-    if data is None:
-        return not len(ids)
-    ends = np.frombuffer(ends, np.int32)[ids.offset : ids.offset + len(ids) + 1]
+    if not len(ids):
+        return True
+    _, starts, data = ids.buffers()
+    ends = np.frombuffer(starts, np.int32)[ids.offset : ids.offset + len(ids) + 1]
     if not (np.diff(ends) == 16).all():
         return False
     halves = np.frombuffer(data, np.uint64, 2 * len(ids), ends[0]).reshape(-1, 2)

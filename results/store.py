@@ -30,7 +30,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
-from fp4dse.results.paired import DERIVED, NEEDED, add_gap
+from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, add_gap
 from fp4dse.results.parquet import IDENTITY, encode, encode_small, read, scan, to_pandas, whole, why_unreadable, winners
 from fp4dse.results.query import run_sql
 from fp4dse.results.schema import CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
@@ -217,9 +217,9 @@ class Store:
         """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
         return self._reading(lambda files: run_sql(files, self._valid(), query))
 
-    def pareto(self) -> pd.DataFrame:
-        """The lines of summarize that are on the front."""
-        summary = summarize(self.runs(SUMMARIZED))
+    def pareto(self, overhead: str = OVERHEAD) -> pd.DataFrame:
+        """The lines of summarize that are on the front. overhead: any column of numbers."""
+        summary = summarize(self.runs([*dict.fromkeys([*SUMMARIZED, overhead])]), overhead)
         return summary[summary["on_front"]].reset_index(drop=True)
 
     def retired(self) -> dict[str, int]:

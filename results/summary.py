@@ -18,15 +18,15 @@ SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD]))
 def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
-    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, failed, val_loss and
-    val_metric (means), metric_name, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN bounds with
+    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
+    and val_metric (means), metric_name, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN bounds with
     one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits,
     the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
-    A recipe with a diverged seed has gap = inf. The front is over recipes that quantize (points > 0), have a finite
-    gap and an overhead: the baseline is the reference and competes with nobody. ConfigError if the rows have no
-    numeric column `overhead`.
+    A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
+    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. ConfigError
+    if the rows have no numeric column `overhead`.
     """
     check_overhead(runs, overhead)
     rows = judged(runs)
@@ -47,6 +47,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
             bits=("bits_per_element", "first"),
             seeds=("loss", "count"),
             diverged=("diverged", "sum"),
+            pruned=("pruned", "sum"),
             failed=("failed", "sum"),
             val_loss=("loss", "mean"),
             val_metric=("val_metric", "mean"),
@@ -62,9 +63,15 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out.loc[spoiled, ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
     out["note"] = np.select(
-        [spoiled, out["seeds"].eq(0), out["pairs"].eq(0) & out["unpaired"].gt(0), out["pairs"].eq(0)],
-        ["diverged", "failed", "no baseline", "loss is not positive"],
-        np.where(quantizes & out["cost"].isna(), f"no {overhead}", ""),
+        [
+            spoiled,
+            out["pruned"].gt(0),
+            out["seeds"].eq(0),
+            out["pairs"].eq(0) & out["unpaired"].gt(0),
+            out["pairs"].eq(0),
+        ],
+        ["diverged", "pruned", "failed", "no baseline", "loss is not positive"],
+        np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
     )
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
@@ -73,7 +80,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out = out.sort_values(
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
     )
-    columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "failed"]
+    columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "pruned", "failed"]
     columns += ["val_loss", "val_metric", "metric_name", "gap", "gap_low", "gap_high", "pairs", "p_best"]
     columns += ["points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)

@@ -155,6 +155,14 @@ def test_compare_takes_names_and_files_and_ids(run):
     assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "compare")
 
 
+def test_compare_of_one_recipe_lists_what_single_changes_do(run):
+    swept(run)
+    lines = json.loads(run("compare", "nvfp4", "--json").out)
+    assert {(line["factor"], line["level"]) for line in lines} >= {("wgrad.rotation", "rht16")}
+    assert "wgrad.rotation" in run("compare", "nvfp4").out
+    assert_one_line(run("compare", "ue5m3-sr"), 2, "recipe: found")
+
+
 def test_space_counts(run):
     facts = json.loads(run("space", "quickstart", "--json").out)
     assert (facts["raw"], facts["left"], facts["merged"], facts["rejected"]) == (48, 48, 0, {})

@@ -15,7 +15,7 @@ REFERENCE = (10.0, np.log(2))
 
 def test_a_recipe_that_is_better_by_far_is_surely_on_the_front():
     runs = generated(KNOBS, truth=lambda codes: 0.1 + 0.2 * codes[KNOBS[0]])
-    found = front_chance(runs)
+    found = front_chance(runs, "points")
     assert found.loc[found["label"].eq("recipe 0"), "p_front"].item() == 1.0  # cheapest, and none is better
     assert found.loc[found["label"].eq("recipe 5"), "p_front"].item() == 0.0
 
@@ -33,25 +33,25 @@ def test_two_recipes_that_are_alike_share_the_front_evenly():
 def test_the_shared_part_of_a_seed_moves_no_chance_and_widens_the_hypervolume():
     quiet = generated(KNOBS, seeds=3, common=0.0, seed=3)
     loud = quiet.assign(val_loss=quiet["val_loss"] * np.where(quiet["is_baseline"], np.exp(0.05 * quiet["seed"]), 1))
-    assert front_chance(loud)["p_front"].tolist() == front_chance(quiet)["p_front"].tolist()
-    width = [np.ptp(hypervolume(frame)[["low", "high"]].to_numpy()) for frame in (quiet, loud)]
+    assert front_chance(loud, "points")["p_front"].tolist() == front_chance(quiet, "points")["p_front"].tolist()
+    width = [np.ptp(hypervolume(frame, "points")[["low", "high"]].to_numpy()) for frame in (quiet, loud)]
     assert width[1] > 3 * width[0]
 
 
 def test_the_lines_are_those_of_the_summary_and_the_draws_can_be_repeated():
     runs = generated(KNOBS)
-    found = front_chance(runs)
-    summary = summarize(runs)
+    found = front_chance(runs, "points")
+    summary = summarize(runs, "points")
     assert found["on_front"].sum() == summary["on_front"].sum()
     assert set(found["config_id"]) == set(summary[~summary["is_baseline"]]["config_id"])
-    pd.testing.assert_frame_equal(found, front_chance(runs))
-    assert found["p_front"].tolist() != front_chance(runs, seed=1)["p_front"].tolist()
+    pd.testing.assert_frame_equal(found, front_chance(runs, "points"))
+    assert found["p_front"].tolist() != front_chance(runs, "points", seed=1)["p_front"].tolist()
 
 
 def test_with_one_seed_nothing_is_known_of_the_chance():
     runs = generated(KNOBS, seeds=1)
-    assert front_chance(runs)["p_front"].isna().all()
-    found = hypervolume(runs).iloc[0]
+    assert front_chance(runs, "points")["p_front"].isna().all()
+    found = hypervolume(runs, "points").iloc[0]
     assert found["hypervolume"] > 0
     assert np.isnan([found["low"], found["high"]]).all()
 
@@ -59,7 +59,7 @@ def test_with_one_seed_nothing_is_known_of_the_chance():
 def test_a_recipe_with_one_seed_has_the_noise_of_the_others():
     runs = generated(KNOBS, seeds=5)
     fewer = runs[~(runs["recipe_label"].eq("recipe 5") & runs["seed"].gt(0))]
-    assert front_chance(fewer)["p_front"].between(0, 1).all()
+    assert front_chance(fewer, "points")["p_front"].between(0, 1).all()
 
 
 @pytest.mark.parametrize(("recipes", "seeds", "common"), [(6, 3, 0.01), (30, 3, 0.0), (30, 5, 0.01)])
@@ -102,7 +102,7 @@ def test_variances_that_are_unknown_or_zero_do_no_harm():
 
 
 def test_the_reference_point_is_fixed_and_printed():
-    found = hypervolume(generated(KNOBS)).iloc[0]
+    found = hypervolume(generated(KNOBS), "points").iloc[0]
     assert (found["axis"], found["reference_overhead"], found["reference_gap"]) == ("points", 10.0, np.log(2))
     assert hypervolume(generated(KNOBS), "overhead").iloc[0]["reference_overhead"] == 1.0
     assert hypervolume(generated(KNOBS), "steps", (5000.0, 1.0)).iloc[0]["axis"] == "steps"

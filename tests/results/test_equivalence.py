@@ -111,6 +111,7 @@ def test_against_a_recipe_that_diverged_there_is_no_difference():
     runs.loc[runs["recipe_label"].eq("recipe 2") & runs["seed"].eq(1), ["status", "val_loss"]] = ["diverged", np.nan]
     found = against(runs, "0000000000000001").set_index("label")
     assert (found.loc["recipe 2", "verdict"], found.loc["recipe 2", "pairs"]) == ("diverged", 2)
+    assert found.loc["recipe 2", ["difference", "p", "p_holm", "more_seeds"]].isna().all()
     assert set(against(runs, "0000000000000002")["verdict"]) == {"diverged"}
 
 

@@ -90,6 +90,7 @@ def test_curves_are_read_for_the_runs_asked_for(store, row):
 def test_pareto_holds_the_front(store, row):
     store.add([row(name, 0, loss) for name, loss in (("bf16", 0.5), ("nvfp4", 0.6), ("mxfp4", 0.5))], "job")
     assert store.pareto()["name"].tolist() == ["mxfp4"]
+    assert store.pareto("bits_per_element")["name"].tolist() == ["mxfp4"]
 
 
 # --- one row per run ---------------------------------------------------------------------------------------------

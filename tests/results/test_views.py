@@ -1,0 +1,115 @@
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from fp4dse.dse import ConfigError
+from fp4dse.results.generated import generated
+from fp4dse.results.query import may_need_gap
+from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_holds_what_its_function_gives(store, row, name):
+    store.add(
+        [row(r, s, 0.5 + 0.01 * s + i / 20) for i, r in enumerate(("bf16", "nvfp4", "mxfp4")) for s in (0, 1, 2)], "job"
+    )
+    ours, theirs = VIEWS[name](store.runs(VIEWS_READ)), store.sql(f"SELECT * FROM {name}")
+    assert list(theirs) == list(ours)
+    assert len(theirs) == len(ours)
+    for column in ours:
+        a, b = ours[column], theirs[column]
+        assert (a.isna() == b.isna()).all(), column
+        assert (a[a.notna()].to_numpy() == b[b.notna()].to_numpy()).all(), column
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_columns_of_a_view_have_their_type_even_without_rows(name):
+    runs = generated(("*.g.rounding", "wgrad.rotation", "*.scale"), seeds=2)
+    runs = runs.assign(baseline_loss=0.5, gap=0.1)
+    full, empty = to_arrow(name, runs), to_arrow(name, runs.iloc[:0])
+    assert full.column_names == empty.column_names
+    for field in full.schema:
+        other = empty.schema.field(field.name).type
+        text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        assert (text == pa.types.is_string(other)) or field.type == pa.null(), field.name
+
+
+def test_views_of_an_empty_store_are_empty_and_can_be_asked(store):
+    for name in VIEWS:
+        assert len(store.sql(f"SELECT * FROM {name} WHERE task = 'vision'" if name != "pooled" else "FROM pooled")) == 0
+    assert store.sql("SELECT count(*) n FROM effects WHERE factor = 'x' AND effect < 0")["n"].tolist() == [0]
+
+
+def test_a_view_is_made_only_for_a_query_that_names_it(store, row, monkeypatch):
+    store.add([row("bf16"), row("nvfp4")], "job")
+    made = []
+    for name, function in VIEWS.items():
+        monkeypatch.setitem(VIEWS, name, lambda runs, name=name, function=function: made.append(name) or function(runs))
+    store.sql("SELECT count(*) FROM runs")
+    assert made == []
+    store.sql("SELECT * FROM recipes JOIN Front USING (config_id)")
+    assert made == ["recipes", "front"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT gap FROM runs",
+        "SELECT baseline_loss FROM runs",
+        "SELECT * FROM runs",
+        "SELECT runs.* FROM runs",
+        "SELECT * EXCLUDE (gap) FROM runs",
+        "FROM runs",
+        "DESCRIBE runs",
+        "SUMMARIZE runs",
+        "SELECT runs FROM runs",
+        "SELECT r FROM runs r",
+        "SELECT r FROM runs AS r",
+        "SELECT seed FROM (FROM runs) WHERE 1",
+        "SELECT COLUMNS('g.*') FROM runs",
+        "TABLE runs",
+        "WITH a AS (FROM runs) SELECT seed FROM a",
+        'SELECT seed FROM "runs"',
+    ],
+)
+def test_a_query_that_may_want_the_gap_gets_it(query):
+    assert may_need_gap(query)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT seed, count(*) FROM runs WHERE status = 'done' GROUP BY ALL",
+        "SELECT avg(val_loss) FROM runs",
+        "SELECT seed FROM curves JOIN runs USING (run_id) ORDER BY 1",
+        "SELECT count( * ) FROM (SELECT seed FROM runs)",
+    ],
+)
+def test_a_query_that_names_its_columns_is_spared_the_join(query):
+    assert not may_need_gap(query)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+def test_repeated_rows_are_found_whatever_the_ids(n):
+    from fp4dse.results.parquet import repeated
+
+    ids = [f"{i * 7919:016x}" for i in range(n)]
+    assert not repeated(pa.table({"run_id": pa.array(ids, pa.string())})).any()
+    again = pa.table({"run_id": pa.array([*ids, *ids[-1:], "short"], pa.string())}).slice(min(n, 1))
+    expected = pd.Series(again["run_id"].to_pylist(), dtype=object).duplicated(keep=False)
+    assert repeated(again).tolist() == expected.tolist()
+    twice = pa.chunked_array([pa.array(ids, pa.string()), pa.array(ids, pa.string())])
+    assert repeated(pa.table({"run_id": twice})).sum() == 2 * n
+
+
+def test_a_wrong_query_names_the_views(store):
+    with pytest.raises(ConfigError, match="runs, curves, recipes, front, hypervolume, effects"):
+        store.sql("SELECT nothing FROM nowhere")
+
+
+def test_nan_in_a_view_is_null_and_not_a_number(store, row):
+    store.add([row("bf16", 0), row("nvfp4", 0, 0.6)], "job")
+    found = store.sql("SELECT count(gap_low) AS n, count(gap) AS m FROM recipes")
+    assert (found["n"].item(), found["m"].item()) == (0, 2)
+    assert np.isnan(store.sql("SELECT gap_low FROM recipes")["gap_low"]).all()
