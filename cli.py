@@ -348,12 +348,19 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
 def bench_results(
     rows: Annotated[int, typer.Option(help="Rows with curves that are queried.")] = 1_000_000,
     files: Annotated[int, typer.Option(help="Inbox files that are joined.")] = 20_000,
+    recipes: Annotated[int, typer.Option(help="Recipes in the report, which a browser opens.")] = 20_000,
     as_json: AsJson = False,
 ) -> None:
-    """Time queries, compaction and statistics on generated runs; takes a few minutes and a gigabyte of disk."""
+    """Time queries, compaction, statistics and the report on generated runs; takes a few minutes and a gigabyte of disk."""
     from fp4dse.results.bench import bench
+    from fp4dse.results.report.bench import bench as bench_report
 
-    _print_rows(["what", "seconds", "cpu_s", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
+    times, pages = list(bench(rows, files)), list(bench_report(recipes))
+    if as_json:
+        _print_json([*times, *pages])
+    else:
+        _print_rows(["what", "seconds", "cpu_s", "target_s"], times, "table")
+        _print_rows(["what", "value", "unit", "target"], pages, "table")
 
 
 @app.command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")

@@ -30,7 +30,6 @@ an open diamond one that is not, a triangle at the upper edge one far above, a c
 are 95 % intervals over seeds, the grey band is the noise floor, the line at 0 is BF16. Point at a mark, or tap it, to
 see the recipe."""
 
-NOTES = ["", "diverged", "failed", "no baseline", "loss is not positive"]
 _FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
 
 
@@ -66,7 +65,8 @@ def payload(found: Findings) -> dict:
     recipes = found.runs.drop_duplicates("config_id").set_index("config_id")
     recipes = recipes.loc[lines["config_id"].drop_duplicates()]
     place = pd.Series(np.arange(len(recipes)), recipes.index)
-    note = lines["note"].map({text: i for i, text in enumerate(NOTES)}).fillna(0)
+    notes = list(dict.fromkeys(["", "diverged", *lines["note"]]))  # the script knows the first two
+    note = lines["note"].map({text: i for i, text in enumerate(notes)})
     columns = {
         "setting": _packed(lines["setting"], np.uint16),
         "recipe": _packed(place.reindex(lines["config_id"]), np.uint32),
@@ -85,7 +85,7 @@ def payload(found: Findings) -> dict:
             {"name": name, "title": title, "discrete": _discrete(lines[name])} for name, title in found.axes.items()
         ],
         "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
-        "notes": NOTES,
+        "notes": notes,
         "ids": list(recipes.index),
         "labels": recipes["recipe_label"].tolist(),
         "names": names.tolist(),

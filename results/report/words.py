@@ -25,9 +25,9 @@ QUERIES = (
     "FROM noise_floor",
     "FROM hypervolume",
     "SELECT * FROM effects WHERE kind = 'main'",
-    "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, count(*) FILTER (note = 'diverged') AS "
-    "diverged, count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline "
-    "GROUP BY ALL",
+    "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, "
+    "count(*) FILTER (note = 'diverged') AS diverged, count(*) FILTER (note = 'pruned') AS pruned, "
+    "count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline GROUP BY ALL",
 )
 POOLED = "SELECT * FROM pooled WHERE kind = 'main'"
 MOST_EFFECTS = 3
@@ -106,7 +106,7 @@ def _cost(line: pd.Series) -> str:
 def _tried(lines: pd.DataFrame) -> str:
     tried = lines[~lines["is_baseline"]]
     counts = [f"{number(int(tried['on_front'].sum()))} on the front"]
-    for note in ("diverged", "failed"):
+    for note in ("diverged", "pruned", "failed"):
         if n := int(tried["note"].eq(note).sum()):
             counts.append(f"{number(n)} {note}")
     seeds = int(tried["seeds"].max()) if len(tried) else 0
