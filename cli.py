@@ -351,7 +351,7 @@ def bench_results(
     recipes: Annotated[int, typer.Option(help="Recipes in the report, which a browser opens.")] = 20_000,
     as_json: AsJson = False,
 ) -> None:
-    """Time queries, compaction, statistics and the report on generated runs; takes a few minutes and a gigabyte of disk."""
+    """Time queries, compaction, statistics and the report on generated runs; takes minutes and a gigabyte of disk."""
     from fp4dse.results.bench import bench
     from fp4dse.results.report.bench import bench as bench_report
 
