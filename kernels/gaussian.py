@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels.inspection import statistics
+from fp4dse.kernels import statistics
 
 SHAPE = (256, 1024)
 

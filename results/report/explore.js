@@ -126,6 +126,12 @@ const figure = () => {
   const taken = new Set(), size = finite.length > MANY ? 15 : 9;
   const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, size, wide);
   const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
+  const numbers = steps.map((_, n) => String(n + 1));
+  for (let n = steps.length - 1; n > 0; n--) {  // equal ones share a disc
+    if (steps[n].x !== steps[n - 1].x || steps[n].y !== steps[n - 1].y) continue;
+    numbers[n - 1] += `, ${numbers[n]}`;
+    numbers[n] = "";
+  }
   const rest = finite.filter(i => !onFront.has(i)).sort((a, b) => C.gap[a] - C.gap[b]);
   const others = put(rest.filter(i => C.gap[i] <= high), i => C.gap[i]);
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
@@ -136,7 +142,7 @@ const figure = () => {
     marks(far, "far above, not to scale", "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
     {...marks(steps, "on the front of what is shown", "circle", "var(--accent)", 20), mode: "lines+markers+text",
-      line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: steps.map((_, n) => String(n + 1)),
+      line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: numbers,
       textfont: {color: "var(--bg)", size: 11}, error_y: bars(steps, "var(--accent)")},
   ].filter(t => t.x.length);
   const font = {family: "system-ui, sans-serif", size: 13, color: "var(--fg)"};

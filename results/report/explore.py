@@ -30,6 +30,8 @@ an open diamond one that is not, a triangle at the upper edge one far above, a c
 are 95 % intervals over seeds, the grey band is the noise floor, the line at 0 is BF16. Point at a mark, or tap it, to
 see the recipe."""
 
+COLUMNS = 24
+"""Costs that are at least this part of the axis apart count as columns."""
 _FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
 
 
@@ -137,8 +139,9 @@ def _setting(found: Findings, setting: int, title: str) -> dict:
 
 
 def _discrete(values: pd.Series) -> bool:
-    """Whether recipes share values, so that they need to be spread sideways to be seen."""
-    return bool(values.nunique() <= 24)
+    """Whether costs stand in columns wide enough to spread recipes of equal cost sideways."""
+    distinct = np.unique(values.dropna())
+    return len(distinct) < 2 or bool(np.diff(distinct).min() >= np.ptp(distinct) / COLUMNS)
 
 
 def _packed(values: object, dtype: type) -> list[str]:

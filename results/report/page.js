@@ -15,8 +15,20 @@ const Report = (() => {
   };
   const drawn = new Map();  // element -> how to draw it again
   const redraw = () => drawn.forEach(draw => draw());
+  // Long names beside a figure leave no room for it on a phone: they are cut to their level, in two lines.
+  const narrow = ({data, layout}) => {
+    for (const name of ["xaxis", "yaxis"]) {
+      const axis = layout[name];
+      if (axis?.type !== "category") continue;
+      const names = [...new Set(data.flatMap(trace => trace[name[0]]))];
+      const two = text => text.replace(/ \(not .*\)$/, "").replace(": ", "<br>");
+      layout[name] = {...axis, tickvals: names, ticktext: names.map(two), tickfont: {size: 9}};
+    }
+    for (const trace of data) if (trace.type === "heatmap") Object.assign(trace, {showscale: false, textfont: {size: 9}});
+  };
   const drawPlot = plot => {
     const figure = paint(JSON.parse(plot.nextElementSibling.textContent));
+    if (plot.clientWidth < 500) narrow(figure);
     if (coarse) figure.layout.dragmode = false;  // a finger scrolls the page
     Plotly.react(plot, figure.data, figure.layout, config);
   };
@@ -29,7 +41,9 @@ const Report = (() => {
     }), {rootMargin: "400px"});
     plots.forEach(plot => seen.observe(plot));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+    addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); redraw(); });
     addEventListener("beforeprint", () => {
+      document.documentElement.classList.add("print");  // paper is white
       plots.filter(plot => plot.offsetParent).forEach(plot => drawn.set(plot, () => drawPlot(plot)));
       redraw();
     });

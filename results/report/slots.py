@@ -74,8 +74,8 @@ def _cell(found: Mapping) -> tuple[str, object]:
     if math.isnan(found["mse"]):
         return "–", None
     shares = [found[name] for name in ("clipped", "flushed")]
-    small = ", ".join(
-        f"{number(share, f'{100 * share:.2g}')} {word}"
+    small = "<br>".join(
+        f"{number(share, f'{100 * share:.2g}')} % {word}"
         for share, word in zip(shares, ("clipped", "flushed"), strict=True)
         if share > 0
     )
