@@ -130,5 +130,6 @@ def _scope(found: Findings) -> str:
     parts = [many(recipes, "recipe"), many(runs["task"].nunique(), "task"), many(len(runs), "trained lane")]
     parts += [f"{number(int(statuses.get(status, 0)))} {status}" for status in ("diverged", "failed")]
     if "overhead_of" in runs and runs["overhead_of"].notna().any():
-        parts.append(f"modelled step time of {escape(', '.join(sorted(runs['overhead_of'].dropna().unique())))}")
+        models = ", ".join(sorted(runs["overhead_of"].dropna().unique()))
+        parts.append(f"step time modelled for <code>{escape(models)}</code>")
     return f'<p class="muted">{", ".join(parts)}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.</p>'
