@@ -75,15 +75,17 @@ const limits = (lines, front, noise) => {
   return [low, Math.max(high, low + span)];
 };
 
-// One mark a place as large as a mark; where costs are shared, marks step aside. Returns what is drawn, and where.
-// size: of a place in pixels, larger where there are many; wide: how many places each takes.
-const place = (lines, cost, ys, axis, range, low, span, taken, size, wide = 1) => {
+// Where costs are shared, marks step aside; where there are many, each place has one. Returns what is drawn, and where.
+// thin: leave out what has no place; wide: how many places each takes.
+const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) => {
+  const size = thin ? 15 : 9;
   const width = Math.max(plot.clientWidth - 80, 200), out = [];
   const rows = y => Math.round((y - low) / span * (HEIGHT - 90) / size), room = axis.discrete ? Math.round(63 / size) : 0;
   for (let k = 0; k < lines.length; k++) {
     const x = cost[lines[k]], row = rows(ys[k]);
     const column = axis.discrete ? x : Math.round((x - range[0]) / (range[1] - range[0]) * width / size);
-    for (let step = 0; step <= 2 * room; step++) {
+    let put = false;
+    for (let step = 0; step <= 2 * room && !put; step++) {
       const aside = wide * (step + 1 >> 1) * (step % 2 ? 1 : -1), keys = [];
       for (let a = 1 - wide; a < wide; a++) for (let b = 1 - wide; b < wide; b++) {
         keys.push(axis.discrete ? `${column} ${row + b} ${aside + a}` : `${column + a} ${row + b}`);
@@ -91,8 +93,9 @@ const place = (lines, cost, ys, axis, range, low, span, taken, size, wide = 1) =
       if (taken.has(keys[keys.length >> 1])) continue;
       keys.forEach(key => taken.add(key));
       out.push({i: lines[k], x: x + 0.0055 * size * aside * axis.pitch, y: 100 * ys[k]});
-      break;
+      put = true;
     }
+    if (!put && !thin) out.push({i: lines[k], x, y: 100 * ys[k]});
   }
   return out;
 };
@@ -123,8 +126,8 @@ const figure = () => {
   axis.pitch = axis.discrete ? pitch(costs) : 0;
   const edge = axis.discrete ? axis.pitch / 2 : 0.03 * (most - least) || 0.05 * Math.abs(most) || 0.5;
   const range = Number.isFinite(least) ? [least - edge, most + edge] : [0, 1];
-  const taken = new Set(), size = finite.length > MANY ? 15 : 9;
-  const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, size, wide);
+  const taken = new Set(), thin = finite.length > MANY;
+  const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, thin, wide);
   const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
   const numbers = steps.map((_, n) => String(n + 1));
   for (let n = steps.length - 1; n > 0; n--) {  // equal ones share a disc
@@ -138,7 +141,7 @@ const figure = () => {
   const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
   const few = others.length <= 60;
   const traces = [
-    {...marks(others, "other recipes", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--line)")} : {})},
+    {...marks(others, "other recipes", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
     marks(far, "far above, not to scale", "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
     {...marks(steps, "on the front of what is shown", "circle", "var(--accent)", 20), mode: "lines+markers+text",
@@ -175,7 +178,7 @@ const pitch = costs => {
 };
 const draw = () => {
   const {traces, layout} = Report.paint(figure());
-  return Plotly.react(plot, traces, layout, Report.config);
+  return Plotly.react(plot, traces, layout, Report.config());
 };
 
 // --- table -----------------------------------------------------------------------------------------------------

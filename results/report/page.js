@@ -2,8 +2,8 @@
 "use strict";
 const Report = (() => {
   const coarse = matchMedia("(pointer: coarse)").matches;
-  const config = {responsive: true, displayModeBar: coarse ? false : "hover", displaylogo: false,
-    modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]]};
+  const config = () => ({responsive: true, displayModeBar: coarse || innerWidth < 500 ? false : "hover", displaylogo: false,
+    modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]]});
   const LONG = 100;  // arrays of data hold no colours
   const paint = v => {
     const style = getComputedStyle(document.documentElement);
@@ -30,7 +30,7 @@ const Report = (() => {
     const figure = paint(JSON.parse(plot.nextElementSibling.textContent));
     if (plot.clientWidth < 500) narrow(figure);
     if (coarse) figure.layout.dragmode = false;  // a finger scrolls the page
-    Plotly.react(plot, figure.data, figure.layout, config);
+    Plotly.react(plot, figure.data, figure.layout, config());
   };
   const start = () => {
     const plots = [...document.querySelectorAll(".plot")];

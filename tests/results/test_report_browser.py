@@ -157,3 +157,22 @@ def test_marks_do_not_hide_each_other(seen):
     filtered(seen, *select_with(seen, "points"))
     points = run(seen, "document.getElementById('front').data.flatMap(t => t.x.map((x, i) => [x, t.y[i]]))")
     assert len(np.unique(np.round(points, 6), axis=0)) == len(points)
+
+
+LITTLE = {
+    "only a baseline": {"bf16": [0.5, 0.51]},
+    "no baseline": {"nvfp4": [0.5, 0.51], "mxfp4": [0.6, 0.61]},
+    "one recipe, one seed": {"bf16": [0.5], "nvfp4": [0.6]},
+    "all diverged": {"bf16": [0.5, 0.51], "nvfp4": [None, None], "mxfp4": [None, None]},
+    "better than BF16": {"bf16": [0.5, 0.51], "nvfp4": [0.4, 0.41], "mxfp4": [0.4, 0.41]},
+}
+
+
+@pytest.mark.parametrize("losses", LITTLE.values(), ids=LITTLE)
+def test_a_store_with_little_in_it_opens_without_an_error(chromium, store, row, tmp_path, losses):
+    store.add([row(name, seed, loss) for name, values in losses.items() for seed, loss in enumerate(values)], "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    run(chromium, "document.querySelectorAll('section').forEach(part => part.scrollIntoView())")
+    assert chromium.get_log("browser") == []
+    assert len(cells(chromium, 1)) == len(losses) - ("bf16" in losses)
