@@ -18,7 +18,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
 from fp4dse.results.intervals import CONFIDENCE
 from fp4dse.results.page import page
-from fp4dse.results.report import curves, explore, machine, maps, paper, techniques, words
+from fp4dse.results.report import curves, explore, machine, maps, paper, storage, techniques, words
 from fp4dse.results.report.findings import COLUMNS, Findings, findings
 from fp4dse.results.report.parts import many, number, section
 from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
@@ -75,6 +75,7 @@ def _body(store: Store, found: Findings, title: str, statistics: Statistics | No
         "Trade-off": section(
             "Quality against overhead", explore.explorer(found), ask((*fronts, *axes)), name="trade-off"
         ),
+        "Storage": section("At equal storage", storage.storage(found), ask(storage.QUERIES), storage.ABOUT, "storage"),
         "Techniques": section(
             "What each technique does",
             techniques.techniques(found),

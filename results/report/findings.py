@@ -11,8 +11,9 @@ from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.paired import OVERHEAD, SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING, learning_rates
 from fp4dse.results.pooled import pooled_effects
+from fp4dse.results.rivals import matched
 from fp4dse.results.schema import ROW
 from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
 from fp4dse.results.tables import setting_titles
@@ -45,6 +46,10 @@ class Findings(NamedTuple):
     floors: pd.DataFrame
     volumes: pd.DataFrame
     versus_best: pd.DataFrame
+    matched: pd.DataFrame
+    """At equal stored bits."""
+    rates: pd.DataFrame
+    """learning_rates."""
     effects: pd.DataFrame
     pooled: pd.DataFrame
     marginal: pd.DataFrame
@@ -70,6 +75,8 @@ def findings(runs: pd.DataFrame) -> Findings:
         floors=_placed(noise_floor(runs), titles),
         volumes=_placed(hypervolume(runs), titles),
         versus_best=_placed(against(runs), titles),
+        matched=_placed(matched(runs), titles),
+        rates=_placed(learning_rates(runs), titles),
         effects=_placed(effects(runs), titles),
         pooled=pooled_effects(runs) if len(titles) > 1 else pd.DataFrame(),
         marginal=_placed(marginal(runs), titles),

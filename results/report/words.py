@@ -24,6 +24,8 @@ QUERIES = (
     "FROM versus_best",
     "FROM noise_floor",
     "FROM hypervolume",
+    "SELECT task, preset, sum(at_edge::INT) AS at_edge, sum((NOT same_grid)::INT) AS other_grid FROM learning_rates "
+    "GROUP BY ALL",
     "SELECT * FROM effects WHERE kind = 'main'",
     "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, "
     "count(*) FILTER (note = 'diverged') AS diverged, count(*) FILTER (note = 'pruned') AS pruned, "
@@ -49,7 +51,8 @@ def verdict(found: Findings, setting: int, title: str) -> str:
             if cheap["config_id"] != best["config_id"]:
                 says.append(f"<b>Cheapest on the front</b>: {named(cheap)}.")
     says += _helps(found.effects[found.effects["setting"].eq(setting)])
-    says += [f"<b>Tried</b>: {_tried(lines)} {_baseline(found, setting)}"]
+    says += _area(found, setting)
+    says += [f"<b>Tried</b>: {_tried(lines)} {_baseline(found, setting)}{_rates(found, setting)}"]
     text = "".join(f"<li>{line}</li>" for line in says).replace(" %", "&nbsp;%")
     return f'<div class="verdict"><h3>{escape(title)}</h3><ul>{text}</ul></div>'
 
@@ -113,6 +116,18 @@ def _tried(lines: pd.DataFrame) -> str:
     return f"{many(len(tried), 'recipe')}, up to {many(seeds, 'seed')} each: {', '.join(counts)}."
 
 
+def _rates(found: Findings, setting: int) -> str:
+    """What the choice of learning rates leaves open, empty where each recipe had one rate of the same grid."""
+    lines = found.rates[found.rates["setting"].eq(setting)]
+    edge, other = int(lines["at_edge"].sum()), int((~lines["same_grid"].astype(bool)).sum())
+    says = []
+    if edge:
+        says.append(f" The best learning rate of {many(edge, 'recipe')} stands at the edge of the grid.")
+    if other:
+        says.append(f" {many(other, 'recipe')} had another grid of learning rates than most.")
+    return "".join(says)
+
+
 def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     """Whether the seeds tell the best recipe apart from BF16 and from the others."""
     if best["pairs"] < 2:
@@ -153,6 +168,20 @@ def _helps(effects: pd.DataFrame) -> list[str]:
     if not says and len(mains):
         says.append("<b>What helps on average</b>: no technique's effect is told apart from none.")
     return says
+
+
+def _area(found: Findings, setting: int) -> list[str]:
+    """The front as one number."""
+    volumes = found.volumes[found.volumes["setting"].eq(setting)]
+    if volumes.empty:
+        return []
+    line = volumes.iloc[0]
+    area = number(line["hypervolume"], f"{line['hypervolume']:.4g}")
+    if math.isfinite(line["low"]):
+        area += f" ({' to '.join(number(line[name], f'{line[name]:.4g}') for name in ('low', 'high'))})"
+    corner = number(line["reference_overhead"], f"{line['reference_overhead']:g}")
+    ends = f"{escape(line['axis'].replace('_', ' '))} {corner} and twice the loss of BF16"
+    return [f"<b>The front as one number</b>: it dominates an area of {area}, counted up to {ends}."]
 
 
 def _effect(line: dict) -> str:

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from fp4dse import cli
 from fp4dse.dse import ConfigError
 from fp4dse.results.report import write_figures
 
@@ -44,3 +45,12 @@ def test_another_form_and_a_lacking_library_are_named(swept, tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install 'fp4dse\[figures\]'"):
         write_figures(swept, tmp_path)
+
+
+def test_the_command_prints_what_it_wrote(swept, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "--store", str(swept.path), "--figures", str(tmp_path), "--format", "svg"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out.split()
+    assert sorted(printed) == sorted(str(path) for path in tmp_path.iterdir())
+    assert len(printed) == 8

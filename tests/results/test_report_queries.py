@@ -25,7 +25,7 @@ def sections(swept) -> dict[str, str]:
     path = swept.path.parent / "asked.html"
     write_report(swept, path, statistics=gaussian_statistics)
     found = re.findall(r'(?s)<section id="([^"]+)">(.*?)</section>', path.read_text())
-    assert len(found) == 9
+    assert len(found) == 10
     return dict(found)
 
 
@@ -79,7 +79,7 @@ def assert_all_in(values: list[float], known: np.ndarray, where: str) -> None:
         assert np.isclose(known, value, rtol=1e-9, atol=1e-15).any(), f"{where}: {value}"
 
 
-@pytest.mark.parametrize("name", ["said", "divergence", "machines"])
+@pytest.mark.parametrize("name", ["said", "storage", "divergence", "machines"])
 def test_every_number_in_words_and_tables_is_in_an_answer(sections, answers, name):
     text = sections[name]
     cells = [html.unescape(cell) for cell in re.findall(r'<td class="n" data-v="([^"]+)"', text)]
