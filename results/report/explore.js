@@ -146,7 +146,7 @@ const figure = () => {
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
     {...marks(steps, "on the front of what is shown", "circle", "var(--accent)", 20), mode: "lines+markers+text",
       line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: numbers,
-      textfont: {color: "var(--bg)", size: 11}, error_y: bars(steps, "var(--accent)")},
+      textfont: {color: "var(--bg)", size: numbers.map(text => text.length > 2 ? 8 : 11)}, error_y: bars(steps, "var(--accent)")},
   ].filter(t => t.x.length);
   const font = {family: "system-ui, sans-serif", size: 13, color: "var(--fg)"};
   const line = {gridcolor: "var(--line)", linecolor: "var(--line)", zeroline: false, automargin: true};
