@@ -46,21 +46,18 @@ def again(found: Findings) -> str:
     )
     html += "what stands here; the same sweep on the same class of device and software gives the same bits, and trains "
     html += "only what the store lacks.</p><ul>"
-    tasks, lrs, seeds = [], set(), set()
+    commands = []
     for keys, part in found.runs.groupby(list(SETTING), sort=False):
         facts = dict(zip(SETTING, keys, strict=True))
-        tasks.append(f"--task {facts['task']}:{facts['preset']}")
-        lrs |= set(part["lr"].unique())
-        seeds |= set(part["seed"].unique())
-        rates = ", ".join(f"{lr:g}" for lr in sorted(part["lr"].unique()))
-        some = _ranges(sorted(part["seed"].unique()))
+        rates = ", ".join(repr(float(lr)) for lr in sorted(part["lr"].unique()))
+        seeds = sorted(part["seed"].unique())
+        lanes = f"--seeds {','.join(map(str, seeds))} --lr {rates.replace(' ', '')}"
+        commands.append(f"fp4dse sweep SPACE --task {facts['task']}:{facts['preset']} {lanes}")
         others = "; ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in SETTING[2:])
         title = found.titles[tuple(keys)]
-        html += f"<li><b>{escape(title)}</b>: learning rates {rates}; seeds {some}; {escape(others)}</li>"
-    lanes = f"{' '.join(dict.fromkeys(tasks))} --seeds {','.join(map(str, sorted(seeds)))}"
-    lanes += f" --lr {','.join(f'{lr:g}' for lr in sorted(lrs))}"
+        html += f"<li><b>{escape(title)}</b>: learning rates {rates}; seeds {_ranges(seeds)}; {escape(others)}</li>"
     html += "</ul><p>With SPACE the space that was swept, or any recipe below saved as a file that it names:</p>"
-    html += f"<pre><code>fp4dse sweep SPACE {escape(lanes)}</code></pre>"
+    html += f"<pre><code>{escape(chr(10).join(dict.fromkeys(commands)))}</code></pre>"
     html += "<p>Recipes on a front, as files that <code>fp4dse</code> takes wherever it takes a recipe:</p>"
     front = found.recipes[found.recipes["on_front"]].drop_duplicates("config_id")
     texts = found.runs.drop_duplicates("config_id").set_index("config_id")["recipe"]

@@ -118,7 +118,7 @@ def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(own):
     assert "noise floor" in text
     assert "1 of 24 recipes diverged" in text
     assert "eager: no compiler (1 lane)" in text
-    assert "--task vision:quickstart --task regression:quickstart" in text
+    assert "fp4dse sweep SPACE --task regression:quickstart --seeds 0,1,2 --lr 0.001" in text
 
 
 def test_curves_are_the_front_against_bf16(own):
