@@ -154,6 +154,7 @@ def quickstart(
 
 def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     """Print the trade-off and write the report; end the program with the sweep's exit code."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
     from fp4dse.results.tables import pareto_table, records
@@ -165,7 +166,7 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     summary = summarize(runs)
     page = report_path(store.path) if len(runs) else None
     if page:
-        write_report(store, page)
+        write_report(store, page, statistics=gaussian_statistics)
     if as_json:
         _print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
@@ -225,15 +226,21 @@ def run_one(
 def report(
     store: StorePath = None,
     out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for front, effects, interactions and curves.")] = None,
+    form: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "pdf",
 ) -> None:
-    """Write a store's report: one HTML file that needs no network."""
-    from fp4dse.results.report import write_report
+    """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
+    from fp4dse.results.report import write_figures, write_report
     from fp4dse.sweeps.arguments import report_path
 
     found = _open(store)
-    page = out or report_path(found.path)
-    write_report(found, page)
-    print(page)
+    if figures:
+        print(*write_figures(found, figures, form), sep="\n")
+    else:
+        page = out or report_path(found.path)
+        write_report(found, page, statistics=gaussian_statistics)
+        print(page)
 
 
 @app.command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')
@@ -577,12 +584,19 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
 def bench_results(
     rows: Annotated[int, typer.Option(help="Rows with curves that are queried.")] = 1_000_000,
     files: Annotated[int, typer.Option(help="Inbox files that are joined.")] = 20_000,
+    recipes: Annotated[int, typer.Option(help="Recipes in the report, which a browser opens.")] = 20_000,
     as_json: AsJson = False,
 ) -> None:
-    """Time queries, compaction and statistics on generated runs; takes a few minutes and a gigabyte of disk."""
+    """Time queries, compaction, statistics and the report on generated runs; takes minutes and a gigabyte of disk."""
     from fp4dse.results.bench import bench
+    from fp4dse.results.report.bench import bench as bench_report
 
-    _print_rows(["what", "seconds", "cpu_s", "target_s"], list(bench(rows, files)), "json" if as_json else "table")
+    times, pages = list(bench(rows, files)), list(bench_report(recipes))
+    if as_json:
+        _print_json([*times, *pages])
+    else:
+        _print_rows(["what", "seconds", "cpu_s", "target_s"], times, "table")
+        _print_rows(["what", "value", "unit", "target"], pages, "table")
 
 
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")

@@ -2,6 +2,7 @@
 
 from fp4dse.results.adding import marginal, neighbours
 from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against, compare
 from fp4dse.results.lasso import stability
 from fp4dse.results.linear import effects
@@ -20,6 +21,7 @@ __all__ = [
     "add_gap",
     "against",
     "compare",
+    "divergence",
     "effects",
     "front",
     "front_chance",

@@ -9,13 +9,14 @@ import pyarrow as pa
 
 from fp4dse.results.adding import marginal
 from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.lasso import stability
 from fp4dse.results.linear import EFFECTS_READ, effects
 from fp4dse.results.paired import SETTING, learning_rates
 from fp4dse.results.pooled import pooled_effects
 from fp4dse.results.rivals import matched
-from fp4dse.results.summary import SUMMARIZED, summarize
+from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
 
 
 def front(runs: pd.DataFrame) -> pd.DataFrame:
@@ -39,6 +40,8 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "versus_best": against,
     "learning_rates": learning_rates,
     "stability": stability,
+    "noise_floor": noise_floor,
+    "divergence": divergence,
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import Recipe, Space
+from fp4dse.dse.quantizer import Stochastic
 from fp4dse.results import Store, open_store, recipe_columns
 
 STEPS = [1, 4, 16, 64, 200]
@@ -85,3 +87,34 @@ def runs() -> Callable[..., pd.DataFrame]:
         return pd.DataFrame(rows)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory, row) -> Store:
+    """24 recipes × 3 seeds on two tasks: rotation helps, stochastic rounding forward harms; one recipe diverged."""
+    store = open_store(tmp_path_factory.mktemp("swept") / "store", create=True)
+    space = Space.from_dict(
+        {
+            "base": "nvfp4",
+            "axes": {
+                "*": ["mxfp4", "nvfp4", "ue5m3"],
+                "forward.rounding": ["nearest", "stochastic"],
+                "*.g.rounding": ["nearest", "stochastic"],
+                "wgrad.rotation": ["none", "rht16"],
+            },
+        }
+    )
+    recipes = list(space.recipes())
+    rng = np.random.default_rng(5)
+    for task in ("vision", "regression"):
+        rows = [row("bf16", seed, 0.2 * np.exp(0.01 * rng.normal()), task=task) for seed in range(3)]
+        for i, recipe in enumerate(recipes):
+            effect = 0.3 - 0.1 * bool(recipe.wgrad.rotation) + 0.2 * isinstance(recipe.fprop.x.rounding, Stochastic)
+            effect += 0.02 * i / len(recipes)
+            for seed in range(3):
+                blown = task == "vision" and i == len(recipes) - 1
+                rows.append(row(recipe, seed, None if blown else 0.2 * np.exp(effect + 0.01 * rng.normal()), task=task))
+        store.add(rows, task)
+    store.add([row("nvfp4", 7, status="failed", failure="<b>killed</b>")], "failed")
+    store.add([row("mxfp4", 8, 0.3, fallbacks=["eager: no compiler"])], "eager")
+    return store

@@ -1,3 +1,6 @@
+"""The report's file: complete, self-contained, true to the store, and sensible where the store holds little."""
+
+import base64
 import json
 import re
 import subprocess
@@ -8,29 +11,17 @@ import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from fp4dse.dse import Recipe, StoreError
-from fp4dse.results import open_store, summarize, write_report
+from fp4dse.dse import StoreError
+from fp4dse.results import divergence, open_store, summarize, write_report
+from fp4dse.results.report.findings import COLUMNS, findings
 
-EFFECT = {"bf16": 0, "mxfp4": 0.3, "nvfp4": 0.1, "nvfp4-sr": 0.08, "nvfp4-sr-rht": 0.02, "ue5m3-sr": 9.0}
-
-
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory, row):
-    store = open_store(tmp_path_factory.mktemp("swept") / "store", create=True)
-    rng = np.random.default_rng(5)
-    for task in ("vision", "regression"):
-        for name, effect in EFFECT.items():
-            losses = 0.2 * np.exp(effect + 0.01 * rng.normal(size=3))
-            store.add([row(name, s, loss, task=task) for s, loss in enumerate(losses)], f"{task}-{name}")
-    store.add([row("mxfp4-sr-rht", 0, None), row("mxfp4-sr-rht", 1, status="failed", failure="<b>killed</b>")], "bad")
-    store.add([row("mxfp4", 5, 0.3, fallbacks=["eager: no compiler"])], "eager")
-    return store
+STATISTICS = {"bits": 4.5, "mse": 0.0123, "clipped": 0.02, "flushed": 0.0}
 
 
 @pytest.fixture(scope="module")
 def html(swept) -> str:
     path = swept.path.parent / "report.html"
-    write_report(swept, path, title="Q & A <x>")
+    write_report(swept, path, title="Q & A <x>", statistics=lambda quantizer: STATISTICS)
     return path.read_text()
 
 
@@ -47,78 +38,93 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub("<[^>]*>", "", html).replace("&nbsp;", " "))
 
 
+def report_of(store, tmp_path) -> str:
+    write_report(store, tmp_path / "report.html")
+    return text_of((tmp_path / "report.html").read_text())
+
+
 def figures(own: str) -> list[dict]:
-    return [json.loads(text) for text in re.findall(r'(?s)<script type="application/json">(.*?)</script>', own)]
+    found = re.findall(r'(?s)<script type="application/json">(.*?)</script>', own)
+    return [json.loads(text) for text in found]
+
+
+def payload(own: str) -> dict:
+    return json.loads(re.search(r'(?s)<script type="application/json" id="recipes">(.*?)</script>', own)[1])
+
+
+def unpacked(packed: list) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed[1]), packed[0])
 
 
 def test_the_file_asks_the_network_for_nothing(own):
     assert "://" not in own
-    assert not re.search(r"\b(src|href|action|poster|srcset)\s*=", own)
+    assert not re.search(r"\b(src|action|poster|srcset)\s*=", own)
+    assert all(target.startswith("#") for target in re.findall(r'href="([^"]*)"', own))
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(", own)
 
 
 def test_every_figure_is_valid_plotly(own):
     found = figures(own)
-    assert len(found) == 4  # front and curves, two tasks
+    assert len(found) == 2 * 3 + 2  # effects, interactions, curves of two tasks; pooled effects; one divergence map
     for figure in found:
         Figure(json.loads(re.sub(r"var\(--[\w-]+\)", "#123456", json.dumps(figure))))
 
 
-def test_every_colour_of_a_figure_is_defined_for_light_and_dark(own):
+def test_every_colour_is_defined_for_light_and_dark(own):
     style = own[own.index("<style>") : own.index("</style>")]
-    used = set(re.findall(r"var\((--[\w-]+)\)", json.dumps(figures(own))))
+    used = set(re.findall(r"var\((--[\w-]+)\)", own))
     assert used
     for name in used:
         assert style.count(f"{name}:") == 2, name
 
 
-def test_the_front_is_numbered_alike_in_figure_and_table(swept, own):
-    summary = summarize(swept.runs())
-    marks = re.findall(r'class="mark">(\d+)<', own)
-    numbers = [trace["text"] for figure in figures(own) for trace in figure["data"] if "text" in trace]
-    assert marks == [n for front in numbers for n in front]
-    assert len(marks) == summary["on_front"].sum()
-    assert numbers[0] == [str(i + 1) for i in range(len(numbers[0]))]
+def test_the_links_lead_to_sections(own):
+    for target in re.findall(r'<a href="#([^"]+)"', own):
+        assert f'<section id="{target}">' in own
 
 
-def test_the_figure_shows_true_gaps_in_the_right_columns(swept, own):
-    line = summarize(swept.runs()).query("task == 'vision' and name == 'nvfp4'").iloc[0]
-    front = next(t for f in figures(own)[2:] for t in f["data"] if "text" in t)
-    assert 100 * line["gap"] in front["y"]
-    assert front["error_y"]["array"][front["y"].index(100 * line["gap"])] == pytest.approx(
-        100 * (line["gap_high"] - line["gap"])
-    )
-    for figure in figures(own)[::2]:
-        for trace in figure["data"]:
-            assert all(abs(x - round(x)) <= 0.35 + 1e-9 for x in trace["x"])
+def test_the_front_has_every_recipe_with_all_digits_of_its_gap(swept, own):
+    lines = summarize(swept.runs()).query("not is_baseline")
+    data = payload(own)
+    columns = {name: unpacked(packed) for name, packed in data["columns"].items()}
+    assert data["count"] == len(lines) == 48
+    titles = [data["settings"][i]["title"] for i in columns["setting"]]
+    ids = [data["ids"][i] for i in columns["recipe"]]
+    found = dict(zip(zip(titles, ids, strict=True), columns["gap"], strict=True))
+    for line in lines.to_dict("records"):
+        assert found[f"{line['task']} (quickstart)", line["config_id"]] == line["gap"]
 
 
-def test_a_recipe_far_above_is_drawn_at_the_edge_and_the_hover_tells_the_truth(own):
-    figure = figures(own)[2]
-    far = next(trace for trace in figure["data"] if trace["name"] == "far above, not to scale")
-    top = figure["layout"]["yaxis"]["range"][1]
-    assert far["y"][0] < top < 900
-    assert re.search(r"gap \+8\d\d\.|gap \+90\d\.", far["hovertext"][0])
+def test_a_filter_knows_which_recipes_have_a_value(swept, own):
+    data = payload(own)
+    runs = swept.runs().drop_duplicates("config_id").set_index("config_id")
+    technique = next(found for found in data["filters"] if found["title"] == "technique")
+    assert "rotation rht16" in technique["values"]
+    stride = -(-len(data["ids"]) // 8)
+    place = technique["values"].index("rotation rht16")
+    bits = unpacked(technique["bits"])[place * stride : (place + 1) * stride]
+    have = np.unpackbits(bits, bitorder="little")[: len(data["ids"])].astype(bool)
+    assert list(have) == [runs.loc[config_id, "wgrad_rotation"] == "rht16" for config_id in data["ids"]]
+
+
+def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(own):
+    text = text_of(own)
+    assert "24 recipes, 2 tasks, 152 trained lanes, 3 diverged, 1 failed" in text
+    assert "Lowest loss: nvfp4, wgrad rht16: +2" in text or "Lowest loss: mxfp4, wgrad rht16: +2" in text
+    assert "worse than BF16 by more than chance" in text
+    assert re.search(r"What helps on average: wgrad.rotation = rht16 \(-\d", text)
+    assert re.search(r"What harms on average: forward.rounding = stochastic \(\+\d", text)
+    assert "2 of 2 tasks agree" in text
+    assert "noise floor" in text
+    assert "1 of 24 recipes diverged" in text
+    assert "eager: no compiler (1 lane)" in text
+    assert "fp4dse sweep SPACE --task regression:quickstart --seeds 0,1,2 --lr 0.001" in text
 
 
 def test_curves_are_the_front_against_bf16(own):
-    names = [t["name"].replace("<br>", " ") for t in figures(own)[3]["data"] if t.get("name")]
-    assert names[0] == "BF16"
-    assert names[1:] == sorted(names[1:])
-    assert f"3 {Recipe.named('nvfp4-sr').label()}" in names
-
-
-def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(swept, own):
-    text = text_of(own)
-    best = Recipe.named("nvfp4-sr-rht").label()
-    assert f"Lowest gap: {best} at" in text
-    assert "noise floor" in text
-    assert "1 diverged" in text
-    assert "eager: no compiler (1 lane)" in text
-    assert "Some CPU" in text
-    assert "abc1234" in text
-    assert "2.13.0" in text
-    assert "seeds 0, 1, 2" in text
+    names = [t["name"] for f in figures(own) for t in f["data"] if t.get("line", {}).get("dash") and t.get("name")]
+    assert names.count("BF16") == 2
+    assert any(name.startswith("1 ") for name in names)
 
 
 def test_texts_from_the_store_cannot_become_markup(html, store, row, tmp_path):
@@ -131,18 +137,38 @@ def test_texts_from_the_store_cannot_become_markup(html, store, row, tmp_path):
     assert "<x>" not in html
 
 
-def test_a_store_without_a_front_still_has_a_report(store, row, tmp_path):
-    store.add([row("nvfp4", 0, None), row("mxfp4", 0, 0.5)], "job")
-    write_report(store, tmp_path / "report.html")
-    text = text_of((tmp_path / "report.html").read_text())
-    assert "no BF16 baseline" in text
-    assert "No recipe that quantizes has a gap here." in text
+def test_a_store_without_a_baseline_claims_no_front(store, row, tmp_path):
+    store.add([row("nvfp4", seed, 0.5) for seed in range(3)], "job")
+    text = report_of(store, tmp_path)
+    assert "No BF16 baseline was finished here" in text
+    assert "No winner: no recipe that quantizes has a gap here." in text
+    assert "0 on the front" in text
+
+
+def test_a_store_where_all_diverged_says_so(store, row, tmp_path):
+    store.add([row("bf16", 0, 0.5), row("nvfp4", 0, None), row("mxfp4", 0, None)], "job")
+    text = report_of(store, tmp_path)
+    assert "No winner" in text
+    assert "2 of 2 recipes diverged on some seed." in text
 
 
 def test_one_seed_is_reported_without_an_interval(store, row, tmp_path):
     store.add([row("bf16", 0, 0.5), row("mxfp4", 0, 0.6)], "job")
-    write_report(store, tmp_path / "report.html")
-    assert "(one seed, so no interval)" in text_of((tmp_path / "report.html").read_text())
+    text = report_of(store, tmp_path)
+    assert "(one seed, so no interval)" in text
+    assert "with one seed nothing can be told apart" in text
+
+
+def test_one_recipe_has_no_effects_but_a_report(store, row, tmp_path):
+    store.add([row(name, s, 0.5 + 0.01 * s) for name in ("bf16", "nvfp4") for s in range(3)], "job")
+    text = report_of(store, tmp_path)
+    assert "Lowest loss: nvfp4" in text
+    assert "there are no effects" in text
+
+
+def test_only_a_baseline_is_no_winner(store, row, tmp_path):
+    store.add([row("bf16", s, 0.5 + 0.01 * s) for s in range(2)], "job")
+    assert "No winner" in report_of(store, tmp_path)
 
 
 def test_an_empty_store_has_no_report(store, tmp_path):
@@ -150,6 +176,33 @@ def test_an_empty_store_has_no_report(store, tmp_path):
         write_report(store, tmp_path / "report.html")
 
 
+def test_without_statistics_there_is_no_section_of_operands(swept, tmp_path):
+    assert "Error of each operand" not in report_of(swept, tmp_path)
+
+
+def test_an_overhead_column_becomes_an_axis(swept):
+    runs = swept.runs(COLUMNS)
+    runs = runs.assign(overhead=0.5 + 0.01 * runs["points"])
+    assert {"points", "overhead", "bits_per_element"} == set(findings(runs).axes)
+
+
+def test_divergence_counts_the_recipes_that_blew_up(swept):
+    lines = divergence(swept.runs()).query("task == 'vision'")
+    alone = lines[lines["with_factor"].isna()].set_index(["factor", "level"])
+    assert alone.loc[("wgrad.rotation", "rht16"), ["recipes", "blown"]].tolist() == [12, 1]
+    assert alone.loc[("wgrad.rotation", "none"), "diverged"] == 0
+    pair = lines[lines["factor"].eq("wgrad.rotation") | lines["with_factor"].eq("wgrad.rotation")]
+    assert pair["blown"].max() == 1
+    assert (lines["diverged"] == lines["blown"] / lines["recipes"]).all()
+
+
 def test_results_import_neither_duckdb_nor_plotly_nor_torch():
-    code = "import sys, fp4dse.results; print([m for m in ('duckdb', 'plotly', 'torch', 'optuna') if m in sys.modules])"
+    slow = ("duckdb", "plotly", "torch", "optuna", "matplotlib")
+    code = f"import sys, fp4dse.results; print([m for m in {slow} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_store_of_a_newer_version_is_refused(store, tmp_path):
+    (store.path / "store.json").write_text('{"schema_version": 999}')
+    with pytest.raises(StoreError, match="newer"):
+        write_report(open_store(store.path), tmp_path / "report.html")

@@ -1,0 +1,99 @@
+"""Loss against step for BF16 and the members of the front: the mean over seeds, and the band from lowest to highest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
+from fp4dse.results.page import plot
+from fp4dse.results.paired import SETTING, at_best_lr, outcomes
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.parts import of_setting
+from fp4dse.results.store import Store
+
+QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
+ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.
+Line: mean over seeds. Band: lowest to highest seed."""
+MOST = 8
+"""Members of the front that are drawn."""
+
+
+def curves(found: Findings, store: Store) -> str:
+    """A figure per setting (HTML)."""
+    parts = []
+    for setting in range(len(found.titles)):
+        lines = front_curves(found, store, setting)
+        html = plot(curves_figure(lines), "") if len(lines) else "<p>The store holds no curves of these recipes.</p>"
+        parts.append(of_setting(setting, html))
+    return "".join(parts)
+
+
+def front_curves(found: Findings, store: Store, setting: int) -> pd.DataFrame:
+    """name, curve_step, curve_loss of the baseline and the front at their best learning rates."""
+    lines = found.recipes[found.recipes["setting"].eq(setting)]
+    axis = next(iter(found.axes))
+    front = lines[lines["on_front"]].sort_values([axis, "gap"]).head(MOST)
+    numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
+    names = {config_id: f"{n} {label}" for n, (config_id, label) in numbered}
+    names = {**dict.fromkeys(lines.loc[lines["is_baseline"], "config_id"], "BF16"), **names}
+    keys = list(found.titles)[setting]
+    runs = found.runs[(found.runs[list(SETTING)] == list(keys)).all(axis="columns")]
+    chosen = runs[at_best_lr(outcomes(runs)) & runs["config_id"].isin(list(names)) & runs["status"].eq("done")]
+    found_curves = store.curves(list(chosen["run_id"])).merge(chosen[["run_id", "config_id"]])
+    found_curves = found_curves[found_curves["curve_step"].str.len().gt(0)]
+    found_curves = found_curves.assign(name=found_curves["config_id"].map(names))
+    order = {config_id: i for i, config_id in enumerate(names)}
+    return found_curves.sort_values("config_id", key=lambda ids: ids.map(order), kind="stable")
+
+
+def curves_figure(curves: pd.DataFrame) -> dict:
+    """Training loss against step, the mean over seeds as a line, lowest to highest seed as a band.
+
+    curves: rows with `name` (what the legend says, in the order of drawing; the first is the baseline), curve_step
+    and curve_loss.
+    """
+    by_step = over_seeds(curves)
+    traces = []
+    for i, name in enumerate(curves["name"].unique()):
+        part = by_step[by_step["name"].eq(name)].sort_values("step")
+        colour = "var(--fg)" if i == 0 else f"var(--c{(i - 1) % COLOURS})"
+        there_and_back = [*part["step"], *part["step"][::-1]], [*part["max"], *part["min"][::-1]]
+        band = {"fill": "toself", "fillcolor": colour, "opacity": 0.12, "line": {"width": 0}, "hoverinfo": "skip"}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "legendgroup": name, "showlegend": False, **band}
+            | {"x": numbers(pd.Series(there_and_back[0])), "y": numbers(pd.Series(there_and_back[1]))}
+        )
+        line = {"color": colour, "width": 3 if i == 0 else 2, "dash": DASHES[i % len(DASHES)]}
+        traces.append(
+            {"type": "scatter", "mode": "lines", "legendgroup": name, "name": wrapped(name), "line": line}
+            | {"x": numbers(part["step"]), "y": numbers(part["mean"]), "hovertemplate": "step %{x}: %{y:.4g}"}
+        )
+    y: dict = {"type": "linear"}
+    if by_step["min"].min() > 0:
+        decades = np.log10(by_step["max"].max() / by_step["min"].min())
+        y = {"type": "log", "dtick": 1 if decades > 3 else "D2", "tickformat": "~g"}
+    layout = {
+        **LAYOUT,
+        "height": 420,
+        "xaxis": {**AXIS, "title": {"text": "step"}, "type": "log", "dtick": 1},
+        "yaxis": {**AXIS, "title": {"text": "training loss"}, **y},
+        "legend": {"orientation": "h", "y": -0.18, "yanchor": "top"},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def over_seeds(curves: pd.DataFrame) -> pd.DataFrame:
+    """name, step, and the mean, min and max of the loss over seeds."""
+    long = pd.DataFrame(
+        {
+            "name": np.repeat(curves["name"].to_numpy(), curves["curve_step"].str.len()),
+            "step": _joined(curves["curve_step"]),
+            "loss": _joined(curves["curve_loss"]),
+        }
+    )
+    return long.groupby(["name", "step"], sort=False)["loss"].agg(["mean", "min", "max"]).reset_index()
+
+
+def _joined(arrays: pd.Series) -> np.ndarray:
+    return np.concatenate([np.asarray(a, float) for a in arrays]) if len(arrays) else np.empty(0)

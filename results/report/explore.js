@@ -1,0 +1,264 @@
+// The front and the table of recipes: one filter for both. Columns are typed arrays; 20,000 lines take milliseconds.
+"use strict";
+(() => {
+const source = document.getElementById("recipes");
+if (!source) return;
+const data = JSON.parse(source.textContent);
+const KINDS = {float64: Float64Array, float32: Float32Array, uint32: Uint32Array, uint16: Uint16Array, uint8: Uint8Array};
+const unpack = ([kind, text]) => {
+  const raw = atob(text), bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+  return new KINDS[kind](bytes.buffer);
+};
+const C = Object.fromEntries(Object.entries(data.columns).map(([name, packed]) => [name, unpack(packed)]));
+const filters = data.filters.map(f => ({...f, bits: unpack(f.bits), stride: Math.ceil(data.ids.length / 8)}));
+const texts = data.labels.map((label, i) => `${label} ${data.names[i]} ${data.ids[i]}`.toLowerCase());
+const id = name => document.getElementById(name);
+const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
+const state = {sort: null, up: true, page: 0, shown: [], front: []};
+
+const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+const percent = gap => (gap < 0 ? "\u2212" : "+") + Math.abs(100 * gap).toFixed(2);
+const digits = v => Number.isFinite(v) ? String(+v.toPrecision(4)) : "–";
+const gapText = i => C.note[i] === 1 ? `diverged ${C.diverged[i]}/${C.seeds[i] + C.diverged[i] + C.failed[i]}`
+  : C.note[i] ? data.notes[C.note[i]] : !Number.isFinite(C.gap[i]) ? "–"
+  : percent(C.gap[i]) + (Number.isFinite(C.gap_low[i])
+    ? ` ± ${(50 * (C.gap_high[i] - C.gap_low[i])).toFixed(2)}` : " (1 seed)");
+const label = i => data.labels[C.recipe[i]];
+const chance = i => Number.isFinite(C.p_front[i]) ? `${(100 * C.p_front[i]).toFixed(0)} %` : "–";
+
+// --- picking ---------------------------------------------------------------------------------------------------
+
+const chosen = () => {
+  const setting = +id("setting").value;
+  const asked = filters.flatMap((f, k) => {
+    const value = id(`filter-${k}`).value;
+    return value === "" ? [] : [{f, value: Math.abs(+value) - 1, want: +value > 0 ? 1 : 0}];
+  });
+  const words = id("words").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const keep = new Uint8Array(data.ids.length);
+  for (let r = 0; r < keep.length; r++) {
+    keep[r] = asked.every(({f, value, want}) => ((f.bits[value * f.stride + (r >> 3)] >> (r & 7)) & 1) === want)
+      && words.every(word => texts[r].includes(word)) ? 1 : 0;
+  }
+  const out = [];
+  for (let i = 0; i < data.count; i++) if (C.setting[i] === setting && keep[C.recipe[i]]) out.push(i);
+  return out;
+};
+
+// What nothing else beats on both counts; equal points stay together.
+const frontOf = (lines, cost) => {
+  const able = lines.filter(i => C.quantizes[i] && Number.isFinite(C.gap[i]) && Number.isFinite(cost[i]));
+  able.sort((a, b) => cost[a] - cost[b] || C.gap[a] - C.gap[b]);
+  const out = [];
+  let best = Infinity, at = NaN;
+  for (const i of able) {
+    if (C.gap[i] < best || (C.gap[i] === best && cost[i] === at)) { out.push(i); best = C.gap[i]; at = cost[i]; }
+  }
+  return out;
+};
+
+// --- drawing ---------------------------------------------------------------------------------------------------
+
+const quantile = (sorted, q) => sorted[Math.floor(q * (sorted.length - 1))];
+const limits = (lines, front, noise) => {
+  const gaps = lines.map(i => C.gap[i]).sort((a, b) => a - b);
+  if (!gaps.length) return [0, 0.1];
+  const lows = front.map(i => C.gap_low[i]).filter(Number.isFinite), highs = front.map(i => C.gap_high[i]).filter(Number.isFinite);
+  let low = Math.min(gaps[0], ...lows), high = Math.max(gaps[gaps.length - 1], ...highs);
+  const usual = Math.max(quantile(gaps, 0.9), ...front.map(i => C.gap[i]));
+  if (high - low > 3 * (usual - low) && usual > low) high = low + 1.5 * (usual - low);
+  const span = Math.max(high - low, 1e-3);
+  low -= 0.05 * span;
+  if (low > 0 && low < span) low = -0.02 * high;  // BF16 itself, where that does not squeeze the recipes
+  if (noise !== null && low <= 0) low = Math.min(low, Math.max(-noise, -0.3 * span));
+  return [low, Math.max(high, low + span)];
+};
+
+// Where costs are shared, marks step aside; where there are many, each place has one. Returns what is drawn, and where.
+// thin: leave out what has no place; wide: how many places each takes.
+const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) => {
+  const size = thin ? 15 : 9;
+  const width = Math.max(plot.clientWidth - 80, 200), out = [];
+  const rows = y => Math.round((y - low) / span * (HEIGHT - 90) / size), room = axis.discrete ? Math.round(63 / size) : 0;
+  for (let k = 0; k < lines.length; k++) {
+    const x = cost[lines[k]], row = rows(ys[k]);
+    const column = axis.discrete ? x : Math.round((x - range[0]) / (range[1] - range[0]) * width / size);
+    let put = false;
+    for (let step = 0; step <= 2 * room && !put; step++) {
+      const aside = wide * (step + 1 >> 1) * (step % 2 ? 1 : -1), keys = [];
+      for (let a = 1 - wide; a < wide; a++) for (let b = 1 - wide; b < wide; b++) {
+        keys.push(axis.discrete ? `${column} ${row + b} ${aside + a}` : `${column + a} ${row + b}`);
+      }
+      if (taken.has(keys[keys.length >> 1])) continue;
+      keys.forEach(key => taken.add(key));
+      out.push({i: lines[k], x: x + 0.0055 * size * aside * axis.pitch, y: 100 * ys[k]});
+      put = true;
+    }
+    if (!put && !thin) out.push({i: lines[k], x, y: 100 * ys[k]});
+  }
+  return out;
+};
+
+const hover = i => {
+  const name = data.names[C.recipe[i]], metric = data.settings[C.setting[i]].metric;
+  const words = escape(label(i)).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
+  return `<b>${words}</b>${name && name !== label(i) ? `<br>${escape(name)}` : ""}<br>gap ${gapText(i)} %`
+    + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
+    + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
+    + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
+    + `<br>${data.ids[C.recipe[i]]}`;
+};
+const marks = (points, name, symbol, colour, size) => ({type: "scatter", mode: "markers", name, hoverinfo: "text",
+  x: points.map(p => p.x), y: points.map(p => p.y), hovertext: points.map(p => hover(p.i)), customdata: points.map(p => p.i),
+  marker: {symbol, size, color: colour, line: {width: 1.5, color: colour}}});
+const bars = (points, colour) => ({type: "data", color: colour, thickness: 1.2, width: 4, visible: true,
+  symmetric: false, array: points.map(p => 100 * (C.gap_high[p.i] - C.gap[p.i]) || 0),
+  arrayminus: points.map(p => 100 * (C.gap[p.i] - C.gap_low[p.i]) || 0)});
+
+const figure = () => {
+  const axis = data.axes[+id("axis").value], cost = C[axis.name], {noise} = data.settings[+id("setting").value];
+  const able = state.shown.filter(i => C.quantizes[i] && Number.isFinite(cost[i]));
+  const finite = able.filter(i => Number.isFinite(C.gap[i])), front = state.front, onFront = new Set(front);
+  const [low, high] = limits(finite, front, noise), span = high - low;
+  const costs = able.map(i => cost[i]), least = costs.reduce((a, b) => Math.min(a, b), Infinity);
+  const most = costs.reduce((a, b) => Math.max(a, b), -Infinity);
+  axis.pitch = axis.discrete ? pitch(costs) : 0;
+  const edge = axis.discrete ? axis.pitch / 2 : 0.03 * (most - least) || 0.05 * Math.abs(most) || 0.5;
+  const range = Number.isFinite(least) ? [least - edge, most + edge] : [0, 1];
+  const taken = new Set(), thin = finite.length > MANY;
+  const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, thin, wide);
+  const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
+  const numbers = steps.map((_, n) => String(n + 1));
+  for (let n = steps.length - 1; n > 0; n--) {  // equal ones share a disc
+    if (steps[n].x !== steps[n - 1].x || steps[n].y !== steps[n - 1].y) continue;
+    numbers[n - 1] += `, ${numbers[n]}`;
+    numbers[n] = "";
+  }
+  const rest = finite.filter(i => !onFront.has(i)).sort((a, b) => C.gap[a] - C.gap[b]);
+  const others = put(rest.filter(i => C.gap[i] <= high), i => C.gap[i]);
+  const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
+  const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
+  const few = others.length <= 60;
+  const traces = [
+    {...marks(others, "other recipes", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
+    marks(far, "far above, not to scale", "triangle-up-open", "var(--muted)", 9),
+    marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
+    {...marks(steps, "on the front of what is shown", "circle", "var(--accent)", 20), mode: "lines+markers+text",
+      line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: numbers,
+      textfont: {color: "var(--bg)", size: numbers.map(text => text.length > 2 ? 8 : 11)}, error_y: bars(steps, "var(--accent)")},
+  ].filter(t => t.x.length);
+  const font = {family: "system-ui, sans-serif", size: 13, color: "var(--fg)"};
+  const line = {gridcolor: "var(--line)", linecolor: "var(--line)", zeroline: false, automargin: true};
+  const shapes = [{type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: {color: "var(--fg)"}}];
+  if (noise !== null) shapes.unshift({type: "rect", xref: "paper", x0: 0, x1: 1, layer: "below", y0: -100 * noise,
+    y1: 100 * noise, fillcolor: "var(--band)", line: {width: 0}});
+  const base = low > 0 ? `BF16 (0 %) lies ${(100 * low).toFixed(0)} % below this edge` : "BF16";
+  const layout = {font, height: HEIGHT, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
+    margin: {l: 8, r: 8, t: 8, b: 8}, shapes, uirevision: axis.name,
+    hoverlabel: {bgcolor: "var(--bg)", bordercolor: "var(--muted)", font, align: "left"},
+    modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--muted)", activecolor: "var(--accent)"},
+    xaxis: {...line, title: {text: axis.title}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
+    yaxis: {...line, title: {text: "gap to BF16, %"}, range: [100 * low, 100 * (high + 0.13 * span)]},
+    annotations: [{text: base, showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, 100 * low),
+      yanchor: "bottom", font: {color: "var(--muted)", size: 12}}],
+    legend: {orientation: "h", y: -0.18, yanchor: "top"}};
+  if (Report.coarse) layout.dragmode = false;
+  const hidden = rest.length - others.length - far.length;
+  const parts = [`${state.shown.length.toLocaleString("en")} recipes shown, ${front.length} on their front.`];
+  if (hidden) parts.push(`${hidden.toLocaleString("en")} lie under the mark of another and are not drawn; the table has them.`);
+  const lost = state.shown.length - able.length;
+  if (lost) parts.push(`${lost} do not quantize or have no ${axis.title}.`);
+  id("front-says").textContent = parts.join(" ");
+  return {traces, layout};
+};
+const pitch = costs => {
+  const values = [...new Set(costs)].sort((a, b) => a - b);
+  return values.slice(1).reduce((least, v, k) => Math.min(least, v - values[k]), values.length > 1 ? Infinity : 1);
+};
+const draw = () => {
+  const {traces, layout} = Report.paint(figure());
+  return Plotly.react(plot, traces, layout, Report.config());
+};
+
+// --- table -----------------------------------------------------------------------------------------------------
+
+const columns = () => {
+  const axis = data.axes[+id("axis").value], {metric} = data.settings[+id("setting").value];
+  const place = new Map(state.front.map((i, n) => [i, n + 1]));
+  const of = (title, kind, key, html) => ({title, kind, key, html: html ?? (i => digits(key(i)))});
+  return [
+    of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
+    of("recipe", "label", label, i => escape(label(i)) + (data.names[C.recipe[i]] && data.names[C.recipe[i]] !== label(i)
+      ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")),
+    of("gap to BF16, %", "n", i => C.gap[i], gapText),
+    of(`chance of the front, ${data.axes[0].name.replaceAll("_", " ")}`, "n", i => C.p_front[i], chance),
+    ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
+    ...(metric ? [of(metric, "n", i => C.val_metric[i])] : []),
+    of("val loss", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
+  ];
+};
+const table = () => {
+  const all = columns(), head = id("recipes-table").tHead, body = id("recipes-table").tBodies[0];
+  let lines = state.shown.slice();
+  const place = new Map(state.front.map((i, n) => [i, n]));
+  const by = state.sort === null ? null : all[state.sort];
+  const gap = i => Number.isNaN(C.gap[i]) ? Infinity : C.gap[i];
+  const order = (a, b) => {
+    if (!by) return (place.get(a) ?? Infinity) - (place.get(b) ?? Infinity) || gap(a) - gap(b) || 0;
+    const p = by.key(a), q = by.key(b);
+    if (typeof p === "string") return (state.up ? 1 : -1) * (p < q ? -1 : p > q ? 1 : 0);
+    const lacks = Number.isNaN(p) - Number.isNaN(q);  // what has no value comes last either way
+    return lacks || (p === q ? 0 : (state.up ? 1 : -1) * (p - q));
+  };
+  lines.sort(order);
+  const pages = Math.max(Math.ceil(lines.length / PAGE), 1);
+  state.page = Math.min(state.page, pages - 1);
+  const sorted = k => state.sort === k ? ` aria-sort="${state.up ? "ascending" : "descending"}"` : "";
+  head.innerHTML = `<tr>${all.map((c, k) => `<th class="${c.kind}"${sorted(k)}><button type="button" data-k="${k}">`
+    + `${escape(c.title)}</button></th>`).join("")}</tr>`;
+  body.innerHTML = lines.slice(PAGE * state.page, PAGE * (state.page + 1)).map(i =>
+    `<tr class="${place.has(i) ? "front" : ""}">${all.map(c => `<td class="${c.kind}">${c.html(i)}</td>`).join("")}</tr>`).join("");
+  id("page-says").textContent = `${lines.length.toLocaleString("en")} recipes, page ${state.page + 1} of ${pages}`;
+  id("previous").disabled = state.page === 0;
+  id("next").disabled = state.page === pages - 1;
+};
+
+// --- acting ----------------------------------------------------------------------------------------------------
+
+let ready = false;
+const update = () => {
+  const begin = performance.now();
+  state.shown = chosen();
+  state.front = frontOf(state.shown, C[data.axes[+id("axis").value].name]);
+  table();
+  document.querySelectorAll(".of").forEach(part => { part.hidden = part.dataset.setting !== id("setting").value; });
+  const done = () => { document.body.dataset.took = (performance.now() - begin).toFixed(1); };
+  if (ready) draw().then(done); else done();
+};
+id("filters").innerHTML = filters.map((f, k) => `<label>${escape(f.title)} <select id="filter-${k}"><option value="">any</option>`
+  + `<optgroup label="with">${f.values.map((v, n) => `<option value="${n + 1}">${escape(v)}</option>`).join("")}</optgroup>`
+  + `<optgroup label="without">${f.values.map((v, n) => `<option value="${-n - 1}">no ${escape(v)}</option>`).join("")}</optgroup>`
+  + "</select></label>").join(" ");
+const again = () => { state.page = 0; update(); };
+id("controls").addEventListener("change", again);
+id("words").addEventListener("input", again);
+id("controls").addEventListener("submit", event => event.preventDefault());
+id("controls").addEventListener("reset", () => setTimeout(() => { state.sort = null; again(); }));
+id("previous").addEventListener("click", () => { state.page--; table(); });
+id("next").addEventListener("click", () => { state.page++; table(); });
+id("recipes-table").tHead.addEventListener("click", event => {
+  const button = event.target.closest("button");
+  if (!button) return;
+  const k = +button.dataset.k;
+  state.up = state.sort === k ? !state.up : true;
+  state.sort = k;
+  table();
+});
+document.addEventListener("plotly", () => {
+  ready = true;
+  Report.drawn.set(plot, draw);
+  draw().then(() => { document.body.dataset.drawn = performance.now().toFixed(0); });
+});
+update();
+})();

@@ -1,0 +1,152 @@
+"""The front that can be filtered: every recipe of every setting as compact columns, and where the script draws them.
+
+Numbers travel as base64 of little-endian arrays, recipes' facts once however many settings have them. What a filter
+asks is a bit per value and recipe. The script (explore.js) picks, sorts, finds the front of what is left, and draws.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from html import escape
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.results.design import AXES as RECIPE_AXES
+from fp4dse.results.design import PLAIN
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.tables import has_metric
+
+QUERIES = (
+    "FROM recipes",
+    "SELECT task, preset, config_id, p_front FROM front",
+    "SELECT config_id, avg({axis}) AS {axis} FROM runs GROUP BY ALL",
+    "FROM noise_floor",
+)
+ABOUT = """Further down is better, further left is cheaper. A numbered disc is a recipe on the front of what is shown,
+an open diamond one that is not, a triangle at the upper edge one far above, a cross above it one that diverged. Bars
+are 95 % intervals over seeds, the grey band is the noise floor, the line at 0 is BF16. Point at a mark, or tap it, to
+see the recipe."""
+
+COLUMNS = 24
+"""Costs that are at least this part of the axis apart count as columns."""
+_FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
+
+
+def explorer(found: Findings) -> str:
+    """The figure, its controls and the table, all empty, and the data (HTML)."""
+    data = json.dumps(payload(found), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<p class="about">{ABOUT}</p><figure><div id="front" class="tall-plot"></div>'
+        '<figcaption id="front-says" aria-live="polite"></figcaption></figure>'
+        '<div class="wide"><table id="recipes-table"><thead></thead><tbody></tbody></table></div>'
+        '<p class="pager"><button type="button" id="previous">previous</button> <span id="page-says"></span> '
+        '<button type="button" id="next">next</button></p>'
+        f'<script type="application/json" id="recipes">{data}</script>'
+    )
+
+
+def controls(found: Findings) -> str:
+    """The bar of selects (HTML); the script fills those of the filters."""
+    settings = "".join(f'<option value="{i}">{escape(title)}</option>' for i, title in enumerate(found.titles.values()))
+    axes = "".join(f'<option value="{i}">{escape(says)}</option>' for i, says in enumerate(found.axes.values()))
+    return (
+        '<form class="controls" id="controls" autocomplete="off">'
+        f'<label>task <select id="setting">{settings}</select></label>'
+        f'<label>overhead <select id="axis">{axes}</select></label><span id="filters"></span>'
+        '<label>in words <input id="words" type="search" placeholder="nvfp4 rht16"></label>'
+        '<button type="reset">show all</button></form>'
+    )
+
+
+def payload(found: Findings) -> dict:
+    """What the script reads. All columns are of the lines of `found.recipes` but BF16's, in its order."""
+    lines = found.recipes[~found.recipes["is_baseline"]]
+    recipes = found.runs.drop_duplicates("config_id").set_index("config_id")
+    recipes = recipes.loc[lines["config_id"].drop_duplicates()]
+    place = pd.Series(np.arange(len(recipes)), recipes.index)
+    notes = list(dict.fromkeys(["", "diverged", *lines["note"]]))  # the script knows the first two
+    note = lines["note"].map({text: i for i, text in enumerate(notes)})
+    columns = {
+        "setting": _packed(lines["setting"], np.uint16),
+        "recipe": _packed(place.reindex(lines["config_id"]), np.uint32),
+        **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
+        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front")},
+        **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
+        **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},
+        "note": _packed(note, np.uint8),
+        "quantizes": _packed(lines["points"].gt(0), np.uint8),
+    }
+    names = recipes["recipe_name"].where(recipes["recipe_name"].notna(), "")
+    return {
+        "columns": columns,
+        "count": len(lines),
+        "axes": [
+            {"name": name, "title": title, "discrete": _discrete(lines[name])} for name, title in found.axes.items()
+        ],
+        "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
+        "notes": notes,
+        "ids": list(recipes.index),
+        "labels": recipes["recipe_label"].tolist(),
+        "names": names.tolist(),
+        "filters": [_filter(*choice) for choice in choices(recipes)],
+    }
+
+
+def choices(recipes: pd.DataFrame) -> list[tuple[str, dict[str, NDArray[np.bool_]]]]:
+    """(heading, value -> which recipes have it somewhere) of each filter. Values that all or none have are left out."""
+    out = []
+    for heading, field in (("element format", "element"), ("scale format", "scale"), ("block", "block")):
+        out.append((heading, _having(recipes, [name for name in RECIPE_AXES if name.endswith(f"_{field}")])))
+    techniques: dict[str, NDArray[np.bool_]] = {}
+    scaled = [name for name in RECIPE_AXES if name.endswith("_tensor_scale")]
+    techniques["tensor scale"] = recipes[scaled].notna().any(axis="columns").to_numpy()
+    for field in _FIELDS:
+        columns = [name for name in RECIPE_AXES if name.endswith(f"_{field}")]
+        found = {value: have for value, have in _having(recipes, columns).items() if value not in PLAIN}
+        techniques |= {f"{field} {value}": have for value, have in found.items()}
+    for operand in ("x", "w"):
+        found = _having(recipes, [f"estimator_{operand}"])
+        techniques |= {f"estimator {operand} {value}": have for value, have in found.items() if value not in PLAIN}
+    out.append(("technique", techniques))
+    some = [(heading, {v: have for v, have in values.items() if 0 < have.sum() < len(have)}) for heading, values in out]
+    return [(heading, values) for heading, values in some if values]
+
+
+def _having(recipes: pd.DataFrame, columns: list[str]) -> dict[str, NDArray[np.bool_]]:
+    found: dict[str, NDArray[np.bool_]] = {}
+    for name in columns:
+        codes, values = pd.factorize(recipes[name])
+        for i, value in enumerate(values):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            found[text] = found.get(text, np.zeros(len(recipes), bool)) | (codes == i)
+    return dict(sorted(found.items()))
+
+
+def _filter(heading: str, values: dict[str, NDArray[np.bool_]]) -> dict:
+    bits = np.packbits(np.array(list(values.values())), axis=1, bitorder="little")
+    return {"title": heading, "values": list(values), "bits": _packed(bits.ravel(), np.uint8)}
+
+
+def _setting(found: Findings, setting: int, title: str) -> dict:
+    lines = found.recipes[found.recipes["setting"].eq(setting)]
+    floor = found.floors[found.floors["setting"].eq(setting)]
+    noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan
+    metric = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else None
+    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric}
+
+
+def _discrete(values: pd.Series) -> bool:
+    """Whether costs stand in columns wide enough to spread recipes of equal cost sideways."""
+    distinct = np.unique(values.dropna())
+    return len(distinct) < 2 or bool(np.diff(distinct).min() >= np.ptp(distinct) / COLUMNS)
+
+
+def _packed(values: object, dtype: type) -> list[str]:
+    """[dtype, base64] of the values; missing ones are NaN, or 0 in an integer column."""
+    numbers = pd.Series(values).astype(float)
+    numbers = numbers if np.issubdtype(dtype, np.floating) else numbers.fillna(0)
+    array = numbers.to_numpy().astype(np.dtype(dtype).newbyteorder("<"))
+    return [np.dtype(dtype).name, base64.b64encode(array.tobytes()).decode()]

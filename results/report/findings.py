@@ -1,0 +1,91 @@
+"""All that the report says is worked out here once, by the functions that the views of `fp4dse query` call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from fp4dse.results.adding import marginal
+from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.diverged import divergence
+from fp4dse.results.equivalence import against
+from fp4dse.results.linear import EFFECTS_READ, effects
+from fp4dse.results.paired import OVERHEAD, SETTING, learning_rates
+from fp4dse.results.pooled import pooled_effects
+from fp4dse.results.rivals import matched
+from fp4dse.results.schema import ROW
+from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.tables import setting_titles
+
+AXES = {
+    "overhead": "modelled step time, BF16 = 1",
+    "points": "techniques, points",
+    "bits_per_element": "stored bits per operand element",
+}
+"""Columns that can be an overhead axis -> what the axis says."""
+
+MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "gemm_backend", "host"]
+SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
+_MORE = ["run_id", "recipe", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
+_MORE += [name for name in ("overhead", "overhead_of") if name in ROW.names]
+COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE]))
+"""The columns of runs that a report reads."""
+
+
+class Findings(NamedTuple):
+    """Frames by what made them; each has a line per SETTING and more, but `pooled`."""
+
+    runs: pd.DataFrame
+    axes: dict[str, str]
+    """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
+    titles: dict[tuple, str]
+    """SETTING values -> what a setting is called, in the order of the report."""
+    recipes: pd.DataFrame
+    """summarize, with p_front, a column for each axis, and `setting`: the place in `titles`."""
+    floors: pd.DataFrame
+    volumes: pd.DataFrame
+    versus_best: pd.DataFrame
+    matched: pd.DataFrame
+    """At equal stored bits."""
+    rates: pd.DataFrame
+    """learning_rates."""
+    effects: pd.DataFrame
+    pooled: pd.DataFrame
+    marginal: pd.DataFrame
+    divergence: pd.DataFrame
+
+
+def findings(runs: pd.DataFrame) -> Findings:
+    """runs: COLUMNS of a store's runs, or of some of them, with at least one row."""
+    recipes = summarize(runs)
+    chance = front_chance(runs)[[*SETTING, "config_id", "p_front"]]
+    recipes = recipes.merge(chance, how="left", on=[*SETTING, "config_id"])
+    present = [name for name in AXES if name in runs and runs[name].notna().any()]
+    axes = {name: AXES.get(name, name) for name in dict.fromkeys([OVERHEAD, *present])}
+    lacking = [name for name in axes if name not in recipes]
+    costs = runs.groupby([*SETTING, "config_id"], sort=False)[lacking].mean()
+    recipes = recipes.join(costs, on=[*SETTING, "config_id"])
+    titles = setting_titles(recipes)
+    return Findings(
+        runs=runs,
+        axes=axes,
+        titles=titles,
+        recipes=_placed(recipes, titles),
+        floors=_placed(noise_floor(runs), titles),
+        volumes=_placed(hypervolume(runs), titles),
+        versus_best=_placed(against(runs), titles),
+        matched=_placed(matched(runs), titles),
+        rates=_placed(learning_rates(runs), titles),
+        effects=_placed(effects(runs), titles),
+        pooled=pooled_effects(runs) if len(titles) > 1 else pd.DataFrame(),
+        marginal=_placed(marginal(runs), titles),
+        divergence=_placed(divergence(runs), titles),
+    )
+
+
+def _placed(frame: pd.DataFrame, titles: dict[tuple, str]) -> pd.DataFrame:
+    """With the column `setting`, and in its order."""
+    places = {keys: i for i, keys in enumerate(titles)}
+    found = [places[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
+    return frame.assign(setting=pd.Series(found, frame.index, dtype=int)).sort_values("setting", kind="stable")

@@ -1,0 +1,136 @@
+"""Two maps over pairs of technique levels: which work together or against each other, and where recipes diverge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.figures import AXIS, LAYOUT
+from fp4dse.results.page import plot
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.parts import number, of_setting
+
+INTERACTIONS = ("SELECT * FROM effects WHERE kind = 'interaction'",)
+ABOUT_INTERACTIONS = """What two techniques do together beyond what each does on average, in % of loss. Below zero they
+help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero;
+an empty field was never tried."""
+DIVERGENCE = (
+    "FROM divergence",
+    "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged FROM recipes "
+    "WHERE points > 0 GROUP BY ALL",
+)
+ABOUT_DIVERGENCE = """The share of recipes that diverged, in %, for each technique (on the diagonal) and each pair."""
+MOST_LEVELS = 24
+MOST_WITH_TEXT = 14
+
+
+def interactions(found: Findings) -> str:
+    """A map per setting (HTML)."""
+    parts = []
+    for setting in range(len(found.titles)):
+        lines = found.effects[found.effects["setting"].eq(setting)]
+        pairs = lines[lines["kind"].eq("interaction") & lines["effect"].notna()]
+        if pairs.empty:
+            notes = [note for note in lines["note"].unique() if "interactions" in note]
+            html = f"<p>{notes[0] if notes else 'There are no two techniques here whose pairs can be told'}.</p>"
+        else:
+            html = plot(interaction_figure(lines), "")
+        parts.append(of_setting(setting, html))
+    return "".join(parts)
+
+
+def interaction_figure(lines: pd.DataFrame) -> dict:
+    """lines: of effects, one setting."""
+    names, values, stars = interaction_values(lines)
+    most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
+    texts = _texts(values, "{:+.2f}", stars)
+    scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
+    return _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+
+
+def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of levels, and in the lower triangle the interactions in % and whether their intervals leave out zero.
+
+    lines: of effects, one setting. Levels that others are measured from are left out: they mirror the rest.
+    """
+    mains = lines[lines["kind"].eq("main")]
+    mains = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
+    levels = list(zip(mains["factor"], mains["level"], strict=True))[:MOST_LEVELS]
+    place = {level: i for i, level in enumerate(levels)}
+    values = np.full((len(levels), len(levels)), np.nan)
+    stars = np.zeros(values.shape, bool)
+    for line in lines[lines["kind"].eq("interaction")].to_dict("records"):
+        i, j = (place.get((line[f"{p}factor"], line[f"{p}level"])) for p in ("", "with_"))
+        if i is not None and j is not None:
+            i, j = max(i, j), min(i, j)
+            values[i, j], stars[i, j] = 100 * line["effect"], line["low"] > 0 or line["high"] < 0
+    return [f"{factor}: {level}" for factor, level in levels], values, stars
+
+
+def divergences(found: Findings) -> str:
+    """A map per setting (HTML), or a sentence where nothing diverged."""
+    parts = []
+    for setting in range(len(found.titles)):
+        lines = found.divergence[found.divergence["setting"].eq(setting)]
+        tried = found.recipes[found.recipes["setting"].eq(setting) & found.recipes["points"].gt(0)]
+        blown = int(tried["note"].eq("diverged").sum())
+        if not blown:
+            html = "<p>No recipe diverged.</p>"
+        else:
+            html = f"<p>{number(blown)} of {number(len(tried))} recipes diverged on some seed.</p>"
+            if len(lines):
+                html += plot(divergence_figure(lines), "")
+        parts.append(of_setting(setting, html))
+    return "".join(parts)
+
+
+def divergence_figure(lines: pd.DataFrame) -> dict:
+    """lines: of divergence, one setting; the levels that diverge most come first."""
+    alone = lines[lines["with_factor"].isna()].sort_values("diverged", ascending=False, kind="stable")
+    levels = list(zip(alone["factor"], alone["level"], strict=True))[:MOST_LEVELS]
+    place = {level: i for i, level in enumerate(levels)}
+    values = np.full((len(levels), len(levels)), np.nan)
+    for line in lines.to_dict("records"):
+        i = place.get((line["factor"], line["level"]))
+        j = i if pd.isna(line["with_factor"]) else place.get((line["with_factor"], line["with_level"]))
+        if i is not None and j is not None:
+            values[max(i, j), min(i, j)] = 100 * line["diverged"]
+    names = [f"{factor}: {level}" for factor, level in levels]
+    scale = [[0, "var(--bg)"], [1, "var(--bad)"]]
+    texts = _texts(values, "{:.0f}", np.zeros(values.shape, bool))
+    return _map(names, values, texts, scale, (0, 100), "%{y}<br>with %{x}<br>%{z:.1f} % diverged<extra></extra>")
+
+
+def _texts(values: np.ndarray, form: str, stars: np.ndarray) -> list[list[str]]:
+    few = len(values) <= MOST_WITH_TEXT
+    return [
+        [
+            "" if not np.isfinite(v) else (form.format(v) if few else "") + "*" * bool(s)
+            for v, s in zip(row, marks, strict=True)
+        ]
+        for row, marks in zip(values, stars, strict=True)
+    ]
+
+
+def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits: tuple, hover: str) -> dict:
+    numbers = [[float(v) if np.isfinite(v) else None for v in row] for row in values]
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "x": names,
+        "y": names,
+        "z": numbers,
+        "text": texts,
+        "texttemplate": "%{text}",
+    }
+    trace |= {"colorscale": scale, "zmin": limits[0], "zmax": limits[1], "hoverongaps": False, "xgap": 1, "ygap": 1}
+    trace |= {"hovertemplate": hover, "colorbar": {"thickness": 10, "outlinewidth": 0, "ticksuffix": " %"}}
+    axis = {**AXIS, "type": "category", "showgrid": False}
+    layout = {
+        **LAYOUT,
+        "height": 190 + 30 * len(names),
+        "xaxis": {**axis, "tickangle": -40},
+        "yaxis": {**axis, "autorange": "reversed"},
+    }
+    return {"data": [trace], "layout": layout}

@@ -1,0 +1,52 @@
+"""The best recipe for each number of stored bits, beside the best other one that needs as many."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from fp4dse.results.equivalence import MARGIN
+from fp4dse.results.page import table
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.parts import of_setting, percents
+from fp4dse.results.rivals import TOLERANCE
+
+QUERIES = ("FROM matched",)
+ABOUT = f"""A format with finer blocks stores more bits, so it should win. Here each number of stored bits per operand
+element has its own winner, and beside it the best other recipe that needs as many, up to {100 * TOLERANCE:g} %.
+Difference: of the winner to that one, in % of loss, with its 95 % interval."""
+MOST = 20
+VERDICTS = {
+    "lower": "better",
+    "higher": "worse",
+    "same": f"the same within ±{100 * MARGIN:g} %",
+    "open": "not told apart",
+}
+
+
+def storage(found: Findings) -> str:
+    """A table per setting (HTML): a line for each number of bits, fewest first."""
+    parts = []
+    for setting in range(len(found.titles)):
+        lines = found.matched[found.matched["setting"].eq(setting)]
+        best = lines.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
+        rows = [_row(line) for line in best.to_dict("records")]
+        columns = [("bits", "n"), ("best recipe", "label"), ("gap to BF16, %", "n"), ("next best", "label")]
+        columns += [("difference, %", "n"), ("verdict", "")]
+        html = table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
+        parts.append(of_setting(setting, html))
+    return "".join(parts)
+
+
+def _row(line: dict) -> list[tuple[str, object]]:
+    bits, gap = line["value"], line["gap"]
+    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (escape(line["label"]), line["label"]), (percents(gap), gap)]
+    if not line["rivals"]:
+        return [*row, ("none", ""), ("–", None), ("alone", "alone")]
+    size = percents(line["difference"]) if np.isfinite(line["difference"]) else "–"
+    if np.isfinite(line["low"]):
+        size += f" ({percents(line['low'])} to {percents(line['high'])})"
+    verdict = VERDICTS.get(line["verdict"], line["verdict"])
+    known = line["difference"] if np.isfinite(line["difference"]) else None
+    return [*row, (escape(line["rival_label"]), line["rival_label"]), (size, known), (verdict, verdict)]

@@ -1,0 +1,178 @@
+"""The report in a real browser: it loads without an error, its filters act on figure and table, its table sorts."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fp4dse.kernels.inspection.gaussian import gaussian_statistics
+from fp4dse.results import front, summarize, write_report
+from fp4dse.results.report.browser import browser, filtered, opened, why_no_browser
+
+pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
+
+
+@pytest.fixture(scope="module")
+def page(swept):
+    path = swept.path.parent / "seen.html"
+    write_report(swept, path, statistics=gaussian_statistics)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    driver = browser()
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def seen(chromium, page):
+    """The page, freshly opened; the console must be empty when a test is done with it."""
+    chromium.get_log("browser")
+    opened(chromium, page)
+    yield chromium
+    assert chromium.get_log("browser") == []
+
+
+def run(driver, script: str, *arguments):
+    return driver.execute_script(f"return {script}", *arguments)
+
+
+def cells(driver, column: int) -> list[str]:
+    rows = "[...document.querySelectorAll('#recipes-table tbody tr')]"
+    return run(driver, f"{rows}.map(row => row.cells[{column}].textContent.trim())")
+
+
+def marks(driver) -> dict[str, int]:
+    """How many points each trace of the front has."""
+    return dict(run(driver, "document.getElementById('front').data.map(trace => [trace.name, trace.x.length])"))
+
+
+def select_with(driver, word: str) -> tuple[str, str]:
+    """The select of the first option whose text has this word, and the option's value."""
+    option = f"[...document.querySelectorAll('.controls option')].find(o => o.textContent.includes({word!r}))"
+    return run(driver, f"[{option}.closest('select').id, {option}.value]")
+
+
+def test_it_draws_every_figure_without_an_error_in_light_and_dark(seen):
+    for scheme, background in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 27)")):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        seen.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        assert run(seen, "getComputedStyle(document.body).backgroundColor") == background
+        run(seen, "document.querySelectorAll('section').forEach(part => part.scrollIntoView())")
+        seen.execute_async_script("setTimeout(arguments[0], 300)")
+    for name in ("techniques", "interactions", "divergence", "curves"):
+        run(seen, f"document.getElementById('{name}').scrollIntoView()")
+        seen.execute_async_script("setTimeout(arguments[0], 200)")
+        shown = f"[...document.querySelectorAll('#{name} .plot')].filter(plot => plot.offsetParent)"
+        assert run(seen, f"{shown}.every(plot => plot.querySelector('svg.main-svg'))"), name
+    light = [{"name": "prefers-color-scheme", "value": "light"}]
+    seen.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": light})
+
+
+def test_nothing_is_wider_than_a_phone(seen, page):
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    opened(seen, page)
+    assert run(seen, "document.documentElement.scrollWidth") <= 390
+    laptop = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", laptop)
+
+
+def test_a_filter_acts_on_figure_and_table_together(seen, swept):
+    filtered(seen, *select_with(seen, "points"))
+    filtered(seen, *select_with(seen, "rotation rht16"))
+    title = run(seen, "document.getElementById('setting').selectedOptions[0].textContent")
+    lines = summarize(swept.runs())
+    lines = lines[lines["task"].eq(title.split()[0]) & lines["label"].str.contains("rht16")]
+    assert all("rht16" in text for text in cells(seen, 1))
+    assert len(cells(seen, 1)) == len(lines) == 12
+    assert sum(marks(seen).values()) == len(lines)
+    assert run(seen, "document.getElementById('front-says').textContent").startswith("12 recipes shown")
+    filtered(seen, *select_with(seen, "no rotation rht16"))
+    assert not any("rht16" in text for text in cells(seen, 1))
+
+
+def test_the_front_of_what_is_shown_is_the_front(seen, swept):
+    name, value = select_with(seen, "no rotation rht16")
+    filtered(seen, name, value)
+    task = run(seen, "document.getElementById('setting').selectedOptions[0].textContent").split()[0]
+    lines = summarize(swept.runs())
+    lines = lines[lines["task"].eq(task) & ~lines["is_baseline"] & ~lines["label"].str.contains("rht16")]
+    for axis, column in (("points", "points"), ("bits per", "bits")):
+        filtered(seen, *select_with(seen, axis))
+        expected = set(lines["label"][front(lines[column], lines["gap"])])
+        numbered = [label for mark, label in zip(cells(seen, 0), cells(seen, 1), strict=True) if mark]
+        assert len(numbered) == len(expected)
+        for label in numbered:
+            assert any(label.startswith(text) for text in expected), label
+
+
+def test_words_pick_recipes(seen):
+    words = seen.find_element("id", "words")
+    words.send_keys("ue5m3 rht16")
+    shown = cells(seen, 1)
+    assert shown
+    assert all("ue5m3" in text and "rht16" in text for text in shown)
+    seen.find_element("css selector", "button[type=reset]").click()
+    seen.execute_async_script("setTimeout(arguments[0], 50)")
+    assert run(seen, "document.getElementById('page-says').textContent") == "24 recipes, page 1 of 2"
+
+
+def test_the_table_sorts_both_ways_and_has_pages(seen):
+    def gaps() -> list[float]:
+        texts = [re.match(r"[+−][\d.]+", text) for text in cells(seen, 2)]
+        return [float(text[0].replace("−", "-")) for text in texts if text]
+
+    head = "document.querySelectorAll('#recipes-table th button')[2].click()"
+    seen.execute_script(head)
+    rising = gaps()
+    assert rising == sorted(rising)
+    seen.execute_script(head)
+    falling = gaps()
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] > rising[-1]
+    assert len(cells(seen, 0)) == 20
+    seen.find_element("id", "next").click()
+    assert len(cells(seen, 0)) == 4
+
+
+def test_another_task_changes_every_section(seen):
+    before = cells(seen, 2)
+    filtered(seen, "setting", "1")
+    assert cells(seen, 2) != before
+    shown = run(seen, "[...document.querySelectorAll('.of')].filter(part => !part.hidden).map(p => p.dataset.setting)")
+    assert set(shown) == {"1"}
+
+
+def test_a_mark_says_which_recipe_it_is(seen):
+    filtered(seen, *select_with(seen, "points"))
+    texts = run(seen, "document.getElementById('front').data.flatMap(trace => trace.hovertext)")
+    assert len(texts) == 24
+    assert all(re.search(r"<b>.+</b>.*gap .*loss .*chance of the front", text, re.DOTALL) for text in texts)
+
+
+def test_marks_do_not_hide_each_other(seen):
+    filtered(seen, *select_with(seen, "points"))
+    points = run(seen, "document.getElementById('front').data.flatMap(t => t.x.map((x, i) => [x, t.y[i]]))")
+    assert len(np.unique(np.round(points, 6), axis=0)) == len(points)
+
+
+LITTLE = {
+    "only a baseline": {"bf16": [0.5, 0.51]},
+    "no baseline": {"nvfp4": [0.5, 0.51], "mxfp4": [0.6, 0.61]},
+    "one recipe, one seed": {"bf16": [0.5], "nvfp4": [0.6]},
+    "all diverged": {"bf16": [0.5, 0.51], "nvfp4": [None, None], "mxfp4": [None, None]},
+    "better than BF16": {"bf16": [0.5, 0.51], "nvfp4": [0.4, 0.41], "mxfp4": [0.4, 0.41]},
+}
+
+
+@pytest.mark.parametrize("losses", LITTLE.values(), ids=LITTLE)
+def test_a_store_with_little_in_it_opens_without_an_error(chromium, store, row, tmp_path, losses):
+    store.add([row(name, seed, loss) for name, values in losses.items() for seed, loss in enumerate(values)], "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    run(chromium, "document.querySelectorAll('section').forEach(part => part.scrollIntoView())")
+    assert chromium.get_log("browser") == []
+    assert len(cells(chromium, 1)) == len(losses) - ("bf16" in losses)

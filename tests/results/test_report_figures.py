@@ -1,0 +1,56 @@
+"""Figures for papers: one file a picture and setting, in the form that was asked for, the same bytes each time."""
+
+import sys
+
+import pytest
+
+from fp4dse import cli
+from fp4dse.dse import ConfigError
+from fp4dse.results.report import write_figures
+
+matplotlib = pytest.importorskip("matplotlib", reason="needs the extra `figures`")
+STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+
+
+@pytest.mark.parametrize("form", STARTS)
+def test_each_setting_has_its_four_figures(swept, tmp_path, form):
+    written = write_figures(swept, tmp_path / "new" / "folder", form)
+    whats = ("front", "effects", "interactions", "curves")
+    tasks = ("regression-quickstart", "vision-quickstart")
+    assert {path.name for path in written} == {f"{what}-{task}.{form}" for what in whats for task in tasks}
+    assert all(path.read_bytes().startswith(STARTS[form]) for path in written)
+
+
+@pytest.mark.parametrize("form", ["svg", "pdf"])
+def test_the_same_store_makes_the_same_bytes(store, row, tmp_path, form):
+    store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6), row("mxfp4", 0, 0.7)], "job")
+    first, second = (write_figures(store, tmp_path / name, form) for name in "ab")
+    assert len(first) == 3  # one seed and two recipes tell no interaction
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_a_text_of_an_svg_is_a_text(swept, tmp_path):
+    [path] = [path for path in write_figures(swept, tmp_path, "svg") if path.name.startswith("effects-vision")]
+    assert "wgrad.rotation: rht16 (not none)" in path.read_text()
+
+
+def test_what_has_no_numbers_has_no_figure(store, row, tmp_path):
+    store.add([row("nvfp4", 0, None), row("mxfp4", 0, 0.5, curve_step=[], curve_loss=[])], "job")
+    assert write_figures(store, tmp_path) == []
+
+
+def test_another_form_and_a_lacking_library_are_named(swept, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="found 'gif'; accepted: png, svg, pdf"):
+        write_figures(swept, tmp_path, "gif")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fp4dse\[figures\]'"):
+        write_figures(swept, tmp_path)
+
+
+def test_the_command_prints_what_it_wrote(swept, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "--store", str(swept.path), "--figures", str(tmp_path), "--format", "svg"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out.split()
+    assert sorted(printed) == sorted(str(path) for path in tmp_path.iterdir())
+    assert len(printed) == 8
