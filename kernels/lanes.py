@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.dse.place import Place
+from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.activations import silu
 from fp4dse.kernels.arithmetic.philox import signs
@@ -269,15 +270,20 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
 def warm_up(recipes: Sequence[Recipe]) -> None:
     """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
 
-    Forks of this process then compile nothing (but for an operand that is a single block). Cheap where nothing is left
-    to compile.
+    Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
+    nothing is left to compile.
     """
     recipes = list(dict.fromkeys(recipes)) * 2
     numerics = LaneNumerics(recipes, range(len(recipes)))
-    a, b = torch.ones(numerics.lanes, 40, 256), torch.ones(numerics.lanes, 50, 256)  # no block is a whole operand
-    for _ in range(2):  # state exists from the second step on
-        numerics.forward(0, a, b, keep=(True, True))
-        for stage in STAGES:
-            numerics.gemm(stage, 0, a, 2, b, 2)
+    shapes = [((40, 256), (50, 256))]  # no block is a whole operand
+    # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
+    shapes += [((e, e), (e, e)) for e in {tile(slot.block) for slot in numerics.slots.values() if slot.block} if e]
+    for a, b in ((torch.ones(numerics.lanes, *x), torch.ones(numerics.lanes, *w)) for x, w in shapes):
+        for _ in range(2):  # state exists from the second step on
+            numerics.forward(0, a, b, keep=(True, True))
+            for stage in STAGES:
+                numerics.gemm(stage, 0, a, 2, b, 2)
+        for slot in numerics.slots.values():
+            slot.state.clear()  # of other shapes
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

@@ -14,6 +14,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.backward import backward, piece
+from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
 
@@ -225,8 +226,9 @@ def gradient_of(parts: int, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
     numerics = LaneNumerics([one.recipe for one in lanes], [0, 1], steps=task.steps)
     model = task.model({k: v.clone() for k, v in problem.init.items()}, numerics)
     optimizer = make_optimizer(model, lanes, task)
-    x, y = problem.train_x[:, :32].expand(2, -1, -1, -1), problem.train_y[:, :32].expand(2, -1)
-    loss = backward(task, model, numerics, optimizer, x, y)
+    x, y = (data[:, :32].expand(2, *[-1] * (data.dim() - 1)) for data in (problem.train_x, problem.train_y))
+    draws = Draws(numerics.seeds, numerics.step)
+    loss = backward(task, model, numerics, optimizer, *task.prepare(x, y, draws))
     return loss, optimizer.gradient()
 
 
