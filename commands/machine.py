@@ -25,7 +25,11 @@ def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
     from fp4dse.tasks import diagnose
 
     machine = find_machine(device)
-    workers = ("workers", str(len(machine.slots)), f"{machine.threads} threads each; --jobs changes the number")
+    workers = (
+        "workers",
+        str(len(machine.slots)),
+        f"of {machine.threads} thread{'s' * (machine.threads > 1)}; --jobs changes the number",
+    )
     columns = ["topic", "found", "note"]
     rows = [dict(zip(columns, line, strict=True)) for line in [*diagnose(device), workers]]
     print_rows(columns, rows, as_json)

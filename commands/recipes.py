@@ -87,7 +87,7 @@ def cost(
     if as_json:
         print_json({**facts, "split": parts, "operations": work, "measured": layers})
         return
-    print_facts(facts)
+    print_facts({name: short(value, 4) for name, value in facts.items()})
     tables = {
         "The step by part:": parts,
         "Bytes and instructions per element of the tensor:": work,
@@ -95,7 +95,7 @@ def cost(
     }
     for title, rows in tables.items():
         if rows:
-            print(title)
+            print("", title, sep="\n")
             print_rows(list(rows[0]), [{name: short(value) for name, value in row.items()} for row in rows])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fp4dse.commands.options import AsJson, RecipeName, StorePath
-from fp4dse.commands.printing import print_facts, print_json, print_rows
+from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows
 from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
 
@@ -53,7 +53,7 @@ def query(
 
     answer = open_given(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
     if form == "table" and out is None:
-        print_rows([str(name) for name in answer.columns], records(answer))
+        print_answer([str(name) for name in answer.columns], records(answer))
     elif form == "table":
         raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
     elif out:
@@ -78,16 +78,17 @@ def compare(
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
     from fp4dse.results.tables import records
-    from fp4dse.sweeps.arguments import find_config_id
+    from fp4dse.sweeps.arguments import find_stored
 
-    runs, a = open_given(store).runs(), find_config_id(recipe_a)
+    runs = open_given(store).runs()
+    a = find_stored(recipe_a, runs)
     if recipe_b is None:
         lines = neighbours(runs, a, margin)
         shown = ["task", "preset", "factor", "from_level", "level", "pairs", "difference", "low", "high", "verdict"]
         rows = records(lines if as_json else lines[[*shown, "more_seeds"]])
         print_rows([*shown, "more_seeds"], rows, as_json)
         return
-    lines = compare_runs(runs, a, find_config_id(recipe_b), margin)
+    lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
     if as_json:
         print_json(records(lines))
     else:
