@@ -12,7 +12,7 @@ from fp4dse.results.intervals import counted, percent
 from fp4dse.results.paired import OVERHEAD, SETTING
 
 STAR = "★"
-AXIS = f"{STAR} nothing is better in both gap and overhead (modelled step time, BF16 = 1)"
+AXIS = f"Nothing is better than {STAR} in gap and overhead (modelled step time, BF16 = 1)"
 
 
 def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None = 20, width: int = 100) -> str:
@@ -28,7 +28,7 @@ def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None 
         blocks.append(
             "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, limit, width), "", count(lines)])
         )
-    return "\n\n\n".join([*blocks, *([AXIS] if blocks else [])])
+    return "\n\n\n".join(blocks) + (f"\n\n{AXIS}" if blocks else "")
 
 
 def setting_titles(frame: pd.DataFrame) -> dict[tuple, str]:
