@@ -77,6 +77,7 @@ def compare(
     """
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
+    from fp4dse.results.intervals import percent
     from fp4dse.results.tables import records
     from fp4dse.sweeps.arguments import find_stored
 
@@ -84,9 +85,12 @@ def compare(
     a = find_stored(recipe_a, runs)
     if recipe_b is None:
         lines = neighbours(runs, a, margin)
-        shown = ["task", "preset", "factor", "from_level", "level", "pairs", "difference", "low", "high", "verdict"]
-        rows = records(lines if as_json else lines[[*shown, "more_seeds"]])
-        print_rows([*shown, "more_seeds"], rows, as_json)
+        if as_json:
+            print_json(records(lines))
+        else:
+            lines = lines.assign(**{f"{name}_%": lines[name].map(percent) for name in ("difference", "low", "high")})
+            shown = ["task", "preset", "factor", "from_level", "level", "pairs", "difference_%", "low_%", "high_%"]
+            print_rows([*shown, "verdict", "more_seeds"], records(lines))
         return
     lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
     if as_json:

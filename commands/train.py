@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from fp4dse.commands.options import AsJson, Budget, Device, Jobs, Keep, Rates, Rungs, Seeds, SpaceName, StorePath
-from fp4dse.commands.printing import console, print_facts, print_json, print_rows
+from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, open_given, under
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def search(
     task: Annotated[str, typer.Option(help="TASK or TASK:PRESET.")] = "regression",
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
-    store: Annotated[Path | None, typer.Option(help="Folder of the store. Default: runs/SPACE/store.")] = None,
+    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     batch: Annotated[
@@ -149,8 +149,9 @@ def search(
     if as_json:
         print_json({**facts, "front": front})
     else:
-        print_rows(list(front[0]) if front else ["label"], front)
-        print_facts(facts)
+        lines = [{name: short(value, 4) for name, value in line.items()} for line in front]
+        print_rows(list(lines[0]) if lines else ["label"], lines)
+        print_facts({name: short(value) for name, value in facts.items()})
     raise typer.Exit(result.exit_code)
 
 

@@ -20,10 +20,9 @@ from fp4dse.sweeps import run_sweep
 ROOT = Path(__file__).parent.parent
 PAGES = {file.name: file.read_text(encoding="utf-8") for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
 README = PAGES["README.md"]
-COMMANDS = [
-    (page, line) for page, text in PAGES.items() for line in re.findall(r"^ {4}(?:\$ )?(fp4dse \w.*)$", text, re.M)
-]
-ON_PAPER = ("space", "cost", "export", "recipe")
+COMMAND = re.compile(r"^ {4}(?:\$ )?(fp4dse \w.*)$", re.MULTILINE)
+COMMANDS = [(page, line) for page, text in PAGES.items() for line in COMMAND.findall(text)]
+ON_PAPER = [line for line in COMMAND.findall(README) if re.match("fp4dse (space|cost|export) ", line)]
 FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"), "ok")
 
 
@@ -38,8 +37,9 @@ def words(line: str) -> list[str]:
     return shlex.split(line.partition(" > ")[0], comments=True)[1:]
 
 
-def test_there_are_commands_on_most_pages():
-    assert len({page for page, _ in COMMANDS}) > 10
+def test_commands_are_found():
+    assert len(COMMANDS) > 30
+    assert len(ON_PAPER) > 2
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda text: text[:60])
@@ -50,11 +50,7 @@ def test_a_command_exists_with_its_arguments(page, line):
     command.make_context("fp4dse", arguments)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [line for page, line in COMMANDS if page == "README.md" and words(line)[0] in ON_PAPER],
-    ids=lambda x: x[:60],
-)
+@pytest.mark.parametrize("line", ON_PAPER)
 def test_what_needs_no_training_runs(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(block("README.md", "toml"))
@@ -70,7 +66,8 @@ def test_the_python_example_runs(tmp_path, monkeypatch):
     names = runpy.run_path("example.py")
     assert len(names["runs"]) == len(open_store("runs/mine/store").done()) == 3 * (4 + 1)
     assert len(names["best"]) == 4 + 1
-    assert len(names["front"]) and len(names["what_helps"])
+    assert len(names["front"]) > 0
+    assert len(names["what_helps"]) > 0
 
 
 def test_the_space_enumerates_and_uses_its_rule():
