@@ -238,5 +238,6 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     if as_json:
         print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
-        print(pareto_table(summary, noise_floor(runs)), conclusion(result), f"report: {page}", sep="\n\n")
+        found = [pareto_table(summary, noise_floor(runs)), conclusion(result), f"report: {page}"]
+        print(*(found if page else found[1:2]), sep="\n\n")
     raise typer.Exit(result.exit_code)
