@@ -288,7 +288,7 @@ class SlurmExecutor:
 def open_slurm(
     work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> SlurmExecutor:
-    """ConfigError if submitit or SLURM's commands are missing or an option is wrong; OSError if no controller answers."""
+    """ConfigError if submitit or SLURM's commands are missing or an option is wrong; OSError without a controller."""
     from fp4dse.sweeps.executors import check_options
 
     wanted = check_options("slurm", options, OPTIONS)
