@@ -122,9 +122,16 @@ def bench_sweep(
 def bench_results(
     rows: Annotated[int, typer.Option(help="Rows with curves that are queried.")] = 1_000_000,
     files: Annotated[int, typer.Option(help="Inbox files that are joined.")] = 20_000,
+    recipes: Annotated[int, typer.Option(help="Recipes in the report, which a browser opens.")] = 20_000,
     as_json: AsJson = False,
 ) -> None:
-    """Time queries, compaction and statistics on generated runs; takes a few minutes and a gigabyte of disk."""
+    """Time queries, compaction, statistics and the report on generated runs; takes minutes and a gigabyte of disk."""
     from fp4dse.results.bench import bench
+    from fp4dse.results.report.bench import bench as bench_report
 
-    print_rows(["what", "seconds", "cpu_s", "target_s"], list(bench(rows, files)), as_json)
+    times, pages = list(bench(rows, files)), list(bench_report(recipes))
+    if as_json:
+        print_json([*times, *pages])
+    else:
+        print_rows(["what", "seconds", "cpu_s", "target_s"], times)
+        print_rows(["what", "value", "unit", "target"], pages)

@@ -25,15 +25,21 @@ Form = Literal["table", "csv", "json", "parquet", "latex"]
 def report(
     store: StorePath = None,
     out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for front, effects, interactions and curves.")] = None,
+    form: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "pdf",
 ) -> None:
-    """Write a store's report: one HTML file that needs no network."""
-    from fp4dse.results.report import write_report
+    """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
+    from fp4dse.results.report import write_figures, write_report
     from fp4dse.sweeps.arguments import report_path
 
     found = open_given(store)
-    page = out or report_path(found.path)
-    write_report(found, page)
-    print(page)
+    if figures:
+        print(*write_figures(found, figures, form), sep="\n")
+    else:
+        page = out or report_path(found.path)
+        write_report(found, page, statistics=gaussian_statistics)
+        print(page)
 
 
 @command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')

@@ -223,6 +223,7 @@ def rungs(
 
 def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     """Print the trade-off and write the report; end the program with the sweep's exit code."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
     from fp4dse.results.tables import pareto_table, records
@@ -234,7 +235,7 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     summary = summarize(runs)
     page = report_path(store.path) if len(runs) else None
     if page:
-        write_report(store, page)
+        write_report(store, page, statistics=gaussian_statistics)
     if as_json:
         print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
