@@ -39,7 +39,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(epilog="Start with: fp4dse quickstart")
 def root(
-    show_version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Which FP4 training techniques buy the most model quality for the least overhead?"""
 

@@ -22,6 +22,18 @@ PAGES = {file.name: file.read_text(encoding="utf-8") for file in [ROOT / "README
 README = PAGES["README.md"]
 COMMAND = re.compile(r"^ {4}(?:\$ )?(fp4dse \w.*)$", re.MULTILINE)
 COMMANDS = [(page, line) for page, text in PAGES.items() for line in COMMAND.findall(text)]
+
+
+def every_command(group, path: str = "") -> dict:
+    """`store merge` -> the command."""
+    found = {}
+    for name, command in group.commands.items():
+        inner = every_command(command, f"{path}{name} ") if hasattr(command, "commands") else {path + name: command}
+        found.update(inner)
+    return found
+
+
+EVERY = every_command(typer.main.get_command(cli.app))
 ON_PAPER = [line for line in COMMAND.findall(README) if re.match("fp4dse (space|cost|export) ", line)]
 FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"), "ok")
 
@@ -48,6 +60,13 @@ def test_a_command_exists_with_its_arguments(page, line):
     while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
     command.make_context("fp4dse", arguments)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_help_ends_with_an_example_that_parses(name):
+    line = EVERY[name].epilog.removeprefix("Example: fp4dse ")
+    assert line.startswith(name)
+    EVERY[name].make_context(name, words(f"fp4dse {line.removeprefix(name)}"))
 
 
 @pytest.mark.parametrize("line", ON_PAPER)
