@@ -12,16 +12,31 @@ from rich.table import Table
 WIDE = 10
 """Columns of an answer that are shown however little they say."""
 
+FOLD = 22
+"""Characters up to which a column of a table is never folded."""
+
 
 def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> None:
-    """A line for each row. As JSON rows are whole; a table has the named columns."""
+    """A line for each row. As JSON rows are whole; a table has the named columns.
+
+    Long texts are folded to fit a terminal, numbers never are: where they do not fit, every row is a block of lines.
+    """
     if as_json:
         print_json(rows)
-    else:
-        table = Table(*columns, box=box.SIMPLE_HEAD)
+        return
+    place, cells = console(), [[_cell(row[name]) for name in columns] for row in rows]
+    widths = [max(map(len, "\n".join(column).split("\n"))) for column in zip(columns, *cells, strict=True)]
+    if sum(min(width, FOLD) + 3 for width in widths) > place.width:
         for row in rows:
-            table.add_row(*(_cell(row[name]) for name in columns))
-        console().print(table)
+            print_facts({name: row[name] for name in columns})
+            print()
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, no_wrap=width <= FOLD, min_width=min(width, FOLD))
+    for line in cells:
+        table.add_row(*line)
+    place.print(table)
 
 
 def print_answer(columns: list[str], rows: list[dict]) -> None:
@@ -66,4 +81,4 @@ def _cell(value: object) -> str:
         return "\n".join(map(_cell, value)) or "none"
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{short(value, 4):.6g}" if isinstance(value, float) else str(value)

@@ -84,7 +84,7 @@ def compare(
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
     from fp4dse.results.intervals import percent
-    from fp4dse.results.tables import records
+    from fp4dse.results.tables import plain, records
     from fp4dse.sweeps.arguments import find_stored
 
     runs = open_given(store).runs()
@@ -94,9 +94,16 @@ def compare(
         if as_json:
             print_json(records(lines))
         else:
-            lines = lines.assign(**{f"{name}_%": lines[name].map(percent) for name in ("difference", "low", "high")})
-            shown = ["task", "preset", "factor", "from_level", "level", "pairs", "difference_%", "low_%", "high_%"]
-            print_rows([*shown, "verdict", "more_seeds"], records(lines))
+            rows = [
+                {
+                    "task": f"{row['task']}:{row['preset']}",
+                    "change": f"{row['factor']}: {row['from_level']} → {row['level']}",
+                    "loss, %": f"{percent(row['difference'])} ({percent(row['low'])} to {percent(row['high'])})",
+                    **{name: plain(row[name]) for name in ("pairs", "verdict", "more_seeds")},
+                }
+                for row in lines.to_dict("records")
+            ]
+            print_rows(["task", "change", "loss, %", "pairs", "verdict", "more_seeds"], rows)
         return
     lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
     if as_json:
