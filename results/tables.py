@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.results.intervals import counted, percent
-from fp4dse.results.paired import SETTING
+from fp4dse.results.paired import OVERHEAD, SETTING
 
 STAR = "★"
+AXIS = f"Nothing is better than {STAR} in gap and overhead (modelled step time, BF16 = 1)"
 
 
 def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None = 20, width: int = 100) -> str:
@@ -27,7 +28,7 @@ def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None 
         blocks.append(
             "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, limit, width), "", count(lines)])
         )
-    return "\n\n\n".join(blocks)
+    return "\n\n\n".join(blocks) + (f"\n\n{AXIS}" if blocks else "")
 
 
 def setting_titles(frame: pd.DataFrame) -> dict[tuple, str]:
@@ -77,10 +78,10 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     shown = tried if limit is None else tried.head(max(limit, int(tried["on_front"].sum())))
     result = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else "val loss"
     value = "val_metric" if has_metric(lines) else "val_loss"
-    rows = [["", "gap to BF16, %", "points", result, "lr", "recipe"]]
+    rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for _, line in shown.iterrows():
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
-        rows.append([mark, gap_text(line), str(line["points"]), number(line[value]), lr, _recipe(line)])
+        rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, _recipe(line)])
     _align(rows, 1, " ± ")
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     indent = sum(widths) + 2 * len(widths)
@@ -103,6 +104,10 @@ def _recipe(line: pd.Series) -> str:
 def number(value: float) -> str:
     """Four significant digits; a dash where there is none."""
     return f"{value:#.4g}" if math.isfinite(value) else "–"
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None and math.isfinite(value) else "–"
 
 
 def _align(rows: list[list[str]], column: int, sign: str) -> None:

@@ -9,11 +9,15 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fp4dse.dse import ConfigError, Space, load_recipe
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DEFAULT_PRESET = "small"
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -34,6 +38,15 @@ def find_space(text: str) -> Space:
 def find_config_id(text: str) -> str:
     """The config_id of a recipe given by name, by `.toml` file, or as the id itself."""
     return text if re.fullmatch(r"[0-9a-f]{16}", text) else load_recipe(text).config_id
+
+
+def find_stored(text: str, runs: pd.DataFrame) -> str:
+    """The config_id of a recipe that the runs hold. ConfigError names those of them that have a name."""
+    config_id = find_config_id(text)
+    if config_id not in set(runs["config_id"]):
+        names = ", ".join(sorted(set(runs["recipe_name"].dropna())))
+        raise ConfigError("recipe", text, f"one that was trained here: {names}, or a config_id (fp4dse query recipes)")
+    return config_id
 
 
 def default_store(space: str) -> Path:

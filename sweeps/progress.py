@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fp4dse.results.intervals import counted
 from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress
 
@@ -64,15 +65,15 @@ def render(state: SweepState) -> RenderableType:
 def headline(state: SweepState) -> str:
     """`120/294 lanes, 2 diverged, 0 failed; 2 jobs running, 6 waiting; about 1m40s left`."""
     parts = [f"{state.finished}/{state.asked} lanes"]
-    counted = ((state.diverged, "diverged"), (state.pruned, "pruned"), (state.failed, "failed"))
-    parts += [f"{n} {word}" for n, word in counted if n]
+    bad = ((state.diverged, "diverged"), (state.pruned, "pruned"), (state.failed, "failed"))
+    parts += [f"{n} {word}" for n, word in bad if n]
     text = ", ".join(parts)
     if state.ended:
         return f"{text}; {state.ended}"
     if not state.driver_is_alive:
         return f"{text}; its process {state.pid} on {state.host} is gone, the same command continues"
     if state.running or state.jobs_waiting:
-        text += f"; {len(state.running)} jobs running, {state.jobs_waiting} waiting"
+        text += f"; {counted(len(state.running), 'job')} running, {state.jobs_waiting} waiting"
     if state.done + state.diverged:
         text += f"; {state.lanes_per_minute:.0f} lanes a minute"
     return text if state.eta_s is None else f"{text}; about {duration(state.eta_s)} left"

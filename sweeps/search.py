@@ -29,6 +29,7 @@ import pandas as pd
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
+from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.rows import lane_id
@@ -124,7 +125,7 @@ def run_search(
     size = batch or batch_size(setting, len(seeds) * len(lrs or [0]))
     columns = [OBJECTIVES[name] for name in objectives]
     study = make_study(sampler, len(columns), size, sampler_seed)
-    answers = _Answers(Path(store), setting, columns, lrs)
+    answers = _Answers(locate(store), setting, columns, lrs)
     search = _Search(space, study, train, answers, seeds)
     search.run(trials, size)
     return SearchResult(
@@ -285,7 +286,7 @@ class _Search:
 class _Answers:
     """What the store knows about recipes in the setting of the search."""
 
-    store: Path
+    store: Place
     setting: Setting
     columns: list[str]
     lrs: Sequence[float] | None

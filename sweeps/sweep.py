@@ -20,7 +20,7 @@ import msgspec
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.files import writing
-from fp4dse.results.intervals import percent
+from fp4dse.results.intervals import counted, percent
 from fp4dse.results.paired import SETTING
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
@@ -297,7 +297,9 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
         gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]
-            lines.append(f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({best['pairs']} seeds)")
+            lines.append(
+                f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({counted(best['pairs'], 'seed')})"
+            )
     return lines
 
 

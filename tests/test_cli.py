@@ -158,7 +158,7 @@ def test_compare_takes_names_and_files_and_ids(run):
     answers = {run("compare", "mxfp4", b).out for b in ("nvfp4", "mine.toml", config_id)}
     assert len(answers) == 1
     assert "mxfp4" in answers.pop()
-    assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "compare")
+    assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "recipe: found 'ue5m3-sr'", "bf16, mxfp4, nvfp4")
 
 
 def test_compare_of_one_recipe_lists_what_single_changes_do(run):

@@ -1,30 +1,104 @@
-"""The examples of the README work as they stand there."""
+"""What README and docs show works as it stands there: examples, commands, tables, links."""
 
 import re
+import runpy
+import shlex
+import sys
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from fp4dse import cli
 from fp4dse.dse import ConfigError, Space, recipe_from_dict
 from fp4dse.dse.space import Count
+from fp4dse.results import open_store
+from fp4dse.sweeps import run_sweep
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-SPACE, RECIPE = (tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", README, re.DOTALL))
+ROOT = Path(__file__).parent.parent
+PAGES = {file.name: file.read_text(encoding="utf-8") for file in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+README = PAGES["README.md"]
+COMMAND = re.compile(r"^ {4}(?:\$ )?(fp4dse \w.*)$", re.MULTILINE)
+COMMANDS = [(page, line) for page, text in PAGES.items() for line in COMMAND.findall(text)]
+
+
+def every_command(group, path: str = "") -> dict:
+    """`store merge` -> the command."""
+    found = {}
+    for name, command in group.commands.items():
+        inner = every_command(command, f"{path}{name} ") if hasattr(command, "commands") else {path + name: command}
+        found.update(inner)
+    return found
+
+
+EVERY = every_command(typer.main.get_command(cli.app))
+ON_PAPER = [line for line in COMMAND.findall(README) if re.match("fp4dse (space|cost|export) ", line)]
+FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"), "ok")
+
+
+def block(page: str, language: str) -> str:
+    """The only example of a language on a page."""
+    [found] = re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.DOTALL)
+    return found
+
+
+def words(line: str) -> list[str]:
+    """A shell line's arguments, without its comment and where its output goes."""
+    return shlex.split(line.partition(" > ")[0], comments=True)[1:]
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 30
+    assert len(ON_PAPER) > 2
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda text: text[:60])
+def test_a_command_exists_with_its_arguments(page, line):
+    command, arguments = typer.main.get_command(cli.app), words(line)
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    command.make_context("fp4dse", arguments)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_help_ends_with_an_example_that_parses(name):
+    line = EVERY[name].epilog.removeprefix("Example: fp4dse ")
+    assert line.startswith(name)
+    EVERY[name].make_context(name, words(f"fp4dse {line.removeprefix(name)}"))
+
+
+@pytest.mark.parametrize("line", ON_PAPER)
+def test_what_needs_no_training_runs(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(block("README.md", "toml"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words(line))
+    assert not ended.value.code
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(run_sweep.__kwdefaults__, "worker", FAKE)
+    Path("example.py").write_text(block("README.md", "python"))
+    names = runpy.run_path("example.py")
+    assert len(names["runs"]) == len(open_store("runs/mine/store").done()) == 3 * (4 + 1)
+    assert len(names["best"]) == 4 + 1
+    assert len(names["front"]) > 0
+    assert len(names["what_helps"]) > 0
 
 
 def test_the_space_enumerates_and_uses_its_rule():
     count = Count()
-    assert len(list(Space.from_dict(SPACE).recipes(count))) == count.left > 0
+    assert len(list(Space.from_dict(tomllib.loads(block("README.md", "toml"))).recipes(count))) == count.left > 0
     assert count.rejected == {"not both": 6}
 
 
 def test_the_recipe_reads():
-    texts = {key: RECIPE.pop(key) for key in ("summary",)}
-    assert texts["summary"]
-    assert recipe_from_dict(RECIPE).label() == "mxfp4-rceil, gradients SR, wgrad rht32"
+    recipe = tomllib.loads(block("recipes.md", "toml"))
+    assert recipe.pop("summary")
+    assert recipe_from_dict(recipe).label() == "mxfp4-rceil, gradients SR, wgrad rht32"
 
 
 def test_the_mistake_is_answered_as_shown():
@@ -37,14 +111,15 @@ def test_the_mistake_is_answered_as_shown():
 def test_the_tensor_table_is_what_the_command_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     np.save("normal.npy", np.random.default_rng(0).normal(size=(512, 1024)))
-    [command] = re.findall(r"^    fp4dse (tensor .*)$", README, re.MULTILINE)
+    [line] = [line for page, line in COMMANDS if page == "tensor.md"]
     with pytest.raises(SystemExit):
-        cli.main(command.split())
+        cli.main(words(line))
     printed = "".join(f"    {line}\n" if line else "\n" for line in capsys.readouterr().out.splitlines())
-    assert printed in README
+    assert printed in PAGES["tensor.md"]
 
 
-def test_linked_files_exist():
-    links = re.findall(r"\]\(([^)]+)\)", README)
-    absent = [link for link in links if "://" not in link and not (Path(__file__).parent.parent / link).exists()]
-    assert not absent
+@pytest.mark.parametrize("page", PAGES)
+def test_linked_files_exist(page):
+    here = ROOT if page == "README.md" else ROOT / "docs"
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page])]
+    assert not [link for link in links if "://" not in link and not (here / link).exists()]

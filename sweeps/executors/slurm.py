@@ -288,7 +288,7 @@ class SlurmExecutor:
 def open_slurm(
     work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> SlurmExecutor:
-    """ConfigError if submitit or SLURM's commands are missing, or an option is wrong."""
+    """ConfigError if submitit or SLURM's commands are missing or an option is wrong; OSError without a controller."""
     from fp4dse.sweeps.executors import check_options
 
     wanted = check_options("slurm", options, OPTIONS)
@@ -299,6 +299,8 @@ def open_slurm(
     reason = why_not()
     if reason:
         raise ConfigError("--executor", "slurm", reason)
+    if _squeue() is None:
+        raise OSError("SLURM's controller does not answer (squeue --me fails): nothing can be handed in")
     return SlurmExecutor(work, len(machine.slots), command, limit_s, wanted)
 
 

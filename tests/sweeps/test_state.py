@@ -54,7 +54,7 @@ def test_a_driver_lives_until_it_ended_or_died_or_fell_silent():
 
 def test_everything_worth_knowing_is_shown():
     text = shown(state(best=["vision:small +1 % with nvfp4"], failures={"it broke": FAILURE}, retries={"too big": 2}))
-    for words in ("52/120 lanes", "2 diverged", "1 failed", "1 jobs running, 3 waiting", "1m40s left", "train 50/200"):
+    for words in ("52/120 lanes", "2 diverged", "1 failed", "1 job running, 3 waiting", "1m40s left", "train 50/200"):
         assert words in text
     for words in ("median loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big", "run-one x"):
         assert words in text

@@ -143,7 +143,7 @@ sweep(Path(sys.argv[1]), sys.argv[2])
 
 def test_a_driver_that_is_killed_leaves_nothing_that_the_next_does_not_find(tmp_path, site):
     process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path), "slow=1"])
-    while not list(tmp_path.glob("store/inbox/*.parquet")):
+    while not list(tmp_path.glob("store/inbox/[!.]*")):
         assert process.poll() is None
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)

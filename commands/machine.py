@@ -1,0 +1,137 @@
+"""Commands about this machine and the tensors on it: what it has, whether it computes right, how fast it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fp4dse.commands.options import AsJson, Device
+from fp4dse.commands.printing import print_json, print_rows
+from fp4dse.commands.topics import new_app, under
+from fp4dse.dse import ConfigError
+
+app = new_app()
+command = under(app, "Check")
+bench_app = new_app(help="How fast this machine is.")
+app.add_typer(bench_app, name="bench", rich_help_panel="Check")
+
+
+@command(epilog="Example: fp4dse doctor")
+def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """What this machine has, which paths a sweep will take, and why not the others."""
+    from fp4dse.sweeps.setting import find_machine
+    from fp4dse.tasks import diagnose
+
+    machine = find_machine(device)
+    workers = (
+        "workers",
+        str(len(machine.slots)),
+        f"of {machine.threads} thread{'s' * (machine.threads > 1)}; --jobs changes the number",
+    )
+    columns = ["topic", "found", "note"]
+    rows = [dict(zip(columns, line, strict=True)) for line in [*diagnose(device), workers]]
+    print_rows(columns, rows, as_json)
+
+
+@command(epilog="Example: fp4dse selftest --device cuda")
+def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Check this machine's quantizers against their definitions and frozen vectors; exit code 1 on any mismatch."""
+    from fp4dse.kernels.selftest import selftest as checks
+    from fp4dse.tasks import check_device
+
+    check_device(device)
+    rows = [{"check": check.name, "cases": check.cases, "wrong": check.wrong} for check in checks(device)]
+    print_rows(["check", "cases", "wrong"], rows, as_json)
+    raise typer.Exit(int(any(row["wrong"] for row in rows)))
+
+
+@command(epilog="Example: fp4dse tensor weights.safetensors --quantizer nvfp4 --quantizer mxfp4 --plot error.html")
+def tensor(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],
+    quantizer: Annotated[
+        list[str] | None, typer.Option(help="A named quantizer; may be repeated. Default: four usual ones.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture of the errors, an .html file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What quantizers make of the tensors in a file: error, gain, what is clipped and flushed, where the error is from.
+
+    Blocks lie along the last axis. scale, dead, grid and cross are the shares of the squared error that come from
+    storing the block scale, from the dead zone around zero, from the grid, and from their cross terms.
+    """
+    from fp4dse.kernels import inspect_file
+    from fp4dse.results.tensor_page import tensor_table, write_tensor_page
+
+    if plot and plot.suffix != ".html":
+        raise ConfigError("--plot", str(plot), "a path that ends in .html (the page saves its picture as PNG)")
+    found = inspect_file(file, quantizer)
+    if plot:
+        write_tensor_page(found["rows"], found["skipped"], f"Quantization error of {file.name}", plot)
+    if as_json:
+        print_json(found)
+    else:
+        print(tensor_table(found["rows"], found["skipped"]), *([plot] if plot else []), sep="\n\n")
+
+
+@bench_app.command("kernels", epilog="Example: fp4dse bench kernels --device cuda")
+def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Time the quantizers beside a copy of the same tensor; exit code 1 if one differs from the reference."""
+    from fp4dse.kernels.bench.table import bench
+    from fp4dse.tasks import check_device
+
+    check_device(device)
+    columns = ["what", "time_us", "gb_s", "of_copy", "wrong", "extra_memory"]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(device)]
+    print_rows(columns, rows, as_json)
+    raise typer.Exit(int(any(row["wrong"] for row in rows)))
+
+
+@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda")
+def bench_train(device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Time the training of populations beside the same training one lane at a time; ratios are from one run."""
+    from fp4dse.tasks import check_device
+    from fp4dse.tasks.bench.table import bench
+
+    check_device(device)
+    columns = ["what", "value", "unit", "reach", "reached", "note"]
+    print_rows(
+        columns,
+        [{name: getattr(row, name) for name in columns} for row in bench(device)],
+        as_json,
+    )
+
+
+@bench_app.command("sweep", epilog="Example: fp4dse bench sweep")
+def bench_sweep(
+    only: Annotated[list[str], typer.Option(help="Rows to measure, by a word of their name. Default: all.")] = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Measure planning, harness cost, resume, memory and a simulated cluster against their targets; exit code 1 on a
+    miss."""
+    from fp4dse.sweeps.bench import bench
+
+    columns = ["what", "measured", "target", "met"]
+    rows = [{name: row[name] for name in columns} for row in bench(only)]
+    print_rows(columns, rows, as_json)
+    raise typer.Exit(int(not all(row["met"] for row in rows)))
+
+
+@bench_app.command("results", epilog="Example: fp4dse bench results --rows 100000 --files 2000")
+def bench_results(
+    rows: Annotated[int, typer.Option(help="Rows with curves that are queried.")] = 1_000_000,
+    files: Annotated[int, typer.Option(help="Inbox files that are joined.")] = 20_000,
+    recipes: Annotated[int, typer.Option(help="Recipes in the report, which a browser opens.")] = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Time queries, compaction, statistics and the report on generated runs; takes minutes and a gigabyte of disk."""
+    from fp4dse.results.bench import bench
+    from fp4dse.results.report.bench import bench as bench_report
+
+    times, pages = list(bench(rows, files)), list(bench_report(recipes))
+    if as_json:
+        print_json([*times, *pages])
+    else:
+        print_rows(["what", "seconds", "cpu_s", "target_s"], times)
+        print_rows(["what", "value", "unit", "target"], pages)

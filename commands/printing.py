@@ -1,0 +1,84 @@
+"""How answers are printed: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDE = 10
+"""Columns of an answer that are shown however little they say."""
+
+FOLD = 22
+"""Characters up to which a column of a table is never folded."""
+
+
+def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> None:
+    """A line for each row. As JSON rows are whole; a table has the named columns.
+
+    Long texts are folded to fit a terminal, numbers never are: where they do not fit, every row is a block of lines.
+    """
+    if as_json:
+        print_json(rows)
+        return
+    place, cells = console(), [[_cell(row[name]) for name in columns] for row in rows]
+    widths = [max(map(len, "\n".join(column).split("\n"))) for column in zip(columns, *cells, strict=True)]
+    if sum(min(width, FOLD) + 3 for width in widths) > place.width:
+        for row in rows:
+            print_facts({name: row[name] for name in columns})
+            print()
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name, width in zip(columns, widths, strict=True):
+        table.add_column(name, no_wrap=width <= FOLD, min_width=min(width, FOLD))
+    for line in cells:
+        table.add_row(*line)
+    place.print(table)
+
+
+def print_answer(columns: list[str], rows: list[dict]) -> None:
+    """A table of any width. Where there are many columns, what all rows have in common stands once, under it."""
+    many = len(columns) > WIDE and len(rows) > 1
+    same = {name for name in columns if many and all(row[name] == rows[0][name] for row in rows)}
+    print_rows([name for name in columns if name not in same], rows)
+    common = [f"{name} {_cell(rows[0][name])}" for name in columns if name in same and rows[0][name] not in (None, "")]
+    if common:
+        print(f"in all rows: {', '.join(common)}")
+
+
+def print_facts(facts: dict, as_json: bool = False) -> None:
+    """A line for each fact: its name, its value."""
+    if as_json:
+        print_json(facts)
+    else:
+        table = Table.grid(padding=(0, 2))
+        for name, value in facts.items():
+            table.add_row(name.replace("_", " "), _cell(value))
+        console().print(table)
+
+
+def print_json(data: object) -> None:
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def short(value: object, digits: int = 3) -> object:
+    """A number with so many significant digits."""
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def console() -> Console:
+    """As wide as the terminal; wide enough for any table where there is none."""
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, markup=False)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{number} {name}" for name, number in value.items()) or "none"
+    if isinstance(value, list):
+        return "\n".join(map(_cell, value)) or "none"
+    if value is None:
+        return ""
+    return f"{short(value, 4):.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""Commands about recipes and spaces on paper: nothing is trained."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from msgspec import to_builtins
+
+from fp4dse.commands.options import AsJson, Device, RecipeName, SpaceName
+from fp4dse.commands.printing import print_facts, print_json, print_rows, short
+from fp4dse.commands.topics import new_app, under
+
+app = new_app()
+command = under(app, "Design")
+recipe_app = new_app(help="The recipes that come with fp4dse.")
+app.add_typer(recipe_app, name="recipe", rich_help_panel="Design")
+
+
+@recipe_app.command("list", epilog="Example: fp4dse recipe list")
+def recipe_list(as_json: AsJson = False) -> None:
+    """All of them: name, modelled step time relative to BF16, points, what it is, where it is from."""
+    from fp4dse.dse import recipe_files
+    from fp4dse.dse.cost import overhead, points
+
+    columns = ["name", "overhead", "points", "summary", "source"]
+    rows = [
+        {
+            "name": name,
+            "overhead": round(overhead(file.recipe), 3),
+            "points": points(file.recipe),
+            "summary": file.summary,
+            "source": file.source,
+        }
+        for name, file in recipe_files().items()
+    ]
+    print_rows(columns, rows, as_json)
+
+
+@recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")
+def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
+    """One recipe as TOML: to read, or to change and to name as the base of a space."""
+    from fp4dse.dse import load_recipe, recipe_to_dict, recipe_to_toml
+
+    found = load_recipe(recipe)
+    if as_json:
+        print_json({"config_id": found.config_id, "label": found.label(), **recipe_to_dict(found)})
+    else:
+        print(f"# {found.label()}\n# config_id {found.config_id}\n{recipe_to_toml(found)}")
+
+
+@command(epilog="Example: fp4dse space quickstart")
+def space(space: SpaceName, as_json: AsJson = False) -> None:
+    """Count a space: raw product, merged as equivalent, rejected and by which rule, left."""
+    from fp4dse.sweeps.arguments import find_space
+    from fp4dse.sweeps.plan import count_space
+
+    print_facts(count_space(find_space(space)), as_json)
+
+
+@command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")
+def cost(
+    recipe: RecipeName,
+    model: Annotated[str, typer.Option(help="A model shape that comes with fp4dse, or a .toml file.")] = "llama-1b",
+    chip: Annotated[str, typer.Option(help="A chip that comes with fp4dse, or a .toml file.")] = "b200",
+    extra_tokens: Annotated[
+        float | None, typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also time this project's layers on --device.")] = False,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """What a recipe costs: modelled step time relative to BF16, split by technique; points, bits, memory."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.cost import load_chip, load_model, report
+
+    found, shape, on = load_recipe(recipe), load_model(model), load_chip(chip)
+    facts = report.summary(found, shape, on, extra_tokens)
+    parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
+    if measure:
+        from fp4dse.kernels.layer_time import layer_times
+        from fp4dse.tasks import check_device
+
+        check_device(device)
+        layers = [to_builtins(line) for line in layer_times(found, shape, on, device)]
+    if as_json:
+        print_json({**facts, "split": parts, "operations": work, "measured": layers})
+        return
+    print_facts({name: short(value, 4) for name, value in facts.items()})
+    tables = {
+        "The step by part:": parts,
+        "Bytes and instructions per element of the tensor:": work,
+        f"This project's layers on {device}, one lane, forward and backward:": layers,
+    }
+    for title, rows in tables.items():
+        if rows:
+            print("", title, sep="\n")
+            print_rows(list(rows[0]), [{name: short(value) for name, value in row.items()} for row in rows])
+
+
+@command(epilog="Example: fp4dse export te-nvfp4 --to te")
+def export(
+    recipe: RecipeName,
+    to: Annotated[str, typer.Option(help="te (NVIDIA Transformer Engine), torchao or json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Settings of another library that compute a recipe; exit code 1 with what it cannot express if there are none."""
+    from fp4dse.dse import load_recipe
+    from fp4dse.dse.export import export as find_settings
+
+    done = find_settings(load_recipe(recipe), to)
+    settings = done.settings
+    if as_json:
+        facts = {"target": to, "cannot": done.cannot, "nearest" if done.cannot else "settings": settings.text}
+        print_json({**facts, "environment": settings.environment, "notes": settings.notes})
+    elif done.cannot:
+        lines = [f"fp4dse: {to} cannot express {recipe}:", *(f"  {line}" for line in done.cannot)]
+        print(*lines, "the nearest that it has:", "", settings.text, sep="\n", file=sys.stderr)
+    else:
+        variables = [f"# or in the environment: {name}={value}" for name, value in settings.environment.items()]
+        print(settings.text, *variables, *(f"# {note}" for note in settings.notes), sep="\n")
+    raise typer.Exit(int(bool(done.cannot)))

@@ -1,0 +1,175 @@
+"""Commands that read what was trained: report, queries, comparisons, the dashboard, and the care of stores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fp4dse.commands.options import AsJson, RecipeName, StorePath
+from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows
+from fp4dse.commands.topics import new_app, open_given, under
+from fp4dse.dse import ConfigError
+
+app = new_app()
+command = under(app, "Read")
+store_app = new_app(help="Look after stores.")
+app.add_typer(store_app, name="store", rich_help_panel="Read")
+
+Form = Literal["table", "csv", "json", "parquet", "latex"]
+
+
+@command(epilog="Example: fp4dse report --store runs/quickstart/store --out front.html")
+def report(
+    store: StorePath = None,
+    out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder for front, effects, interactions and curves.")] = None,
+    form: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "pdf",
+) -> None:
+    """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
+    from fp4dse.results.report import write_figures, write_report
+    from fp4dse.sweeps.arguments import report_path
+
+    found = open_given(store)
+    if figures:
+        print(*write_figures(found, figures, form), sep="\n")
+    else:
+        page = out or report_path(found.path)
+        write_report(found, page, statistics=gaussian_statistics)
+        print(page)
+
+
+@command(epilog='Example: fp4dse query "SELECT recipe_label, avg(gap) FROM runs GROUP BY ALL" --format csv')
+def query(
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="DuckDB SQL, or the name of a view.")],
+    store: StorePath = None,
+    form: Annotated[Form, typer.Option("--format")] = "table",
+    out: Annotated[Path | None, typer.Option(help="Write the answer to a file.")] = None,
+) -> None:
+    """Ask a store in SQL. Views: runs (one row a lane), curves, recipes, front, effects and more (docs/results.md).
+
+    `DESCRIBE runs` lists the columns of a view.
+    """
+    from fp4dse.results.files import write_atomic
+    from fp4dse.results.formats import FORMATS
+    from fp4dse.results.tables import records
+
+    answer = open_given(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
+    if form == "table" and out is None:
+        print_answer([str(name) for name in answer.columns], records(answer))
+    elif form == "table":
+        raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
+    elif out:
+        write_atomic(out, FORMATS[form](answer))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(FORMATS[form](answer))
+
+
+@command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
+def compare(
+    recipe_a: RecipeName,
+    recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
+    store: StorePath = None,
+    margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is 0.5 %.")] = 0.005,
+    as_json: AsJson = False,
+) -> None:
+    """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds.
+
+    With one recipe: what would each single change to it do?
+    """
+    from fp4dse.results import compare as compare_runs
+    from fp4dse.results import neighbours
+    from fp4dse.results.intervals import percent
+    from fp4dse.results.tables import plain, records
+    from fp4dse.sweeps.arguments import find_stored
+
+    runs = open_given(store).runs()
+    a = find_stored(recipe_a, runs)
+    if recipe_b is None:
+        lines = neighbours(runs, a, margin)
+        if as_json:
+            print_json(records(lines))
+        else:
+            rows = [
+                {
+                    "task": f"{row['task']}:{row['preset']}",
+                    "change": f"{row['factor']}: {row['from_level']} → {row['level']}",
+                    "loss, %": f"{percent(row['difference'])} ({percent(row['low'])} to {percent(row['high'])})",
+                    **{name: plain(row[name]) for name in ("pairs", "verdict", "more_seeds")},
+                }
+                for row in lines.to_dict("records")
+            ]
+            print_rows(["task", "change", "loss, %", "pairs", "verdict", "more_seeds"], rows)
+        return
+    lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
+    if as_json:
+        print_json(records(lines))
+    else:
+        print(*lines["verdict"], sep="\n")
+
+
+@command(epilog="Example: fp4dse dashboard --store runs/zoo/store")
+def dashboard(
+    store: StorePath = None,
+    storage: Annotated[
+        str | None, typer.Option(help="A journal file, postgresql://… or grpc://127.0.0.1:PORT.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Of 127.0.0.1; 0: any that is free.")] = 8080,
+    follow: Annotated[bool, typer.Option(help="Stay in step with a sweep that runs.")] = True,
+    mirror_only: Annotated[bool, typer.Option("--mirror-only", help="Bring the studies up to date and leave.")] = False,
+    serve_grpc: Annotated[int | None, typer.Option(help="Instead offer the storage to other processes here.")] = None,
+) -> None:
+    """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
+    from fp4dse.sweeps import study as studies
+    from fp4dse.sweeps.dashboard import check_dashboard, default_storage, serve, sweep_name
+
+    check_dashboard()
+    found = open_given(store)
+    place = storage or default_storage(found.path)
+    if serve_grpc is not None:
+        studies.serve_grpc(place, serve_grpc)
+    elif mirror_only:
+        print_facts(studies.mirror(found, studies.open_storage(place), sweep_name(found)))
+    else:
+        serve(
+            found,
+            sweep_name(found),
+            studies.open_storage(place),
+            port,
+            follow,
+            lambda address: print(address, flush=True),
+        )
+
+
+@store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")
+def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
+    """What a store holds: runs by status, tasks, files, bytes, hidden and unreadable rows."""
+    print_facts(open_given(store).info(), as_json)
+
+
+@store_app.command("merge", epilog="Example: fp4dse store merge runs/all/store runs/a/store runs/b/store")
+def store_merge(
+    into: Annotated[str, typer.Argument(help="The store that grows, a folder or URL; made if it is not there.")],
+    others: Annotated[list[str], typer.Argument(metavar="OTHER…", help="Stores to take over; they stay as they are.")],
+) -> None:
+    """Take over what other stores have, once each."""
+    from fp4dse.results import open_store
+
+    sources = [open_store(path) for path in others]
+    target = open_store(into, create=True)
+    for source in sources:
+        print(f"{target.merge(source)} rows from {source.path}")
+
+
+@store_app.command("invalidate", epilog="Example: fp4dse store invalidate quantizers 2")
+def store_invalidate(
+    component: Annotated[str, typer.Argument(help="quantizers, engine, or a task.")],
+    below: Annotated[int, typer.Argument(help="The first revision that counts.")],
+    store: StorePath = None,
+) -> None:
+    """Hide rows that an old revision of a component made, so that a sweep trains them again."""
+    print(f"{open_given(store).invalidate(component, below)} rows hidden")

@@ -1,0 +1,54 @@
+"""What modules of commands are made of: an app that lists its commands by topic, and the store that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from fp4dse.results import Store
+
+
+class Topics(TyperGroup):
+    """`--help` with the commands under their topics, each with its first sentence, whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        width = max(map(len, commands))
+        for topic in dict.fromkeys(command.rich_help_panel for command in commands.values()):
+            with formatter.section(topic or "Commands"):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), command.get_short_help_str(200))
+                        for name, command in commands.items()
+                        if command.rich_help_panel == topic
+                    ]
+                )
+
+
+def new_app(**more: Any) -> typer.Typer:
+    return typer.Typer(
+        cls=Topics,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        **more,
+    )
+
+
+def under(app: typer.Typer, topic: str) -> Callable[..., Callable]:
+    """The decorator that makes a function a command of the app, listed under the topic."""
+    return partial(app.command, rich_help_panel=topic)
+
+
+def open_given(store: str | None) -> Store:
+    """The store at a path or URL, or the latest one here."""
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.arguments import latest_store
+
+    return open_store(store or latest_store())

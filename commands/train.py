@@ -1,0 +1,244 @@
+"""Commands that train: sweeps, searches, and what watches, stops and repeats them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from fp4dse.commands.options import AsJson, Budget, Device, Jobs, Keep, Rates, Rungs, Seeds, SpaceName, StorePath
+from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
+from fp4dse.commands.topics import new_app, open_given, under
+
+if TYPE_CHECKING:
+    from fp4dse.sweeps import SweepResult
+
+app = new_app()
+command = under(app, "Train")
+
+
+@command(epilog="Example: fp4dse quickstart --budget 5m")
+def quickstart(
+    store: Annotated[str, typer.Option(help="Folder of the store.")] = "runs/quickstart/store",
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    budget: Budget = None,
+    as_json: AsJson = False,
+) -> None:
+    """48 recipes × 3 seeds on two small real tasks, in a few minutes: table, store and report."""
+    from fp4dse.sweeps import arguments, run_sweep
+
+    result = run_sweep(
+        arguments.find_space("quickstart"),
+        tasks=arguments.parse_tasks(["regression", "vision"], "quickstart"),
+        store=store,
+        device=device,
+        jobs=jobs,
+        budget_s=arguments.parse_duration(budget),
+        progress=True,
+    )
+    _conclude(result, as_json)
+
+
+@command(epilog="Example: fp4dse sweep quickstart --task vision:small --seeds 5 --budget 30m")
+def sweep(
+    space: SpaceName,
+    task: Annotated[
+        list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")
+    ] = ["regression"],  # noqa: B006
+    data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
+    seeds: Seeds = None,
+    lr: Rates = [],  # noqa: B006
+    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    budget: Budget = None,
+    rungs: Rungs = 0,
+    keep: Keep = 0.5,
+    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
+    option: Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")] = [],  # noqa: B006
+    rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="With --dry-run: time and memory here, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
+
+    The same command continues a sweep that was stopped, and tries failed lanes again.
+    """
+    from fp4dse.sweeps import arguments, plan_sweep, run_sweep
+    from fp4dse.sweeps.estimate import estimate as estimate_plan
+    from fp4dse.sweeps.plan import count_space
+    from fp4dse.sweeps.setting import find_setting
+
+    found = arguments.find_space(space)
+    asked: dict[str, Any] = {
+        "tasks": arguments.parse_tasks(task, preset, data),
+        "seeds": arguments.parse_seeds(seeds) if seeds else None,
+        "lrs": arguments.parse_lrs(lr),
+        "halving": arguments.parse_halving(rungs, keep),
+        "store": store or arguments.default_store(found.name),
+        "device": device,
+        "jobs": jobs,
+        "rerun": rerun,
+        "executor": executor,
+    }
+    options = arguments.parse_options(option)
+    budget_s = arguments.parse_duration(budget)
+    if dry_run:
+        plan = plan_sweep(found, **asked)
+        more = (
+            estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
+        )
+        print_facts({**count_space(found), **plan.facts(), **more}, as_json)
+    else:
+        _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True), as_json)
+
+
+@command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
+def search(
+    space: SpaceName,
+    sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
+    trials: Annotated[int, typer.Option(help="Recipes to try, those that the store knows included.")],
+    objectives: Annotated[str, typer.Option(help="Of gap, overhead, loss, bits; all are minimized.")] = "gap,overhead",
+    task: Annotated[str, typer.Option(help="TASK or TASK:PRESET.")] = "regression",
+    seeds: Seeds = None,
+    lr: Rates = [],  # noqa: B006
+    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")
+    ] = None,
+    sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    budget: Budget = None,
+    rungs: Rungs = 0,
+    keep: Keep = 0.5,
+    as_json: AsJson = False,
+) -> None:
+    """Let a sampler propose recipes of a space in batches, and train them; what the store has is looked up.
+
+    The same command continues a search that was stopped.
+    """
+    from fp4dse.sweeps import arguments, run_search
+
+    found = arguments.find_space(space)
+    result = run_search(
+        found,
+        sampler=sampler,
+        trials=trials,
+        objectives=[name.strip() for name in objectives.split(",")],
+        task=arguments.parse_tasks([task])[0],
+        seeds=arguments.parse_seeds(seeds) if seeds else None,
+        lrs=arguments.parse_lrs(lr),
+        store=store or arguments.default_store(found.name),
+        device=device,
+        jobs=jobs,
+        batch=batch,
+        sampler_seed=sampler_seed,
+        budget_s=arguments.parse_duration(budget),
+        halving=arguments.parse_halving(rungs, keep),
+        progress=True,
+    )
+    facts = result.facts()
+    front = facts.pop("front")
+    if as_json:
+        print_json({**facts, "front": front})
+    else:
+        lines = [{name: short(value, 4) for name, value in line.items()} for line in front]
+        print_rows(list(lines[0]) if lines else ["label"], lines)
+        print_facts({name: short(value) for name, value in facts.items()})
+    raise typer.Exit(result.exit_code)
+
+
+@command(epilog="Example: fp4dse status --watch")
+def status(
+    store: StorePath = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and follow it until it ends.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """How far a sweep is, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
+    from fp4dse.sweeps import arguments, progress, read_state
+
+    place = store or arguments.latest_store()
+    state = progress.watch(lambda: read_state(place), console()) if watch else read_state(place)
+    if as_json:
+        print_json(state.facts())
+    elif not watch:
+        console().print(progress.render(state))
+
+
+@command(epilog="Example: fp4dse stop --store runs/quickstart/store")
+def stop(store: StorePath = None) -> None:
+    """End a sweep from another terminal: running jobs stop, what is finished is stored, the same command continues."""
+    from fp4dse.sweeps import arguments, read_state, stop_sweep
+    from fp4dse.sweeps.progress import headline
+
+    place = store or arguments.latest_store()
+    stop_sweep(place)
+    print(headline(read_state(place)))
+
+
+@command("run-one", epilog="Example: fp4dse run-one regression-small-1f0c2ab93d4e --store runs/zoo/store")
+def run_one(
+    job: Annotated[str, typer.Argument(help="A failed job's name, a failed lane's run_id, or a job.json.")],
+    store: StorePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one job again in the foreground, with all that it says, and store what comes of it."""
+    from fp4dse.sweeps.progress import job_line
+    from fp4dse.sweeps.rerun import find_job
+    from fp4dse.sweeps.rerun import run_one as run
+
+    opened = open_given(store)
+    found, context = find_job(job, opened)
+    results = run(found, context, opened, lambda progress: print(job_line(progress), file=sys.stderr))
+    columns = ["recipe", "lr", "seed", "status", "val_loss"]
+    lines = zip(found.lanes, results, strict=True)
+    rows = [(lane.recipe.label(), lane.lr, lane.seed, result.status, result.val_loss) for lane, result in lines]
+    print_rows(columns, [dict(zip(columns, row, strict=True)) for row in rows], as_json)
+
+
+@command(epilog="Example: fp4dse rungs --replay runs/zoo/store --rungs 3 --keep 0.5")
+def rungs(
+    replay: Annotated[Path, typer.Option(help="A store with a finished sweep that had no rungs.")],
+    rungs: Rungs = 3,
+    keep: Keep = 0.5,
+    as_json: AsJson = False,
+) -> None:
+    """What rungs would have saved in a finished sweep, and how often they would have dropped the best recipe."""
+    import msgspec
+
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.rungs import Halving, Replay
+    from fp4dse.sweeps.rungs import replay as replay_store
+
+    rows = [msgspec.to_builtins(row) for row in replay_store(open_store(replay), Halving(rungs, keep))]
+    print_rows(list(Replay.__struct_fields__), rows, as_json)
+
+
+def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
+    """Print the trade-off and write the report; end the program with the sweep's exit code."""
+    from fp4dse.kernels.inspection.gaussian import gaussian_statistics
+    from fp4dse.results import noise_floor, open_store, summarize
+    from fp4dse.results.report import write_report
+    from fp4dse.results.tables import pareto_table, records
+    from fp4dse.sweeps.arguments import report_path
+    from fp4dse.sweeps.progress import conclusion
+
+    store = open_store(result.store)
+    runs = store.runs()
+    summary = summarize(runs)
+    page = report_path(store.path) if len(runs) else None
+    if page:
+        write_report(store, page, statistics=gaussian_statistics)
+    if as_json:
+        print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
+    else:
+        found = [pareto_table(summary, noise_floor(runs)), conclusion(result), f"report: {page}"]
+        print(*(found if page else found[1:2]), sep="\n\n")
+    raise typer.Exit(result.exit_code)
