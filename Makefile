@@ -1,6 +1,7 @@
 # Needs Linux, make and Python 3.11 or newer; everything else goes into .venv.
 #   make quickstart [ARGS=…]    install, sweep a small real space, show the trade-off
-#   make test       [ARGS=…]    the tests, e.g. ARGS="tests/dse -k canonical"
+#   make test       [ARGS=…]    the tests but the slow ones, e.g. ARGS="tests/dse -k canonical"
+#   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
 #   make services               Debian's SLURM, PostgreSQL and Chromium, for the tests that start them (asks for root)
 #   make lint                   ruff and mypy
@@ -10,14 +11,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-gpu services lint install clean
+.PHONY: quickstart test test-slow test-gpu services lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
 
 # One thread a worker: two workers that each take every core are slower than one.
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-slow: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)
 
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)
