@@ -55,3 +55,12 @@ def test_an_answer_without_rows_has_its_columns(terminal, capsys):
 def test_json_is_whole(capsys):
     printing.print_rows(["gap"], ROWS, as_json=True)
     assert json.loads(capsys.readouterr().out) == ROWS
+
+
+def test_a_list_says_once_what_it_holds_often(terminal, capsys):
+    terminal(80)
+    printing.print_facts({"jobs": ["a × 4", "b × 2", "a × 4"]})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["jobs", "a", "×", "4,", "2", "times"],
+        ["b", "×", "2"],
+    ]
