@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 
 from rich import box
 from rich.console import Console
@@ -78,7 +79,8 @@ def _cell(value: object) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{number} {name}" for name, number in value.items()) or "none"
     if isinstance(value, list):
-        return "\n".join(map(_cell, value)) or "none"
+        times = Counter(map(_cell, value))
+        return "\n".join(line if n == 1 else f"{line}, {n} times" for line, n in times.items()) or "none"
     if value is None:
         return ""
     return f"{short(value, 4):.6g}" if isinstance(value, float) else str(value)

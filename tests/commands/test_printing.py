@@ -1,0 +1,66 @@
+"""Tables on a terminal: texts are folded, numbers are whole, and what does not fit is printed in blocks."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from fp4dse.commands import printing
+
+LABEL = "forward nvfp4, gradients 16/17 stochastic, and a rotation of sixteen on the weight gradient"
+ROWS = [{"label": LABEL, "gap": 0.0123456, "seeds": n, "none": None} for n in (3, 1234567)]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    def of(width):
+        monkeypatch.setattr(printing, "console", lambda: Console(width=width, highlight=False, markup=False))
+
+    return of
+
+
+@pytest.mark.parametrize("width", [60, 90, 200])
+def test_a_table_fits_and_keeps_its_numbers_and_all_words(terminal, capsys, width):
+    terminal(width)
+    printing.print_rows(["label", "gap", "seeds"], ROWS)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert out.count("0.01235") == 2
+    assert "1234567" in out
+    assert set(LABEL.split()) <= set(out.split())
+
+
+def test_what_is_too_wide_for_a_table_is_a_block_a_row(terminal, capsys):
+    terminal(40)
+    printing.print_rows(["label", "gap", "seeds"], ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("seeds")] == [["seeds", "3"], ["seeds", "1234567"]]
+
+
+def test_a_wide_answer_says_once_what_all_rows_share(terminal, capsys):
+    terminal(400)
+    rows = [{**{f"c{i}": i for i in range(printing.WIDE)}, "seed": seed, "empty": None} for seed in (0, 1)]
+    printing.print_answer(list(rows[0]), rows)
+    head, last = (lambda lines: (lines[1], lines[-1]))(capsys.readouterr().out.splitlines())
+    assert head.split() == ["seed"]
+    assert last == "in all rows: " + ", ".join(f"c{i} {i}" for i in range(printing.WIDE))
+
+
+def test_an_answer_without_rows_has_its_columns(terminal, capsys):
+    terminal(80)
+    printing.print_answer(["task", "gap"], [])
+    assert {"task", "gap"} <= set(capsys.readouterr().out.split())
+
+
+def test_json_is_whole(capsys):
+    printing.print_rows(["gap"], ROWS, as_json=True)
+    assert json.loads(capsys.readouterr().out) == ROWS
+
+
+def test_a_list_says_once_what_it_holds_often(terminal, capsys):
+    terminal(80)
+    printing.print_facts({"jobs": ["a × 4", "b × 2", "a × 4"]})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["jobs", "a", "×", "4,", "2", "times"],
+        ["b", "×", "2"],
+    ]
