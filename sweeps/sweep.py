@@ -170,7 +170,7 @@ def run_sweep(
             runner.stop()
             sweep.tell(show)
             withdraw_stop(opened.path)
-        opened.compact()
+        opened.compact(minimum=1)  # whatever comes next reads Parquet
     return SweepResult(
         store=str(store),
         asked=todo.asked,
