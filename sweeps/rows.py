@@ -70,7 +70,8 @@ def failed_rows(job: Job, reason: str, context: dict) -> list[dict]:
 
 def _outcome(outcome: LaneResult, context: dict) -> dict:
     """The lane's own columns; the task's first metric has one to itself."""
-    return {**msgspec.structs.asdict(outcome), "val_metric": outcome.metrics.get(context.get("metric_name"))}
+    first = context.get("metric_name")
+    return {**msgspec.structs.asdict(outcome), "val_metric": outcome.metrics.get(first) if first else None}
 
 
 def _row(lane: Lane, job: Job, context: dict, now: datetime) -> dict:
