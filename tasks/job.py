@@ -100,3 +100,8 @@ class Ended(msgspec.Struct):
     """The last line of a job on a worker's standard output: exit code, or minus the number of the signal."""
 
     exit: int
+
+
+def number(value: float) -> float | None:
+    """The number, or None for what JSON does not have."""
+    return value if value == value and abs(value) != float("inf") else None

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fp4dse.dse import SHARED
 from fp4dse.kernels import LaneNumerics, lane_sum
 from fp4dse.tasks.backward import backward
+from fp4dse.tasks.job import number
 from fp4dse.tasks.optimizers import LaneOptimizer
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Recorder:
         names = dict.fromkeys(name for _, row in rows for name in row)
         out: dict[str, list[float | None]] = {STEP: [float(step + 1) for step, _ in rows]}
         return out | {
-            name: [_number(row[name][lane].item()) if name in row else None for _, row in rows] for name in names
+            name: [number(row[name][lane].item()) if name in row else None for _, row in rows] for name in names
         }
 
     def state(self) -> dict[str, Tensor]:
@@ -106,7 +107,3 @@ class Recorder:
             step, name = key.split("/", 1)
             rows.setdefault(int(step), {})[name] = value.cpu()
         self.rows = sorted(rows.items())
-
-
-def _number(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_mean
-from fp4dse.tasks.engine.population import Population, number
-from fp4dse.tasks.job import LaneResult
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.job import LaneResult, number
 from fp4dse.tasks.task import Finish
 
 

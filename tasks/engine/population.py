@@ -17,7 +17,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
-from fp4dse.tasks.job import Lane
+from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
@@ -196,11 +196,6 @@ def largest(gradient: Tensor) -> Tensor:
     if gradient.is_cuda:
         return torch.linalg.vector_norm(gradient, torch.inf, dim=1)
     return gradient.abs().amax(dim=1)  # 19 times as fast there
-
-
-def number(value: float) -> float | None:
-    """The number, or None for what JSON does not have."""
-    return value if value == value and abs(value) != float("inf") else None
 
 
 def with_steps(task: Task, steps: int) -> Task:
