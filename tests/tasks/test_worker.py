@@ -53,17 +53,12 @@ class Parent:
         return self.code, folder
 
     def wait_for_child(self) -> int:
-        """The job's; other programs are asked about the machine before."""
+        """The job's, once it has reported: before, there are the programs that are asked about the machine."""
+        report = self.process.stdout.readline()
+        assert '"phase"' in report, report
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-
-        def forked() -> int | None:
-            for child in children.read_text().split():
-                command = Path(f"/proc/{child}/cmdline")
-                if command.exists() and b"tasks.worker" in command.read_bytes():
-                    return int(child)
-            return None
-
-        return wait_for(forked)
+        (child,) = children.read_text().split()
+        return int(child)
 
 
 @pytest.fixture
@@ -146,7 +141,6 @@ def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path):
 def test_a_job_dies_with_its_worker_even_by_kill_9(parent):
     parent.give(LONG)
     child = parent.wait_for_child()
-    parent.process.stdout.readline()  # on its leash before it reports
     parent.process.kill()
     wait_for(lambda: not is_running(child))
 
