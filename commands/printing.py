@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
@@ -38,6 +39,16 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
     for line in cells:
         table.add_row(*line)
     place.print(table)
+
+
+def print_each(rows: Iterable[dict], as_json: bool = False) -> None:
+    """Each row as soon as it is there: a block of lines, or as JSON a line."""
+    for row in rows:
+        if as_json:
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        else:
+            print_facts(row)
+            print(flush=True)
 
 
 def print_answer(columns: list[str], rows: list[dict]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -105,7 +105,13 @@ def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: 
     return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
 
 
-def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS, warm_up: int = 6) -> float:
+def step_seconds(
+    population: Population,
+    least_s: float = LEAST_S,
+    steps: int = STEPS,
+    warm_up: int = 6,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds of a step, after a warm-up, over at least so many seconds in rounds of so many steps.
 
     Their mean on a GPU, where now and then a step takes longer; the least on a CPU, which others use too.
@@ -117,12 +123,12 @@ def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = 
         done += 1
     while sum(times) < least_s:
         _wait(population.device)
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(steps):
             population.train_step(done)
             done += 1
         _wait(population.device)
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
     on_gpu = population.stream is not None
     return (sum(times) / len(times) if on_gpu else min(times)) / steps
 

@@ -64,3 +64,16 @@ def test_a_list_says_once_what_it_holds_often(terminal, capsys):
         ["jobs", "a", "×", "4,", "2", "times"],
         ["b", "×", "2"],
     ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_row_is_printed_before_the_next_one_is_made(terminal, capsys, as_json):
+    def rows():
+        yield {"what": "first"}
+        assert "first" in capsys.readouterr().out
+        yield {"what": "second"}
+
+    printing.print_each(rows(), as_json)
+    out = capsys.readouterr().out
+    assert "first" not in out
+    assert json.loads(out) == {"what": "second"} if as_json else "second" in out
