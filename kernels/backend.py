@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import reference
-from fp4dse.kernels.arithmetic import activations, philox
+from fp4dse.kernels.arithmetic import activations, adam, philox
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
@@ -26,7 +26,7 @@ from fp4dse.kernels.fused.by_scales import by_scales
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
+    """A named implementation of `reference.decode_operand`, `philox.words`, `activations.sigmoid` and `adam.adamw`.
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
     operand, by_scales: `fused.operand` and `fused.by_scales`, which take the place of the first two, where there are
@@ -44,6 +44,7 @@ class Backend(msgspec.Struct, frozen=True):
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
+    adamw: Callable[..., None] = adam.in_pieces
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -110,8 +111,8 @@ def _compiled() -> Backend:
     # else what is compiled for a small tensor uses one thread, whatever comes after it
     torch._inductor.config.cpp.min_chunk_size = 1
     compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
-    functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks)
-    compiled, words, sigmoid, quantize = map(compile_, functions)
+    functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks, adam.adamw)
+    compiled, words, sigmoid, quantize, adamw = map(compile_, functions)
 
     def decode(
         x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
@@ -126,4 +127,4 @@ def _compiled() -> Backend:
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
     draws = partial(philox.draws16, words=words)
-    return Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
+    return Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize, adamw=adamw)

@@ -11,7 +11,7 @@ norms, positions and embedding tables do not decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, StableSPAM
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic import adam
+from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.kernels.arithmetic.reduce import has_kernels
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
@@ -34,24 +36,28 @@ KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam
 COUPLED = (SGD,)
 """Kinds whose weight decay is part of the gradient."""
 
-IN_CACHE = 1 << 18
-"""Elements that a CPU updates at a time, of whole lanes: 20 operations on them are much faster than on all."""
-
 
 class LaneOptimizer:
     """All lanes' weights and what their updates remember. Every tensor has the lane axis first.
 
     After construction the model's parameters are views into `flat` [L, P]. lr: float32 [L]; numbers: one a lane, of one
-    kind of optimizer; lr_factors: what the learning rate is multiplied by at each step.
+    kind of optimizer; lr_factors: what the learning rate is multiplied by at each step. adamw: an implementation of
+    `adam.adamw`.
     """
 
     def __init__(
-        self, model: nn.Module, lr: Tensor, numbers: Sequence[Numbers], lr_factors: Sequence[float], accumulate: int = 1
+        self,
+        model: nn.Module,
+        lr: Tensor,
+        numbers: Sequence[Numbers],
+        lr_factors: Sequence[float],
+        accumulate: int = 1,
+        adamw: Callable[..., None] = adam.in_pieces,
     ) -> None:
         if len({type(n.optimizer) for n in numbers}) != 1:
             raise ValueError("lanes of one population must share their kind of optimizer")
         device, lanes = lr.device, len(lr)
-        self.kind, self.accumulate = type(numbers[0].optimizer), accumulate
+        self.kind, self.accumulate, self.adamw = type(numbers[0].optimizer), accumulate, adamw
         self.rule = KINDS[self.kind]
         self.parameters = list(model.parameters())
         self.sizes = [p[0].numel() for p in self.parameters]
@@ -97,14 +103,12 @@ class LaneOptimizer:
         """
         lr_factor, *numbers = self.table.index_select(0, at)[0].index_select(1, self.of_lane)[:, :, None]
         if self.clip is not None:
-            norm = torch.sqrt(lane_sum(gradient * gradient, 1))[:, None]
+            norm = sqrt(lane_sum(gradient * gradient, 1))[:, None]
             gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
-        if self.kind is AdamW and has_kernels(gradient):
+        if self.kind is AdamW:
             self._adamw(gradient, alive, lr_factor, numbers)
             return
-        some = len(gradient) if gradient.is_cuda else max(1, IN_CACHE // gradient.shape[1])
-        for first in range(0, len(gradient), some):
-            of = slice(first, first + some)
+        for of in adam.pieces(gradient):
             self._update(of, gradient[of], alive[of, None], lr_factor[of], [n[of] for n in numbers])
 
     def _update(self, of: slice, gradient: Tensor, keep: Tensor, lr_factor: Tensor, numbers: Sequence[Tensor]) -> None:
@@ -123,14 +127,17 @@ class LaneOptimizer:
         flat.copy_(torch.where(keep, flat - self.lr[of] * lr_factor * update, flat))
 
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
-        """The whole update by one kernel, with the same bits."""
-        from fp4dse.kernels.fused import pointwise
-
+        """The whole update by one function, in place."""
         decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
-        step = self.lr * lr_factor
-        numbers = torch.cat([step, *(self.columns[name] for name in pointwise.ADAMW[1:6]), *corrections, decay], dim=1)
-        decaying = None if self.weight_decay is None else self.decaying
-        pointwise.adamw(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+        constants = (self.columns[name] for name in adam.NUMBERS[1:6])
+        numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
+        tensors = self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers
+        if has_kernels(gradient):
+            from fp4dse.kernels.fused import pointwise
+
+            pointwise.adamw(*tensors, None if self.weight_decay is None else self.decaying)
+        else:
+            self.adamw(*tensors, self.decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
@@ -150,7 +157,9 @@ def decays(model: nn.Module) -> list[bool]:
     return [id(p) in products for p in model.parameters()]
 
 
-def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneOptimizer:
+def make_optimizer(
+    model: nn.Module, lanes: Sequence[Lane], task: Task, adamw: Callable[..., None] = adam.in_pieces
+) -> LaneOptimizer:
     """The optimizer of a population, by the recipes' training side and what it leaves to the task.
 
     ConfigError if the batch cannot be cut into the parts that the recipe asks for.
@@ -161,4 +170,4 @@ def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneO
     device = next(model.parameters()).device
     lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
     numbers = [numbers_of(lane.recipe.training, task) for lane in lanes]
-    return LaneOptimizer(model, lr, numbers, [task.lr_factor(step) for step in range(task.steps)], parts)
+    return LaneOptimizer(model, lr, numbers, [task.lr_factor(step) for step in range(task.steps)], parts, adamw)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fp4dse.dse.training import StableSPAM
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic.adam import adam
+from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.tasks.optimizers import adamw
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 
@@ -61,12 +63,12 @@ def update(
     limit = per_element(top / over_top)
     g = torch.where(g.abs() > limit, g / per_element(largest) * limit, g)
 
-    length = torch.stack([torch.sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
+    length = torch.stack([sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
     norm = state["norm"] * c["gamma1"] + length * c["past_gamma1"]
     square = state["norm_square"] * c["gamma2"] + length * length * c["past_gamma2"]
-    wanted = norm / over_norm / (torch.sqrt(square / over_square) + c["eps"])
+    wanted = norm / over_norm / (sqrt(square / over_square) + c["eps"])
     g = torch.where(per_element(length) > 0, g / per_element(length) * per_element(wanted), g)
 
     mean, raw = (torch.where(reset > 0, 0.0, state[name]) for name in ("mean", "square"))
-    out, momenta = adamw.adam(g, mean, raw, c, correction1, correction2)
-    return out, {**momenta, "top": top, "norm": norm, "norm_square": square}
+    out, mean, raw = adam(g, mean, raw, {**c, "correction1": correction1, "correction2": correction2})
+    return out, {"mean": mean, "square": raw, "top": top, "norm": norm, "norm_square": square}
