@@ -20,7 +20,6 @@ from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.activations import silu
-from fp4dse.kernels.arithmetic.adam import NUMBERS
 from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
@@ -288,5 +287,3 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
             slot.state.clear()  # of other shapes
     for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)
-    lanes, marks = torch.ones(3, 5), torch.ones(5, dtype=torch.bool)
-    numerics.backend.adamw(lanes, *lanes.repeat(3, 1, 1), marks[:3], torch.ones(3, len(NUMBERS)), marks)

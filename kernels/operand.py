@@ -24,7 +24,7 @@ from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import through
-from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima, squares, why_not_squares
+from fp4dse.kernels.fused.operators import BLOCKS, features, rotated_maxima, squares, why_not_squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -114,7 +114,8 @@ class Slot:
         # of a population that the codec is eden all scales are rounded stochastically
         scales_fit = self.stochastic_scales == (self.codec == "eden")
         fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
-        self.fused = backend.operand if fits and self.codec in CODECS else None
+        fits &= self.codec in backend.codecs and (backend.adaptive or not self.features.adaptive)
+        self.fused = backend.operand if fits else None
         self.by_scales = backend.by_scales if self.codec in SCALES and not self.features.adaptive else None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
@@ -150,6 +151,8 @@ class Slot:
         if turn:
             return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
         first = self._term(x, dim, keys, 0, dtype)
+        if dim == 1 and not x.is_cuda:  # a CPU's product depends on the layout, which must not depend on the path
+            first = first._replace(values=first.values.mT.contiguous().mT)
         x = x if dim == 2 else x.mT
         if self.residuals is None:
             return Operand([first], x)
@@ -159,7 +162,8 @@ class Slot:
 
     def rotates(self, turn: Turn, keys: Keys, keep: bool) -> bool:
         """Whether the backend's kernel rotates the operand while it quantizes it."""
-        if not self.fused or not isinstance(self.block, int) or turn.size not in ROTATIONS or turn.order != "sylvester":
+        takes = self.fused and isinstance(self.block, int) and turn.size in self.backend.rotations
+        if not takes or turn.order != "sylvester":
             return False
         estimated = keep and self.through != Through()
         plain = self.clamps is None and self.residuals is None

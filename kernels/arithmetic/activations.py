@@ -8,10 +8,12 @@ IEEE additions and multiplications, the same on every device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp4dse.kernels import native
 from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 _LOG2E = 1.44269504
@@ -40,11 +42,9 @@ def sigmoid(x: Tensor) -> Tensor:
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-        if x.dtype == torch.float32 and x.numel() and has_kernels(x):
-            from fp4dse.kernels.fused import pointwise
-
+        if (kernels := _kernels(x)) is not None:
             ctx.save_for_backward(x)
-            return pointwise.silu(x)
+            return kernels.silu(x)
         s = sigmoid(x.detach())
         ctx.save_for_backward(x, s)
         return x * s
@@ -53,14 +53,21 @@ class _SiLU(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         x, *saved = ctx.saved_tensors
         if not saved:
-            from fp4dse.kernels.fused import pointwise
-
-            return pointwise.silu_gradient(x, g), None
+            return _kernels(x).silu_gradient(x, g), None
         (s,) = saved
         return g * (s * (1.0 + x * (1.0 - s))), None
 
 
+def _kernels(x: Tensor) -> Any:
+    """The module whose `silu` and `silu_gradient` are one function each, if there is one for x."""
+    if x.dtype == torch.float32 and x.numel() and has_kernels(x):
+        from fp4dse.kernels.fused import pointwise
+
+        return pointwise
+    return native if native.takes(x) else None
+
+
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above. On a GPU one kernel has the same
-    bits, and another those of the gradient."""
+    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above. One kernel of a GPU, or native function,
+    has the same bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)

@@ -67,7 +67,7 @@ class Population:
         self.numerics = LaneNumerics(recipes, seeds, device, task.steps)
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
-        self.optimizer = make_optimizer(self.model, lanes, task, self.numerics.backend.adamw)
+        self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
         self.record = Record(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)

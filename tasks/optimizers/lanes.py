@@ -11,7 +11,7 @@ norms, positions and embedding tables do not decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, StableSPAM
-from fp4dse.kernels import lane_sum
+from fp4dse.kernels import lane_sum, native
 from fp4dse.kernels.arithmetic import adam
 from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.kernels.arithmetic.reduce import has_kernels
@@ -41,23 +41,16 @@ class LaneOptimizer:
     """All lanes' weights and what their updates remember. Every tensor has the lane axis first.
 
     After construction the model's parameters are views into `flat` [L, P]. lr: float32 [L]; numbers: one a lane, of one
-    kind of optimizer; lr_factors: what the learning rate is multiplied by at each step. adamw: an implementation of
-    `adam.adamw`.
+    kind of optimizer; lr_factors: what the learning rate is multiplied by at each step.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        lr: Tensor,
-        numbers: Sequence[Numbers],
-        lr_factors: Sequence[float],
-        accumulate: int = 1,
-        adamw: Callable[..., None] = adam.in_pieces,
+        self, model: nn.Module, lr: Tensor, numbers: Sequence[Numbers], lr_factors: Sequence[float], accumulate: int = 1
     ) -> None:
         if len({type(n.optimizer) for n in numbers}) != 1:
             raise ValueError("lanes of one population must share their kind of optimizer")
         device, lanes = lr.device, len(lr)
-        self.kind, self.accumulate, self.adamw = type(numbers[0].optimizer), accumulate, adamw
+        self.kind, self.accumulate = type(numbers[0].optimizer), accumulate
         self.rule = KINDS[self.kind]
         self.parameters = list(model.parameters())
         self.sizes = [p[0].numel() for p in self.parameters]
@@ -137,7 +130,7 @@ class LaneOptimizer:
 
             pointwise.adamw(*tensors, None if self.weight_decay is None else self.decaying)
         else:
-            self.adamw(*tensors, self.decaying)
+            (native.adamw if native.takes(gradient) else adam.in_pieces)(*tensors, self.decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
@@ -157,9 +150,7 @@ def decays(model: nn.Module) -> list[bool]:
     return [id(p) in products for p in model.parameters()]
 
 
-def make_optimizer(
-    model: nn.Module, lanes: Sequence[Lane], task: Task, adamw: Callable[..., None] = adam.in_pieces
-) -> LaneOptimizer:
+def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneOptimizer:
     """The optimizer of a population, by the recipes' training side and what it leaves to the task.
 
     ConfigError if the batch cannot be cut into the parts that the recipe asks for.
@@ -170,4 +161,4 @@ def make_optimizer(
     device = next(model.parameters()).device
     lr = torch.tensor([lane.lr for lane in lanes], dtype=torch.float32, device=device)
     numbers = [numbers_of(lane.recipe.training, task) for lane in lanes]
-    return LaneOptimizer(model, lr, numbers, [task.lr_factor(step) for step in range(task.steps)], parts, adamw)
+    return LaneOptimizer(model, lr, numbers, [task.lr_factor(step) for step in range(task.steps)], parts)
