@@ -37,7 +37,6 @@ from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
-_ALIGNED = 16  # numbers of 4 bytes: a line of the cache
 _UNIT = 16  # FP8 products take multiples of it along K and S
 
 
@@ -85,15 +84,9 @@ def named(name: str, device: str, quantizers_a: Sequence[Quantizer], quantizers_
 def fp32(a: Tensor, b: Tensor) -> Tensor:
     """Operands as they are."""
     if not a.is_cuda:
-        return _on_cpu(a, b)
+        return torch.bmm(a, b.mT)
     with _math("ieee"):
         return torch.bmm(a, b.mT)
-
-
-def _on_cpu(a: Tensor, b: Tensor) -> Tensor:
-    """Where b is laid out along S, MKL's product has other bits for lanes whose results are not aligned alike."""
-    aligned = a.shape[1] * b.shape[1] % _ALIGNED == 0
-    return torch.bmm(a, (b if aligned else b.contiguous()).mT)
 
 
 def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
@@ -106,7 +99,7 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
     """Operands rounded to BF16, product in FP32. The CPU has no such product, but the same numbers in FP32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     if not a.is_cuda:
-        return _on_cpu(a.to(torch.float32), b.to(torch.float32))
+        return torch.bmm(a.to(torch.float32), b.to(torch.float32).mT)
     with _math("ieee"):
         return torch.bmm(a, b.mT, out_dtype=torch.float32)
 

@@ -32,6 +32,8 @@ CALL = 1 << 28
 """Added to a site for its second use in a step."""
 PART = 1 << 20
 """Added to a site for each part of a batch after the first."""
+LINE = 16
+"""Numbers in a line of a CPU's cache."""
 
 
 class Term(NamedTuple):
@@ -151,8 +153,7 @@ class Slot:
         if turn:
             return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
         first = self._term(x, dim, keys, 0, dtype)
-        if dim == 1 and not x.is_cuda:  # a CPU's product depends on the layout, which must not depend on the path
-            first = first._replace(values=first.values.mT.contiguous().mT)
+        first = first._replace(values=laid_out(first.values, dim))
         x = x if dim == 2 else x.mT
         if self.residuals is None:
             return Operand([first], x)
@@ -309,6 +310,17 @@ class Slot:
 
     def _tensor_amax(self, take: Callable[[], Tensor], keys: Keys, call: int) -> Tensor:
         return self.maxima(self.state, f"amax {keys.layer} {call}", take, keys)
+
+
+def laid_out(values: Tensor, dim: int) -> Tensor:
+    """An operand [L, R, C] as a CPU's product is to find it, whose bits follow from the layout.
+
+    What was contracted over dimension 1 goes on to lie along R, whoever quantized it, but for rows that do not fill
+    lines of the cache: MKL's product of such depends on how a lane's result is aligned.
+    """
+    if dim == 2 or values.is_cuda:
+        return values
+    return values.contiguous() if values.shape[1] % LINE else values.mT.contiguous().mT
 
 
 def clamped(x: Tensor, quantiles: Tensor) -> Tensor:

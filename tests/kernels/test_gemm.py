@@ -196,17 +196,3 @@ def test_settings_of_the_matrix_units_hold_for_the_call_only():
     with pytest.raises(ZeroDivisionError), gemm._math("tf32"):
         raise ZeroDivisionError
     assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(1, 9), (7, 5), (3, 130), (10, 9), (2, 33), (64, 48)])
-@pytest.mark.parametrize("a_dim", [1, 2])
-@pytest.mark.parametrize("b_dim", [1, 2])
-def test_a_lane_has_the_same_product_wherever_it_stands_and_however_its_operands_lie(rows, columns, a_dim, b_dim):
-    """Results of an odd size are aligned otherwise for every lane."""
-    torch.manual_seed(0)
-    laid = [torch.randn(16, n, 320) for n in (rows, columns)]
-    laid = [t if dim == 2 else t.mT.contiguous().mT for t, dim in zip(laid, (a_dim, b_dim), strict=True)]
-    together = gemm.fp32(*laid)
-    for first, count in ((5, 2), (1, 3), (3, 13)):
-        alone = gemm.fp32(*(t[first : first + count].clone() for t in laid))
-        assert torch.equal(alone, together[first : first + count])

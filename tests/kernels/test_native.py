@@ -150,6 +150,25 @@ def test_products_have_the_bits_of_the_reference(recipe, m, n, k, monkeypatch):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-4)  # a product's order of sums depends on the layout
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4-sr-rht"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 7, 9), (7, 3, 130), (33, 1, 5), (64, 64, 48)])
+def test_a_lane_has_the_same_products_wherever_it_stands(recipe, m, n, k):
+    """Results of an odd size are aligned otherwise for every lane."""
+    torch.manual_seed(0)
+    x, w, g = torch.randn(16, m, k), torch.randn(16, n, k), torch.randn(16, m, n)
+
+    def products(x, w, g):
+        numerics = LaneNumerics([Recipe.named(recipe)] * len(x), [0] * len(x))
+        backward = numerics.gemm("dgrad", 0, g, 2, w, 1), numerics.gemm("wgrad", 0, g, 1, x, 1)
+        return [numerics.forward(0, x, w).y, *backward]
+
+    together = products(x, w, g)
+    for first, count in ((5, 2), (1, 3), (3, 13)):
+        of = slice(first, first + count)
+        for alone, all_of_them in zip(products(x[of].clone(), w[of].clone(), g[of].clone()), together, strict=True):
+            assert torch.equal(alone, all_of_them[of])
+
+
 @pytest.mark.parametrize("shape", [(3, 1001), (2, 1), (5, 70_000)])
 def test_adamw_is_the_reference_and_lanes_that_are_not_alive_stay(shape):
     torch.manual_seed(0)
