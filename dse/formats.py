@@ -75,6 +75,9 @@ SCALES: dict[str, FloatFormat] = {
 }
 """Block-scale formats with a mantissa. E8M0, the pure power of two, is described by its rule instead."""
 
+E8M0_GRID = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)
+"""The 255 powers of two of E8M0, and the zero that it lacks."""
+
 E8M0_RULES = {
     "floor": "OCP: 2^(floor(log2 amax) - emax); the block maximum may clip",
     "ceil": "2^(ceil(log2 amax) - emax); never clips, the top codes stay unused",

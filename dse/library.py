@@ -17,7 +17,7 @@ import msgspec
 
 from fp4dse.dse.design import DESIGN_NAMES, Design
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import RELAXATION_NAMES, Relaxation
+from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.precision import Finish
 from fp4dse.dse.quantizer import OUTLIER_NAMES, ROUNDING_NAMES, Outliers, Quantizer, Rounding
 from fp4dse.dse.quantizers import QUANTIZERS
@@ -35,6 +35,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
     Relaxation: RELAXATION_NAMES,
+    ScaleRelaxation: SCALE_RELAXATION_NAMES,
     Design: DESIGN_NAMES,
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
     Finish | None: {"none": None},

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import Estimator, Through
+from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
 from fp4dse.dse.record import Part, plain_parts
-from fp4dse.dse.scale import scale_name
+from fp4dse.dse.scale import scale_key, scale_name
 from fp4dse.dse.training import Training, optimizer_name
 
 ID_VERSION = 1
@@ -141,7 +141,7 @@ class Recipe(Part, frozen=True):
         fprop = _canonical_stage(self.fprop, False)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
-        estimator = _canonical_estimator(self.estimator, plain_x, plain_w)
+        estimator = _canonical_estimator(self.estimator, fprop)
         around = _canonical_around(
             self.precise,
             self.finish,
@@ -154,9 +154,11 @@ class Recipe(Part, frozen=True):
         return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, **around)
 
     def _passage(self, operand: str) -> str:
-        """The estimator with the grid that it is a function of; empty for straight through."""
-        text = getattr(self.estimator, operand).label()
-        return text and f"{text} on {self.slot(f'fprop.{operand}').element}"
+        """The estimator with the grids that it is a function of; empty for straight through."""
+        through, q = getattr(self.estimator, operand), self.slot(f"fprop.{operand}")
+        if through.scale_rounding == STE():
+            return through.label() and f"{through.label()} on {q.element}"
+        return f"{through.label()} on {q.element} {getattr(q.scale, 'convention', '')} {scale_key(q.scale)}"
 
     @property
     def config_id(self) -> str:
@@ -255,11 +257,14 @@ def _canonical_stage(stage: Part, forward_is_untouched: bool) -> Part:
     return _replaced(stage, **changes)
 
 
-@lru_cache(maxsize=4096)
-def _canonical_estimator(estimator: Estimator, plain_x: bool, plain_w: bool) -> Estimator:
+@lru_cache(maxsize=65536)
+def _canonical_estimator(estimator: Estimator, fprop: Any) -> Estimator:
     """Nothing passes through the quantizer of a plain operand."""
-    x, w = estimator.x.canonical(), estimator.w.canonical()
-    return _replaced(estimator, x=Through() if plain_x else x, w=Through() if plain_w else w)
+    x, w = (
+        Through() if (q := getattr(fprop, operand)).is_plain else getattr(estimator, operand).canonical(q.scale)
+        for operand in STAGES["fprop"]
+    )
+    return _replaced(estimator, x=x, w=w)
 
 
 def _replaced(part: Any, **changes: object) -> Any:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.formats import SCALES
+from fp4dse.dse.formats import E8M0_GRID, SCALES, FloatFormat
 from fp4dse.dse.record import Part, plain
 
 
@@ -139,6 +139,11 @@ def scale_key(scale: Scale) -> str:
     """The record in formats.SCALES."""
     name = scale_format(scale)
     return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name
+
+
+def scale_grid(scale: Scale) -> FloatFormat:
+    """The numbers that a stored scale is rounded to; KeyError for E6M2, whose block has several."""
+    return E8M0_GRID if isinstance(scale, E8M0) else SCALES[scale_key(scale)]
 
 
 def scale_bits(scale: Scale) -> int:

@@ -9,7 +9,7 @@ COUNTS = {
     # name: (raw, merged, rejected by rule, left)
     "conventions": (16, 0, {}, 16),
     "estimators": (70, 10, {}, 60),
-    "paper": (16384, 4096, {"estimator-needs-one-grid": 3840}, 8448),
+    "paper": (65536, 34816, {"estimator-needs-one-grid": 13056}, 17664),
     "paper-slice": (
         128,
         0,
