@@ -214,6 +214,8 @@ def value_text(value: object) -> str:
         return name or value_text(plain(value))
     if isinstance(value, dict):
         return ", ".join(f"{name} = {value_text(field)}" for name, field in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
     return "none" if value is None else str(value)
 
 

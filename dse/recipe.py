@@ -209,7 +209,9 @@ class Recipe(Part, frozen=True):
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
         words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
-        words += [f"{x} {text}" for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())]
+        passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())}
+        both = r.estimator.x == r.estimator.w
+        words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]
         words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []
         words += [f"{r.finish.label()} precise"] if r.finish else []
         words += [r.gemm] if r.gemm != "exact" else []
