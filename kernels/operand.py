@@ -16,7 +16,8 @@ from torch import Tensor
 from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Clamp, Residual, tile
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend

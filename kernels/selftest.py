@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer, Recipe
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0, SCALE_NAMES
 from fp4dse.kernels.arithmetic import blocks

@@ -20,7 +20,7 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import overhead
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
 

@@ -6,9 +6,10 @@ The count is the released analysis's axis, kept so that results can be compared;
 from __future__ import annotations
 
 from fp4dse.dse.estimator import STE
-from fp4dse.dse.quantizer import Ema, Stochastic
-from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import E6M2
+from fp4dse.dse.stages import SLOTS, STAGES
 
 
 def points(recipe: Recipe) -> int:

@@ -24,7 +24,8 @@ from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.recipe import Fprop, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import Fprop
 
 COST_REV = 1
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""

@@ -8,7 +8,8 @@ from functools import lru_cache
 from fp4dse.dse.cost.work import cut_share, per_block
 from fp4dse.dse.estimator import STE, Clipped, Through, Trust
 from fp4dse.dse.quantizer import Quantizer, block_elements
-from fp4dse.dse.recipe import SLOTS, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import SLOTS
 
 
 def bits_per_element(recipe: Recipe) -> float:

@@ -27,9 +27,11 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import DECODED_BYTES
 from fp4dse.dse.estimator import STE, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, block_elements
-from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.quantizer import Quantizer, block_elements
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import E6M2, E8M0, scale_format
+from fp4dse.dse.stages import Hadamard
 
 
 class Work(msgspec.Struct, frozen=True):

@@ -18,8 +18,8 @@ from fp4dse.dse import (
     recipe_to_toml,
 )
 from fp4dse.dse.paths import parse_path
-from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.record import Part, field_types, options
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 
 FPROP, GRADIENTS = [("fprop", "x"), ("fprop", "w")], [("dgrad", "g"), ("wgrad", "g")]

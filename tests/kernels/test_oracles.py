@@ -30,7 +30,7 @@ from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 from fp4dse.dse import Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, FloatScale
 from fp4dse.kernels import quantize
 from fp4dse.kernels.arithmetic.grid import round_elements
