@@ -84,6 +84,7 @@ E8M0_RULES = {
     "rceil": "2^ceil(log2(amax / max)), the smallest that clips nothing; also called truncation-free",
     "even": "floor, and one more from the significand on at which the element would round up to a power of two",
     "nearest": "2^round(log2(amax / max)), the nearest in the exponent",
+    "encode": "the inverse of 2^emax / amax rounded to the nearest power of two; never clips (2509.17791's simulator)",
 }
 """How an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
 
@@ -104,6 +105,8 @@ def e8m0_rule(rule: str, element: FloatFormat) -> tuple[int, int]:
         return _carry(top, above=True), element.emax
     if rule == "even":
         return _carry(top + half_step, above=False), element.emax
+    if rule == "encode":  # halfway between 2^emax / amax = 1 and 1/2
+        return _carry(4 / 3, above=True), element.emax
     threshold = top * math.sqrt(2)  # nearest: halfway between two powers of two in the exponent
     if threshold < 2:
         return _carry(threshold, above=True), element.emax

@@ -17,7 +17,7 @@ from fp4dse.dse.record import Part
 class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
     """Power-of-two block scale; `rule` picks the exponent from the block maximum (see formats.E8M0_RULES)."""
 
-    rule: Literal["floor", "ceil", "rceil", "even", "nearest"] = "floor"
+    rule: Literal["floor", "ceil", "rceil", "even", "nearest", "encode"] = "floor"
 
 
 class E6M2(Part, frozen=True, tag_field="format", tag="e6m2"):
@@ -109,6 +109,7 @@ SCALE_NAMES: dict[str, Scale] = {
     "e8m0-rceil": E8M0(rule="rceil"),
     "e8m0-even": E8M0(rule="even"),
     "e8m0-nearest": E8M0(rule="nearest"),
+    "e8m0-encode": E8M0(rule="encode"),
     "e6m2": E6M2(),
     "e4m3": E4M3(),
     "e4m3-encode": E4M3(convention="encode", zero="min"),

@@ -202,7 +202,7 @@ MISTAKES = {
         fprop('{ scale = { format = "e8m0", rule = "odd" } }'),
         "fprop.x.scale.rule",
         "'odd'",
-        "floor, ceil, rceil, even, nearest",
+        "floor, ceil, rceil, even, nearest, encode",
     ),
     "unknown rounding": (fprop('{ rounding = "sr" }'), "fprop.x.rounding", "'sr'", "nearest, half-away, stochastic"),
     "field of a part that has none": (
