@@ -289,6 +289,17 @@ def test_in_a_layer_the_scale_gradient_is_multiplied_by_the_surrogate_block_by_b
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("relaxation", SCALE_RELAXATION_NAMES.values(), ids=SCALE_RELAXATION_NAMES)
+def test_a_lane_has_the_same_bits_beside_itself_and_beside_another(relaxation):
+    through = Through(DGE(), scale="softmax", scale_rounding=relaxation)
+    one, other = (quantized(name, x=through, w=through) for name in ("nvfp4", "nvfp4-1716"))
+    assert one.signature() == other.signature()
+    alone, mixed = run(one, one), run(one, other)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(alone, mixed, strict=True))
+    assert not torch.equal(alone[2][1], mixed[2][1])
+
+
+@pytest.mark.usefixtures("eager")
 def test_masked_as_released_a_scale_within_its_format_is_straight_through():
     masked = Through(masked=True, scale="exact", scale_rounding=DGE())
     straight, got, unmasked = (
