@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
-from fp4dse.commands.options import AsJson, Device, RecipeName, SpaceName
+from fp4dse.commands.options import AsJson, Device, RecipeName
 from fp4dse.commands.printing import print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, under
 
@@ -53,16 +53,28 @@ def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
 
 
 @command(epilog="Example: fp4dse space quickstart")
-def space(space: SpaceName, as_json: AsJson = False) -> None:
+def space(
+    space: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SPACE", help="A .toml file, or the name of a shipped space. Without one, these are told."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """What a space varies, and how many recipes it has: raw product, merged as equivalent, rejected and why, left.
 
     An axis is idle where all of its values compute the same, as the rounding of scales that are not rounded: such
     combinations are merged. The share is of some that are drawn at random.
     """
     from fp4dse.dse.space import Count
-    from fp4dse.sweeps.arguments import find_space
+    from fp4dse.sweeps.arguments import find_space, shipped_spaces
     from fp4dse.sweeps.plan import count_space
 
+    if space is None:
+        rows = [{"name": name, "asks": find_space(name).summary} for name in shipped_spaces()]
+        print_rows(["name", "asks"], rows, as_json)
+        return
     found, count = find_space(space), Count()
     facts, axes = count_space(found, count), found.describe()
     if as_json:

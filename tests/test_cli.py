@@ -16,7 +16,7 @@ from fp4dse import cli
 from fp4dse.dse import StoreError, recipe_files
 from fp4dse.results import Store, open_store
 from fp4dse.sweeps import run_sweep
-from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.arguments import find_space, shipped_spaces
 
 FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"))
 FEW = """
@@ -173,6 +173,7 @@ def test_compare_of_one_recipe_lists_what_single_changes_do(run):
 def test_space_counts(run):
     facts = json.loads(run("space", "quickstart", "--json").out)
     assert (facts["raw"], facts["left"], facts["merged"], facts["rejected"]) == (48, 48, 0, {})
+    assert {line["name"] for line in json.loads(run("space", "--json").out)} == set(shipped_spaces())
     assert [axis["axis"] for axis in facts["axes"]] == list(find_space("quickstart").axes)
     shown = run("space", "few.toml").out
     assert all(word in shown for word in ("raw", "Axes:", "idle"))
