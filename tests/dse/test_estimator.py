@@ -85,6 +85,13 @@ def test_the_label_tells_what_passes_through_the_scale():
     )
 
 
+def test_what_both_operands_have_is_told_once_for_the_forward_product():
+    both, one = Through(Clipped()), Through()
+    assert estimating("nvfp4", x=both, w=both).label() == "nvfp4, forward clipped"
+    assert estimating("nvfp4", x=both, w=one).label() == "nvfp4, x clipped"
+    assert estimating("nvfp4", x=both, w=ROUNDED).label() == f"nvfp4, x clipped, w {ROUNDED.label()}"
+
+
 def test_a_trust_mask_is_about_elements():
     with pytest.raises(ConfigError, match="scale_rounding: found 'trust'; accepted: ste, clipped, dge, power-law"):
         recipe_from_dict(plain(estimating("nvfp4")) | {"estimator": {"w": {"scale_rounding": "trust"}}})
