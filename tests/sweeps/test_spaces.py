@@ -8,7 +8,7 @@ from fp4dse.sweeps.arguments import find_space, shipped_spaces
 COUNTS = {
     # name: (raw, merged, rejected by rule, left)
     "conventions": (16, 0, {}, 16),
-    "estimators": (70, 10, {}, 60),
+    "estimators": (126, 10, {}, 116),
     "paper": (65536, 34816, {"estimator-needs-one-grid": 13056}, 17664),
     "paper-slice": (
         128,
