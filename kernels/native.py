@@ -76,6 +76,7 @@ def operand(
     if dtype != torch.float32 or rotation or features[2] or codec not in CODECS or block % 8:
         found = f"{dtype}, rotation {rotation}, adaptive {features[2]}, codec {codec}, block {block}"
         raise ValueError(f"operand: found {found}; accepted: float32, 0, False, {CODECS[0]}, a multiple of 8")
+    x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
     lanes, rows, width = x.mT.shape if columns else x.shape
