@@ -14,6 +14,7 @@ from fp4dse.dse.record import Part
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class AdamW(Part, frozen=True, tag_field="kind", tag="adamw"):
@@ -52,6 +53,9 @@ class Training(Part, frozen=True):
     clip           of the gradient's norm over the whole model
     loss_scale     the loss is multiplied by it, and gradients are divided by it before they are used
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
+    schedule       of the learning rate after a warm-up: constant, or down to its floor at the last step, linearly or by
+                   half a cosine (1608.03983); None for the task's, with its own warm-up
+    warmup         share of the steps over which it rises linearly; floor: share of it that is left at the end
     """
 
     optimizer: Optimizer = None
@@ -61,10 +65,20 @@ class Training(Part, frozen=True):
     clip: Positive | None = None
     loss_scale: Positive = 1.0
     accumulate: Literal[1, 2, 4, 8, 16, 32, 64] = 1
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    warmup: Share | None = None
+    floor: Share = 0.0
 
     def canonical(self) -> Training:
-        """SGD has no betas."""
-        return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
+        """SGD has no betas, the task's schedule no warm-up of ours, and nothing falls that is constant."""
+        idle: dict[str, float | None] = {}
+        if isinstance(self.optimizer, SGD):
+            idle |= {"beta1": None, "beta2": None}
+        if self.schedule is None:
+            idle |= {"warmup": None}
+        if self.schedule in (None, "constant"):
+            idle |= {"floor": 0.0}
+        return msgspec.structs.replace(self, **idle) if idle else self
 
     @property
     def kind(self) -> str:
@@ -76,7 +90,7 @@ class Training(Part, frozen=True):
         words = [] if self.optimizer is None else [optimizer_name(self.optimizer)]
         for name in self.__struct_fields__[1:]:
             if (value := getattr(self, name)) != getattr(DEFAULT, name):
-                words.append(f"{name.replace('_', ' ')} {value!r}".removesuffix(".0"))
+                words.append(f"{name.replace('_', ' ')} {value}".removesuffix(".0"))
         return ", ".join(words)
 
 

@@ -129,6 +129,7 @@ class Population:
     def train_step(self, step: int) -> None:
         """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
         self.batches.prepare(step)
+        self.optimizer.prepare(step)
         self.numerics.step.fill_(step)
         self.numerics.measuring = self.numerics.measures(step)
         phase = self.numerics.measuring, self.numerics.phase(step)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fp4dse.tasks.optimizers.numbers import Numbers
 
 STATE = {"mean": "element", "square": "element"}
@@ -14,6 +12,6 @@ def columns(n: Numbers) -> dict[str, float]:
     return {"b1": n.beta1, "past1": 1 - n.beta1, "b2": n.beta2, "past2": 1 - n.beta2, "eps": n.eps}
 
 
-def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
-    """Numbers of each step: bias corrections."""
-    return [[1 - n.beta1**t, 1 - n.beta2**t] for t in range(1, len(lr_factors) + 1)]
+def row(step: int, n: Numbers) -> list[float]:
+    """Numbers of a step: bias corrections."""
+    return [1 - n.beta1 ** (step + 1), 1 - n.beta2 ** (step + 1)]

@@ -10,6 +10,7 @@ import msgspec
 from torch import Tensor
 
 from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
+from fp4dse.tasks.optimizers.schedule import Schedule
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -24,7 +25,7 @@ class Tensors(NamedTuple):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Of one lane. clip: inf for none."""
+    """Of one lane. clip: inf for none. schedule: None for the task's."""
 
     optimizer: AdamW | SGD | StableSPAM
     weight_decay: float
@@ -33,6 +34,7 @@ class Numbers(msgspec.Struct, frozen=True):
     eps: float
     clip: float
     loss_scale: float
+    schedule: Schedule | None = None
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -41,6 +43,10 @@ def numbers_of(training: Training, task: Task) -> Numbers:
     def own(value: float | None, other: float | None) -> float:
         return value if value is not None else math.inf if other is None else other
 
+    schedule = None
+    if training.schedule is not None:
+        warmup = task.warmup if training.warmup is None else training.warmup
+        schedule = Schedule(training.schedule, warmup, training.floor)
     return Numbers(
         optimizer=training.optimizer or AdamW(),
         weight_decay=own(training.weight_decay, task.weight_decay),
@@ -49,4 +55,5 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         eps=task.eps,
         clip=own(training.clip, task.clip),
         loss_scale=training.loss_scale,
+        schedule=schedule,
     )

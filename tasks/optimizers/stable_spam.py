@@ -34,18 +34,14 @@ def columns(n: Numbers) -> dict[str, float]:
     return {**adamw.columns(n), **shares, **{f"past_{name}": 1 - share for name, share in shares.items()}}
 
 
-def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
-    """Numbers of each step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
+def row(step: int, n: Numbers) -> list[float]:
+    """Numbers of a step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
     o = n.optimizer
     assert isinstance(o, StableSPAM)
-    out, t = [], 0
-    for step in range(len(lr_factors)):
-        t += 1
-        reset = step % o.reset == 0
-        corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
-        t = 1 if reset else t
-        out.append([*corrections, 1 - n.beta1**t, 1 - n.beta2**t, float(reset)])
-    return out
+    since = step % o.reset  # a reset sets t to one for the momenta at once, and for the rest from the next step on
+    t = o.reset + 1 if step and not since else since + 1
+    corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
+    return [*corrections, 1 - n.beta1 ** (since + 1), 1 - n.beta2 ** (since + 1), float(not since)]
 
 
 def update(

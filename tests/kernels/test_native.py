@@ -8,7 +8,7 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Ema, Nearest, Stochastic
+from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import LaneNumerics, lanes, native
