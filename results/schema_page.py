@@ -99,6 +99,7 @@ AROUND = {
     "clip": "bound of the gradient's norm, null for the task's own",
     "loss_scale": "what the loss is multiplied with for the backward pass",
     "accumulate": "parts of a batch whose gradients are added up",
+    "schedule": "of the learning rate; task: the task's own",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from torch import Tensor
 
-from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
-from fp4dse.tasks.optimizers.schedule import Schedule
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -34,7 +33,7 @@ class Numbers(msgspec.Struct, frozen=True):
     eps: float
     clip: float
     loss_scale: float
-    schedule: Schedule | None = None
+    schedule: Constant | Linear | Cosine | None = None
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -43,10 +42,6 @@ def numbers_of(training: Training, task: Task) -> Numbers:
     def own(value: float | None, other: float | None) -> float:
         return value if value is not None else math.inf if other is None else other
 
-    schedule = None
-    if training.schedule is not None:
-        warmup = task.warmup if training.warmup is None else training.warmup
-        schedule = Schedule(training.schedule, warmup, training.floor)
     return Numbers(
         optimizer=training.optimizer or AdamW(),
         weight_decay=own(training.weight_decay, task.weight_decay),
@@ -55,5 +50,5 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         eps=task.eps,
         clip=own(training.clip, task.clip),
         loss_scale=training.loss_scale,
-        schedule=schedule,
+        schedule=training.schedule,
     )

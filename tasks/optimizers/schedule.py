@@ -12,29 +12,18 @@ rounded once, so that they are the same on every device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-import msgspec
-
-SHAPES: dict[str, Callable[[float], float]] = {
-    "constant": lambda t: 1.0,
-    "linear": lambda t: 1.0 - t,
-    "cosine": lambda t: (1.0 + math.cos(math.pi * t)) / 2.0,
-}
-"""Schedule -> share of what is above the floor, at t."""
+from fp4dse.dse.training import Constant, Cosine, Linear
 
 
-class Schedule(msgspec.Struct, frozen=True):
-    """One of SHAPES; warmup: share of the steps; floor: share of the learning rate."""
-
-    shape: str
-    warmup: float
-    floor: float
-
-    def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by at a step."""
-        rise = self.warmup * steps
-        if step + 1 < rise:
-            return (step + 1) / rise
-        t = max(0.0, step + 1 - max(rise, 1.0)) / max(1.0, steps - max(rise, 1.0) + 1)
-        return self.floor + (1.0 - self.floor) * SHAPES[self.shape](t)
+def factor(schedule: Constant | Linear | Cosine, step: int, steps: int) -> float:
+    """What the learning rate is multiplied by at a step."""
+    rise = schedule.warmup * steps
+    if step + 1 < rise:
+        return (step + 1) / rise
+    if isinstance(schedule, Constant):
+        return 1.0
+    top = max(rise, 1.0)  # the step after which it falls
+    t = max(0.0, (step + 1 - top) / (steps + 1 - top))
+    left = 1.0 - t if isinstance(schedule, Linear) else (1.0 + math.cos(math.pi * t)) / 2.0
+    return schedule.floor + (1.0 - schedule.floor) * left

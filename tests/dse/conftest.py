@@ -28,7 +28,13 @@ def values(type_: typing.Any) -> st.SearchStrategy:
             choices.append(st.sampled_from(typing.get_args(option)))
         elif typing.get_origin(option) is typing.Annotated:
             meta = option.__metadata__[0]
-            numbers = NUMBERS if meta.ge is None else SHARES
+            numbers = (
+                NUMBERS
+                if meta.ge is None
+                else SHARES
+                if meta.le is None
+                else SHARES.filter(lambda v, most=meta.le: v <= most)
+            )
             choices.append(st.integers(meta.ge, meta.ge + 3) if option.__origin__ is int else numbers)
         elif option is type(None):
             choices.append(st.none())
