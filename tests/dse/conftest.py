@@ -18,6 +18,7 @@ NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
 """Few and far apart, so that equal recipes are drawn now and then; some are above a scale format's largest value."""
 
 SHARES = st.sampled_from([0.0, 0.25, 0.5, 2.0])
+PARTS = st.sampled_from([0.0, 0.25, 1.0])
 
 
 def values(type_: typing.Any) -> st.SearchStrategy:
