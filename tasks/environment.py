@@ -15,6 +15,7 @@ import torch
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
 from fp4dse.kernels.fused.operators import why_not_fused
+from fp4dse.kernels.native import why_not_native
 from fp4dse.kernels.gemm import GEMMS
 from fp4dse.tasks.engine.population import REV as ENGINE_REV
 from fp4dse.tasks.task import Task
@@ -83,6 +84,7 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
 def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
     reason = why_not_compiled(device)
+    note = reason or why_not_native() or "native code, else the reference through torch.compile"
     unfused = why_not_fused(device)
     gemms = {name: gemm.why_not(device, (), ()) for name, gemm in GEMMS.items()}
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
@@ -93,7 +95,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
         ("memory", f"{_memory('cpu') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
-        ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
+        ("quantizer path", "eager" if reason else "compiled", note),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),
         *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
