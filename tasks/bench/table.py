@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -161,18 +160,6 @@ def _eager(device: str) -> list[Measure]:
     return [Measure(what.format(name), "×", "≥ 50", partial(gain, name)) for name in ("vision", "diffusion")]
 
 
-class Times(NamedTuple):
-    """Of a step, in seconds: of one lane alone, and of a population of 32."""
-
-    alone: float
-    company: float
-
-    def ratio(self) -> tuple[float, str]:
-        """Lanes per second in company over those alone."""
-        note = f"{1e6 * self.alone:.0f} µs alone, {1e6 * self.company / 32:.0f} µs a lane in company"
-        return 32 * self.alone / self.company, note
-
-
 def _on_cpu() -> list[Measure]:
     """MLPs of four layers, batch 64, NVFP4 in all slots: by the clock with all threads, and by the CPU's seconds with
     one, which what else runs on the machine changes less. The baseline, too, keeps the memory that it frees."""
@@ -183,25 +170,30 @@ def _on_cpu() -> list[Measure]:
         task = teacher_task("bench", (width,) * 5, (1024, 256), 64, 1000)
         what = f"MLP 4×{width}, L = 32 against one at a time in eager torch"
         by_clock, of_cpu = f"{what}, threads: {threads}", f"{what}, threads: 1, seconds of CPU"
-        rows.append(Measure(by_clock, "×", reach, lambda task=task: _by_clock(task).ratio()))
-        rows.append(Measure(of_cpu, "×", reach, lambda task=task: _of_cpu(task).ratio()))
+        rows.append(Measure(by_clock, "×", reach, partial(_by_clock, task)))
+        rows.append(Measure(of_cpu, "×", reach, partial(_of_cpu, task)))
     return rows
 
 
-def _by_clock(task: Task) -> Times:
-    alone = baseline.seconds_per_step(task, "cpu", rounds=10)
-    return Times(alone, step_seconds(_company(task), 2.0, 3))
+def _by_clock(task: Task) -> tuple[float, str]:
+    return _ratio(baseline.seconds_per_step(task, "cpu", rounds=10), step_seconds(_company(task), 2.0, 3))
 
 
-def _of_cpu(task: Task) -> Times:
+def _of_cpu(task: Task) -> tuple[float, str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads that wait for one another spin, which counts
     try:
-        few, many = ((steps, rounds, _cpu_of_baseline(task, steps, rounds)) for steps, rounds in ((1, 1), (20, 5)))
-        alone = (many[2] - few[2]) / (many[0] * many[1] - few[0] * few[1])
-        return Times(alone, step_seconds(_company(task), 2.0, 3, clock=time.process_time))
+        _cpu_of_baseline(task, 1, 1)  # what is done but once in a process
+        few, many = _cpu_of_baseline(task, 1, 1), _cpu_of_baseline(task, 20, 5)
+        return _ratio((many - few) / 99, step_seconds(_company(task), 2.0, 3, clock=time.process_time))
     finally:
         torch.set_num_threads(threads)
+
+
+def _ratio(alone: float, company: float) -> tuple[float, str]:
+    """Lanes per second of 32 in company over those alone, from seconds of a step."""
+    note = f"{1e6 * alone:.0f} µs alone, {1e6 * company / 32:.0f} µs a lane in company"
+    return 32 * alone / company, note
 
 
 def _cpu_of_baseline(task: Task, steps: int, rounds: int) -> float:
