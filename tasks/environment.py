@@ -15,8 +15,8 @@ import torch
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import NUMERICS_REV, why_not_compiled
 from fp4dse.kernels.fused.operators import why_not_fused
-from fp4dse.kernels.native import why_not_native
 from fp4dse.kernels.gemm import GEMMS
+from fp4dse.kernels.native import why_not_native
 from fp4dse.tasks.engine.population import REV as ENGINE_REV
 from fp4dse.tasks.task import Task
 
