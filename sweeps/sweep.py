@@ -6,14 +6,17 @@ Failed lanes are missing as far as planning goes: the same command tries them ag
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shlex
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -142,35 +145,16 @@ def run_sweep(
     and then finished jobs that were not stored are taken in by the next sweep.
     """
     begin = time.monotonic()
-    setting = find_setting(tasks, device, jobs, local=executor == "local")
-    opened = open_store(store, create=True)
-    work = work_folder(store)
-    with opened.lock(), stop_signals() as signals, display(progress) as show:
-        withdraw_stop(opened.path)
-        begun = take_in_leftovers(opened, work)
-        setting.learn_classes(opened)
-        runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
-        setting.machine.slots = setting.machine.slots[: runner.capacity]
-        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done(pruned=halving is not None), halving)
-        name = space.name if isinstance(space, Space) else "recipes"
-        state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
-        clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
-        queue = deque(msgspec.structs.replace(job, record=record) for job in go_on(todo.jobs, begun))
-        scheduler = Scheduler(runner, queue, setting.context, backoff_s=backoff_s)
-        sweep = _Sweep(opened, work, scheduler, setting, state, clock)
-        ask = _Asked(opened.path)
-        try:
-            stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, ask), show)
-            state.best = best_gaps(opened, setting)
-            state.ended = stopped or "finished"
-        except BaseException as error:
-            state.ended = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            runner.stop()
-            sweep.tell(show)
-            withdraw_stop(opened.path)
-        opened.compact(minimum=1)  # whatever comes next reads Parquet
+    asked: dict[str, Any] = {"budget_s": budget_s, "record": record, "progress": progress, "worker": worker}
+    asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}
+    name = space.name if isinstance(space, Space) else "recipes"
+    with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
+        stored = set() if rerun else sweep.store.done(pruned=halving is not None)
+        todo = sweep.setting.plan(space, seeds, lrs, stored, halving)
+        sweep.state.asked, sweep.state.stored = todo.asked, todo.stored
+        sweep.queue(todo.jobs)
+        sweep.run()
+    state = sweep.state
     return SweepResult(
         store=str(store),
         asked=todo.asked,
@@ -180,15 +164,68 @@ def run_sweep(
         pruned=state.pruned,
         failed=state.failed,
         failures=list(state.failures.values()),
-        stopped=stopped,
-        interrupted=bool(signals),
+        stopped=sweep.stopped,
+        interrupted=bool(sweep.signals),
         wall_s=time.monotonic() - begin,
     )
 
 
+@contextlib.contextmanager
+def open_sweep(
+    name: str,
+    tasks: Tasks,
+    store: str | Path,
+    device: str = "cpu",
+    jobs: int | None = None,
+    *,
+    budget_s: float | None = None,
+    record: bool = False,
+    progress: bool | Callable[[SweepState], None] = False,
+    worker: Sequence[str] = WORKER,
+    job_limit_s: float = LIMIT_S,
+    executor: str = "local",
+    options: Mapping[str, str] = {},
+    backoff_s: float = BACKOFF_S,
+) -> Iterator[Sweep]:
+    """A sweep without jobs so far, on a store that is locked and an executor that is started; see `run_sweep`.
+
+    What an earlier driver left is taken in on entering; on leaving the executor is stopped, the state says how it
+    ended, and the store is compact.
+    """
+    begin = time.monotonic()
+    setting = find_setting(tasks, device, jobs, local=executor == "local")
+    opened = open_store(store, create=True)
+    work = work_folder(store)
+    with opened.lock(), stop_signals() as signals, display(progress) as show:
+        withdraw_stop(opened.path)
+        begun = take_in_leftovers(opened, work)
+        setting.learn_classes(opened)
+        runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
+        setting.machine.slots = setting.machine.slots[: runner.capacity]
+        state = SweepState(name=name, asked=0, stored=0)
+        clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
+        scheduler = Scheduler(runner, deque(), setting.context, backoff_s=backoff_s)
+        ask = _Asked(opened.path)
+        why_stop = partial(_reason_to_stop, signals, begin, budget_s, ask)
+        sweep = Sweep(opened, work, scheduler, setting, state, clock, begun, record, signals, why_stop, show)
+        try:
+            yield sweep
+            state.best = best_gaps(opened, setting)
+            state.ended = sweep.stopped or "finished"
+        except BaseException as error:
+            state.ended = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            runner.stop()
+            sweep.tell()
+            withdraw_stop(opened.path)
+        opened.compact(minimum=1)  # whatever comes next reads Parquet
+
+
 @dataclass
-class _Sweep:
-    """The loop between the scheduler and the store."""
+class Sweep:
+    """The loop between the scheduler and the store. `begun`: jobs that an earlier driver left behind; `settled`: jobs
+    of which something became; `stopped`: why lanes are left."""
 
     store: Store
     work: Path
@@ -196,27 +233,41 @@ class _Sweep:
     setting: Setting
     state: SweepState
     clock: Clock
+    begun: list[Job]
+    record: bool
+    signals: list[str]
+    why_stop: Callable[[], str | None]
+    show: Callable[[SweepState], None]
+    stopped: str | None = None
+    settled: int = 0
     added: int = 0
     written: float = 0.0
     told: float = 0.0
     judge_after: float = 0.0
     begin: float = field(default_factory=time.monotonic)
 
-    def run(self, stop: Callable[[], str | None], show: Callable[[SweepState], None]) -> str | None:
-        """Until nothing is left, or `stop` gives a reason, which is returned."""
-        while not self.scheduler.is_over:
-            reason = stop() or self.scheduler.why_give_up()
-            if reason:
+    def queue(self, jobs: Sequence[Job]) -> None:
+        """Take jobs; those that are begun go on from where they are."""
+        jobs = go_on(jobs, self.begun)
+        self.begun = [job for job in self.begun if job not in jobs]
+        self.scheduler.queue.extend(msgspec.structs.replace(job, record=self.record) for job in jobs)
+
+    def run(self, feed: Callable[[], bool] = lambda: False) -> None:
+        """Until nothing is left, or there is a reason to stop. `feed` may queue more; True: it wants to go on at
+        once."""
+        while (busy := feed()) or not self.scheduler.is_over:
+            self.stopped = self.why_stop() or self.scheduler.why_give_up()
+            if self.stopped:
                 for verdict in self.scheduler.stop():
                     self.settle(verdict)
-                return reason
+                return
             self.fill()
-            verdicts = self.scheduler.poll(POLL_S)
+            verdicts = self.scheduler.poll(0.0 if busy else POLL_S)
             self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
-            self.tell(show)
-        return self.scheduler.why_give_up()
+            self.tell()
+        self.stopped = self.scheduler.why_give_up()
 
     def fill(self) -> None:
         """Start jobs. StoreError if their folders cannot be written."""
@@ -227,6 +278,7 @@ class _Sweep:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
         outcome = verdict.outcome
         job, folder, state = outcome.job, outcome.folder, self.state
+        self.settled += 1
         if outcome.result is not None:
             rows = result_rows(job, outcome.result, self.setting.context(job))
             self.add(rows, folder.name)
@@ -262,7 +314,7 @@ class _Sweep:
             self.state.best = best_gaps(self.store, self.setting)
             self.judge_after = time.monotonic() + 100 * (time.process_time() - begin)
 
-    def tell(self, show: Callable[[SweepState], None]) -> None:
+    def tell(self) -> None:
         """Bring the state up to date for the display, and now and then for other processes."""
         state, now = self.state, time.monotonic()
         if not state.ended and now - self.told < POLL_S:
@@ -276,7 +328,7 @@ class _Sweep:
         if state.ended or now - self.written >= STATE_S:
             write_state(self.store.path, state)
             self.written = now
-        show(state)
+        self.show(state)
 
 
 def failure(job: Job, name: str, reason: str, store: str) -> Failure:
