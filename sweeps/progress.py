@@ -23,6 +23,8 @@ from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress
 
 if TYPE_CHECKING:
+    from fp4dse.sweeps.batches import StudyResult
+    from fp4dse.sweeps.search import SearchResult
     from fp4dse.sweeps.sweep import SweepResult
 
 LINE_S = 10.0
@@ -48,7 +50,10 @@ def display(progress: bool | Show) -> Iterator[Show]:
 
 def render(state: SweepState) -> RenderableType:
     """Headline with a bar, one row per running job, the best recipe so far, what went wrong."""
-    bar = ProgressBar(total=max(state.asked, 1), completed=state.finished + state.failed, width=30)
+    total, done = (state.asked, state.finished + state.failed)
+    if state.trials_asked:
+        total, done = state.trials_asked, state.trials
+    bar = ProgressBar(total=max(total, 1), completed=done, width=30)
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(state.name, style="bold"), bar, headline(state))
     jobs = Table.grid(padding=(0, 2))
@@ -63,8 +68,11 @@ def render(state: SweepState) -> RenderableType:
 
 
 def headline(state: SweepState) -> str:
-    """`120/294 lanes, 2 diverged, 0 failed; 2 jobs running, 6 waiting; about 1m40s left`."""
+    """`120/294 lanes, 2 diverged; 2 jobs running, 6 waiting; about 1m40s left`; of a search the trials come first."""
     parts = [f"{state.finished}/{state.asked} lanes"]
+    if state.trials_asked:
+        stored = f" ({state.trials_stored} from the store)" if state.trials_stored else ""
+        parts[:0] = [f"{state.trials}/{state.trials_asked} trials{stored}"]
     bad = ((state.diverged, "diverged"), (state.pruned, "pruned"), (state.failed, "failed"))
     parts += [f"{n} {word}" for n, word in bad if n]
     text = ", ".join(parts)
@@ -116,6 +124,34 @@ def conclusion(result: SweepResult) -> str:
     if result.stopped:
         lines.append(f"{result.stopped}; {result.left} lanes are left, the same command continues")
     return "\n".join(lines)
+
+
+def search_conclusion(result: SearchResult) -> str:
+    """What a search tried of how much, a paragraph a task; why it stopped and how to go on."""
+    lines = [line for study in result.studies for line in _study_lines(result, study)]
+    lines.append(f"{counted(result.lanes, 'lane')} trained in {duration(result.wall_s)}")
+    lines += [failure.sentence() for failure in result.failures]
+    if any(study.failed for study in result.studies):
+        lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
+    if result.stopped:
+        left = sum(result.asked - study.trials for study in result.studies)
+        lines.append(f"{result.stopped}; {counted(left, 'trial')} left, the same command continues")
+    return "\n".join(lines)
+
+
+def _study_lines(result: SearchResult, study: StudyResult) -> list[str]:
+    kinds = ((study.trained, "trained"), (study.stored, "answered from the store"), (study.replicates, "further seeds"))
+    how = ", ".join(f"{n} {word}" for n, word in kinds if n)
+    bad = "".join(f", {n} {word}" for n, word in ((study.diverged, "diverged"), (study.failed, "failed")) if n)
+    whole = f"{result.combinations:,} combinations" if result.space is None else f"{result.space:,}"
+    share = 100 * study.recipes / (result.space or result.combinations)
+    lines = [
+        f"{study.task}:{study.preset}: {study.trials} of {counted(result.asked, 'trial')} ({how or 'none'}){bad}",
+        f"  {counted(study.recipes, 'recipe')} tried of {whole} in the space ({share:.3g} %), {len(study.front)} on "
+        f"the front; {result.sampler} proposed {study.repeated} again and {study.rejected} against a rule",
+    ]
+    lines += [f"  ended early: {study.stopped}"] if study.stopped else []
+    return lines
 
 
 def job_line(progress: Progress) -> str:

@@ -323,8 +323,8 @@ class Sweep:
         waiting, running = self.scheduler.waiting, self.scheduler.executor.running
         state.jobs_waiting = len(waiting)
         state.running = [job_state(run) for run in running]
-        state.eta_s = self.clock.eta_s(waiting, running)
         state.elapsed_s = now - self.begin
+        state.eta_s = state.trials_eta_s if state.trials_asked else self.clock.eta_s(waiting, running)
         if state.ended or now - self.written >= STATE_S:
             write_state(self.store.path, state)
             self.written = now
