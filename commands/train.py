@@ -262,6 +262,6 @@ def _conclude(result: SweepResult | SearchResult, said: str, as_json: bool) -> N
     if as_json:
         print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
-        found = [pareto_table(summary, noise_floor(runs)), said, f"report: {page}"]
+        found = [pareto_table(summary, noise_floor(runs), width=min(console().width, 100)), said, f"report: {page}"]
         print(*(found if page else found[1:2]), sep="\n\n")
     raise typer.Exit(result.exit_code)

@@ -49,22 +49,24 @@ def display(progress: bool | Show) -> Iterator[Show]:
 
 
 def render(state: SweepState) -> RenderableType:
-    """Headline with a bar, one row per running job, the best recipe so far, what went wrong."""
+    """Name and bar, headline, one row per running job, the best recipe so far, what went wrong. Fits 80 columns."""
     total, done = (state.asked, state.finished + state.failed)
     if state.trials_asked:
         total, done = state.trials_asked, state.trials
-    bar = ProgressBar(total=max(total, 1), completed=done, width=30)
+    bar = ProgressBar(total=max(total, 1), completed=done, width=40)
     head = Table.grid(padding=(0, 2))
-    head.add_row(Text(state.name, style="bold"), bar, headline(state))
+    head.add_row(Text(state.name, style="bold"), bar, f"{100 * done / max(total, 1):.0f} %")
     jobs = Table.grid(padding=(0, 2))
+    for widest in (None, None, 16, None, None, None):  # the bar gives way where there is little room
+        jobs.add_column(no_wrap=widest is None, max_width=widest)
     for job in state.running:
         steps = f"{job.phase} {job.step}/{job.steps}" if job.steps else job.phase
-        loss = "" if job.loss is None else f"median loss {job.loss:.4g}"
+        loss = "" if job.loss is None else f"loss {job.loss:.4g}"
         dead = f"{job.lanes - job.alive} dead" if job.loss is not None and job.alive < job.lanes else ""
-        bar = ProgressBar(total=max(job.steps, 1), completed=job.step, width=16)
+        bar = ProgressBar(total=max(job.steps, 1), completed=job.step)
         jobs.add_row(f"  {job.task}:{job.preset}", f"{job.lanes} lanes", bar, steps, loss, dead)
     notes = [Text(line, overflow="fold") for line in remarks(state)]
-    return Group(head, *([jobs] if state.running and state.driver_is_alive else []), *notes)
+    return Group(head, Text(headline(state)), *([jobs] if state.running and state.driver_is_alive else []), *notes)
 
 
 def headline(state: SweepState) -> str:
@@ -140,15 +142,18 @@ def search_conclusion(result: SearchResult) -> str:
 
 
 def _study_lines(result: SearchResult, study: StudyResult) -> list[str]:
-    kinds = ((study.trained, "trained"), (study.stored, "answered from the store"), (study.replicates, "further seeds"))
-    how = ", ".join(f"{n} {word}" for n, word in kinds if n)
-    bad = "".join(f", {n} {word}" for n, word in ((study.diverged, "diverged"), (study.failed, "failed")) if n)
+    kinds = ((study.trained, "trained"), (study.stored, "from the store"), (study.replicates, "with further seeds"))
+    bad = ((study.diverged, "diverged"), (study.failed, "failed"))
+    counts = ", ".join(f"{n} {word}" for n, word in [*kinds, *bad] if n)
     whole = f"{result.combinations:,} combinations" if result.space is None else f"{result.space:,}"
     share = 100 * study.recipes / (result.space or result.combinations)
+    trials = f"{study.trials} of {counted(result.asked, 'trial')}"
+    again, forbidden = f"what was known {study.repeated} times", f"what a rule forbids {study.rejected} times"
     lines = [
-        f"{study.task}:{study.preset}: {study.trials} of {counted(result.asked, 'trial')} ({how or 'none'}){bad}",
-        f"  {counted(study.recipes, 'recipe')} tried of {whole} in the space ({share:.3g} %), {len(study.front)} on "
-        f"the front; {result.sampler} proposed {study.repeated} again and {study.rejected} against a rule",
+        f"{study.task}:{study.preset}: {trials}: {counts or 'none came back'}",
+        f"  {counted(study.recipes, 'recipe')} of {whole} in the space tried ({share:.3g} %), "
+        f"{len(study.front)} on the front",
+        f"  {result.sampler} proposed {again}, {forbidden}",
     ]
     lines += [f"  ended early: {study.stopped}"] if study.stopped else []
     return lines

@@ -30,6 +30,8 @@ from fp4dse.sweeps.state import Failure
 from fp4dse.sweeps.sweep import Sweep, open_sweep
 
 SMALLEST_BATCH = 4
+ROUNDS = 8
+"""Batches that a search has at least: a sampler that is asked for all at once learns nothing."""
 MOST_COUNTED = 20_000
 """Combinations of a space up to which its recipes are counted one by one."""
 
@@ -88,7 +90,7 @@ def run_search(
     sampler     one of SAMPLERS; there is no default, for none is right for all spaces
     trials      recipes to try for each task, those that the store knows included
     objectives  of OBJECTIVES
-    batch       recipes that are proposed together; None: what fills the workers' populations
+    batch       recipes that are proposed together; None: what fills the workers' populations, an eighth of all at most
     more        further arguments of `run_sweep`: budget_s, progress, executor, options, worker, …
 
     ConfigError on wrong input; what `run_sweep` raises.
@@ -99,7 +101,7 @@ def run_search(
     lrs = lrs or space.lanes.lr
     with open_sweep(space.name, tasks, store, device, jobs, **more) as sweep:
         setting = sweep.setting
-        size = batch or batch_size(setting, len(seeds) * len(lrs or [0]))
+        size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.store.done(pruned=halving is not None)
         studies = []
         for n, task in enumerate(setting.tasks):
@@ -128,10 +130,11 @@ def run_search(
     )
 
 
-def batch_size(setting: Setting, lanes_per_recipe: int) -> int:
-    """Recipes that fill the smallest good population of every worker, shared among the tasks."""
+def batch_size(setting: Setting, lanes_per_recipe: int, trials: int) -> int:
+    """Recipes that fill the smallest good population of every worker, shared among the tasks; fewer of few trials."""
     fewest, _ = JOB_LANES[setting.machine.device]
-    return max(SMALLEST_BATCH, len(setting.machine.slots) * fewest // (lanes_per_recipe * len(setting.tasks)))
+    full = len(setting.machine.slots) * fewest // (lanes_per_recipe * len(setting.tasks))
+    return max(SMALLEST_BATCH, min(full, trials // ROUNDS))
 
 
 def count_recipes(space: Space) -> int | None:

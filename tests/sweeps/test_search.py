@@ -12,7 +12,8 @@ from fp4dse.sweeps import read_state, run_search, sampling
 from fp4dse.sweeps.progress import headline, search_conclusion
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.sampling import SAMPLERS
-from fp4dse.sweeps.search import count_recipes
+from fp4dse.sweeps.search import batch_size, count_recipes
+from fp4dse.sweeps.setting import find_setting
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASK = ("regression", "quickstart")
@@ -168,13 +169,19 @@ def test_trials_and_lanes_are_told_apart_on_the_way_and_in_the_end(tmp_path):
     state = read_state(tmp_path / "store")
     assert headline(state) == "8/8 trials (4 from the store), 8/8 lanes; finished"
     said = search_conclusion(result)
-    assert "regression:quickstart: 8 of 8 trials (4 trained, 4 answered from the store)" in said
-    assert f"8 recipes tried of {RECIPES} in the space (36.4 %)" in said
+    assert "regression:quickstart: 8 of 8 trials: 4 trained, 4 from the store" in said
+    assert f"8 recipes of {RECIPES} in the space tried (36.4 %)" in said
 
 
 def test_a_search_that_is_cut_off_says_how_much_is_left(tmp_path):
     said = search_conclusion(run(tmp_path, trials=8, budget_s=0.0))
     assert "the budget of 0 s is spent; 8 trials left, the same command continues" in said
+
+
+def test_a_batch_fills_the_workers_but_leaves_the_sampler_something_to_learn():
+    one, two = (find_setting([("regression", "smoke"), ("vision", "smoke")][:n], jobs=8) for n in (1, 2))
+    assert [batch_size(one, 4, trials) for trials in (8, 80, 1000)] == [4, 10, 32]
+    assert batch_size(two, 4, 1000) == 16
 
 
 def test_recipes_of_a_space_are_counted_unless_there_are_very_many():
