@@ -1,5 +1,7 @@
 """A search tries what it was asked to, trains nothing twice, and never takes a spoiled recipe for a good one."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -223,6 +225,27 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, wrong,
         run(tmp_path, **wrong)
     assert said in str(caught.value)
     assert not (tmp_path / "store").exists()
+
+
+def test_real_workers_train_what_a_sampler_proposes(tmp_path):
+    """Nothing is faked, and a killed search goes on."""
+    tasks = [("regression", "smoke"), ("vision", "smoke")]
+    asked = {"sampler": "tpe", "trials": 3, "batch": 2, "tasks": tasks, "seeds": [0], "store": tmp_path / "store"}
+    stopped = run_search(THREE, **asked, progress=lambda state: state.done and os.kill(os.getpid(), signal.SIGTERM))
+    assert stopped.stopped == "stopped by SIGTERM"
+    assert (stopped.exit_code, sum(study.trials for study in stopped.studies) < 6) == (130, True)
+    result = run_search(THREE, **asked)
+    assert [(study.trials, study.failed, len(study.front) > 0) for study in result.studies] == [(3, 0, True)] * 2
+    runs = open_store(tmp_path / "store").runs()
+    assert runs["status"].tolist() == ["done"] * 8
+    assert result.lanes < 8
+
+
+def test_an_unknown_executor_and_its_options_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="local, ray, slurm"):
+        run(tmp_path, executor="sge")
+    with pytest.raises(ConfigError, match="--option of local: found 'gpus'"):
+        run(tmp_path, options={"gpus": "1"})
 
 
 def test_optuna_is_not_imported_before_it_is_needed():
