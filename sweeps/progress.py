@@ -179,7 +179,7 @@ def _plain_lines(file: TextIO) -> Show:
     last = {"time": -60 * LINE_S, "finished": -1}
 
     def show(state: SweepState) -> None:
-        now, finished = time.monotonic(), state.finished + state.failed
+        now, finished = time.monotonic(), state.finished + state.failed + state.trials
         wait = LINE_S if finished != last["finished"] else 6 * LINE_S
         if state.ended or now - last["time"] >= wait:
             last.update(time=now, finished=finished)
