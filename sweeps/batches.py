@@ -102,7 +102,7 @@ class Trainer:
 
     def finished(self, recipes: Sequence[Recipe], seeds: Sequence[int]) -> set[str]:
         """Those of which the store has all lanes."""
-        return self._whole(recipes, seeds, self.sweep.store.done(pruned=True))
+        return self._whole(recipes, seeds, self.sweep.store.done(pruned=self.halving is not None))
 
     def _whole(self, recipes: Sequence[Recipe], seeds: Sequence[int], run_ids: set[str]) -> set[str]:
         is_stored = self.setting.stored_in(run_ids)

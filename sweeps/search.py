@@ -104,8 +104,8 @@ def run_search(
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.store.done(pruned=halving is not None)
         studies = []
-        for n, task in enumerate(setting.tasks):
-            proposals = Proposals(space, make_study(sampler, len(objectives), size, sampler_seed + n))
+        for task in setting.tasks:
+            proposals = Proposals(space, make_study(sampler, len(objectives), size, sampler_seed))
             answers = Answers(sweep.store, setting.contexts[task.name, task.preset], objectives)
             trainer = Trainer(sweep, replace(setting, tasks=[task]), task, lrs or [task.lr], halving, have)
             studies.append(Study(proposals, answers, trainer, seeds, size, trials, AHEAD.get(sampler, 2)))

@@ -132,19 +132,16 @@ def test_what_was_dropped_at_a_rung_is_no_result(tmp_path):
     assert not dropped & {row["config_id"] for row in result.front}
 
 
-def test_every_task_has_a_study_of_its_own_and_all_of_them_run_side_by_side(tmp_path):
+def test_every_task_has_a_study_as_if_it_were_alone_and_all_are_trained_side_by_side(tmp_path):
     seen = []
     tasks = [TASK, ("vision", "quickstart")]
-    result = run(
-        tmp_path, tasks=tasks, mode="slow=0.3", progress=lambda state: seen.append({j.task for j in state.running})
-    )
-    assert [(study.task, study.trials, study.trained) for study in result.studies] == [(t, 8, 8) for t, _ in tasks]
+    look = lambda state: seen.append({job.task for job in state.running})  # noqa: E731
+    result = run(tmp_path, sampler="tpe", trials=12, tasks=tasks, mode="slow=0.1", progress=look)
     assert {"regression", "vision"} in seen
-    alone = one(tmp_path / "alone", tasks=tasks[:1])
-    assert result.studies[0].front == alone.front
-    runs = open_store(tmp_path / "store").runs()
-    assert runs["task"].value_counts().to_dict() == {"regression": 18, "vision": 18}
-    assert set(runs["config_id"][runs["task"] == "regression"]) != set(runs["config_id"][runs["task"] == "vision"])
+    for task, study in zip(tasks, result.studies, strict=True):
+        assert ((study.task, study.preset), study.trials, study.trained) == (task, 12, 12)
+        assert study.front == one(tmp_path / study.task, sampler="tpe", trials=12, tasks=[task]).front
+    assert open_store(tmp_path / "store").runs()["task"].value_counts().to_dict() == {"regression": 26, "vision": 26}
 
 
 def test_how_long_jobs_take_does_not_change_what_is_proposed(tmp_path):
@@ -227,6 +224,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, wrong,
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.slow
 def test_real_workers_train_what_a_sampler_proposes(tmp_path):
     """Nothing is faked, and a killed search goes on."""
     tasks = [("regression", "smoke"), ("vision", "smoke")]
