@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +25,7 @@ from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
 
 if TYPE_CHECKING:
-    from fp4dse.tasks import Task
+    from fp4dse.tasks import TaskFacts
 
 BASELINE = "bf16"
 """Name of the recipe that gaps are measured against."""
@@ -56,16 +56,16 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(
     recipes: Iterable[Recipe],
-    tasks: Sequence[Task],
+    tasks: Sequence[TaskFacts],
     *,
     seeds: Sequence[int],
     lrs: Sequence[float] | None,
-    is_stored: Callable[[Task, Lane], bool],
+    is_stored: Callable[[TaskFacts, Lane], bool],
     device: str = "cpu",
     threads: int = 1,
     workers: int = 1,
     max_lanes: int | None = None,
-    rungs: Callable[[Task], list[Rung]] = lambda _: [],
+    rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
 
@@ -75,13 +75,13 @@ def plan(
     asked = 0
     populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
-        signature, random = recipe.signature(), uses_random_bits(recipe)
         for task in tasks:
-            for lane in _lanes(recipe, lrs or [task.lr], seeds):
-                asked += 1
-                if not is_stored(task, lane):
-                    key = (task.name, task.preset, order == 0, signature)
-                    populations.setdefault(key, []).append((random, order, lane))
+            lanes = _lanes(recipe, lrs or [task.lr], seeds)
+            asked += len(lanes)
+            if missing := [lane for lane in lanes if not is_stored(task, lane)]:
+                key = (task.name, task.preset, order == 0, recipe.signature())
+                random = uses_random_bits(recipe)
+                populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
     size = max_lanes or job_size(left, device, workers)
     of = {(task.name, task.preset): task for task in tasks}
@@ -149,7 +149,5 @@ def _with_baseline(recipes: Iterable[Recipe]) -> list[Recipe]:
     return list(configs)
 
 
-def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> Iterator[Lane]:
-    for lr in lrs:
-        for seed in seeds:
-            yield Lane(recipe=recipe, lr=lr, seed=seed)
+def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:
+    return [Lane(recipe=recipe, lr=lr, seed=seed) for lr in lrs for seed in seeds]

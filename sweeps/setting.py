@@ -12,7 +12,7 @@ from fp4dse.results.schema import KEY
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.tasks import Task, check_device, check_task, environment, get_task
+from fp4dse.tasks import TaskFacts, check_device, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 
 REMOTE_JOBS = 64
@@ -41,7 +41,7 @@ class Setting:
     """Tasks with their contexts (rows.py) on a machine."""
 
     machine: Machine
-    tasks: list[Task]
+    tasks: list[TaskFacts]
     contexts: dict[tuple[str, str], dict]
     classes: list[dict] = field(default_factory=lambda: [{}])
 
@@ -63,14 +63,14 @@ class Setting:
         rows = store.runs(["device", *names])
         self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
 
-    def stored_in(self, stored: set[str]) -> Callable[[Task, Lane], bool]:
+    def stored_in(self, stored: set[str]) -> Callable[[TaskFacts, Lane], bool]:
         """Whether a lane of a task is among the run_ids, whichever kind of machine trained it."""
         keys = {
             task: [{name: value for name, value in {**context, **kind}.items() if name in KEY} for kind in self.classes]
             for task, context in self.contexts.items()
         }
 
-        def is_stored(task: Task, lane: Lane) -> bool:
+        def is_stored(task: TaskFacts, lane: Lane) -> bool:
             return any(lane_id(lane, key) in stored for key in keys[task.name, task.preset])
 
         return is_stored
@@ -132,7 +132,7 @@ def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Ma
 def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
     known of their machines but what their results say."""
-    found = [get_task(*asked) for asked in dict.fromkeys(tasks)]
+    found = [find_facts(*asked) for asked in dict.fromkeys(tasks)]
     machine = find_machine(device, jobs, local)
     for task in found:
         if local:

@@ -142,11 +142,11 @@ def many_jobs(lanes: int, workers: int) -> list[Job]:
     """The plan of a sweep of so many lanes on GPUs: the shipped zoo, learning rates × seeds."""
     from fp4dse.sweeps.arguments import find_space
     from fp4dse.sweeps.plan import plan
-    from fp4dse.tasks import get_task
+    from fp4dse.tasks import find_facts
 
     recipes = list(find_space("zoo").recipes())
     seeds = range(200)
     lrs = [1e-4 * 1.01**i for i in range(-(-lanes // (len(recipes) * len(seeds))))]
-    task = get_task("regression", "small")
+    task = find_facts("regression", "small")
     planned = plan(recipes, [task], seeds=seeds, lrs=lrs, is_stored=lambda *_: False, device="cuda", workers=workers)
     return list(itertools.islice(planned.jobs, len(planned.jobs)))

@@ -377,3 +377,25 @@ def test_real_workers_train_what_is_planned(tmp_path):
     assert set(runs["quantizer_backend"]) <= {"plain", "compiled", "eager"}
     recorded = open_store(tmp_path / "store").by_name(list(runs["run_id"][~runs["is_baseline"]]))["recorded"]
     assert all(list(of["step"]) == [1, 2, 4, 8, 16, 32, 40] and min(of["gnr"]) > 0 for of in recorded)
+
+
+DRIVER_WITH_SEEDS = """
+import sys
+from fp4dse.dse import Recipe
+from fp4dse.sweeps import run_sweep
+seeds, store, *worker = sys.argv[1:]
+recipes = [Recipe.named("nvfp4")]
+result = run_sweep(recipes, tasks=[("vision", "smoke")], seeds=range(int(seeds)), store=store, worker=worker, jobs=1)
+print(result.stored, result.done, "torch" in sys.modules)
+"""
+
+
+def test_a_driver_that_goes_on_starts_its_jobs_without_torch(tmp_path):
+    worker = (sys.executable, FAKE, "ok")
+    said = [
+        subprocess.check_output(
+            [sys.executable, "-c", DRIVER_WITH_SEEDS, seeds, tmp_path / "store", *worker], text=True
+        ).split()
+        for seeds in "12"
+    ]
+    assert said == [["0", "2", "True"], ["2", "2", "False"]]
