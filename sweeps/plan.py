@@ -12,6 +12,7 @@ Everything here is deterministic: the same question gives the same jobs in the s
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -62,14 +63,18 @@ def plan(
     *,
     seeds: Sequence[int],
     lrs: Sequence[float] | None,
-    is_stored: Callable[[TaskFacts, Lane], bool],
+    is_stored: Callable[..., bool],
     device: str = "cpu",
     threads: int = 1,
     workers: int = 1,
     max_lanes: int | None = None,
+    kinds: Sequence[dict[str, str]] = ({},),
     rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
+
+    `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where there are several `kinds` of devices,
+    of which each has its own; a kind is the columns of the environment that tell it.
 
     `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with.
     """
@@ -77,18 +82,18 @@ def plan(
     asked = 0
     populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
-        for task in tasks:
-            lanes = _lanes(recipe, lrs or [task.lr], seeds)
+        for task, (place, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
+            lanes, on = _lanes(recipe, lrs or [task.lr], seeds), [kind] if kind else []
             asked += len(lanes)
-            if missing := [lane for lane in lanes if not is_stored(task, lane)]:
-                key = (task.name, task.preset, order == 0, recipe.signature())
+            if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
+                key = (task.name, task.preset, order == 0, place, recipe.signature())
                 random = uses_random_bits(recipe)
                 populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
     of = {(task.name, task.preset): task for task in tasks}
     halving = {(task.name, task.preset): rungs(task) for task in tasks}
     pieces = []
-    for (name, preset, baseline, _), members in populations.items():
+    for (name, preset, baseline, *_), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         most = max_lanes or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
@@ -98,7 +103,7 @@ def plan(
     keys = list(populations)
     jobs: list[tuple[bool, int, int, Job]] = []
     for number, part in cut(pieces, workers):
-        name, preset, baseline, _ = keys[number]
+        name, preset, baseline, place, _ = keys[number]
         task = of[name, preset]
         rungs_of = [] if baseline else halving[name, preset]
         job = Job(
@@ -111,6 +116,7 @@ def plan(
             overheads=[overhead(lane.recipe) for lane in part] if rungs_of else [],
             origin=task.origin,
             digest=task.digest if task.origin else "",
+            only_on=kinds[place] if baseline else {},
         )
         jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next

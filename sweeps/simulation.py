@@ -79,6 +79,9 @@ class SimulatedExecutor:
     def has_room(self) -> bool:
         return bool(self.free)
 
+    def takes(self, job: Job) -> bool:
+        return True
+
     def start(self, job: Job, context: dict) -> None:
         """Draw how long it takes and how it ends."""
         worker = next(iter(self.free))

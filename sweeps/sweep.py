@@ -24,6 +24,7 @@ from fp4dse.results.intervals import counted, percent
 from fp4dse.results.paired import SETTING
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
+from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
 from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
@@ -43,7 +44,7 @@ STATE_S = 2.0
 """How often the state is written and a request to stop is looked for."""
 COMPACT_FILES = 512
 """So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
-GO_ON = ("lost", "stopped")
+GO_ON = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
 
@@ -151,13 +152,18 @@ def run_sweep(
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
-        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done(pruned=halving is not None), halving)
+        stored = set() if rerun else opened.done(pruned=halving is not None)
+        todo = setting.plan(space, seeds, lrs, stored, halving)
         name = space.name if isinstance(space, Space) else "recipes"
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
         queue = deque(msgspec.structs.replace(job, record=record) for job in go_on(todo.jobs, begun))
         scheduler = Scheduler(runner, queue, setting.context, backoff_s=backoff_s)
-        sweep = _Sweep(opened, work, scheduler, setting, state, clock)
+        baselines = Baselines(setting, stored, record)
+        baselines.expect(queue)
+        if not rerun:
+            baselines.look_into(opened)
+        sweep = _Sweep(opened, work, scheduler, setting, state, clock, baselines)
         ask = _Asked(opened.path)
         try:
             stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, ask), show)
@@ -173,7 +179,7 @@ def run_sweep(
         opened.compact(minimum=1)  # whatever comes next reads Parquet
     return SweepResult(
         store=str(store),
-        asked=todo.asked,
+        asked=state.asked,
         stored=todo.stored,
         done=state.done,
         diverged=state.diverged,
@@ -196,6 +202,7 @@ class _Sweep:
     setting: Setting
     state: SweepState
     clock: Clock
+    baselines: Baselines
     added: int = 0
     written: float = 0.0
     told: float = 0.0
@@ -204,6 +211,7 @@ class _Sweep:
 
     def run(self, stop: Callable[[], str | None], show: Callable[[SweepState], None]) -> str | None:
         """Until nothing is left, or `stop` gives a reason, which is returned."""
+        self.add_baselines()
         while not self.scheduler.is_over:
             reason = stop() or self.scheduler.why_give_up()
             if reason:
@@ -212,6 +220,9 @@ class _Sweep:
                 return reason
             self.fill()
             verdicts = self.scheduler.poll(POLL_S)
+            for verdict in verdicts:
+                self.baselines.hear(verdict)
+            self.add_baselines()  # first, as the worker that is free now is of the kind that lacks them
             self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
@@ -222,6 +233,12 @@ class _Sweep:
         """Start jobs. StoreError if their folders cannot be written."""
         with writing(self.work):
             self.scheduler.fill()
+
+    def add_baselines(self) -> None:
+        """Queue those that a kind of device turned out to lack."""
+        for job in self.baselines.missing():
+            self.scheduler.queue.appendleft(job)
+            self.state.asked += len(job.lanes)
 
     def settle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
