@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,13 +38,15 @@ JOB_LANES = {"cpu": (16, 64), "cuda": (64, 512)}
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`jobs` in the order in which they start. `asked` lanes make up the sweep; `stored` of them are there already."""
+    """`jobs` in the order in which they start. `asked` lanes make up the sweep; `stored` of them are there already.
+    `sizes`: how many lanes a job has at most and why, by task."""
 
     asked: int
     stored: int
     recipes: int
     populations: int
     jobs: list[Job]
+    sizes: dict[str, str] = {}
 
     @property
     def left(self) -> int:
@@ -54,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
         """For people and scripts: the counts, and lanes per job in the order of start."""
         counts = {"recipes": self.recipes, "lanes": self.asked, "stored": self.stored, "to_train": self.left}
         jobs = [f"{job.task}:{job.preset} × {len(job.lanes)}" for job in self.jobs]
-        return {**counts, "populations": self.populations, "jobs": jobs}
+        return {**counts, "populations": self.populations, "lanes_per_job": self.sizes, "jobs": jobs}
 
 
 def plan(
@@ -69,12 +71,14 @@ def plan(
     workers: int = 1,
     max_lanes: int | None = None,
     kinds: Sequence[dict[str, str]] = ({},),
+    sizes: Mapping[tuple[str, str], int] = {},
     rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
 
     `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where there are several `kinds` of devices,
-    of which each has its own; a kind is the columns of the environment that tell it.
+    of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of a job of
+    (task, preset) where it is known, see sizes.py.
 
     `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with.
     """
@@ -95,7 +99,7 @@ def plan(
     pieces = []
     for (name, preset, baseline, *_), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
-        most = max_lanes or JOB_LANES[device][1]
+        most = max_lanes or sizes.get((name, preset)) or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
         if halving[name, preset]:  # lanes are ranked within their job: company is worth more than a short end
             fewest = min(max(math.ceil(left / workers), fewest), most)

@@ -38,12 +38,13 @@ class Machine:
 
 @dataclass
 class Setting:
-    """Tasks with their contexts (rows.py) on a machine."""
+    """Tasks with their contexts (rows.py) on a machine. `sizes`: most lanes of a job, where that was measured."""
 
     machine: Machine
     tasks: list[TaskFacts]
     contexts: dict[tuple[str, str], dict]
     classes: list[dict] = field(default_factory=lambda: [{}])
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def context(self, job: Job) -> dict:
         """What the rows of a job share."""
@@ -100,6 +101,7 @@ class Setting:
             threads=self.machine.threads,
             workers=len(self.machine.slots),
             kinds=kinds if len(kinds) > 1 else [{}],
+            sizes=self.sizes,
             rungs=halving.rungs if halving else lambda _: [],
         )
 

@@ -25,7 +25,7 @@ from fp4dse.results.paired import SETTING
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.baselines import Baselines
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running, open_executor
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
 from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
 from fp4dse.sweeps.plan import Plan
@@ -36,6 +36,7 @@ from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
+from fp4dse.sweeps.sizes import measure_sizes, recall_sizes, words
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state, write_state
 from fp4dse.tasks.job import Job
 
@@ -92,15 +93,21 @@ def plan_sweep(
     rerun: bool = False,
     executor: str = "local",
     halving: Halving | None = None,
+    measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train. Writes nothing."""
+    """What `run_sweep` with these arguments would train. Writes nothing, but for what is measured with `measure`: how
+    many lanes a job had best (sizes.py), which a large sweep does when it starts."""
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
-    return setting.plan(space, seeds, lrs, stored, halving)
+    recall_sizes(setting)
+    planned = setting.plan(space, seeds, lrs, stored, halving)
+    if measure and measure_sizes(setting, planned):
+        planned = setting.plan(space, seeds, lrs, stored, halving)
+    return msgspec.structs.replace(planned, sizes=words(setting, planned))
 
 
 def run_sweep(
@@ -153,9 +160,12 @@ def run_sweep(
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
         stored = set() if rerun else opened.done(pruned=halving is not None)
-        todo = setting.plan(space, seeds, lrs, stored, halving)
         name = space.name if isinstance(space, Space) else "recipes"
+        recall_sizes(setting)
+        todo = setting.plan(space, seeds, lrs, stored, halving)
         state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
+        if tuple(worker) == WORKER and measure_sizes(setting, todo, lambda job: _tell_measuring(state, job, show)):
+            todo = setting.plan(space, seeds, lrs, stored, halving)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
         queue = deque(msgspec.structs.replace(job, record=record) for job in go_on(todo.jobs, begun))
         scheduler = Scheduler(runner, queue, setting.context, backoff_s=backoff_s)
@@ -318,6 +328,13 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
                 f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({counted(best['pairs'], 'seed')})"
             )
     return lines
+
+
+def _tell_measuring(state: SweepState, job: Job, show: Callable[[SweepState], None]) -> None:
+    """What goes on before the first job."""
+    run = Running(job, Path())
+    state.running = [msgspec.structs.replace(job_state(run), phase="measuring how many lanes are fastest")]
+    show(state)
 
 
 @dataclass
