@@ -104,7 +104,7 @@ def sweep(
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run:
-        plan = plan_sweep(found, **asked)
+        plan = plan_sweep(found, **asked, measure=estimate)
         more = (
             estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
         )

@@ -25,7 +25,6 @@ from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
 from fp4dse.results.remote import Place
 from fp4dse.results.schema import CURVES, ROW, SCALARS
-from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
 ROWS = f"""
 CREATE TEMP VIEW rows AS
@@ -54,6 +53,8 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
     """
     import duckdb
+
+    from fp4dse.results.views import VIEWS
 
     ids = scan(files, ["run_id"], valid)
     copies = repeated(ids)
@@ -103,6 +104,8 @@ def may_need_gap(query: str) -> bool:
 
 def _views(files: Sequence[Place], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
     """The views of the statistics that the query names."""
+    from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+
     named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
     if not named:
         return {}

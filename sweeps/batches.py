@@ -22,7 +22,7 @@ from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.sampling import Proposals
 from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.sweep import Sweep
-from fp4dse.tasks import Task
+from fp4dse.tasks import TaskFacts
 from fp4dse.tasks.job import Lane
 
 ASKS = 20
@@ -73,7 +73,7 @@ class Trainer:
 
     sweep: Sweep
     setting: Setting
-    task: Task
+    task: TaskFacts
     lrs: Sequence[float]
     halving: Halving | None
     have: set[str]

@@ -29,7 +29,7 @@ from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import keep_lanes
 
 if TYPE_CHECKING:
-    from fp4dse.tasks import Task
+    from fp4dse.tasks import TaskFacts
 
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""
@@ -47,7 +47,7 @@ class Halving(msgspec.Struct, frozen=True):
         if not 0 < self.keep < 1:
             raise ConfigError("--keep", self.keep, "a share between 0 and 1")
 
-    def rungs(self, task: Task) -> list[Rung]:
+    def rungs(self, task: TaskFacts) -> list[Rung]:
         """Those of a task, in the order of steps."""
         return self.at(task.steps)
 

@@ -102,7 +102,8 @@ def run_search(
     with open_sweep(space.name, tasks, store, device, jobs, **more) as sweep:
         setting = sweep.setting
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
-        have = sweep.store.done(pruned=halving is not None)
+        have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
+        sweep.baselines.look_into(sweep.store)
         studies = []
         for task in setting.tasks:
             proposals = Proposals(space, make_study(sampler, len(objectives), size, sampler_seed))

@@ -27,7 +27,8 @@ from fp4dse.results.intervals import counted, percent
 from fp4dse.results.paired import SETTING
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.summary import SUMMARIZED
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.baselines import Baselines
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running, open_executor
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
 from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
 from fp4dse.sweeps.plan import Plan
@@ -38,6 +39,7 @@ from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
+from fp4dse.sweeps.sizes import measure_sizes, recall_sizes, words
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state, write_state
 from fp4dse.tasks.job import Job
 
@@ -46,7 +48,7 @@ STATE_S = 2.0
 """How often the state is written and a request to stop is looked for."""
 COMPACT_FILES = 512
 """So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
-GO_ON = ("lost", "stopped")
+GO_ON = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
 
@@ -94,15 +96,21 @@ def plan_sweep(
     rerun: bool = False,
     executor: str = "local",
     halving: Halving | None = None,
+    measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train. Writes nothing."""
+    """What `run_sweep` with these arguments would train. Writes nothing, but for what is measured with `measure`: how
+    many lanes a job had best (sizes.py), which a large sweep does when it starts."""
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
-    return setting.plan(space, seeds, lrs, stored, halving)
+    recall_sizes(setting)
+    planned = setting.plan(space, seeds, lrs, stored, halving)
+    if measure and measure_sizes(setting, planned):
+        planned = setting.plan(space, seeds, lrs, stored, halving)
+    return msgspec.structs.replace(planned, sizes=words(setting, planned))
 
 
 def run_sweep(
@@ -149,15 +157,20 @@ def run_sweep(
     asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}
     name = space.name if isinstance(space, Space) else "recipes"
     with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
-        stored = set() if rerun else sweep.store.done(pruned=halving is not None)
-        todo = sweep.setting.plan(space, seeds, lrs, stored, halving)
-        sweep.state.asked, sweep.state.stored = todo.asked, todo.stored
+        setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
+        baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
+        todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
+        state.asked, state.stored = todo.asked, todo.stored
+        tell = partial(_tell_measuring, state, show=sweep.show)
+        if tuple(worker) == WORKER and measure_sizes(setting, todo, tell):
+            todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
         sweep.queue(todo.jobs)
+        if not rerun:
+            baselines.look_into(sweep.store)
         sweep.run()
-    state = sweep.state
     return SweepResult(
         store=str(store),
-        asked=todo.asked,
+        asked=state.asked,
         stored=todo.stored,
         done=state.done,
         diverged=state.diverged,
@@ -202,12 +215,14 @@ def open_sweep(
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
+        recall_sizes(setting)
         state = SweepState(name=name, asked=0, stored=0)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
         scheduler = Scheduler(runner, deque(), setting.context, backoff_s=backoff_s)
         ask = _Asked(opened.path)
         why_stop = partial(_reason_to_stop, signals, begin, budget_s, ask)
-        sweep = Sweep(opened, work, scheduler, setting, state, clock, begun, record, signals, why_stop, show)
+        baselines = Baselines(setting, set(), record)
+        sweep = Sweep(opened, work, scheduler, setting, state, clock, baselines, begun, record, signals, why_stop, show)
         try:
             yield sweep
             state.best = best_gaps(opened, setting)
@@ -233,6 +248,7 @@ class Sweep:
     setting: Setting
     state: SweepState
     clock: Clock
+    baselines: Baselines
     begun: list[Job]
     record: bool
     signals: list[str]
@@ -250,11 +266,13 @@ class Sweep:
         """Take jobs; those that are begun go on from where they are."""
         jobs = go_on(jobs, self.begun)
         self.begun = [job for job in self.begun if job not in jobs]
+        self.baselines.expect(jobs)
         self.scheduler.queue.extend(msgspec.structs.replace(job, record=self.record) for job in jobs)
 
     def run(self, feed: Callable[[], bool] = lambda: False) -> None:
         """Until nothing is left, or there is a reason to stop. `feed` may queue more; True: it wants to go on at
         once."""
+        self.add_baselines()
         while (busy := feed()) or not self.scheduler.is_over:
             self.stopped = self.why_stop() or self.scheduler.why_give_up()
             if self.stopped:
@@ -263,6 +281,9 @@ class Sweep:
                 return
             self.fill()
             verdicts = self.scheduler.poll(0.0 if busy else POLL_S)
+            for verdict in verdicts:
+                self.baselines.hear(verdict)
+            self.add_baselines()  # first, as the worker that is free now is of the kind that lacks them
             self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
@@ -273,6 +294,12 @@ class Sweep:
         """Start jobs. StoreError if their folders cannot be written."""
         with writing(self.work):
             self.scheduler.fill()
+
+    def add_baselines(self) -> None:
+        """Queue those that a kind of device turned out to lack."""
+        for job in self.baselines.missing():
+            self.scheduler.queue.appendleft(job)
+            self.state.asked += len(job.lanes)
 
     def settle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
@@ -353,6 +380,13 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
                 f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({counted(best['pairs'], 'seed')})"
             )
     return lines
+
+
+def _tell_measuring(state: SweepState, job: Job, show: Callable[[SweepState], None]) -> None:
+    """What goes on before the first job."""
+    run = Running(job, Path())
+    state.running = [msgspec.structs.replace(job_state(run), phase="measuring how many lanes are fastest")]
+    show(state)
 
 
 @dataclass

@@ -175,6 +175,24 @@ def test_space_counts(run):
     assert "raw" in run("space", "few.toml").out
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from fp4dse import cli
+for command in (["--help"], ["space", "zoo"], ["recipe", "list"], ["status"], ["query", "SELECT lr FROM runs"]):
+    try:
+        cli.main(command)
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
+def test_what_only_looks_needs_no_torch(run):
+    swept(run)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_dry_run_counts_the_space_too_and_may_estimate(run):
     assert json.loads(swept(run, "--dry-run", "--json").out)["raw"] == 4
     swept(run)
