@@ -205,12 +205,18 @@ def test_rungs_drop_lanes_and_a_sweep_without_them_trains_these(run):
     assert json.loads(swept(run, "--json").out)["done"] > 0
 
 
-def test_a_search_prints_its_front_and_counts(run):
-    options = ["--sampler", "tpe", "--trials", "3", "--task", "regression:quickstart", "--seeds", "2"]
-    assert "front" not in run("search", "few.toml", *options).out.splitlines()[0]
-    facts = json.loads(run("search", "few.toml", *options, "--json").out)
-    assert (facts["trials"], facts["stored"], facts["trained"]) == (3, 3, 0)
-    assert set(facts["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+def test_a_search_ends_with_the_table_of_a_sweep_and_what_was_tried_of_how_much(run):
+    options = ["--sampler", "tpe", "--trials", "2", "--task", "regression:smoke", "--seeds", "2"]
+    out = run("search", "few.toml", *options).out
+    assert "★" in out
+    assert "regression:smoke: 2 of 2 trials: 2 trained" in out
+    assert "report: " in out
+    loss = run("search", "few.toml", *options, "--objectives", "loss,bits").out
+    assert "regression:smoke: nothing is better in loss and bits than" in loss
+    facts = json.loads(run("search", "few.toml", *options, "--task", "regression:gaussian-smoke", "--json").out)
+    assert [(study["trials"], study["stored"]) for study in facts["studies"]] == [(2, 2), (2, 0)]
+    assert set(facts["studies"][0]["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+    assert facts["recipes"]
     assert_one_line(run("search", "few.toml", *options, "--sampler", "best"), 2, "--sampler", "tpe, nsga2")
 
 
