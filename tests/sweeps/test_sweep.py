@@ -10,9 +10,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, StoreError
@@ -271,27 +268,6 @@ def test_a_kind_that_shows_itself_late_gets_its_baselines_then(tmp_path, monkeyp
     assert_every_gap_is_to_the_same_kind_of_card(tmp_path, len(rows))
     assert trained(tmp_path) == len(rows)
     assert sweep(tmp_path).done == 0
-
-
-def test_baselines_that_a_killed_driver_did_not_get_to_are_made_up_for(tmp_path, monkeypatch):
-    two_cards(monkeypatch, known=False)
-    sweep(tmp_path, "slow=0.2")
-    rows = open_store(tmp_path / "store").runs()
-    late = rows[rows["is_baseline"] & rows["device_class"].eq(rows[rows["is_baseline"]]["device_class"].iloc[-1])]
-    assert_lost(tmp_path, set(late["run_id"]))
-    result = sweep(tmp_path, "slow=0.2")
-    assert result.done == len(late)
-    assert_every_gap_is_to_the_same_kind_of_card(tmp_path, len(rows))
-
-
-def assert_lost(tmp_path, run_ids: set[str]):
-    """Take rows out of the store."""
-    store = open_store(tmp_path / "store")
-    (part,) = (store.path / "parts").glob("*.parquet")
-    table = pq.read_table(part)
-    kept = table.filter(pc.invert(pc.is_in(table["run_id"], pa.array(list(run_ids)))))
-    assert len(kept) == len(table) - len(run_ids)
-    pq.write_table(kept, part)
 
 
 def test_a_sweep_into_a_url_keeps_only_job_folders_here(tmp_path, monkeypatch):
