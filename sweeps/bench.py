@@ -81,7 +81,7 @@ def harness_cost(lanes: int, job_s: float = JOB_S) -> dict:
 
 
 RESUME = """
-import resource, sys, time
+import sys, time
 from fp4dse.sweeps.bench import TASK, resume_space
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor
@@ -92,7 +92,8 @@ def noted(*job):
 LocalExecutor.start = noted
 folder, lanes = sys.argv[1], int(sys.argv[2])
 run_sweep(resume_space(lanes), tasks=[TASK], seeds=range(10), store=f"{folder}/store", worker=sys.argv[3:], jobs=2)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, begun[0])
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with the parent's
+print(int(peak.split()[1]) / 2**20, begun[0])
 """
 
 
