@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fp4dse.dse import SLOTS, Space
 from fp4dse.results import open_store
+from fp4dse.sweeps.driver import COMPACT_FILES
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.simulation import many_jobs, simulate
-from fp4dse.sweeps.sweep import COMPACT_FILES, run_sweep
+from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job
 
 WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("bench_worker.py")))
@@ -92,7 +93,7 @@ def noted(*job):
 LocalExecutor.start = noted
 folder, lanes = sys.argv[1], int(sys.argv[2])
 run_sweep(resume_space(lanes), tasks=[TASK], seeds=range(10), store=f"{folder}/store", worker=sys.argv[3:], jobs=2)
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with the parent's
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss has the parent's
 print(int(peak.split()[1]) / 2**20, begun[0])
 """
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.sweeps.driver import POLL_S
 from fp4dse.sweeps.executors.outcome import Outcome, Pace, Running
 from fp4dse.sweeps.scheduler import Scheduler
-from fp4dse.sweeps.sweep import POLL_S
 from fp4dse.tasks.job import Job, JobResult
 
 
@@ -120,7 +120,7 @@ NOTHING: Any = JobResult([], 0.0, 0.0, "", "", [], 0)
 
 
 def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int = 0) -> Simulated:  # noqa: B008
-    """Run the jobs of a plan to their end, as sweep.py does."""
+    """Run the jobs of a plan to their end, as driver.py does."""
     executor = SimulatedExecutor(workers, draw, random.Random(seed))
     scheduler = Scheduler(executor, deque(jobs), now=lambda: executor.now)
     lanes = again = 0
