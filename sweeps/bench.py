@@ -93,7 +93,8 @@ def noted(*job):
 LocalExecutor.start = noted
 folder, lanes = sys.argv[1], int(sys.argv[2])
 run_sweep(resume_space(lanes), tasks=[TASK], seeds=range(10), store=f"{folder}/store", worker=sys.argv[3:], jobs=2)
-peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss has the parent's
+# VmHWM is of this program alone, where ru_maxrss begins with what its parent had
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(int(peak.split()[1]) / 2**20, begun[0])
 """
 
