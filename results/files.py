@@ -12,8 +12,10 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.results.remote import Place, RemotePath, busy, claim
@@ -25,6 +27,10 @@ ADVICE = {
     errno.EACCES: "no permission to write here; copy the store to a place that can be written",
     errno.EPERM: "no permission to write here; copy the store to a place that can be written",
 }
+
+
+T = TypeVar("T")
+AT_ONCE = 16
 
 
 @contextlib.contextmanager
@@ -65,6 +71,13 @@ def move(file: Place, target: Place) -> None:
         file.replace(target)
     else:
         os.replace(file, str(target))
+
+
+def each(action: Callable[[Place], T], files: Sequence[Place]) -> list[T]:
+    """`action` of every file, several at once, because most of it is waiting: for a server's answer, or for a disk that
+    discards blocks as they become free, where deleting one file takes 4 ms and sixteen at once 0.15 ms each."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(action, files))
 
 
 def sync_folder(folder: Path) -> None:

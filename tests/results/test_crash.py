@@ -81,7 +81,7 @@ def test_killed_between_any_two_file_operations_nothing_is_lost_or_doubled(tmp_p
 
 def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path, row, kill_at, monkeypatch):
     """Seven files, two a part, one of them torn; every attempt dies one file operation later than the one before."""
-    monkeypatch.setattr("fp4dse.results.store.FILES_PER_PART", 2)
+    monkeypatch.setattr("fp4dse.results.joining.FILES_PER_PART", 2)
     store = open_store(tmp_path / "store", create=True)
     for seed in range(7):
         store.add([row(seed=seed), row("mxfp4", seed=seed)], f"job-{seed}")
@@ -96,7 +96,7 @@ def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
             deaths += 1
         finally:
             monkeypatch.undo()
-            monkeypatch.setattr("fp4dse.results.store.FILES_PER_PART", 2)
+            monkeypatch.setattr("fp4dse.results.joining.FILES_PER_PART", 2)
         found = open_store(store.path).runs(curves=True)
         assert sorted(found["seed"]) == sorted([*range(7), *range(7)])
         assert found["curve_loss"].notna().all()
