@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -74,10 +75,16 @@ def move(file: Place, target: Place) -> None:
 
 
 def each(action: Callable[[Place], T], files: Sequence[Place]) -> list[T]:
-    """`action` of every file, several at once, because most of it is waiting: for a server's answer, or for a disk that
-    discards blocks as they become free, where deleting one file takes 4 ms and sixteen at once 0.15 ms each."""
+    """`action` of every file, in their order, several at once.
+
+    Most of it is waiting: for a server's answer, or for a disk that discards blocks as they become free, on which
+    deleting one file takes 4 ms, and sixteen at once 0.15 ms each. A thread gets its share whole: handing over file by
+    file costs more than reading a small one.
+    """
+    step = -(-len(files) // AT_ONCE) or 1
+    shares = [files[start : start + step] for start in range(0, len(files), step)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(action, files))
+        return list(chain.from_iterable(pool.map(lambda share: [action(file) for file in share], shares)))
 
 
 def sync_folder(folder: Path) -> None:

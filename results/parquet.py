@@ -15,11 +15,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import ROW
+
+ALL = pc.scalar(True)
+"""The condition that every row meets."""
 
 IDENTITY = ["run_id", "status", "created_at"]
 """The columns that decide which of several rows of a run counts."""
@@ -31,7 +35,9 @@ HEADER = b"ARROW1\0\0" + ROW.serialize().to_pybytes()
 def encode(table: pa.Table) -> memoryview:
     """A Parquet file in memory, so that one plain write meets all that a disk can answer."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    # no dictionary for ids, nor within lists, which would go by longer names: their values do not repeat
+    repeating = [field.name for field in table.schema if field.name != "run_id"]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=repeating)
     return memoryview(sink.getvalue())
 
 

@@ -23,14 +23,13 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
 from fp4dse.results.joining import join_inbox, join_parts, listed, refuse_broken, write_part
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, add_gap
-from fp4dse.results.parquet import IDENTITY, encode_small, read, scan, to_pandas, why_unreadable, winners
+from fp4dse.results.parquet import ALL, IDENTITY, encode_small, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
@@ -38,7 +37,6 @@ from fp4dse.results.summary import SUMMARIZED, summarize
 
 log = logging.getLogger(__name__)
 
-ANY = pc.scalar(True)
 T = TypeVar("T")
 
 
@@ -128,9 +126,9 @@ class Store:
         Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
         """
         with self.lock():
-            theirs = other._read(ROW.names, ANY)
+            theirs = other._read(ROW.names, ALL)
             # ours come last: of two equally good rows the last one wins, so only better ones come over
-            both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ANY)])
+            both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ALL)])
             new = theirs.take(np.flatnonzero(winners(both)[: len(theirs)]))
             if len(new):
                 write_part(self.path, new)
@@ -220,7 +218,7 @@ class Store:
 
     def info(self) -> dict:
         """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
-        everything = len(self._read(["run_id"], ANY))
+        everything = len(self._read(["run_id"], ALL))
         visible = to_pandas(self._read(["status", "task"]))
         counts = visible["status"].value_counts()
         inbox, parts = self._files("inbox"), self._files("parts")
@@ -244,7 +242,7 @@ class Store:
 
     def _valid(self) -> ds.Expression:
         """The rows that no rule hides."""
-        valid = ANY
+        valid = ALL
         for component, below in self.retired().items():
             if component in ("quantizers", "engine"):
                 valid &= ds.field(f"rev_{component}") >= below
