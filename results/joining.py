@@ -44,7 +44,7 @@ SMALL_BYTES = 2 << 20
 def level_of(file: Place) -> int:
     """How often the rows of a part were joined with those of other parts."""
     found = re.fullmatch(r"join([1-9])-[0-9a-f]+\.parquet", file.name)
-    return int(found[1]) if found else 0
+    return min(int(found[1]), LEVELS - 1) if found else 0
 
 
 def listed(store: Place, folder: str) -> list[Place]:
