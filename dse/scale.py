@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fp4dse.dse.formats import SCALES
-from fp4dse.dse.record import Part, plain
+from fp4dse.dse.record import Part
 
 
 class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
@@ -149,9 +149,18 @@ def scale_bits(scale: Scale) -> int:
 
 
 def scale_name(scale: Scale) -> str:
-    """The name of the scale in SCALE_NAMES, else its format and what differs from the default."""
+    """The name of the scale in SCALE_NAMES, else the most similar one there and what differs from it."""
     names = [name for name, known in SCALE_NAMES.items() if known == scale]
     if names:
         return names[-1]  # `e8m0-floor` rather than `e8m0`
-    fields = (f"{key}-{value}" for key, value in plain(scale).items() if key != "format")
-    return "-".join([scale_format(scale), *fields])
+    known = {name: like for name, like in SCALE_NAMES.items() if type(like) is type(scale)}
+    near = min(known, key=lambda name: (len(_differences(scale, known[name])), -len(name)))
+    return "-".join([near, *_differences(scale, known[near])])
+
+
+def _differences(scale: Scale, other: Scale) -> list[str]:
+    """In words, where the scale has other fields than one of its format: `zero-min`, `up`, `hybrid` …"""
+    own = {
+        name: getattr(scale, name) for name in scale.__struct_fields__ if getattr(scale, name) != getattr(other, name)
+    }
+    return [f"zero-{value}" if name == "zero" else name if value is True else str(value) for name, value in own.items()]
