@@ -27,7 +27,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
-from fp4dse.results.parquet import ALL, dataset, is_small, read, repeated, scan, to_pandas
+from fp4dse.results.parquet import ALL, copied_ids, dataset, is_small, read, to_pandas
 from fp4dse.results.remote import Place
 from fp4dse.results.schema import CURVES, ROW, SCALARS
 from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
@@ -54,14 +54,12 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
     """
     import duckdb
 
-    ids = scan(files, ["run_id"], valid)
-    copies = repeated(ids)
+    copied = copied_ids(files, valid)
     itself = [file for file in files if valid.equals(ALL) and _readable_by_duckdb(file)]
     with duckdb.connect() as connection:
         connection.register("others", dataset([file for file in files if file not in set(itself)]).filter(valid))
         rows = _union(itself)
-        if copies.any():
-            copied = ids.filter(pa.array(copies))["run_id"].unique()
+        if len(copied):
             connection.register("copied", pa.table({"run_id": copied}))
             connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
             rows = COPIED.format(rows=rows)
