@@ -69,8 +69,11 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
         for name, view in _views(files, valid, query).items():
             connection.register(name, view)
         try:
-            for view in (f"CREATE TEMP VIEW rows AS {rows}", CURVES_VIEW, RUNS_WITH_GAP if gap else RUNS):
-                connection.execute(view)
+            connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
+            connection.execute(f"CREATE TEMP VIEW rows AS {rows}")
+            connection.execute(RUNS_WITH_GAP if gap else RUNS)
+            if "curves" in query.lower():
+                connection.execute(CURVES_VIEW)
             relation = connection.sql(query)
             answer = pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
