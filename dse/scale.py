@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.formats import SCALES
+from fp4dse.dse.formats import E8M0_GRID, SCALES, FloatFormat
 from fp4dse.dse.record import Part
 
 
 class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
     """Power-of-two block scale; `rule` picks the exponent from the block maximum (see formats.E8M0_RULES)."""
 
-    rule: Literal["floor", "ceil", "rceil", "even", "nearest"] = "floor"
+    rule: Literal["floor", "ceil", "rceil", "even", "nearest", "encode"] = "floor"
 
 
 class E6M2(Part, frozen=True, tag_field="format", tag="e6m2"):
@@ -109,6 +109,7 @@ SCALE_NAMES: dict[str, Scale] = {
     "e8m0-rceil": E8M0(rule="rceil"),
     "e8m0-even": E8M0(rule="even"),
     "e8m0-nearest": E8M0(rule="nearest"),
+    "e8m0-encode": E8M0(rule="encode"),
     "e6m2": E6M2(),
     "e4m3": E4M3(),
     "e4m3-encode": E4M3(convention="encode", zero="min"),
@@ -139,6 +140,11 @@ def scale_key(scale: Scale) -> str:
     """The record in formats.SCALES."""
     name = scale_format(scale)
     return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name
+
+
+def scale_grid(scale: Scale) -> FloatFormat:
+    """The numbers that a stored scale is rounded to; KeyError for E6M2, whose block has several."""
+    return E8M0_GRID if isinstance(scale, E8M0) else SCALES[scale_key(scale)]
 
 
 def scale_bits(scale: Scale) -> int:

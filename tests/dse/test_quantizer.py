@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES
-from fp4dse.dse.quantizer import Clamp, Ema, Residual, Stochastic
+from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.record import field_types, options
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import DEFAULT_TARGET, E4M3, E8M0, UE5M3, Scale, TensorScale, scale_format, scale_key, scale_name
 
 replace = msgspec.structs.replace
