@@ -192,6 +192,24 @@ def test_a_shipped_recipe_is_shown_with_what_it_is_and_where_it_is_from(run):
     assert run("recipe", "show", "mine.toml").out.startswith("# label: ")
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from fp4dse import cli
+for command in (["--help"], ["space", "zoo"], ["recipe", "list"], ["status"], ["query", "SELECT lr FROM runs"]):
+    try:
+        cli.main(command)
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
+def test_what_only_looks_needs_no_torch(run):
+    swept(run)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_dry_run_counts_the_space_too_and_may_estimate(run):
     assert json.loads(swept(run, "--dry-run", "--json").out)["raw"] == 4
     swept(run)
@@ -204,12 +222,18 @@ def test_rungs_drop_lanes_and_a_sweep_without_them_trains_these(run):
     assert json.loads(swept(run, "--json").out)["done"] > 0
 
 
-def test_a_search_prints_its_front_and_counts(run):
-    options = ["--sampler", "tpe", "--trials", "3", "--task", "regression:quickstart", "--seeds", "2"]
-    assert "front" not in run("search", "few.toml", *options).out.splitlines()[0]
-    facts = json.loads(run("search", "few.toml", *options, "--json").out)
-    assert (facts["trials"], facts["stored"], facts["trained"]) == (3, 3, 0)
-    assert set(facts["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+def test_a_search_ends_with_the_table_of_a_sweep_and_what_was_tried_of_how_much(run):
+    options = ["--sampler", "tpe", "--trials", "2", "--task", "regression:smoke", "--seeds", "2"]
+    out = run("search", "few.toml", *options).out
+    assert "★" in out
+    assert "regression:smoke: 2 of 2 trials: 2 trained" in out
+    assert "report: " in out
+    loss = run("search", "few.toml", *options, "--objectives", "loss,bits").out
+    assert "regression:smoke: nothing is better in loss and bits than" in loss
+    facts = json.loads(run("search", "few.toml", *options, "--task", "regression:gaussian-smoke", "--json").out)
+    assert [(study["trials"], study["stored"]) for study in facts["studies"]] == [(2, 2), (2, 0)]
+    assert set(facts["studies"][0]["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+    assert facts["recipes"]
     assert_one_line(run("search", "few.toml", *options, "--sampler", "best"), 2, "--sampler", "tpe, nsga2")
 
 

@@ -13,7 +13,7 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.schema import ROW
-from fp4dse.sweeps import read_state, run_sweep
+from fp4dse.sweeps import read_state, run_search, run_sweep
 from fp4dse.sweeps.executors.ray import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed")]
@@ -68,6 +68,18 @@ def test_what_ray_brought_is_stored_once_and_reports_are_seen(tmp_path, cluster)
     assert "setup" in seen
     assert open_store(tmp_path / "ray").info()["runs"] == LANES
     assert sweep(tmp_path).stored == LANES
+
+
+def test_a_search_on_ray_tries_what_a_local_one_does_and_trains_nothing_twice(tmp_path, cluster):
+    asked = {"sampler": "tpe", "trials": 4, "batch": 2, "tasks": TASKS, "seeds": [0], "jobs": 2}
+    asked |= {"worker": (sys.executable, FAKE, "ok")}
+    local, far, again = (
+        run_search(SPACE, store=tmp_path / executor, executor=executor, **asked) for executor in ("local", "ray", "ray")
+    )
+    assert [study.trials for study in far.studies] == [4, 4]
+    assert [study.front for study in far.studies] == [study.front for study in local.studies]
+    assert rows(tmp_path / "local").equals(rows(tmp_path / "ray"))
+    assert (again.lanes, [study.stored for study in again.studies]) == (0, [4, 4])
 
 
 def test_a_job_that_fails_on_its_node_says_why(tmp_path, cluster):
