@@ -2,7 +2,8 @@
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them)
+    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
+              measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
 
 and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.measured import JOINED, MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import dataset, read, repeated, scan, to_pandas
 from fp4dse.results.remote import Place
@@ -39,17 +41,17 @@ COPIED = "SELECT * FROM stored WHERE run_id NOT IN (FROM copied) UNION ALL SELEC
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
 RUNS_WITH_GAP = f"""
 CREATE TEMP VIEW runs AS
-    SELECT {", ".join(SCALARS)}, baseline_loss,
+    SELECT {", ".join(SCALARS)}, {", ".join(MEASURED)}, baseline_loss,
         CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
              WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
              WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
         END AS gap
-    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed);
+    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed) LEFT JOIN figures USING ({", ".join(JOINED)});
 """
 
 
-def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.DataFrame:
-    """The answer to one DuckDB statement over the rows of `files` that are `valid`.
+def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: pd.DataFrame) -> pd.DataFrame:
+    """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
     """
@@ -64,9 +66,11 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
             connection.register("copied", pa.table({"run_id": copied}))
             connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
         connection.execute(ROWS.format(rows=COPIED if copies.any() else STORED))
-        if may_need_gap(query):
+        if may_need_join(query):
             reference = read(files, NEEDED, valid & ds.field("is_baseline"))
             connection.register("baselines", baselines(to_pandas(reference)))
+            types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
+            connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
             connection.execute(RUNS_WITH_GAP)
         else:
             connection.execute(RUNS)
@@ -84,17 +88,16 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
     return to_pandas(_plain_columns(answer))
 
 
-def may_need_gap(query: str) -> bool:
-    """Whether a query may want gap or baseline_loss, whose join takes longer than most queries. In doubt, True.
+def may_need_join(query: str) -> bool:
+    """Whether a query may want what is joined to the rows (DERIVED, MEASURED), which takes longer than most queries. In
+    doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
     nowhere as a whole row.
     """
     text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
     words = re.findall(r"\w+", text)
-    named = {"gap", "baseline_loss", "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(
-        words
-    )
+    named = {*DERIVED, *MEASURED, "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(words)
     bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
     alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
     clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}

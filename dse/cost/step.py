@@ -89,7 +89,7 @@ def _shares(recipe: Recipe, model: Model) -> list[tuple[float, Recipe, Model]]:
     out = [(1.0, BF16, precise)] if precise.linears else []
     if recipe.finish:
         end = recipe.finish.share
-        return [(1 - end, recipe, quantized), (end, _finished(recipe), quantized), *out]
+        return [(1 - end, recipe, quantized), (end, finished(recipe), quantized), *out]
     return [(1.0, recipe, quantized), *out]
 
 
@@ -100,7 +100,7 @@ def _is_plain(stage: Stage) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _finished(recipe: Recipe) -> Recipe:
+def finished(recipe: Recipe) -> Recipe:
     """The recipe in the steps of its finish. Backward operands made from the forward's copy still are."""
     stages: dict[str, Stage] = {}
     for name in recipe.finish.stages if recipe.finish else ():

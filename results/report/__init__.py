@@ -130,7 +130,8 @@ def _scope(found: Findings) -> str:
     recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()
     parts = [many(recipes, "recipe"), many(runs["task"].nunique(), "task"), many(len(runs), "trained lane")]
     parts += [f"{number(int(statuses.get(status, 0)))} {status}" for status in ("diverged", "failed")]
-    if "overhead_of" in runs and runs["overhead_of"].notna().any():
-        models = ", ".join(sorted(runs["overhead_of"].dropna().unique()))
-        parts.append(f"step time modelled for <code>{escape(models)}</code>")
+    for column, says in (("overhead_of", "step time modelled for"), ("measured_of", "layers measured with")):
+        if column in runs and runs[column].notna().any():
+            models = "; ".join(sorted(runs[column].dropna().unique()))
+            parts.append(f"{says} <code>{escape(models)}</code>")
     return f'<p class="muted">{", ".join(parts)}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.</p>'

@@ -5,7 +5,7 @@ import pytest
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.generated import generated
-from fp4dse.results.query import may_need_gap
+from fp4dse.results.query import may_need_join
 from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
 
@@ -74,7 +74,7 @@ def test_a_view_is_made_only_for_a_query_that_names_it(store, row, monkeypatch):
     ],
 )
 def test_a_query_that_may_want_the_gap_gets_it(query):
-    assert may_need_gap(query)
+    assert may_need_join(query)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_query_that_may_want_the_gap_gets_it(query):
     ],
 )
 def test_a_query_that_names_its_columns_is_spared_the_join(query):
-    assert not may_need_gap(query)
+    assert not may_need_join(query)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
