@@ -5,6 +5,7 @@ The views are put together from what is on disk:
     runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
               measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
+    recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
 
 and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
 
@@ -34,6 +35,9 @@ CREATE TEMP VIEW rows AS
     {{rows}};
 CREATE TEMP VIEW curves AS
     SELECT run_id, {", ".join(CURVES)} FROM rows;
+CREATE TEMP VIEW recorded AS
+    SELECT run_id, series.key AS name, unnest(recorded['step'])::INT AS step, unnest(series.value) AS value
+    FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step';
 """
 STORED = "SELECT * FROM stored"
 COPIED = "SELECT * FROM stored WHERE run_id NOT IN (FROM copied) UNION ALL SELECT * FROM winners"
@@ -83,7 +87,7 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: 
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            views = ", ".join(["runs", "curves", *VIEWS])
+            views = ", ".join(["runs", "curves", "recorded", *VIEWS])
             raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
     return to_pandas(_plain_columns(answer))
 

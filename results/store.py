@@ -229,6 +229,12 @@ class Store:
         rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]
         return pd.DataFrame(rows, columns=["run_id", *BY_NAME])
 
+    def recorded(self, run_ids: Sequence[str]) -> dict[str, dict[str, list[float | None]]]:
+        """run_id -> what was recorded, name -> values at the steps under "step"; without runs that have nothing."""
+        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
+        rows = self._read(["run_id", "recorded"], self._valid() & wanted).to_pylist()
+        return {row["run_id"]: dict(row["recorded"]) for row in rows if row["recorded"]}
+
     def done(self, pruned: bool = False) -> set[str]:
         """Ids of the runs that need no training: done or diverged, and not retired; the pruned ones on request."""
         finished = self._valid() & ds.field("status").isin(["done", "diverged", *(["pruned"] if pruned else [])])

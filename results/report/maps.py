@@ -129,7 +129,8 @@ def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits:
     axis = {**AXIS, "type": "category", "showgrid": False}
     layout = {
         **LAYOUT,
-        "height": 190 + 30 * len(names),
+        "margin": {**LAYOUT["margin"], "t": 32},  # the buttons stand above the colours
+        "height": 215 + 30 * len(names),
         "xaxis": {**axis, "tickangle": -40},
         "yaxis": {**axis, "autorange": "reversed"},
     }
