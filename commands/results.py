@@ -57,10 +57,11 @@ def query(
     from fp4dse.results.files import write_atomic
     from fp4dse.results.formats import FORMATS
     from fp4dse.results.tables import records
+    from fp4dse.results.views import BRIEF
 
     answer = open_given(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
     if form == "table" and out is None:
-        print_answer([str(name) for name in answer.columns], records(answer))
+        print_answer([str(name) for name in answer.columns], records(answer), BRIEF.get(sql, ()))
     elif form == "table":
         raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
     elif out:

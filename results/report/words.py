@@ -158,8 +158,9 @@ def _helps(effects: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
     mains = effects[effects["kind"].eq("main") & effects["effect"].notna()]
     sure = mains[mains["high"].lt(0) | mains["low"].gt(0)].sort_values("effect")
     keyed = {(line["factor"], line["level"]): line for line in pairs.to_dict("records")}
-    contrary = [_contradicted(line, keyed.get((line["factor"], line["level"]))) for line in sure.to_dict("records")]
-    unclear, sure = sure[contrary], sure[[not found for found in contrary]]
+    found = (_contradicted(line, keyed.get((line["factor"], line["level"]))) for line in sure.to_dict("records"))
+    contrary = np.array(list(found), bool)
+    unclear, sure = sure[contrary], sure[~contrary]
     says = []
     for start, part in (
         ("<b>What helps on average</b>:", sure[sure["effect"].lt(0)].head(MOST_EFFECTS)),

@@ -90,9 +90,7 @@ def test_figures_of_two_devices_are_not_one_axis(trained):
     list(measure(trained, MLP, CPU, timed))
     list(measure(trained, f"mlp on {GPU}", GPU, lambda recipe: 9.0))
     assert measured(trained)["mxfp4", GPU] == 9.0
-    with pytest.raises(
-        ConfigError, match="of one model on one device; these rows have: mlp on Some CPU; mlp on"
-    ):
+    with pytest.raises(ConfigError, match="of one model on one device; these rows have: mlp on Some CPU; mlp on"):
         trained.pareto("measured")
     runs = trained.runs()
     assert summarize(runs[runs["device_name"].eq(GPU)], "measured")["measured"].tolist() == [9.0]
