@@ -79,11 +79,12 @@ def cost(
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
+        from fp4dse.results.tables import plain
         from fp4dse.tasks import check_device
 
         check_device(device)
         times = list(layer_times(found, shape, device))
-        facts["measured"], layers = measured_overhead(times), layer_rows(times, found, shape, on)
+        facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
         print_json({**facts, "split": parts, "operations": work, "measured_layers": layers})
         return

@@ -168,6 +168,7 @@ def store_measure(
 
     from fp4dse.dse.cost import load_model
     from fp4dse.kernels.layer_time import layer_times, measured_overhead
+    from fp4dse.results.intervals import counted
     from fp4dse.results.measured import measure, series
     from fp4dse.results.tables import plain
     from fp4dse.tasks import check_device, environment
@@ -177,7 +178,10 @@ def store_measure(
     shape, here = load_model(model), environment(device, 1)
     of, lines, unsteady = series(model, here), [], 0
     for line in measure(
-        open_given(store), of, here["device_name"], lambda recipe: measured_overhead(layer_times(recipe, shape, device))
+        open_given(store),
+        of,
+        str(here["device_name"]),
+        lambda recipe: measured_overhead(layer_times(recipe, shape, device)),
     ):
         lines.append(line)
         print(f"{line['measured']:8.3f}  {line['label']}", file=sys.stderr)
@@ -185,10 +189,10 @@ def store_measure(
     if as_json:
         print_json({"measured_of": of, "recipes": [{**line, "measured": plain(line["measured"])} for line in lines]})
     else:
-        print(f"{len(lines) - unsteady} recipes timed: {of}")
+        print(f"{counted(len(lines) - unsteady, 'recipe')} timed: {of}")
     if unsteady:
         hint = "the device does other work; run the command again when it is quiet"
-        print(f"fp4dse: {unsteady} recipes had no steady time and are not stored: {hint}", file=sys.stderr)
+        print(f"fp4dse: {counted(unsteady, 'recipe')} had no steady time, not stored: {hint}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -50,8 +50,11 @@ def with_figure(known: Series, of: str, device_name: str, config_id: str, overhe
 def merged(ours: Series, theirs: Series) -> Series:
     """What we have and they add. Our figures win, and our series are the newer ones."""
     lacking = {name: one for name, one in theirs.items() if name not in ours}
-    both = {name: {**theirs.get(name, one)["overheads"], **one["overheads"]} for name, one in ours.items()}
-    return {**lacking, **{name: {**ours[name], "overheads": overheads} for name, overheads in both.items()}}
+    both = {}
+    for name, one in ours.items():
+        more = theirs[name]["overheads"] if name in theirs else {}
+        both[name] = {**one, "overheads": {**more, **one["overheads"]}}
+    return {**lacking, **both}
 
 
 def figures(known: Series) -> pd.DataFrame:
@@ -66,9 +69,7 @@ def figures(known: Series) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 
-def measure(
-    store: Store, of: str, device_name: str, timed: Callable[[Recipe], float]
-) -> Iterator[dict[str, str | float]]:
+def measure(store: Store, of: str, device_name: str, timed: Callable[[Recipe], float]) -> Iterator[dict[str, Any]]:
     """Time every recipe that has rows of this device and no figure in the series `of`: config_id, label, measured.
 
     Each figure is stored as soon as it is there; NaN, a time that is not steady, is not. Nobody else writes to the

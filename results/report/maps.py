@@ -129,7 +129,7 @@ def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits:
     axis = {**AXIS, "type": "category", "showgrid": False}
     layout = {
         **LAYOUT,
-        "margin": {**LAYOUT["margin"], "t": 32},  # the buttons stand above the colours
+        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the buttons stand above the colours
         "height": 215 + 30 * len(names),
         "xaxis": {**axis, "tickangle": -40},
         "yaxis": {**axis, "autorange": "reversed"},
