@@ -47,7 +47,11 @@ def interaction_figure(lines: pd.DataFrame) -> dict:
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     texts = _texts(values, "{:+.2f}", stars)
     scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
-    return _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    figure = _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    trace = figure["data"][0]  # no level meets itself: the first row and the last column are empty
+    trace |= {"x": names[:-1], "y": names[1:]}
+    trace |= {of: [row[:-1] for row in trace[of][1:]] for of in ("z", "text")}
+    return figure
 
 
 def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -115,7 +115,7 @@ def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(own):
     assert "Lowest loss: nvfp4, wgrad rht16: +2" in text or "Lowest loss: mxfp4, wgrad rht16: +2" in text
     assert "worse than BF16 by more than chance" in text
     assert re.search(r"What helps on average: wgrad.rotation = rht16 instead of none \(−\d", text)
-    assert re.search(r"What harms on average: forward.rounding = stochastic \(\+\d", text)
+    assert re.search(r"What harms on average: forward.rounding = stochastic instead of nearest \(\+\d", text)
     assert "2 of 2 tasks agree" in text
     assert "noise floor" in text
     assert "1 of 24 recipes diverged" in text
