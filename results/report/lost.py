@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 
-from fp4dse.dse.recipe import SLOTS
+from fp4dse.dse.stages import SLOTS
 from fp4dse.results.page import table
 from fp4dse.results.paired import OVERHEAD, SETTING, at_best_lr, outcomes
 from fp4dse.results.report.findings import Findings

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.recipe import SLOTS
+from fp4dse.dse.stages import SLOTS
 from fp4dse.results import write_report
 from fp4dse.results.report.lost import QUERIES
 
