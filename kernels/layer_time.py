@@ -5,7 +5,7 @@ exact products, on a CPU the compiled reference. These **emulate** FP4, so their
 and what a technique adds to it, and nothing about FP4 hardware.
 
 Recipe and BF16 take turns, and the fastest of all turns counts: whatever else the machine does only makes them longer.
-Turns go on until those of odd and of even number agree; where they never do, the times are not steady, and say so.
+Turns go on until the five fastest agree; where they never do, the times are not steady, and say so.
 
     measured = Σ (n_q · t + n_p · t_BF16) / Σ (n_q + n_p) · t_BF16        over the kinds of layers with weights
 
@@ -32,9 +32,9 @@ from fp4dse.kernels.layers import QuantLinear
 
 LANES = 2
 """A population has two lanes at least; times are of one."""
-STEADY = 0.05
-"""How far apart, relatively, the fastest odd and the fastest even turn may be."""
-FEWEST, LEAST_S, MOST_S = 8, 1.0, 10.0
+ALIKE, STEADY = 5, 0.05
+"""How many of the fastest turns must agree, and how far apart they may be, relatively."""
+FEWEST, LEAST_S, MOST_S = 16, 1.0, 10.0
 """Turns and seconds at least, and seconds after which no more turns are begun."""
 
 
@@ -138,6 +138,7 @@ def _fastest_us(calls: list[Callable[[], None]], device: str) -> tuple[list[floa
             begin = time.perf_counter()
         spent = time.perf_counter() - begin
         if len(times[0]) >= 2 + FEWEST and spent > LEAST_S:
-            steady = all(abs(min(t[2::2]) / min(t[3::2]) - 1) < STEADY for t in times)
+            fastest = [sorted(taken[2:])[:ALIKE] for taken in times]
+            steady = all(few[-1] < few[0] * (1 + STEADY) for few in fastest)
             if steady or spent > MOST_S:
-                return [min(t[2:]) for t in times], steady
+                return [few[0] for few in fastest], steady

@@ -70,9 +70,9 @@ def test_a_time_that_is_not_steady_is_no_figure():
     assert math.isnan(measured_overhead([line(), line(SECOND, steady=False)]))
 
 
-def test_turns_go_on_until_odd_and_even_ones_agree(monkeypatch):
-    """The clock says what each turn took: slow, but for a fast odd one and, much later, a fast even one."""
-    turns = iter([5.0] * 2 + [5.0] * 7 + [1.0] + [5.0] * 8 + [1.0] + [5.0])
+def test_turns_go_on_until_the_five_fastest_agree(monkeypatch):
+    """The clock says what each turn took: long, but for five of them, far apart; the first two may compile."""
+    turns = iter([0.5] * 2 + ([5.0] * 7 + [1.0]) * 4 + [5.5, 1.04, 7.0])
     now = 0.0
 
     def clock() -> float:
@@ -85,5 +85,23 @@ def test_turns_go_on_until_odd_and_even_ones_agree(monkeypatch):
     monkeypatch.setattr(layer_time, "LEAST_S", 0.0)
     monkeypatch.setattr(layer_time, "MOST_S", 1e9)
     monkeypatch.setattr(layer_time.time, "perf_counter", clock)
-    assert layer_time._fastest_us([call], "cpu") == ([1e6], True)
-    assert list(turns) == [5.0]
+    [us], steady = layer_time._fastest_us([call], "cpu")
+    assert (us, steady) == (pytest.approx(1e6), True)
+    assert list(turns) == [7.0]
+
+
+def test_turns_that_never_agree_end_and_are_not_steady(monkeypatch):
+    now, long = 0.0, 1.0
+
+    def clock() -> float:
+        return now
+
+    def call() -> None:
+        nonlocal now, long
+        now, long = now + long, long * 1.1
+
+    monkeypatch.setattr(layer_time, "MOST_S", 100.0)
+    monkeypatch.setattr(layer_time.time, "perf_counter", clock)
+    _, steady = layer_time._fastest_us([call], "cpu")
+    assert not steady
+    assert now > 100
