@@ -448,8 +448,11 @@ def test_metrics_and_pictures_are_read_by_name_when_asked_for(tmp_path, row):
 RECORDED = {"step": [1.0, 2.0, 4.0], "gnr": [5.0, None, 4.0], "flushed/fprop.x": [0.1, 0.2, 0.3]}
 
 
-def test_what_was_recorded_is_a_view_with_a_line_for_each_number(store, row):
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_was_recorded_is_a_view_with_a_line_for_each_number(store, row, joined):
     store.add([row(seed=0, recorded=list(RECORDED.items())), row(seed=1)], "job")
+    if joined:
+        store.compact(minimum=1)
     found = store.sql("SELECT seed, name, step, value FROM recorded JOIN runs USING (run_id) ORDER BY name, step")
     expected = [
         (0, name, int(step), value)
