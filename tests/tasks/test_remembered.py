@@ -81,10 +81,10 @@ def test_a_second_process_knows_the_same_without_torch():
     said = [json.loads(subprocess.check_output([sys.executable, "-c", DRIVER])) for _ in range(2)]
     assert [with_torch for *_, with_torch in said] == [True, False]
     live = [facts_of(get_task("regression", "small")), facts_of(get_task("language", "smoke"))]
-    here = {**environment("cpu", 2)}
+    here = environment("cpu", 2)
     for found, surroundings, _ in said:
         assert [msgspec.convert(facts, type(live[0])) for facts in found] == live
-        assert surroundings == here
+        assert {**surroundings, "git_commit": ""} == {**here, "git_commit": ""}  # somebody may commit meanwhile
 
 
 def test_facts_of_a_users_data_are_never_remembered(tmp_path):
