@@ -52,7 +52,8 @@ class LaneNumerics:
 
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
     own would not have the bits that it has in company; `alone`: a single one that will never have any). steps: of the
-    training, if it has an end: the recipe's finish is a share of them.
+    training, if it has an end: the recipe's finish is a share of them. dtype: of what passes between layers, float32 or
+    bfloat16.
 
     `step` is a device scalar that the training loop advances, and `part` tells the parts of a batch within a step
     apart. While `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots
@@ -66,6 +67,7 @@ class LaneNumerics:
         device: torch.device | str = "cpu",
         steps: int | None = None,
         alone: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if len({r.signature() for r in recipes}) != 1:
             raise ValueError("lanes of one population must share their structural signature")
@@ -76,6 +78,7 @@ class LaneNumerics:
         self.recipe = first
         """The first lane's: what is structure is that of all."""
         self.steps = steps
+        self.dtype = dtype
         self.lanes = len(recipes)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)

@@ -69,7 +69,6 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
         "device_class": f"cpu {vector} {threads} thread{'s' if threads > 1 else ''}" if cpu else name,
         "software_class": "torch " + ".".join(torch.__version__.split(".")[:2]),
         "threads": threads,
-        "dtype": "float32",
         "torch_version": str(torch.__version__),
         "python_version": platform.python_version(),
         "fp4dse_version": version("fp4dse"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ class Task(msgspec.Struct, frozen=True):
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
+    dtype       of what passes between layers, forward and backward: the inputs, each product's output, the residual
+                stream. What computes, computes in FP32 and rounds once; outputs and losses are as the model has them
     size        parameters of one lane; 0 where nobody has counted
     samples     how many samples there are to train on, where that depends on what the data are; None: enough
     origin      what get_task is asked for it, where name and preset do not say it all
@@ -78,6 +80,7 @@ class Task(msgspec.Struct, frozen=True):
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512
+    dtype: Literal["float32", "bfloat16"] = "float32"
     size: int = 0
     samples: Callable[[], int] | None = None
     origin: tuple[str, ...] = ()

@@ -40,27 +40,30 @@ def sigmoid(x: Tensor) -> Tensor:
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-        if x.dtype == torch.float32 and x.numel() and has_kernels(x):
+        wide = x.detach().to(torch.float32)
+        ctx.sigmoid, ctx.fused = sigmoid, bool(x.numel()) and has_kernels(x)
+        if ctx.fused:
             from fp4dse.kernels.fused import pointwise
 
             ctx.save_for_backward(x)
-            return pointwise.silu(x)
-        s = sigmoid(x.detach())
-        ctx.save_for_backward(x, s)
-        return x * s
+            return pointwise.silu(wide).to(x.dtype)
+        s = sigmoid(wide)
+        ctx.save_for_backward(x, *([s] if x.dtype == torch.float32 else []))  # else it would be most of what is kept
+        return (wide * s).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         x, *saved = ctx.saved_tensors
-        if not saved:
+        wide, g = x.to(torch.float32), g.to(torch.float32)
+        if ctx.fused:
             from fp4dse.kernels.fused import pointwise
 
-            return pointwise.silu_gradient(x, g), None
-        (s,) = saved
-        return g * (s * (1.0 + x * (1.0 - s))), None
+            return pointwise.silu_gradient(wide, g).to(x.dtype), None
+        s = saved[0] if saved else ctx.sigmoid(wide)
+        return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype), None
 
 
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above. On a GPU one kernel has the same
+    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. On a GPU one kernel has the same
     bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)

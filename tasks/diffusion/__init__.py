@@ -24,7 +24,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.model import Model, image_problem, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 1
+REV = 2
 SHOWN = 64
 
 

@@ -23,7 +23,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 1
+REV = 2
 BALANCE = 0.01
 """Weight of the balance loss (2101.03961)."""
 EVAL_PASSES = 16
@@ -47,7 +47,7 @@ def shifted(x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
 
 def nats(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """-log p of each token, [L, B, T]."""
-    return -F.log_softmax(out[0], dim=-1).gather(-1, y[..., None])[..., 0]
+    return -F.log_softmax(out[0].to(torch.float32), dim=-1).gather(-1, y[..., None])[..., 0]
 
 
 def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
 
-REV = 2
+REV = 3
 
 
 class Preset(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ SIZES = {
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     """out: [L, B, classes], y: int64 [L, B] -> [L, B]."""
-    return -F.log_softmax(out, dim=-1).gather(-1, y[..., None])[..., 0]
+    return -F.log_softmax(out.to(torch.float32), dim=-1).gather(-1, y[..., None])[..., 0]
 
 
 def correct(out: Tensor, y: Tensor) -> Tensor:

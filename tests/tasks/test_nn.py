@@ -89,7 +89,7 @@ def test_attention_is_that_of_torch():
     qkv = torch.randn(2, 3, 5, 24)
     q, k, v = (part.view(2, 3, 5, 2, 4).transpose(2, 3) for part in qkv.split(8, dim=-1))
     wanted = F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
-    close([nn.attention(qkv, 2)], [wanted])
+    close([nn.self_attention(qkv, 2)], [wanted])
 
 
 def test_affine_has_the_gradients_of_its_formula():
@@ -102,7 +102,7 @@ def test_affine_has_the_gradients_of_its_formula():
     [
         lambda x: nn.group_norm(x, 4),
         lambda x: nn.layer_norm(x.flatten(2)),
-        lambda x: nn.attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
+        lambda x: nn.self_attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
         lambda x: nn.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
         nn.max_pool,
         nn.max_pool_overlapping,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fp4dse.tasks.language import operators
-from fp4dse.tasks.language.operators import attention, embedding, rms_norm, rope, rope_tables, sum_by_token
+from fp4dse.tasks.language.operators import embedding, rms_norm, rope, rope_tables, sum_by_token
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
