@@ -138,12 +138,12 @@ class LaneNumerics:
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
 
-        a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
+        a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
         return _product(self._gemm(stage, layer), *self._operands(stage, layer, a, a_dim, b, b_dim))
 
     def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]. keep: whether `through` will be called for x, for w."""
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
         copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
@@ -194,7 +194,7 @@ class LaneNumerics:
             # what clamping cuts off an operand is multiplied with the other as it is
             fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
             if turn and not fused:
-                t = rotate(t, turn.size, dim, turn.signs, turn.order)
+                t = rotate(t.to(torch.float32), turn.size, dim, turn.signs, turn.order)
             operand = slot.quantize(t, dim, keys, dtype, kept, turn if fused else None)
             operands.append(operand.whole() if gemm.whole else operand)
         return operands[0], operands[1]
@@ -263,9 +263,10 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
     assert out is not None
     unquantized = GEMMS["fp32"].run
     if a.rest is not None:
-        out = out + unquantized(a.rest, b.raw)
+        out = out + unquantized(a.rest, b.raw.to(torch.float32))
     if b.rest is not None:
-        out = out + unquantized(a.raw if a.rest is None else a.raw - a.rest, b.rest)
+        raw = a.raw.to(torch.float32)
+        out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
     return out
 
 

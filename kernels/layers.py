@@ -27,10 +27,8 @@ class _QuantLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int) -> Tensor:
-        wide = x.to(torch.float32)
-        out = numerics.forward(layer, wide, w, keep=ctx.needs_input_grad[:2])
-        kept = x if out.x is wide else out.x
-        ctx.save_for_backward(kept, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
+        out = numerics.forward(layer, x, w, keep=ctx.needs_input_grad[:2])
+        ctx.save_for_backward(out.x, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
         ctx.numerics, ctx.layer, ctx.dtype = numerics, layer, x.dtype
         y = out.y if b is None else out.y + b[:, None, :]
         return y.to(numerics.dtype)  # [L, M, N]
@@ -40,7 +38,6 @@ class _QuantLinear(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         x, w, *kept = ctx.saved_tensors
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
-        g, x = g.to(torch.float32), x.to(torch.float32)
         kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
             if ctx.needs_input_grad[0]:
@@ -48,7 +45,7 @@ class _QuantLinear(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
-                db = lane_sum(g, 1)
+                db = lane_sum(g.to(torch.float32), 1)
         return dx, dw, db, None, None
 
 

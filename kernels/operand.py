@@ -56,7 +56,7 @@ class Kept(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A quantized operand: the sum of its terms. raw: what it was before; rest: what clamping cut off, if it counts."""
+    """A quantized operand: the sum of its terms. raw: what it was before, in the dtype that it came in; rest: what clamping cut off, if it counts."""
 
     terms: list[Term]
     raw: Tensor
@@ -132,7 +132,8 @@ class Slot:
         keep: bool = False,
         turn: Turn | None = None,
     ) -> Operand:
-        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
+        """x, float32 or bfloat16, with its contraction over `dim` (1 or 2), padded to `unit` there: the operand
+        [L, rows, contraction].
 
         dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
         keep: its gradient is going to be passed through the quantizer (`backward`). turn: x is to be rotated, which the
@@ -140,6 +141,8 @@ class Slot:
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
+        if not self._whole_by_kernel(keys, keep):
+            x = x.to(torch.float32)
         if self.clamps is not None:
             x = x if dim == 2 else x.mT
             kept = clamped(x, self.clamps)
@@ -159,11 +162,13 @@ class Slot:
 
     def rotates(self, turn: Turn, keys: Keys, keep: bool) -> bool:
         """Whether the backend's kernel rotates the operand while it quantizes it."""
-        if not self.fused or not isinstance(self.block, int) or turn.size not in ROTATIONS or turn.order != "sylvester":
-            return False
+        return self._whole_by_kernel(keys, keep) and turn.size in ROTATIONS and turn.order == "sylvester"
+
+    def _whole_by_kernel(self, keys: Keys, keep: bool) -> bool:
+        """Whether the backend's kernel does all that is done to the operand, from whatever dtype it comes in."""
         estimated = keep and self.through != Through()
         plain = self.clamps is None and self.residuals is None
-        return plain and not estimated and not keys.counting
+        return bool(self.fused) and isinstance(self.block, int) and plain and not estimated and not keys.counting
 
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
@@ -185,7 +190,7 @@ class Slot:
 
     def _plain(self, x: Tensor, dtype: torch.dtype) -> Operand:
         if self.bf16 == "none":
-            return Operand([Term(x, None)], x)
+            return Operand([Term(x.to(torch.float32), None)], x)
         rounded = x.to(torch.bfloat16).to(dtype)
         return Operand([Term(rounded if self.bf16 == "all" else torch.where(self.bf16_lanes, rounded, x), None)], x)
 
