@@ -47,7 +47,7 @@ def shifted(x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
 
 def nats(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """-log p of each token, [L, B, T]."""
-    return -F.log_softmax(out[0].to(torch.float32), dim=-1).gather(-1, y[..., None])[..., 0]
+    return -F.log_softmax(out[0], dim=-1).gather(-1, y[..., None])[..., 0]
 
 
 def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:

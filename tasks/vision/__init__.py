@@ -74,7 +74,7 @@ SIZES = {
 
 def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
     """out: [L, B, classes], y: int64 [L, B] -> [L, B]."""
-    return -F.log_softmax(out.to(torch.float32), dim=-1).gather(-1, y[..., None])[..., 0]
+    return -F.log_softmax(out, dim=-1).gather(-1, y[..., None])[..., 0]
 
 
 def correct(out: Tensor, y: Tensor) -> Tensor:
