@@ -58,7 +58,9 @@ class DiT(nn.Module):
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
         for i in range(self.depth):
             shift1, scale1, gate1, shift2, scale2, gate2 = self.layer[f"block{i}_mod"](c).chunk(6, dim=-1)
-            mixed = self_attention(self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads)
+            mixed = self_attention(
+                self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads
+            )
             h = h + _modulated(self.layer[f"block{i}_out"](mixed), gate1)
             hidden = self.layer[f"block{i}_up"](_modulated(layer_norm(h), 1.0 + scale2, shift2))
             h = h + _modulated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
