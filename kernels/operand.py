@@ -56,8 +56,8 @@ class Kept(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A quantized operand: the sum of its terms. raw: what it was before, in its own dtype; rest: what clamping cut off,
-    if it counts."""
+    """A quantized operand: the sum of its terms. raw: what it was, in its own dtype; rest: what clamping cut off, if it
+    counts."""
 
     terms: list[Term]
     raw: Tensor

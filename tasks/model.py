@@ -1,5 +1,5 @@
-"""A model of a size, as data, with the numbers that it is trained with, and the problem that it makes of images: weights
-fit their shape and their classes."""
+"""A model of a size, as data, with its training numbers, and the problem that it makes of images: weights fit their
+shape and their classes."""
 
 from __future__ import annotations
 

@@ -64,6 +64,6 @@ class _SiLU(torch.autograd.Function):
 
 
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. On a GPU one kernel has the same
-    bits, and another those of the gradient."""
+    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. On a
+    GPU one kernel has the same bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)
