@@ -167,9 +167,11 @@ class Slot:
 
     def _whole_by_kernel(self, keys: Keys, keep: bool) -> bool:
         """Whether the backend's kernel does all that is done to the operand, from whatever dtype it comes in."""
+        if not self.fused or not isinstance(self.block, int):
+            return False
         estimated = keep and self.through != Through()
         plain = self.clamps is None and self.residuals is None
-        return bool(self.fused) and isinstance(self.block, int) and plain and not estimated and not keys.counting
+        return plain and not estimated and not keys.counting
 
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
