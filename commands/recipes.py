@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from msgspec import to_builtins
 
-from fp4dse.commands.options import AsJson, Device, RecipeName, SpaceName
+from fp4dse.commands.options import AsJson, Device, RecipeName
 from fp4dse.commands.printing import print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, under
 
@@ -41,22 +41,57 @@ def recipe_list(as_json: AsJson = False) -> None:
 @recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")
 def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
     """One recipe as TOML: to read, or to change and to name as the base of a space."""
-    from fp4dse.dse import load_recipe, recipe_to_dict, recipe_to_toml
+    from fp4dse.dse import load_recipe, recipe_files, recipe_to_dict, recipe_to_toml
 
-    found = load_recipe(recipe)
+    found, file = load_recipe(recipe), recipe_files().get(recipe)
+    about = {"summary": file.summary, "source": file.source} if file else {}
+    facts = {**about, "label": found.label(), "config_id": found.config_id}
     if as_json:
-        print_json({"config_id": found.config_id, "label": found.label(), **recipe_to_dict(found)})
+        print_json({**facts, **recipe_to_dict(found)})
     else:
-        print(f"# {found.label()}\n# config_id {found.config_id}\n{recipe_to_toml(found)}")
+        print(*(f"# {name}: {text}" for name, text in facts.items()), recipe_to_toml(found), sep="\n", end="")
 
 
 @command(epilog="Example: fp4dse space quickstart")
-def space(space: SpaceName, as_json: AsJson = False) -> None:
-    """Count a space: raw product, merged as equivalent, rejected and by which rule, left."""
-    from fp4dse.sweeps.arguments import find_space
+def space(
+    space: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SPACE", help="A .toml file, or the name of a shipped space. Without one, these are told."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a space varies, and how many recipes it has: raw product, merged as equivalent, rejected and why, left.
+
+    An axis is idle where all of its values compute the same, as the rounding of scales that are not rounded: such
+    combinations are merged. The share is of some that are drawn at random.
+    """
+    from fp4dse.dse.space import Count
+    from fp4dse.sweeps.arguments import find_space, shipped_spaces
     from fp4dse.sweeps.plan import count_space
 
-    print_facts(count_space(find_space(space)), as_json)
+    if space is None:
+        rows = [{"name": name, "asks": find_space(name).summary} for name in shipped_spaces()]
+        print_rows(["name", "asks"], rows, as_json)
+        return
+    found, count = find_space(space), Count()
+    facts, axes = count_space(found, count), found.describe()
+    if as_json:
+        print_json({**facts, "faults": count.faults, "axes": axes})
+        return
+    name = facts.pop("space")
+    print_facts({"space": name, "asks": found.summary, **facts})
+    tables = {
+        "Axes:": [{**row, "idle": f"{row['idle']:.0%}" if row["idle"] else ""} for row in axes],
+        "Rejected, for example:": [
+            {"rule": rule, "because": text} for rule, text in count.faults.items() if text != rule
+        ],
+    }
+    for title, rows in tables.items():
+        if rows:
+            print("", title, sep="\n")
+            print_rows(list(rows[0]), rows)
 
 
 @command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")

@@ -1,7 +1,7 @@
 """How gradients pass through the forward quantizers, as data. kernels/estimators.py computes it.
 
 For x̂ = s · Q(x/s) with z = x/s, the gradient of x is that of x̂ times a surrogate of Q'(z), plus a term for the scale's
-own dependence on x. What STE, the default, does: one, and no such term.
+own dependence on x, with a surrogate of the derivative of its rounding. What STE, the default, does: one, no such term.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fp4dse.dse.record import Part
+from fp4dse.dse.scale import E8M0, FP32, Scale
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -44,7 +45,10 @@ class Sigmoid(Part, frozen=True, tag_field="kind", tag="sigmoid"):
 
 
 class Spline(Part, frozen=True, tag_field="kind", tag="spline"):
-    """Slope of the interpolant of the hard Q on 40 equispaced knots over the grid, at least `lower` (2509.17791)."""
+    """Slope of the interpolant of the hard Q on 40 equispaced knots over the grid, at least `lower` (2509.17791).
+
+    On the grid of a scale, the knots cut each interval into thirds.
+    """
 
     lower: Positive = 0.5
 
@@ -65,33 +69,55 @@ RELAXATION_NAMES: dict[str, Relaxation] = {
     "trust": Trust(),
 }
 
+ScaleRelaxation = STE | Clipped | DGE | PowerLaw | Sigmoid | Spline
+"""Of the rounding of a block scale, on the grid of its format. A trust mask is about elements."""
+SCALE_RELAXATION_NAMES: dict[str, Relaxation] = {
+    name: known for name, known in RELAXATION_NAMES.items() if isinstance(known, ScaleRelaxation)
+}
+
 
 class Through(Part, frozen=True):
     """How the gradient of one decoded forward operand becomes that of the operand.
 
-    element  surrogate derivative of the element rounding
-    masked   the surrogate counts only where |z| is at least the largest element, elsewhere 1: what the released
-             simulator of 2509.17791 does
-    scale    the gradient that goes through the block scale. `none`; `diagonal`: of each element through its own
-             dependence, at the block maximum (as the paper); `exact`: of the whole block (one dot product per block),
-             at the block maximum; `softmax-diagonal`, `softmax`: the same with the maximum's weight spread over the
-             block by softmax(80 |x| / amax)
+    element         surrogate derivative of the element rounding
+    masked          surrogates count only where |z|, or the scale, is at least the largest of its grid, elsewhere 1:
+                    what the released simulator of 2509.17791 does
+    scale           the gradient that goes through the block scale. `none`; `diagonal`: of each element through its own
+                    dependence, at the block maximum (as the paper); `exact`: of the whole block (one dot product per
+                    block), at the block maximum; `softmax-diagonal`, `softmax`: the same with the maximum's weight
+                    spread over the block by softmax(80 |x| / amax)
+    scale_rounding  surrogate derivative of the scale's rounding, a factor on what `scale` adds (the paper's qGradient)
     """
 
     element: Relaxation = STE()
     masked: bool = False
     scale: Literal["none", "diagonal", "exact", "softmax-diagonal", "softmax"] = "none"
+    scale_rounding: ScaleRelaxation = STE()
 
-    def canonical(self) -> Through:
-        """Masking has no effect on what is one inside of the grid anyway."""
-        return msgspec.structs.replace(self, masked=False) if isinstance(self.element, STE | Clipped) else self
+    def canonical(self, scale: Scale) -> Through:
+        """What has no effect on an operand with such scales is left out.
+
+        Without a gradient through the scale nothing passes through its rounding, and FP32 is not rounded. No float32
+        number asks for more than E8M0's largest, so that what acts only there or beyond does nothing. Masking has no
+        effect on what is one inside of the grid anyway.
+        """
+        rounding = self.scale_rounding
+        beyond = self.masked or isinstance(rounding, Clipped)
+        if self.scale == "none" or isinstance(scale, FP32) or (isinstance(scale, E8M0) and beyond):
+            rounding = STE()
+        inside = isinstance(self.element, STE | Clipped) and isinstance(rounding, STE | Clipped)
+        changed = rounding != self.scale_rounding or (self.masked and inside)
+        return _replace(self, masked=self.masked and not inside, scale_rounding=rounding) if changed else self
 
     def label(self) -> str:
-        """Empty for STE; `dge`, `dge masked`, `ste, exact scale gradient` …."""
+        """Empty for STE; `dge`, `dge masked`, `ste exact scale gradient with sigmoid rounding` …."""
         if self == Through():
             return ""
-        words = [relaxation_name(self.element), "masked"][: 1 + self.masked]
-        return " ".join(words) + ("" if self.scale == "none" else f" {self.scale} scale gradient")
+        words = [relaxation_name(self.element)]
+        words += ["masked"] if self.masked else []
+        words += [f"{self.scale} scale gradient"] if self.scale != "none" else []
+        words += [f"with {relaxation_name(self.scale_rounding)} rounding"] if self.scale_rounding != STE() else []
+        return " ".join(words)
 
 
 class Estimator(Part, frozen=True):
@@ -106,3 +132,6 @@ def relaxation_name(relaxation: Relaxation) -> str:
     name = next((name for name, known in RELAXATION_NAMES.items() if known == relaxation), None)
     numbers = [f"{field}{getattr(relaxation, field)!r}".removesuffix(".0") for field in relaxation.__struct_fields__]
     return name or " ".join([str(relaxation.__struct_config__.tag), *numbers])
+
+
+_replace = msgspec.structs.replace

@@ -75,12 +75,16 @@ SCALES: dict[str, FloatFormat] = {
 }
 """Block-scale formats with a mantissa. E8M0, the pure power of two, is described by its rule instead."""
 
+E8M0_GRID = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)
+"""The 255 powers of two of E8M0, and the zero that it lacks."""
+
 E8M0_RULES = {
     "floor": "OCP: 2^(floor(log2 amax) - emax); the block maximum may clip",
     "ceil": "2^(ceil(log2 amax) - emax); never clips, the top codes stay unused",
     "rceil": "2^ceil(log2(amax / max)), the smallest that clips nothing; also called truncation-free",
     "even": "floor, and one more from the significand on at which the element would round up to a power of two",
     "nearest": "2^round(log2(amax / max)), the nearest in the exponent",
+    "encode": "the inverse of 2^emax / amax rounded to the nearest power of two; never clips (2509.17791's simulator)",
 }
 """How an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
 
@@ -101,6 +105,8 @@ def e8m0_rule(rule: str, element: FloatFormat) -> tuple[int, int]:
         return _carry(top, above=True), element.emax
     if rule == "even":
         return _carry(top + half_step, above=False), element.emax
+    if rule == "encode":  # halfway between 2^emax / amax = 1 and 1/2
+        return _carry(4 / 3, above=True), element.emax
     threshold = top * math.sqrt(2)  # nearest: halfway between two powers of two in the exponent
     if threshold < 2:
         return _carry(threshold, above=True), element.emax

@@ -17,14 +17,17 @@ import msgspec
 
 from fp4dse.dse.design import DESIGN_NAMES, Design
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import RELAXATION_NAMES, Relaxation
+from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
+from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
 from fp4dse.dse.precision import Finish
-from fp4dse.dse.quantizer import OUTLIER_NAMES, ROUNDING_NAMES, Outliers, Quantizer, Rounding
+from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
-from fp4dse.dse.recipe import ROTATION_NAMES, Hadamard, Recipe
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
+from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
+from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import OPTIMIZER_NAMES, NotNegative, Optimizer, Positive
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
@@ -35,6 +38,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
     Relaxation: RELAXATION_NAMES,
+    ScaleRelaxation: SCALE_RELAXATION_NAMES,
     Design: DESIGN_NAMES,
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
     Finish | None: {"none": None},

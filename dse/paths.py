@@ -25,9 +25,10 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.library import NAMES, load_recipe, place, read, read_fields
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import SHARED, STAGES, Recipe
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, options, plain
 from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.stages import SHARED, STAGES
 
 GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}
 """Names for several stages."""
@@ -214,6 +215,8 @@ def value_text(value: object) -> str:
         return name or value_text(plain(value))
     if isinstance(value, dict):
         return ", ".join(f"{name} = {value_text(field)}" for name, field in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
     return "none" if value is None else str(value)
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import ELEMENTS, PLAIN, FloatFormat
+from fp4dse.dse.outliers import Outliers, Residual, outlier_words
 from fp4dse.dse.record import Part
+from fp4dse.dse.rounding import Nearest, Rounding, rounding_words
 from fp4dse.dse.scale import (
     DEFAULT_TARGET,
     E4M3,
@@ -28,66 +30,6 @@ from fp4dse.dse.scale import (
     scale_format,
     scale_name,
 )
-
-
-class Nearest(Part, frozen=True, tag_field="mode", tag="nearest"):
-    """Round to nearest; ties to the even code, or `away` from zero."""
-
-    ties: Literal["even", "away"] = "even"
-
-
-class Stochastic(Part, frozen=True, tag_field="mode", tag="stochastic"):
-    """Round up with the probability of the fractional position, from b = 8 or 16 random bits, midpoint form.
-
-    With r uniform in 0 … 2^b-1, the magnitude is rounded up iff fraction + (2r+1)/2^(b+1) >= 1.
-    """
-
-    bits: Literal[8, 16] = 16
-
-
-class Ema(Part, frozen=True, tag_field="mode", tag="ema"):
-    """Of the two neighbours on the grid, the one nearer to the moving average of the weight (Q-EMA, 2502.20853).
-
-    average <- beta · average + (1 - beta) · weight after every optimizer step; to nearest for the first 10 steps.
-    """
-
-    beta: Annotated[float, msgspec.Meta(gt=0)] = 0.998
-
-
-Rounding = Nearest | Stochastic | Ema
-
-ROUNDING_NAMES: dict[str, Rounding] = {
-    "nearest": Nearest(),
-    "half-away": Nearest(ties="away"),
-    "stochastic": Stochastic(),
-    "stochastic8": Stochastic(bits=8),
-    "ema": Ema(),
-}
-
-
-class Residual(Part, frozen=True, tag_field="kind", tag="residual"):
-    """A second quantizer for the error of the first: x̂ = Q(x) + alpha · Q(x - Q(x)); two products (2605.20402)."""
-
-    alpha: Annotated[float, msgspec.Meta(gt=0)] = 0.5
-
-
-class Clamp(Part, frozen=True, tag_field="kind", tag="clamp"):
-    """x is clamped to its quantiles (1 - quantile, quantile) before it is quantized (OCC, 2501.17116).
-
-    compensate  what was cut off is multiplied, unquantized, with the other operand, unquantized: a sparse product
-    """
-
-    quantile: Annotated[float, msgspec.Meta(gt=0)] = 0.99
-    compensate: bool = True
-
-
-Outliers = Residual | Clamp | None
-OUTLIER_NAMES: dict[str, Residual | Clamp | None] = {
-    "none": None,
-    "residual": Residual(),
-    "occ": Clamp(),
-    "clamp": Clamp(compensate=False),
-}
 
 
 class Quantizer(Part, frozen=True):
@@ -305,31 +247,6 @@ def block_elements(block: int | str) -> int | None:
 def block_name(block: int | str) -> str:
     """`1x16`, `16x16`, `row`, `tensor`."""
     return f"1x{block}" if isinstance(block, int) else block
-
-
-def rounding_name(rounding: Rounding) -> str:
-    """The key in ROUNDING_NAMES, or the mode with its number."""
-    name = next((name for name, known in ROUNDING_NAMES.items() if known == rounding), None)
-    return name or f"ema{rounding.beta:g}"  # type: ignore[union-attr]  # of the others all are named
-
-
-ROUNDING_WORDS = {"nearest": "", "half-away": "half-away", "stochastic": "SR", "stochastic8": "SR8", "ema": "EMA"}
-
-
-def rounding_words(rounding: Rounding) -> str:
-    """Empty for nearest even, `SR`, `EMA` …."""
-    name = rounding_name(rounding)
-    return ROUNDING_WORDS.get(name, name.replace("ema", "EMA"))
-
-
-def outlier_words(outliers: Residual | Clamp | None) -> str:
-    """`residual`, `occ`, `clamp`, with the number that is not the default; empty for None."""
-    name = next((name for name, known in OUTLIER_NAMES.items() if known == outliers), None)
-    if outliers is None or name:
-        return "" if outliers is None else str(name)
-    if isinstance(outliers, Residual):
-        return f"residual{outliers.alpha:g}"
-    return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"
 
 
 def quantizer_name(q: Quantizer) -> str | None:

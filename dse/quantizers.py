@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fp4dse.dse.quantizer import Nearest, Quantizer, Stochastic
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, TensorScale
 
 _AMAX = TensorScale()

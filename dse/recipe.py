@@ -1,12 +1,4 @@
-"""A recipe: the three GEMMs of a linear layer, each with two quantizers and one rotation. Immutable, hashable.
-
-    fprop   Y  = X Wᵀ     operands x [M, K], w [N, K]      contraction K
-    dgrad   dX = dY W     operands g [M, N], w [K, N]      contraction N
-    wgrad   dW = dYᵀ X    operands g [N, M], x [K, M]      contraction M
-
-Every operand is quantized along the contraction axis of the GEMM that consumes it, so there are six slots. A rotation
-belongs to the GEMM: both operands get the same one and it cancels in the product.
-"""
+"""A recipe: how a linear layer computes in training, and what is done around it. Immutable, hashable."""
 
 from __future__ import annotations
 
@@ -18,78 +10,23 @@ from typing import Any, Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.estimator import Estimator, Through
+from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
+from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.precision import Finish, Precise
-from fp4dse.dse.quantizer import Quantizer, block_name, outlier_words, rounding_name
+from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts
-from fp4dse.dse.scale import scale_name
+from fp4dse.dse.rounding import rounding_name
+from fp4dse.dse.scale import scale_key, scale_name
+from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Dgrad, Fprop, Hadamard, Source, Wgrad, grouped, rotation_name
 from fp4dse.dse.training import Training, optimizer_name
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
 
 
-class Hadamard(Part, frozen=True):
-    """Block Hadamard of `size` along the contraction axis, normalised by 1/sqrt(size).
-
-    signs  the input is flipped by a ±1 vector: `random`, of length `size`, drawn once per GEMM and step; `fixed`, the
-           vector of 16 that NVIDIA's Transformer Engine uses, repeated; or `none`
-    order  of the matrix's columns: `sylvester`, or `sequency`, by the number of sign changes (GSR, 2505.03810)
-    """
-
-    size: Literal[16, 32, 64, 128]
-    signs: Literal["random", "fixed", "none"] = "random"
-    order: Literal["sylvester", "sequency"] = "sylvester"
-
-
-_ROTATION_WORDS = {"random": "rht", "fixed": "fixed", "none": "hadamard"}
-ROTATION_NAMES: dict[str, Hadamard | None] = {
-    "none": None,
-    **{f"{word}{n}": Hadamard(size=n, signs=s) for s, word in _ROTATION_WORDS.items() for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
-    **{f"gsr{n}": Hadamard(size=n, signs="none", order="sequency") for n in (16, 32, 64, 128)},
-}
-
-Source = Literal["master", "forward"]
-"""What an operand that the forward pass quantizes too is made from in a backward product: from high precision, or
-re-quantized from the forward's quantized copy."""
-
-
-class Fprop(Part, frozen=True):
-    """Y = X Wᵀ, contraction over the input width."""
-
-    x: Quantizer
-    w: Quantizer
-    rotation: Hadamard | None = None
-
-
-class Dgrad(Part, frozen=True):
-    """dX = dY W, contraction over the output width. `source` is that of w."""
-
-    g: Quantizer
-    w: Quantizer
-    rotation: Hadamard | None = None
-    source: Source = "master"
-
-
-class Wgrad(Part, frozen=True):
-    """dW = dYᵀ X, contraction over the batch. `source` is that of x."""
-
-    g: Quantizer
-    x: Quantizer
-    rotation: Hadamard | None = None
-    source: Source = "master"
-
-
-STAGES: dict[str, tuple[str, str]] = {"fprop": ("x", "w"), "dgrad": ("g", "w"), "wgrad": ("g", "x")}
-"""Stage name -> its two operands, in the order of the product."""
-SLOTS = tuple(f"{stage}.{operand}" for stage, operands in STAGES.items() for operand in operands)
-"""The six operand slots."""
 _SLOT = {slot: operator.attrgetter(slot) for slot in SLOTS}
-SHARED = {"dgrad": "dgrad.w", "wgrad": "wgrad.x"}
-"""Backward stage -> its operand that the forward pass quantizes too."""
-
 
 GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
 """Which products operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
@@ -141,7 +78,7 @@ class Recipe(Part, frozen=True):
         fprop = _canonical_stage(self.fprop, False)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
-        estimator = _canonical_estimator(self.estimator, plain_x, plain_w)
+        estimator = _canonical_estimator(self.estimator, fprop)
         around = _canonical_around(
             self.precise,
             self.finish,
@@ -154,9 +91,11 @@ class Recipe(Part, frozen=True):
         return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, **around)
 
     def _passage(self, operand: str) -> str:
-        """The estimator with the grid that it is a function of; empty for straight through."""
-        text = getattr(self.estimator, operand).label()
-        return text and f"{text} on {self.slot(f'fprop.{operand}').element}"
+        """The estimator with the grids that it is a function of; empty for straight through."""
+        through, q = getattr(self.estimator, operand), self.slot(f"fprop.{operand}")
+        if through.scale_rounding == STE():
+            return through.label() and f"{through.label()} on {q.element}"
+        return f"{through.label()} on {q.element} {getattr(q.scale, 'convention', '')} {scale_key(q.scale)}"
 
     @property
     def config_id(self) -> str:
@@ -207,7 +146,9 @@ class Recipe(Part, frozen=True):
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
         words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
-        words += [f"{x} {text}" for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())]
+        passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())}
+        both = r.estimator.x == r.estimator.w
+        words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]
         words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []
         words += [f"{r.finish.label()} precise"] if r.finish else []
         words += [r.gemm] if r.gemm != "exact" else []
@@ -255,11 +196,14 @@ def _canonical_stage(stage: Part, forward_is_untouched: bool) -> Part:
     return _replaced(stage, **changes)
 
 
-@lru_cache(maxsize=4096)
-def _canonical_estimator(estimator: Estimator, plain_x: bool, plain_w: bool) -> Estimator:
+@lru_cache(maxsize=65536)
+def _canonical_estimator(estimator: Estimator, fprop: Any) -> Estimator:
     """Nothing passes through the quantizer of a plain operand."""
-    x, w = estimator.x.canonical(), estimator.w.canonical()
-    return _replaced(estimator, x=Through() if plain_x else x, w=Through() if plain_w else w)
+    x, w = (
+        Through() if (q := getattr(fprop, operand)).is_plain else getattr(estimator, operand).canonical(q.scale)
+        for operand in STAGES["fprop"]
+    )
+    return _replaced(estimator, x=x, w=w)
 
 
 def _replaced(part: Any, **changes: object) -> Any:
@@ -313,41 +257,3 @@ def _canonical_around(
 def _elements(stage: Part) -> frozenset[str]:
     """Of a stage's operands."""
     return frozenset(q.element for name in stage.__struct_fields__ if isinstance(q := getattr(stage, name), Quantizer))
-
-
-def rotation_name(rotation: Hadamard | None) -> str:
-    """`none`, `rht16` (random signs), `fixed16`, `hadamard16` (no signs), `gsr16`, `gsr-rht16`."""
-    if rotation is None:
-        return "none"
-    word = _ROTATION_WORDS[rotation.signs]
-    if rotation.order == "sequency":
-        word = "gsr" if rotation.signs == "none" else f"gsr-{word}"
-    return f"{word}{rotation.size}"
-
-
-_GROUPS: dict[str, set[str]] = {
-    "all": set(SLOTS),
-    "x+w": set(SLOTS) - {"dgrad.g", "wgrad.g"},
-    "backward": set(SLOTS[2:]),
-    "forward": set(SLOTS[:2]),
-    "gradients": {"dgrad.g", "wgrad.g"},
-    "weights": {"fprop.w", "dgrad.w"},
-    "activations": {"fprop.x", "wgrad.x"},
-    "backward x+w": {"dgrad.w", "wgrad.x"},
-    **{slot: {slot} for slot in SLOTS},
-}
-"""Words for sets of slots, larger sets first."""
-
-
-def grouped(texts: dict[str, str]) -> list[str]:
-    """Slot -> text as phrases: each distinct text once, after the slots that have it; empty texts are left out."""
-    phrases = []
-    for text in dict.fromkeys(filter(None, texts.values())):
-        left = {slot for slot in SLOTS if texts[slot] == text}
-        words = []
-        for word, slots in _GROUPS.items():
-            if slots <= left:
-                words.append(word)
-                left -= slots
-        phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
-    return phrases

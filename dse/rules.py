@@ -17,9 +17,12 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Residual, Stochastic, outlier_words
-from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, rotation_name
+from fp4dse.dse.outliers import Residual, outlier_words
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, scale_format, scale_key
+from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 """Significant bits that FP8 products take."""

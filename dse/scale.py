@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.formats import SCALES
-from fp4dse.dse.record import Part, plain
+from fp4dse.dse.formats import E8M0_GRID, SCALES, FloatFormat
+from fp4dse.dse.record import Part
 
 
 class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
     """Power-of-two block scale; `rule` picks the exponent from the block maximum (see formats.E8M0_RULES)."""
 
-    rule: Literal["floor", "ceil", "rceil", "even", "nearest"] = "floor"
+    rule: Literal["floor", "ceil", "rceil", "even", "nearest", "encode"] = "floor"
 
 
 class E6M2(Part, frozen=True, tag_field="format", tag="e6m2"):
@@ -109,6 +109,7 @@ SCALE_NAMES: dict[str, Scale] = {
     "e8m0-rceil": E8M0(rule="rceil"),
     "e8m0-even": E8M0(rule="even"),
     "e8m0-nearest": E8M0(rule="nearest"),
+    "e8m0-encode": E8M0(rule="encode"),
     "e6m2": E6M2(),
     "e4m3": E4M3(),
     "e4m3-encode": E4M3(convention="encode", zero="min"),
@@ -141,6 +142,11 @@ def scale_key(scale: Scale) -> str:
     return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name
 
 
+def scale_grid(scale: Scale) -> FloatFormat:
+    """The numbers that a stored scale is rounded to; KeyError for E6M2, whose block has several."""
+    return E8M0_GRID if isinstance(scale, E8M0) else SCALES[scale_key(scale)]
+
+
 def scale_bits(scale: Scale) -> int:
     """Bits of one stored scale, with what goes with it."""
     if isinstance(scale, E6M2):
@@ -149,9 +155,18 @@ def scale_bits(scale: Scale) -> int:
 
 
 def scale_name(scale: Scale) -> str:
-    """The name of the scale in SCALE_NAMES, else its format and what differs from the default."""
+    """The name of the scale in SCALE_NAMES, else the most similar one there and what differs from it."""
     names = [name for name, known in SCALE_NAMES.items() if known == scale]
     if names:
         return names[-1]  # `e8m0-floor` rather than `e8m0`
-    fields = (f"{key}-{value}" for key, value in plain(scale).items() if key != "format")
-    return "-".join([scale_format(scale), *fields])
+    known = {name: like for name, like in SCALE_NAMES.items() if type(like) is type(scale)}
+    near = min(known, key=lambda name: (len(_differences(scale, known[name])), -len(name)))
+    return "-".join([near, *_differences(scale, known[near])])
+
+
+def _differences(scale: Scale, other: Scale) -> list[str]:
+    """In words, where the scale has other fields than one of its format: `zero-min`, `up`, `hybrid` …"""
+    own = {
+        name: getattr(scale, name) for name in scale.__struct_fields__ if getattr(scale, name) != getattr(other, name)
+    }
+    return [f"zero-{value}" if name == "zero" else name if value is True else str(value) for name, value in own.items()]

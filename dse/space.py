@@ -37,7 +37,7 @@ from fp4dse.dse.design import (
     shuffled,
 )
 from fp4dse.dse.library import read_toml
-from fp4dse.dse.paths import RecipePath, holds, parse_path, write
+from fp4dse.dse.paths import RecipePath, holds, parse_path, value_text, write
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.space_file import Finder, Lanes, resolve
@@ -46,13 +46,21 @@ DRAWS_PER_RUN = 1000
 """A random design gives up after so many draws for each recipe that it wants."""
 
 
+DRAWN = 100
+"""Combinations that an axis is looked at in, to say how often it changes nothing."""
+
+
 class Count(msgspec.Struct):
-    """What enumeration met: `raw` = `merged` as equivalent + `rejected` by rule + `left`."""
+    """What enumeration met: `raw` = `merged` as equivalent + `rejected` by rule + `left`.
+
+    faults: rule -> what it says of the first recipe that it rejects; a rule of the space is its own reason.
+    """
 
     raw: int = 0
     merged: int = 0
     rejected: dict[str, int] = msgspec.field(default_factory=dict)
     left: int = 0
+    faults: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -110,7 +118,26 @@ class Space(msgspec.Struct, frozen=True):
 
     def broken(self, recipe: Recipe) -> str | None:
         """The first rule, ours or the space's, that a canonical recipe breaks."""
-        return _broken(recipe, self._rules())
+        return _broken(recipe, self._rules())[0]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What varies, a row an axis, those of joined spaces too: `axis`, `values` and `when` in words, and `idle`.
+
+        idle: of some combinations in which the axis varies, drawn at random, the share in which all of its values
+        compute the same; None with one value.
+        """
+        axes, rows = self._axes(), []
+        drawn = list(itertools.islice(shuffled([len(axis.values) for axis in axes]), DRAWN)) if self.base else []
+        for i, (text, axis) in enumerate(self.axes.items()):
+            idle = [
+                len({self.build([*levels[:i], level, *levels[i + 1 :]]) for level in range(len(axis.values))}) == 1
+                for levels in drawn
+                if axes[i].applies(self._built(axes[:i], levels[:i]))
+            ]
+            when = [f"{path} = {' or '.join(map(value_text, values))}" for path, values in axis.when.items()]
+            share = sum(idle) / len(idle) if idle and len(axis.values) > 1 else None
+            rows.append({"axis": text, "values": " | ".join(axis.texts), "when": ", ".join(when), "idle": share})
+        return rows + [row for space in self.join for row in space.describe()]
 
     def _recipes(self, count: Count, seen: set[Recipe], outer: tuple[_Rule, ...]) -> Iterator[Recipe]:
         rules = (*self._rules(), *outer)
@@ -124,8 +151,10 @@ class Space(msgspec.Struct, frozen=True):
                 count.merged += 1
                 continue
             seen.add(recipe)
-            if broken := _broken(recipe, rules):
-                count.rejected[broken] = count.rejected.get(broken, 0) + 1
+            rule, fault = _broken(recipe, rules)
+            if rule:
+                count.rejected[rule] = count.rejected.get(rule, 0) + 1
+                count.faults.setdefault(rule, fault)
                 continue
             count.left += 1
             yield recipe
@@ -232,10 +261,12 @@ def _all_hold(recipe: Recipe, conditions: Conditions) -> bool:
     return all(any(holds(recipe, path, value) for value in values) for path, values in conditions)
 
 
-def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> str | None:
-    for name, _ in canonical_faults(recipe):
-        return name
-    return next((rule.reason for rule in rules if rule.rejects(recipe)), None)
+def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> tuple[str | None, str]:
+    """The first rule that a canonical recipe breaks, and what it says of it."""
+    for name, error in canonical_faults(recipe):
+        return name, str(error)
+    reason = next((rule.reason for rule in rules if rule.rejects(recipe)), None)
+    return reason, reason or ""
 
 
 def _conditions(when: Mapping[str, list], where: str) -> Conditions:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse.formats import ELEMENTS, SCALES, e8m0_rule
-from fp4dse.dse.quantizer import Ema, Nearest, Quantizer, Stochastic
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.scale import E8M0, FloatScale, scale_key
 
 FLOATS = (

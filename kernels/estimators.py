@@ -4,15 +4,16 @@ With x̂ = S · Q(z), z = x/S, S the block's scale with the tensor's factor, and
 
     dL/dx_j = g_j · Q'(z_j)  +  slope · w_j · sign(x_j) · Σ_i g_i · [Q(z_i) - z_i · Q'(z_i)]
 
-Q(z) is the element that the forward pass used, Q' the surrogate of its derivative, the same in both places. Of the
-second term, the gradient through the block scale: S = amax/val_max before its rounding, whose derivative is taken to be
-one (E8M0 included), so slope = dS/d amax = 1/val_max. w is one at the first largest element of the block and zero
-elsewhere, or softmax(80 |x| / amax), the gradient of a soft maximum (codecs/softmax.py) whose own amax is held. The
-diagonal forms keep i = j of the sum only. The tensor's factor, what a format does to scales that are zero or too large,
-and the constant of range `aligned` count as constants. 2509.17791.
+Q(z) is the element that the forward pass used, Q' the surrogate of its derivative, the same in both places. The second
+term is the gradient through the block scale, slope = dS/d amax. Before its rounding S is amax/val_max, so that slope =
+q'(u)/val_max, with q' the surrogate of the derivative of that rounding at u, what is rounded: one (E8M0 included),
+unless an estimator says otherwise. w is one at the first largest element of the block and zero elsewhere, or
+softmax(80 |x| / amax), the gradient of a soft maximum (codecs/softmax.py) whose own amax is held. The diagonal forms
+keep i = j of the sum only. The tensor's factor, what becomes of scales that are zero, and the constant of range
+`aligned` count as constants. 2509.17791.
 
 Under the encode convention m = 1/S is what is rounded, and the paper's term,
-    -(m₀/amax) · w_j sign(x_j) · Σ_i g_i [x_i Q'/m - Q/m²],  m₀ = val_max/amax the unrounded m,
+    -(m₀/amax) · q'(m₀) · w_j sign(x_j) · Σ_i g_i [x_i Q'/m - Q/m²],  m₀ = val_max/amax the unrounded m,
 is this one times (S · val_max / amax)², one but for the rounding of m. That factor is left out: where m saturates it
 has no bound, and the derivative of what it stands for is zero.
 """
@@ -29,12 +30,14 @@ from torch import Tensor
 
 from fp4dse.dse.estimator import DGE, STE, Clipped, PowerLaw, Sigmoid, Spline, Through, Trust
 from fp4dse.dse.formats import FloatFormat
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.scale import scale_grid
 from fp4dse.kernels.arithmetic.activations import exp_nonpositive
 from fp4dse.kernels.arithmetic.elementary import power
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
 from fp4dse.kernels.arithmetic.reduce import lane_sum
-from fp4dse.kernels.codecs.softmax import exponentials
-from fp4dse.kernels.reference import effective_scale
+from fp4dse.kernels.codecs.softmax import exponentials, soft_maxima
+from fp4dse.kernels.reference import effective_scale, widened
 
 NEAR = 2.0**-20
 """Relative distance from the largest element within which z counts as it: what a scale puts there in exact arithmetic
@@ -57,7 +60,8 @@ def through(
 
     x: the operand in blocks, padded and rotated. q: its decoded elements [L, n, B], of the grid `element`.
     scale: [L, n], or [L, n, B] where elements of a block have different ones (then spec.scale must be `none`).
-    dec: [L], or [L, rows] whose blocks are consecutive. slope: 1/val_max, [L] or one number; None: 1/element.max.
+    dec: [L], or [L, rows] whose blocks are consecutive. slope: dS/d amax, [L], [L, n] or one number; None:
+    1/element.max.
     All float32. A block whose scale is zero has no gradient through it.
     """
     unit = effective_scale(scale, dec)
@@ -71,7 +75,7 @@ def through(
         share = lane_sum(share, 2)[:, :, None]
     weight = _softmax(x) if spec.scale.startswith("softmax") else _first_largest(x)
     if isinstance(slope, Tensor):
-        slope = slope[:, None, None]
+        slope = slope.view(len(x), -1, 1)
     return out + share * (weight * torch.sign(x)) * (1 / element.max if slope is None else slope)
 
 
@@ -85,6 +89,26 @@ def surrogate(z: Tensor, q: Tensor, spec: Through, element: FloatFormat) -> Tens
     """Q'(z) of the shape of z. q: the elements that the forward pass made of z."""
     factor = FACTORS[type(spec.element)](z, q, spec.element, element)
     return torch.where(z.abs() >= element.max, factor, 1.0) if spec.masked else factor
+
+
+def rounded_slope(x: Tensor, dec: Tensor, slope: Tensor, spec: Through, quantizer: Quantizer) -> Tensor:
+    """dS/d amax [L, n] with the surrogate of the scale's rounding: slope · q'(u).
+
+    x, dec: as `through` takes them. slope: [L], of the unrounded scale. Of the quantizer only the scale and how it
+    follows from the block count. u = amax · slope / dec is what is rounded, under the encode convention 1/u.
+    """
+    amax = x.abs().amax(dim=2)
+    amax = soft_maxima(x, amax) if quantizer.codec == "softmax" else amax
+    wide, wanted = widened(dec.view(len(x), -1), x.shape[1]), amax * slope[:, None]
+    grid, encode = scale_grid(quantizer.scale), getattr(quantizer.scale, "convention", "") == "encode"
+    u = position(wide.expand_as(wanted), wanted, grid.max) if encode else position(wanted, wide, grid.max)
+    return scale_surrogate(u, spec, grid) * slope[:, None]
+
+
+def scale_surrogate(u: Tensor, spec: Through, grid: FloatFormat) -> Tensor:
+    """q'(u) of the shape of u >= 0, scales before they are rounded to the grid. It does not depend on the direction."""
+    factor = SCALE_FACTORS[type(spec.scale_rounding)](u, u, spec.scale_rounding, grid)
+    return torch.where(u >= grid.max, factor, 1.0) if spec.masked else factor
 
 
 def _ste(z: Tensor, q: Tensor, _: STE, element: FloatFormat) -> Tensor:
@@ -139,6 +163,21 @@ FACTORS: dict[type, Callable[[Tensor, Tensor, Any, FloatFormat], Tensor]] = {
 
 Python numbers multiply and never divide: dividing by one is another operation on a GPU.
 """
+
+
+def _thirds(u: Tensor, _: Tensor, spline: Spline, grid: FloatFormat) -> Tensor:
+    """The interpolant of rounding to nearest on an interval's thirds is flat, rises by 3, and is flat again.
+
+    40 equispaced knots have 2.8 segments to an interval of E2M1. From zero to the largest scale, one segment
+    would have all scales below a 39th of that.
+    """
+    centre, width = _interval(u, grid)
+    rises = (u - centre).abs() * 6.0 < width
+    return torch.clamp(torch.where(rises, 3.0, 0.0), min=spline.lower)
+
+
+SCALE_FACTORS = {kind: factor for kind, factor in FACTORS.items() if kind is not Trust} | {Spline: _thirds}
+"""The same for the rounding of a scale."""
 
 
 def _interval(z: Tensor, element: FloatFormat) -> tuple[Tensor, Tensor]:

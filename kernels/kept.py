@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fp4dse.dse.quantizer import Ema, Quantizer
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.rounding import Ema
 
 EMA_STEPS = 10
 """Steps after which a moving average takes part in rounding."""

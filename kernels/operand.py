@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, Recipe
-from fp4dse.dse.estimator import Through
+from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Clamp, Residual, tile
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
-from fp4dse.kernels.estimators import through
+from fp4dse.kernels.estimators import rounded_slope, through
 from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima, squares, why_not_squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
@@ -87,7 +88,7 @@ class Slot:
 
     def __init__(self, recipes: Sequence[Recipe], name: str, device: torch.device, backend: Backend) -> None:
         quantizers = [recipe.slot(name).canonical() for recipe in recipes]
-        first = quantizers[0]
+        first = self.first = quantizers[0]
         self.name, self.number, self.backend = name, SLOTS.index(name), backend
         self.block = None if first.is_plain else first.block
         self.unit = first.unit
@@ -200,7 +201,10 @@ class Slot:
     def backward(self, g: Tensor, kept: Kept) -> Tensor:
         """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
-        cut = through(self._cut(g), kept.x, kept.q, kept.scale, dec, self.through, self.element, self.slope)
+        slope = self.slope
+        if self.through.scale_rounding != STE():
+            slope = rounded_slope(kept.x, dec, slope, self.through, self.first)
+        cut = through(self._cut(g), kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
         return self._joined(cut, g.shape)
 
     def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:

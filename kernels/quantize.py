@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
-from fp4dse.dse.quantizer import Stochastic, tile
+from fp4dse.dse.quantizer import tile
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels import reference
 from fp4dse.kernels.arithmetic import philox

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer, Recipe
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0, SCALE_NAMES
 from fp4dse.kernels.arithmetic import blocks
@@ -69,8 +69,9 @@ def scale_rules(device: str) -> Iterator[Check]:
         "rceil": lambda x, e: x <= 6 * 2.0**e,
         "even": lambda x, e: x < 7 * 2.0**e,
         "nearest": lambda x, e: x * x < 72 * 4.0**e,
+        "encode": lambda x, e: 3 * x <= 16 * 2.0**e,
     }
-    edges = [m * 2.0**k for m in (1.0, 1.5, 1.75, 1.5 / math.sqrt(2)) for k in range(-100, 100, 7)]
+    edges = [m * 2.0**k for m in (1.0, 4 / 3, 1.5, 1.75, 1.5 / math.sqrt(2)) for k in range(-100, 100, 7)]
     at = torch.tensor(edges)
     amax = torch.cat([torch.nextafter(at, torch.tensor(0.0)), at, torch.nextafter(at, torch.tensor(math.inf))])
     x = torch.zeros(len(amax), 32)

@@ -75,13 +75,16 @@ def count(lines: pd.DataFrame) -> str:
 
 def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     tried = lines[~lines["is_baseline"]]
-    shown = tried if limit is None else tried.head(max(limit, int(tried["on_front"].sum())))
+    twins = _twins(tried)
+    firsts = tried[~twins.duplicated()]
+    shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
     result = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else "val loss"
     value = "val_metric" if has_metric(lines) else "val_loss"
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
-    for _, line in shown.iterrows():
+    for index, line in shown.iterrows():
+        recipe = _all_recipes([_recipe(twin) for _, twin in tried[twins.eq(twins[index])].iterrows()])
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
-        rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, _recipe(line)])
+        rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     indent = sum(widths) + 2 * len(widths)
@@ -90,9 +93,28 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
         numbers = "  ".join(cell.rjust(w) for cell, w in zip(row[:5], widths, strict=True))
         label = textwrap.wrap(row[5], max(width - indent, 24), break_long_words=False, break_on_hyphens=False)
         out += [f"{numbers}  {label[0]}", *(" " * indent + more for more in label[1:])]
-    if len(shown) < len(tried):
-        out.append(f"… and {len(tried) - len(shown)} more")
+    if len(shown) < len(firsts):
+        out.append(f"… and {len(firsts) - len(shown)} more")
     return out
+
+
+def _twins(tried: pd.DataFrame) -> pd.Series:
+    """A number for each recipe, the same for those that trained to the same bits at the same cost: with and without a
+    loss scale of 2^10, say."""
+    same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
+    trained = tried.groupby(same, sort=False, dropna=False).ngroup()
+    return trained.where(tried["gap"].notna(), -1 - np.arange(len(tried)))
+
+
+def _all_recipes(names: list[str]) -> str:
+    """The first name, and of the others what it lacks."""
+    first, *others = names
+    ends = []
+    for other in others:
+        parts = other.split(", ")
+        own = [part for part in parts if part not in first.split(", ")]
+        ends.append(", ".join(["…", *own] if len(own) < len(parts) else own))
+    return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
 
 
 def _recipe(line: pd.Series) -> str:

@@ -25,7 +25,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 def shipped_spaces() -> dict[str, Path]:
     """Name -> file of the spaces that come with the package."""
-    return {path.stem: path for path in sorted(Path(__file__).with_name("spaces").glob("*.toml"))}
+    folder = Path(__file__).with_name("spaces")
+    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_space(text: str) -> Space:

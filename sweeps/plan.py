@@ -20,7 +20,7 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import overhead
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
 
@@ -114,11 +114,13 @@ def plan(
     )
 
 
-def count_space(space: Space) -> dict:
-    """What enumerating a space meets: raw product, merged as equivalent, rejected by rule, left, populations."""
-    count = Count()
+def count_space(space: Space, count: Count | None = None) -> dict:
+    """What enumerating a space meets: raw product, merged as equivalent, rejected by rule, left, populations. `count`
+    is filled in on the way."""
+    count = count or Count()
     populations = {recipe.signature() for recipe in space.recipes(count)}
-    return {"space": space.name, **msgspec.structs.asdict(count), "populations": len(populations)}
+    met = {name: getattr(count, name) for name in ("raw", "merged", "rejected", "left")}
+    return {"space": space.name, **met, "populations": len(populations)}
 
 
 def job_size(lanes: int, device: str, workers: int) -> int:

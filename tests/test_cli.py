@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from fp4dse import cli
-from fp4dse.dse import StoreError
+from fp4dse.dse import StoreError, recipe_files
 from fp4dse.results import Store, open_store
 from fp4dse.sweeps import run_sweep
+from fp4dse.sweeps.arguments import find_space, shipped_spaces
 
 FAKE = (sys.executable, str(Path(__file__).with_name("sweeps") / "fake_worker.py"))
 FEW = """
@@ -172,7 +173,23 @@ def test_compare_of_one_recipe_lists_what_single_changes_do(run):
 def test_space_counts(run):
     facts = json.loads(run("space", "quickstart", "--json").out)
     assert (facts["raw"], facts["left"], facts["merged"], facts["rejected"]) == (48, 48, 0, {})
-    assert "raw" in run("space", "few.toml").out
+    assert {line["name"] for line in json.loads(run("space", "--json").out)} == set(shipped_spaces())
+    assert [axis["axis"] for axis in facts["axes"]] == list(find_space("quickstart").axes)
+    shown = run("space", "few.toml").out
+    assert all(word in shown for word in ("raw", "Axes:", "idle"))
+    assert "Rejected" not in shown
+    Path("hybrid.toml").write_text(
+        'base = "ue5m3-sr"\n[fixed]\n"*.scale.hybrid" = true\nestimator = { scale = "exact" }\n'
+    )
+    assert "(fprop.x is hybrid)" in run("space", "hybrid.toml").out
+
+
+def test_a_shipped_recipe_is_shown_with_what_it_is_and_where_it_is_from(run):
+    file = recipe_files()["quartet"]
+    assert run("recipe", "show", "quartet").out.startswith(f"# summary: {file.summary}\n# source: {file.source}\n")
+    assert json.loads(run("recipe", "show", "quartet", "--json").out)["source"] == file.source
+    Path("mine.toml").write_text(run("recipe", "show", "quartet").out)
+    assert run("recipe", "show", "mine.toml").out.startswith("# label: ")
 
 
 def test_a_dry_run_counts_the_space_too_and_may_estimate(run):

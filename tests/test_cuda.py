@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, lane_sum, quantize, silu

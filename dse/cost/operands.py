@@ -23,8 +23,10 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
 from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, tile
-from fp4dse.dse.recipe import SHARED, STAGES, Hadamard
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.quantizer import Quantizer, tile
+from fp4dse.dse.rounding import Ema, Stochastic
+from fp4dse.dse.stages import SHARED, STAGES, Hadamard
 
 TECHNIQUES = (
     "quantize",

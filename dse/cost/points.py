@@ -6,20 +6,21 @@ The count is the released analysis's axis, kept so that results can be compared;
 from __future__ import annotations
 
 from fp4dse.dse.estimator import STE
-from fp4dse.dse.quantizer import Ema, Stochastic
-from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import E6M2
+from fp4dse.dse.stages import SLOTS, STAGES
 
 
 def points(recipe: Recipe) -> int:
     """One for each kind of technique that is switched on anywhere, on a floor of one; plain recipes 0.
 
     The paper's own kinds: Hadamard rotation, stochastic rounding, tensor scaling, a relaxation of the element rounding,
-    a gradient through the block scale. The floor is the paper's, too: its counter for the tensor-scale gradient reads
-    one whenever that gradient is not taken. Scale format, block size and shape, range, and what a backward operand is
-    made from cost nothing. The rule for all others: what is done beyond a maximum and a rounding per block is one point
-    for each kind. Encoding a block in several ways (`adapt`), scales that do not follow from the maximum alone
-    (`scaling`, HiFloat4's exponents), rounding towards an average, treating outliers.
+    a gradient through the block scale, a relaxation of the scale's rounding. The floor is the paper's, too: its counter
+    for the tensor-scale gradient reads one whenever that gradient is not taken. Scale format, block size and shape,
+    range, and what a backward operand is made from cost nothing. The rule for all others: what is done beyond a maximum
+    and a rounding per block is one point for each kind. Encoding a block in several ways (`adapt`), scales that do not
+    follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, treating outliers.
     """
     r = recipe.canonical()
     if r.is_plain:
@@ -32,6 +33,7 @@ def points(recipe: Recipe) -> int:
         any(q.tensor_scale for q in slots),
         any(through.element != STE() for through in throughs),
         any(through.scale != "none" for through in throughs),
+        any(through.scale_rounding != STE() for through in throughs),
         any(q.adapt != "none" for q in slots),
         any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
         any(isinstance(q.rounding, Ema) for q in slots),

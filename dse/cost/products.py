@@ -15,8 +15,9 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
-from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, Residual
-from fp4dse.dse.recipe import STAGES, Dgrad, Fprop, Wgrad
+from fp4dse.dse.outliers import Residual
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
+from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 
 Stage = Fprop | Dgrad | Wgrad
 Seconds = tuple[tuple[str, float], ...]

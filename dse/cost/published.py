@@ -20,8 +20,9 @@ from fp4dse.dse.cost.operands import Use
 from fp4dse.dse.cost.step import step_cost
 from fp4dse.dse.library import NAMES, read, recipe_from_dict
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Hadamard, Recipe
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.stages import Hadamard
 
 ELEMENTS = 8192 * 8192
 

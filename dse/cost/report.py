@@ -15,7 +15,8 @@ from fp4dse.dse.cost.step import estimator_work, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.recipe import SLOTS, STAGES, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import SLOTS, STAGES
 
 
 def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.recipe import Fprop, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import Fprop
 
 COST_REV = 1
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
@@ -125,12 +126,15 @@ def _estimator(operand: str, fprop: Fprop, through: Through, model: Model, chip:
 def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
     """Per element of the gradient, which is BF16 for x and FP32 for w. It passes through the quantizer of a rotated
     operand rotated, and is rotated back."""
-    through = through.canonical()
-    if getattr(fprop, operand).is_plain or through == Through():
+    q = getattr(fprop, operand)
+    through = through.canonical(q.scale)
+    if q.is_plain or through == Through():
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
-    scale = work.SCALE_GRADIENT[through.scale]
-    twice = 2 if relaxation.read >= 2 and scale.read >= 2 else 0  # the operand is read once for both
+    scale = work.SCALE_GRADIENT[through.scale] + work.scale_rounding(through.scale_rounding, q)
+    twice = (
+        2 if relaxation.read >= 2 and work.SCALE_GRADIENT[through.scale].read >= 2 else 0
+    )  # the operand is read once for both
     gradient = 2 if operand == "x" else 4
     turns = work.rotation(fprop.rotation) * 2 if fprop.rotation else Work()
     return relaxation + scale + turns + Work(read=gradient - twice, write=gradient, vector=2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from fp4dse.dse.cost.work import cut_share
+from fp4dse.dse.cost.work import cut_share, per_block
 from fp4dse.dse.estimator import STE, Clipped, Through, Trust
 from fp4dse.dse.quantizer import Quantizer, block_elements
-from fp4dse.dse.recipe import SLOTS, Recipe
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import SLOTS
 
 
 def bits_per_element(recipe: Recipe) -> float:
@@ -21,16 +22,18 @@ def activation_bits(recipe: Recipe) -> float:
 
     It is the copy that the weight gradient multiplies, made in the forward pass, or the forward's own copy where the
     recipe re-quantizes that. To it come what the estimator of x needs (a bit of a mask, the place of a block's maximum,
-    or x in BF16), and for elements that are compensated apart their value and place, 32 bits each.
+    or x in BF16; 16 bits a block for the rounding of the scale), and for elements that are compensated apart their
+    value and place, 32 bits each.
     """
     forward, backward = recipe.fprop.x, recipe.wgrad.x
     kept = forward if recipe.wgrad.source == "forward" and forward.element != "none" else backward
     bits = _bits(kept) + 32 * cut_share(kept.canonical())
-    through = recipe.estimator.x
-    if forward.is_plain or through == Through():
+    through = Through() if forward.is_plain else recipe.estimator.x.canonical(forward.scale)
+    if through == Through():
         return bits
+    bits += 16 * per_block(forward) * (through.scale_rounding != STE())
     mask = 1.0 if isinstance(through.element, Clipped | Trust) else 0.0
-    place = math.log2(block_elements(forward.block) or 1) / (block_elements(forward.block) or 1)
+    place = math.log2(block_elements(forward.block) or 1) * per_block(forward)
     if through.scale == "diagonal" and isinstance(through.element, STE | Clipped | Trust):
         return bits + mask + place
     if through.scale == "none" and mask:

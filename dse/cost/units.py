@@ -14,8 +14,9 @@ from fp4dse.dse.cost.chip import UNITS, Chip
 from fp4dse.dse.exactness import operand_format
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import SLOTS, Recipe
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.scale import FloatScale, scale_format
+from fp4dse.dse.stages import SLOTS
 
 DECODED_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
 """Bytes of an element in units that read decoded operands."""

@@ -10,7 +10,7 @@ The counts are of one fused kernel a pass, 16-bit input, packed output. They fol
     rotation of b                                       log2 b, an exchange a stage above 16, a flip
     other scales          SCALING
     several encodings     ADAPT
-    estimator             ESTIMATOR and SCALE_GRADIENT, and a gradient that is read and written
+    estimator             ESTIMATOR, SCALE_GRADIENT and scale_rounding, and a gradient that is read and written
 
 An unknown name is a KeyError: a technique that nobody has priced must not be free without a word.
 """
@@ -25,10 +25,13 @@ import msgspec
 
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import DECODED_BYTES
+from fp4dse.dse.estimator import STE, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Clamp, Ema, Quantizer, Residual, Stochastic, block_elements
-from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.quantizer import Quantizer, block_elements
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import E6M2, E8M0, scale_format
+from fp4dse.dse.stages import Hadamard
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -220,3 +223,11 @@ SCALE_GRADIENT: dict[str, Work] = {
     "softmax": Work(read=2, vector=6 + ROUND.vector, special=1),
 }
 """The gradient through the block scale."""
+
+
+def scale_rounding(relaxation: ScaleRelaxation, q: Quantizer) -> Work:
+    """The derivative of a scale's rounding: found where the scale is, saved as BF16, one more factor; per element."""
+    if relaxation == STE():
+        return Work()
+    found = ESTIMATOR[str(relaxation.__struct_config__.tag)]
+    return Work(read=2, write=2, vector=found.vector + 1, special=found.special) * per_block(q)

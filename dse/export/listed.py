@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Dgrad, Fprop, Recipe, Source, Wgrad
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.stages import Dgrad, Fprop, Source, Wgrad
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -18,8 +18,9 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.export import te, torchao
 from fp4dse.dse.export.listed import Settings
 from fp4dse.dse.library import recipe_to_dict
-from fp4dse.dse.quantizer import Stochastic
-from fp4dse.dse.recipe import SLOTS, STAGES, Recipe, grouped
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.stages import SLOTS, STAGES, grouped
 
 LISTS: dict[str, Callable[[], Iterator[Settings]]] = {"te": te.settings, "torchao": torchao.settings}
 """Target -> all its settings, the ones with fewer arguments first."""

@@ -17,10 +17,12 @@ from itertools import product
 import msgspec
 
 from fp4dse.dse.export.listed import BF16, Settings, bf16_backward, call
-from fp4dse.dse.quantizer import Quantizer, Stochastic
+from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
-from fp4dse.dse.recipe import Dgrad, Fprop, Hadamard, Recipe, Wgrad
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E8M0, TensorScale
+from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 
 NOTES = (
     "te.Linear and the like take it; layers that stay in BF16 are left outside of te.autocast",

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 import msgspec
 
 from fp4dse.dse.export.listed import BF16, Settings, bf16_backward, call
-from fp4dse.dse.quantizer import Quantizer, Stochastic
+from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
-from fp4dse.dse.recipe import Dgrad, Fprop, Hadamard, Recipe, Wgrad
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E8M0
+from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Those of Transformer Engine, which rotations with `fixed` signs have here, too."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import rotate

@@ -33,8 +33,12 @@ def softmax_scales(b: Blocks) -> tuple[Tensor, Tensor]:
 
 def _soft(b: Blocks) -> Blocks:
     """The blocks with Z in the place of their maxima."""
-    total = lane_sum(exponentials(b.x, b.amax), 2)
-    return b._replace(amax=b.amax * (1.0 + log(total) * (1 / SHARPNESS)))
+    return b._replace(amax=soft_maxima(b.x, b.amax))
+
+
+def soft_maxima(x: Tensor, amax: Tensor) -> Tensor:
+    """Z [L, n] of blocks x [L, n, B] with maxima amax [L, n]."""
+    return amax * (1.0 + log(lane_sum(exponentials(x, amax), 2)) * (1 / SHARPNESS))
 
 
 def exponentials(x: Tensor, amax: Tensor) -> Tensor:

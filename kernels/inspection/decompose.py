@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Nearest
 from fp4dse.dse.record import defaults, plain
+from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.scale import E8M0, FP32, FloatScale
 from fp4dse.kernels.quantize import Quantized, quantize
 

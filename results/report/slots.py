@@ -13,7 +13,7 @@ from html import escape
 import pandas as pd
 
 from fp4dse.dse import Quantizer, recipe_from_dict
-from fp4dse.dse.recipe import SLOTS
+from fp4dse.dse.stages import SLOTS
 from fp4dse.results.page import table
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.report.findings import Findings

@@ -10,8 +10,9 @@ import typing
 from hypothesis import strategies as st
 
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Dgrad, Fprop, Hadamard, Recipe, Wgrad
+from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, options
+from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 
 NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
 """Few and far apart, so that equal recipes are drawn now and then; some are above a scale format's largest value."""

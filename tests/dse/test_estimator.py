@@ -4,10 +4,21 @@ import msgspec
 import pytest
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, points
-from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, STE, Clipped, Estimator, Sigmoid, Through
+from fp4dse.dse.estimator import (
+    DGE,
+    RELAXATION_NAMES,
+    SCALE_RELAXATION_NAMES,
+    STE,
+    Clipped,
+    Estimator,
+    PowerLaw,
+    Sigmoid,
+    Through,
+)
 from fp4dse.dse.library import recipe_from_dict
-from fp4dse.dse.quantizer import OUTLIER_NAMES
-from fp4dse.dse.scale import E4M3
+from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.record import plain
+from fp4dse.dse.scale import E4M3, FP32
 
 replace = msgspec.structs.replace
 SOFT = Quantizer(scaling="softmax")
@@ -30,6 +41,69 @@ def test_masking_what_is_one_inside_of_the_grid_changes_nothing(relaxation):
     masked, unmasked = (estimating("nvfp4", w=Through(relaxation, masked)) for masked in (True, False))
     assert masked.config_id == unmasked.config_id
     assert estimating("nvfp4", w=Through(DGE(), True)).config_id != estimating("nvfp4", w=Through(DGE())).config_id
+
+
+ROUNDED = Through(scale="exact", scale_rounding=DGE())
+
+
+def merged(q: Quantizer | str, one: Through, other: Through) -> bool:
+    """Whether both are the same recipe, as estimators of w."""
+    return estimating(q, w=one).config_id == estimating(q, w=other).config_id
+
+
+@pytest.mark.parametrize("relaxation", SCALE_RELAXATION_NAMES.values())
+def test_without_a_gradient_through_the_scale_its_rounding_does_not_count(relaxation):
+    assert merged("nvfp4", Through(DGE(), scale_rounding=relaxation), Through(DGE()))
+    assert merged("nvfp4", Through(scale="exact", scale_rounding=relaxation), Through(scale="exact")) == (
+        relaxation == STE()
+    )
+
+
+def test_a_scale_that_is_not_rounded_has_no_derivative_of_rounding():
+    assert merged(Quantizer(scale=FP32()), ROUNDED, Through(scale="exact"))
+
+
+def test_a_power_of_two_is_never_beyond_its_format():
+    straight, masked = Through(scale="exact"), replace(ROUNDED, masked=True)
+    for name, same in {"mxfp4": True, "nvfp4": False}.items():
+        assert merged(name, replace(ROUNDED, scale_rounding=Clipped()), straight) == same
+        assert merged(name, masked, straight) == same
+    assert not merged("mxfp4", ROUNDED, straight)
+
+
+def test_masking_counts_for_what_is_not_one_inside_of_either_grid():
+    for element in (STE(), DGE()):
+        for rounding in (STE(), Clipped(), DGE()):
+            through = Through(element, False, "exact", rounding)
+            assert merged("nvfp4", through, replace(through, masked=True)) == (DGE() not in (element, rounding))
+
+
+def test_the_label_tells_what_passes_through_the_scale():
+    assert ROUNDED.label() == "ste exact scale gradient with dge rounding"
+    assert Through(Sigmoid(), True, "diagonal", PowerLaw()).label() == (
+        "sigmoid masked diagonal scale gradient with power-law rounding"
+    )
+
+
+def test_what_both_operands_have_is_told_once_for_the_forward_product():
+    both, one = Through(Clipped()), Through()
+    assert estimating("nvfp4", x=both, w=both).label() == "nvfp4, forward clipped"
+    assert estimating("nvfp4", x=both, w=one).label() == "nvfp4, x clipped"
+    assert estimating("nvfp4", x=both, w=ROUNDED).label() == f"nvfp4, x clipped, w {ROUNDED.label()}"
+
+
+def test_a_trust_mask_is_about_elements():
+    with pytest.raises(ConfigError, match="scale_rounding: found 'trust'; accepted: ste, clipped, dge, power-law"):
+        recipe_from_dict(plain(estimating("nvfp4")) | {"estimator": {"w": {"scale_rounding": "trust"}}})
+
+
+@pytest.mark.parametrize("other", ["ue5m3", Quantizer(scale=E4M3(convention="encode")), "mxfp4"])
+def test_lanes_share_a_population_only_with_the_same_scales_if_an_estimator_depends_on_them(other):
+    straight, rounded = Through(scale="exact"), ROUNDED
+    e4m3 = Quantizer(scale=E4M3(), block=32 if other == "mxfp4" else 16)
+    if isinstance(other, str):
+        assert estimating(e4m3, w=straight).signature() == estimating(other, w=straight).signature()
+    assert estimating(e4m3, w=rounded).signature() != estimating(other, w=rounded).signature()
 
 
 def test_nothing_passes_through_a_plain_operand():
@@ -109,3 +183,8 @@ def test_a_relaxation_and_a_scale_gradient_cost_a_point_each():
     assert points(estimating("nvfp4")) == 2
     assert points(estimating("nvfp4", w=Through(DGE()))) == 3
     assert points(estimating("nvfp4", x=Through(DGE()), w=Through(DGE(), scale="exact"))) == 4
+
+
+def test_a_relaxation_of_the_scales_rounding_costs_another_where_it_counts():
+    assert points(estimating("nvfp4", x=ROUNDED)) == points(estimating("nvfp4", x=Through(scale="exact"))) + 1
+    assert points(estimating("nvfp4", x=replace(ROUNDED, scale="none"))) == points(estimating("nvfp4"))

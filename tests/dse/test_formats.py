@@ -101,6 +101,7 @@ def exponent_by_definition(amax: np.float32, rule: str, element: FloatFormat) ->
         "rceil": lambda e: x <= top * two**e,
         "even": lambda e: x < (top + half_step) * two**e,
         "nearest": lambda e: x * x < top * top * two ** (2 * e + 1),
+        "encode": lambda e: two**element.emax / x >= 3 * two ** (-e - 2),  # not nearer to 2^(-e - 1)
     }[rule]
     e = -200  # below every exponent that comes up
     while not fits(e):
@@ -114,7 +115,7 @@ def exponent_by_definition(amax: np.float32, rule: str, element: FloatFormat) ->
 @pytest.mark.parametrize("ulps", [-1, 0, 1])
 def test_e8m0_rules_are_exact_around_every_boundary(rule, element, exponent, ulps):
     edge = element.max + 2.0 ** (element.emax - element.mantissa - 1)
-    for boundary in (element.max, 2.0**element.emax, edge, element.max * 2**0.5):
+    for boundary in (element.max, 2.0**element.emax, edge, element.max * 2**0.5, 2.0**element.emax * 4 / 3):
         at = np.float32(boundary * 2.0**exponent)
         amax = (at.view(np.int32) + np.int32(ulps)).view(np.float32)
         assert exponent_by_bits(amax, rule, element) == exponent_by_definition(amax, rule, element)

@@ -21,7 +21,7 @@ from fp4dse.dse import (
 )
 from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.library import NAMES
-from fp4dse.dse.quantizer import Ema, Nearest
+from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2
 
@@ -202,7 +202,7 @@ MISTAKES = {
         fprop('{ scale = { format = "e8m0", rule = "odd" } }'),
         "fprop.x.scale.rule",
         "'odd'",
-        "floor, ceil, rceil, even, nearest",
+        "floor, ceil, rceil, even, nearest, encode",
     ),
     "unknown rounding": (fprop('{ rounding = "sr" }'), "fprop.x.rounding", "'sr'", "nearest, half-away, stochastic"),
     "field of a part that has none": (

@@ -1,5 +1,6 @@
 """A quantizer has one canonical spelling, a label that tells it apart, and names that mean what papers mean."""
 
+import itertools
 import typing
 
 import msgspec
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES
-from fp4dse.dse.quantizer import Clamp, Ema, Residual, Stochastic
+from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.record import field_types, options
-from fp4dse.dse.scale import DEFAULT_TARGET, E4M3, E8M0, UE5M3, TensorScale, scale_format, scale_key, scale_name
+from fp4dse.dse.rounding import Ema, Stochastic
+from fp4dse.dse.scale import DEFAULT_TARGET, E4M3, E8M0, UE5M3, Scale, TensorScale, scale_format, scale_key, scale_name
 
 replace = msgspec.structs.replace
 
@@ -128,6 +130,16 @@ def test_scale_names_say_what_is_not_the_formats_own():
         "ue5m3",
         "ue5m3-zero-keep",
     ]
+    released = E4M3(zero="min", rounding="up", convention="encode", hybrid=True)
+    assert scale_name(released) == "e4m3-encode-up-hybrid"
+
+
+def test_scales_that_differ_have_different_names():
+    scales = []
+    for kind in typing.get_args(Scale):
+        values = (typing.get_args(type_) or [False, True] for type_ in field_types(kind).values())
+        scales += [kind(*combination) for combination in itertools.product(*values)]
+    assert len({scale_name(scale) for scale in scales}) == len(scales) > 100
 
 
 def test_the_block_maximum_is_mapped_to_the_largest_element_or_to_16_17_of_it():

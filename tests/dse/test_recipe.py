@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import product_format
-from fp4dse.dse.quantizer import Nearest, Stochastic
-from fp4dse.dse.recipe import ROTATION_NAMES, Dgrad, Fprop, Wgrad
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale
+from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 
 replace = msgspec.structs.replace
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer, Recipe
-from fp4dse.dse.quantizer import Nearest, Stochastic
-from fp4dse.dse.recipe import Fprop
 from fp4dse.dse.record import plain
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E8M0, UE5M3, TensorScale
+from fp4dse.dse.stages import Fprop
 
 WRONG = {
     "unknown name": (lambda: Quantizer(element="e9m9"), "Quantizer.element", "e9m9", "e2m1, e1m2"),

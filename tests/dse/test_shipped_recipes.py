@@ -5,7 +5,7 @@ import pytest
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
-from fp4dse.dse.recipe import rotation_name
+from fp4dse.dse.stages import rotation_name
 from fp4dse.dse.training import StableSPAM, Training
 
 SLOTS_OF = {

@@ -18,8 +18,8 @@ from fp4dse.dse import (
     recipe_to_toml,
 )
 from fp4dse.dse.paths import parse_path
-from fp4dse.dse.quantizer import Stochastic
 from fp4dse.dse.record import Part, field_types, options
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 
 FPROP, GRADIENTS = [("fprop", "x"), ("fprop", "w")], [("dgrad", "g"), ("wgrad", "g")]
@@ -485,3 +485,37 @@ def test_a_space_may_be_written_in_python_or_in_a_file():
     assert Space.from_dict(data) == Space(**data)
     assert Space(**data).lanes.seeds == [0, 1]
     assert Space(**data).axes["*"].texts == ["nvfp4", "like = mxfp4, block = 16"]
+
+
+# --- in words ----------------------------------------------------------------------------------------------------
+
+
+def test_axes_are_told_in_the_words_of_the_file_with_how_often_they_are_idle():
+    axes = {
+        "*": ["mxfp4", {"like": "nvfp4", "block": 32}],
+        "*.scale.hybrid": [False, True],
+        "*.scale.zero": {"values": ["min", "one"], "when": {"*.scale.format": ["e4m3", "ue5m3"]}},
+        "*.block": [32],
+    }
+    space = Space(base="nvfp4", axes=axes, join=[{"base": "bf16", "axes": {"*.block": [16, 32]}}])
+    hybrid = space.describe()[1].pop("idle")
+    assert space.describe()[1].pop("idle") == hybrid == pytest.approx(0.5)  # all eight combinations are looked at
+    assert [list(row.values()) for row in space.describe()] == [
+        ["*", "mxfp4 | like = nvfp4, block = 32", "", 0.0],
+        ["*.scale.hybrid", "false | true", "", 0.5],
+        ["*.scale.zero", "min | one", "*.scale.format = e4m3 or ue5m3", 0.0],
+        ["*.block", "32", "", None],
+        ["*.block", "16 | 32", "", 1.0],
+    ]
+
+
+def test_a_rejected_recipe_is_told_as_an_example_of_its_rule():
+    axes = {"fprop.w.scale.hybrid": [False, True], "estimator.w.element": ["ste", "dge", "sigmoid"]}
+    forbid = [{"when": {"estimator.w.element": "sigmoid"}, "reason": "not this one"}]
+    count = Count()
+    list(Space(base="nvfp4", axes=axes, forbid=forbid).recipes(count))
+    assert count.rejected == {"estimator-needs-one-grid": 2, "not this one": 1}
+    assert count.faults == {
+        "estimator-needs-one-grid": "estimator.w: found 'dge'; accepted: ste, none (fprop.w is hybrid)",
+        "not this one": "not this one",
+    }

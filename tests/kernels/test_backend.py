@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import backend, reference
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.descriptor import descriptor

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Recipe
-from fp4dse.dse.quantizer import Ema, Stochastic
+from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.backend import PLAIN

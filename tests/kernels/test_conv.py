@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
-from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
+from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
 from fp4dse.kernels.conv import im2col
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E8M0, FP32, UE5M3, TensorScale
 from fp4dse.kernels import decompose, quantize, statistics, why_not_decomposed
 from fp4dse.kernels.arithmetic.blocks import cut

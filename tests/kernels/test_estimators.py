@@ -21,7 +21,7 @@ from fp4dse.dse.estimator import (
     Trust,
 )
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Nearest
+from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.rules import ONE_GRID
 from fp4dse.dse.scale import FP32, UE5M3
 from fp4dse.kernels import LaneNumerics, QuantLinear, backend, lanes, quantize

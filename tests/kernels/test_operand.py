@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer, Recipe
-from fp4dse.dse.quantizer import Clamp, Ema, Residual
-from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
+from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import FP32, TensorScale
+from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, lanes, quantize
 from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN

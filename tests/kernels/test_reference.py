@@ -8,7 +8,7 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Hadamard, Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
 from fp4dse.kernels import backend, quantize, reference
 from fp4dse.kernels.arithmetic import grid

@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import ROUNDING_NAMES, Ema, Nearest, Stochastic
+from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes

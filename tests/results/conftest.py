@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse import Recipe, Space
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.results import Store, open_store, recipe_columns
 
 STEPS = [1, 4, 16, 64, 200]

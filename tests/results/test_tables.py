@@ -1,9 +1,12 @@
 import json
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
+from fp4dse.dse import Recipe
+from fp4dse.dse.training import Training
 from fp4dse.results import noise_floor, pareto_table, records, summarize
 from fp4dse.results.tables import setting_titles
 
@@ -60,6 +63,20 @@ def test_the_limit_never_hides_the_front(runs):
     assert text.count("★  ") == front
     assert f"… and {6 - front} more" in text
     assert "more" not in table(runs, limit=None)
+
+
+def test_recipes_that_trained_to_the_same_bits_share_a_line(row):
+    scaled = msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(loss_scale=1024.0))
+    losses = {Recipe.named("bf16"): 0.5, Recipe.named("nvfp4"): 0.6, scaled: 0.6}
+    rows = [row(recipe, seed, loss + seed / 10) for recipe, loss in losses.items() for seed in range(2)]
+    rows += [row(name, seed, None) for name in ("mxfp4", "ue5m3-sr") for seed in range(2)]
+    text = table(pd.DataFrame(rows), width=200)
+    assert "nvfp4 (the same bits: …, loss scale 1024)" in text
+    assert text.count("★  ") == 1
+    assert text.count("diverged 2/2") == 2
+    assert "4 recipes: 2 on the front" in text
+    rows[2]["val_loss"] *= 1 + 1e-15
+    assert "the same bits" not in table(pd.DataFrame(rows))
 
 
 def test_one_seed_and_no_metric_are_said_as_they_are(row):

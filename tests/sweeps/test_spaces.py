@@ -8,8 +8,8 @@ from fp4dse.sweeps.arguments import find_space, shipped_spaces
 COUNTS = {
     # name: (raw, merged, rejected by rule, left)
     "conventions": (16, 0, {}, 16),
-    "estimators": (70, 10, {}, 60),
-    "paper": (16384, 4096, {"estimator-needs-one-grid": 3840}, 8448),
+    "estimators": (126, 10, {}, 116),
+    "paper": (65536, 34816, {"estimator-needs-one-grid": 13056}, 17664),
     "paper-slice": (
         128,
         0,

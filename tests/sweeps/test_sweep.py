@@ -282,7 +282,7 @@ def start_driver(tmp_path, mode) -> subprocess.Popen:
 
 def wait_until_half_done(tmp_path, process):
     """Some jobs stored, others running."""
-    store, deadline = tmp_path / "store", time.monotonic() + 40
+    store, deadline = tmp_path / "store", time.monotonic() + 120
     while not (list(store.glob("inbox/*.arrow")) and list(store.glob("jobs/*/stderr.txt"))):
         assert process.poll() is None
         assert time.monotonic() < deadline

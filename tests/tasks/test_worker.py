@@ -73,7 +73,7 @@ def start(folder: Path, *options: str) -> Iterator[Parent]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Parent(folder, process)
         process.stdin.close()
-        assert process.wait(20) in (0, STOPPED, -signal.SIGKILL)
+        assert process.wait(60) in (0, STOPPED, -signal.SIGKILL)
 
 
 def result(folder: Path) -> JobResult:
@@ -122,7 +122,7 @@ def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path):
         parent.process.send_signal(signal.SIGUSR1)
         parent.reports()
         assert parent.code == STOPPED
-        assert parent.process.wait(20) == STOPPED
+        assert parent.process.wait(60) == STOPPED
         assert (folder / "checkpoint.pt").exists()
         assert "of 500 steps" in (folder / "stderr.txt").read_text()
     with start(tmp_path / "again") as parent:

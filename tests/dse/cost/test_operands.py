@@ -7,8 +7,8 @@ from fp4dse.dse import Hadamard, Quantizer, Recipe
 from fp4dse.dse.cost import load_chip
 from fp4dse.dse.cost.operands import TECHNIQUES, Item, Kernel, passes, seconds, tensor_uses
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.recipe import Dgrad, Fprop, Wgrad
 from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 
 B200 = load_chip("b200")
 BF16, MXFP4, NVFP4, TILES = (Quantizer.named(name) for name in ("bf16", "mxfp4", "nvfp4", "nvfp4-2d"))

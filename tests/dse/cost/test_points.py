@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Quantizer, Recipe, points
-from fp4dse.dse.quantizer import Residual, Stochastic
+from fp4dse.dse.outliers import Residual
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E5M2, TensorScale
 
 POINTS = {

@@ -14,10 +14,11 @@ from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, estimator_work
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
-from fp4dse.dse.quantizer import OUTLIER_NAMES, Stochastic
-from fp4dse.dse.recipe import Hadamard
+from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import TENSOR_SCALE_NAMES
+from fp4dse.dse.stages import Hadamard
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
 LLAMA, MLP = load_model("llama-1b"), load_model("mlp")

@@ -46,6 +46,12 @@ def test_a_scale_gradient_keeps_the_place_of_the_maximum_or_x(scale, more):
     assert activation_bits(with_estimator("mxfp4", scale=scale)) == 4.25 + more
 
 
+def test_the_rounding_of_a_scale_keeps_16_bits_a_block_where_it_counts():
+    rounding = RELAXATION_NAMES["dge"]
+    assert activation_bits(with_estimator("mxfp4", scale="exact", scale_rounding=rounding)) == 4.25 + 16 + 16 / 32
+    assert activation_bits(with_estimator("mxfp4", scale_rounding=rounding)) == 4.25
+
+
 def test_what_is_kept_in_bf16_anyway_is_not_kept_twice():
     recipe = with_estimator("mxfp4", element=RELAXATION_NAMES["dge"])
     wgrad = msgspec.structs.replace(recipe.wgrad, x=Quantizer(element="bf16"))

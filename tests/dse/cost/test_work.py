@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer
 from fp4dse.dse.cost import chip_names, load_chip, work
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.estimator import RELAXATION_NAMES, Through
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
 from fp4dse.dse.record import field_types
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
@@ -27,6 +27,14 @@ def test_every_way_to_scale_encode_and_pass_gradients_is_priced():
     assert set(work.ADAPT) == {name for name in literals(Quantizer, "adapt") if not name.startswith("4over6")}
     assert set(work.ESTIMATOR) == set(RELAXATION_NAMES)
     assert set(work.SCALE_GRADIENT) == set(literals(Through, "scale"))
+
+
+@pytest.mark.parametrize("name", SCALE_RELAXATION_NAMES)
+def test_the_rounding_of_a_scale_costs_once_a_block_what_that_of_an_element_costs_each(name):
+    found, block = work.ESTIMATOR[name], QUANTIZERS["mxfp4"]
+    done = work.scale_rounding(SCALE_RELAXATION_NAMES[name], block)
+    factor = Work() if name == "ste" else Work(read=2, write=2, vector=1)
+    assert done == (Work(vector=found.vector, special=found.special) + factor) * (1 / 32)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("mxfp4", 4.25), ("nvfp4", 4.5), ("hif4", 4.5), ("fp8", 8)])

@@ -14,7 +14,7 @@ from fp4dse.dse import ConfigError, Hadamard, Quantizer, Recipe, recipe_files, r
 from fp4dse.dse.export import TARGETS, export
 from fp4dse.dse.export.settings import LISTS, differences
 from fp4dse.dse.export.torchao import SIGNS
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.kernels import quantize
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import quantize
 from fp4dse.kernels.codecs.hif4 import keep_mantissa
 from fp4dse.kernels.inspection.catalogue import gaussian_error

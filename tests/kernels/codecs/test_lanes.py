@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, FP32, UE4M4, UE5M3, TensorScale
 from fp4dse.kernels.arithmetic.philox import random16
 from fp4dse.kernels.descriptor import descriptor

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import Quantizer
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.quantizer import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E8M0, TensorScale
 from fp4dse.kernels import quantize
 from fp4dse.kernels.selftest import odd_blocks

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import Nearest
+from fp4dse.dse.rounding import Nearest
 from fp4dse.kernels import quantize
 from fp4dse.kernels.inspection.catalogue import gaussian_error
 

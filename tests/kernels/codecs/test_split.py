@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import Stochastic
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E4M3, E5M2
 from fp4dse.kernels import quantize
 from fp4dse.kernels.inspection.catalogue import gaussian_error

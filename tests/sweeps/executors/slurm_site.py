@@ -107,7 +107,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for(condition, daemons, seconds: float = 30.0) -> None:
+def wait_for(condition, daemons, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline or any(daemon.poll() is not None for daemon in daemons):

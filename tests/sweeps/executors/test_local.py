@@ -24,7 +24,7 @@ def job(lanes=3, lr=0.1) -> Job:
 def run(tmp_path, mode, *jobs, workers=2, **limits) -> list[Outcome]:
     executor = LocalExecutor(tmp_path / "jobs", [{}] * workers, (sys.executable, FAKE, mode), **limits)
     waiting, outcomes = list(jobs or [job()]), []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while waiting or executor.running:
         while waiting and executor.has_room:
             executor.start(waiting.pop(0), {})
@@ -210,7 +210,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition, seconds=20.0):
+def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline
