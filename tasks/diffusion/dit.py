@@ -78,7 +78,11 @@ def _modulated(h: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
 
 
 def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:
-    """Weights N(0, 1/fan_in), the head's a tenth of that; gates begin at one half, scales and shifts at 0."""
+    """Weights N(0, 1/fan_in), the head's a tenth of that; gates begin at one half, scales and shifts at 0.
+
+    Positions are N(0, 1), as large as the patches: the norm that comes next would take the brightness from a patch that
+    stood almost alone.
+    """
     height, columns, channels = images.shape
     tokens = height // patch * (columns // patch)
     pixels = patch * patch * channels
@@ -96,5 +100,5 @@ def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[in
     for i in range(depth):
         for gate in (2, 5):
             made[f"block{i}.mod.b"][:, gate * width : (gate + 1) * width] = 0.5
-    position = 0.1 * normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
+    position = normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
     return {"position": position} | made
