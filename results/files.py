@@ -12,8 +12,11 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.results.remote import Place, RemotePath, busy, claim
@@ -25,6 +28,10 @@ ADVICE = {
     errno.EACCES: "no permission to write here; copy the store to a place that can be written",
     errno.EPERM: "no permission to write here; copy the store to a place that can be written",
 }
+
+
+T = TypeVar("T")
+AT_ONCE = 16
 
 
 @contextlib.contextmanager
@@ -65,6 +72,19 @@ def move(file: Place, target: Place) -> None:
         file.replace(target)
     else:
         os.replace(file, str(target))
+
+
+def each(action: Callable[[Place], T], files: Sequence[Place]) -> list[T]:
+    """`action` of every file, in their order, several at once.
+
+    Most of it is waiting: for a server's answer, or for a disk that discards blocks as they become free, on which
+    deleting one file takes 4 ms, and sixteen at once 0.15 ms each. A thread gets its share whole: handing over file by
+    file costs more than reading a small one.
+    """
+    step = -(-len(files) // AT_ONCE) or 1
+    shares = [files[start : start + step] for start in range(0, len(files), step)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(chain.from_iterable(pool.map(lambda share: [action(file) for file in share], shares)))
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,25 +10,34 @@ then failed ones, and of these the newest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import ROW
 
+ALL = pc.scalar(True)
+"""The condition that every row meets."""
+
 IDENTITY = ["run_id", "status", "created_at"]
 """The columns that decide which of several rows of a run counts."""
+
+HEADER = b"ARROW1\0\0" + ROW.serialize().to_pybytes()
+"""How an IPC file under ROW begins. Comparing bytes is faster than comparing a hundred fields."""
 
 
 def encode(table: pa.Table) -> memoryview:
     """A Parquet file in memory, so that one plain write meets all that a disk can answer."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    # no dictionary for ids, nor within lists, which would go by longer names: their values do not repeat
+    repeating = [field.name for field in table.schema if field.name != "run_id"]
+    pq.write_table(table, sink, compression="zstd", use_dictionary=repeating)
     return memoryview(sink.getvalue())
 
 
@@ -69,8 +78,9 @@ def whole(file: Place) -> pa.Table:
     """All rows and columns of one file under ROW. FileNotFoundError, ArrowInvalid or OSError as `scan`."""
     if not is_small(file):
         return _open([file]).to_table()
-    table = pa.ipc.open_file(pa.py_buffer(file.read_bytes())).read_all()
-    if table.schema.equals(ROW):
+    data = file.read_bytes()
+    table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+    if data.startswith(HEADER) or table.schema.equals(ROW):
         return table
     has = set(table.schema.names)
     columns = [table[f.name].cast(f.type) if f.name in has else pa.nulls(len(table), f.type) for f in ROW]
@@ -105,24 +115,47 @@ def winners(table: pa.Table) -> np.ndarray:
 
 def repeated(table: pa.Table) -> np.ndarray:
     """Which rows belong to a run that has several, bool [rows]."""
-    ids = table["run_id"].combine_chunks()
-    return np.zeros(len(ids), bool) if _all_differ(ids) else ids.to_pandas().duplicated(keep=False).to_numpy()
+    ids = table["run_id"]
+    return np.zeros(len(ids), bool) if _all_differ(ids.chunks) else ids.to_pandas().duplicated(keep=False).to_numpy()
 
 
-def _all_differ(ids: pa.Array) -> bool:
+def copied_ids(files: Sequence[Place], condition: ds.Expression) -> pa.Array:
+    """Ids of the runs that have several rows; there are mostly none, which is seen without holding all ids at once."""
+    batches = dataset(files).to_batches(columns=["run_id"], filter=condition)
+    if _all_differ(batch.column(0) for batch in batches):
+        return pa.array([], pa.string())
+    ids = scan(files, ["run_id"], condition)
+    return ids.filter(pa.array(repeated(ids)))["run_id"].unique()
+
+
+def _all_differ(ids: Iterable[pa.Array]) -> bool:
     """Whether no two ids are equal, told from 64-bit digests of them: False means look closer. A fast way to the usual.
 
     ids: texts of 16 bytes, as `schema.run_id` makes them (others: False).
     """
-    _, ends, data = ids.buffers() if len(ids) and not ids.null_count else (None, None, None)
-    if data is None or ends is None:
-        return not len(ids)
+    digests = [np.empty(0, np.uint64)]
+    for some in ids:
+        digest = _digests(some)
+        if digest is None:
+            return False
+        digests.append(digest)
+    joined = np.concatenate(digests)
+    joined.sort()
+    return not (joined[1:] == joined[:-1]).any()
+
+
+def _digests(ids: pa.Array) -> np.ndarray | None:
+    """A number of 64 bits for each id; None if one is not 16 bytes long."""
+    if not len(ids):
+        return np.empty(0, np.uint64)
+    _, ends, data = ids.buffers()
+    if ids.null_count or data is None:
+        return None
     ends = np.frombuffer(ends, np.int32)[ids.offset : ids.offset + len(ids) + 1]
     if not (np.diff(ends) == 16).all():
-        return False
+        return None
     halves = np.frombuffer(data, np.uint64, 2 * len(ids), ends[0]).reshape(-1, 2)
-    digest = np.sort(halves[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ halves[:, 1])
-    return not (digest[1:] == digest[:-1]).any()
+    return halves[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ halves[:, 1]
 
 
 def why_unreadable(file: Place) -> str | None:

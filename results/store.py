@@ -2,13 +2,13 @@
 
     store.json      schema version
     inbox/          one Arrow file per finished job, written atomically
-    parts/          many inbox files joined into one of Parquet: it is written first, then its inputs are deleted
+    parts/          Parquet files, each joined from many of the inbox or from smaller parts (see joining)
     retired.json    component -> revision below which rows are hidden
     torn/           inbox files that turned out to be unreadable
 
-A crash between writing a part and deleting its inputs leaves rows twice, so rows are deduped whenever they are read.
-Nothing is ever deleted but copies. Writers hold a lock; readers hold nothing and look again if a file was joined
-into a part under their eyes.
+A part is written before what it joins is deleted. A crash in between leaves rows twice, so rows are deduped whenever
+they are read. Nothing is ever deleted but copies. Writers hold a lock; readers hold nothing and look again if a file
+was joined into a part under their eyes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.results.files import exclusive, move, read_json, write_atomic, writing
+from fp4dse.results.files import exclusive, read_json, write_atomic, writing
+from fp4dse.results.joining import join_inbox, join_parts, listed, refuse_broken, write_part
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, add_gap
-from fp4dse.results.parquet import IDENTITY, encode, encode_small, read, scan, to_pandas, whole, why_unreadable, winners
+from fp4dse.results.parquet import ALL, IDENTITY, encode_small, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
 from fp4dse.results.remote import Place, locate
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
@@ -37,8 +37,6 @@ from fp4dse.results.summary import SUMMARIZED, summarize
 
 log = logging.getLogger(__name__)
 
-ANY = pc.scalar(True)
-FILES_PER_PART = 1024
 T = TypeVar("T")
 
 
@@ -111,24 +109,15 @@ class Store:
             write_atomic(self.path / "inbox" / f"{stem}-{hashlib.sha256(data).hexdigest()[:8]}.arrow", data)
 
     def compact(self, minimum: int = 256) -> int:
-        """Join the inbox into parts if it holds at least `minimum` files; returns how many files were joined.
+        """Join the inbox into parts if it holds at least `minimum` files, and small parts into larger ones if there are
+        many; returns how many files of the inbox were joined.
 
-        Inbox files that cannot be read are moved to `torn/` and logged.
+        Inbox files that cannot be read are moved to `torn/` and logged. StoreError names a part that cannot be read.
         """
         with self.lock():
             files = self._files("inbox")
-            if len(files) < minimum:
-                return 0
-            joined = 0
-            for start in range(0, len(files), FILES_PER_PART):
-                chunk = {file: self._whole(file) for file in files[start : start + FILES_PER_PART]}
-                tables = {file: table for file, table in chunk.items() if table is not None}
-                if tables:
-                    self._write_part(pa.concat_tables(tables.values()).combine_chunks())
-                with writing(self.path):
-                    for file in tables:
-                        file.unlink()
-                joined += len(tables)
+            joined = join_inbox(self.path, files) if len(files) >= minimum else 0
+            join_parts(self.path)
             return joined
 
     def merge(self, other: Store) -> int:
@@ -137,12 +126,12 @@ class Store:
         Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
         """
         with self.lock():
-            theirs = other._read(ROW.names, ANY)
+            theirs = other._read(ROW.names, ALL)
             # ours come last: of two equally good rows the last one wins, so only better ones come over
-            both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ANY)])
+            both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ALL)])
             new = theirs.take(np.flatnonzero(winners(both)[: len(theirs)]))
             if len(new):
-                self._write_part(new)
+                write_part(self.path, new)
             rules = self.retired()
             for component, below in other.retired().items():
                 rules[component] = max(below, rules.get(component, below))
@@ -168,22 +157,6 @@ class Store:
         if rules != self.retired():
             text = ",\n".join(f'  "{component}": {below}' for component, below in sorted(rules.items()))
             write_atomic(self.path / "retired.json", f"{{\n{text}\n}}\n".encode())
-
-    def _write_part(self, table: pa.Table) -> None:
-        data = encode(table)
-        write_atomic(self.path / "parts" / f"{hashlib.sha256(data).hexdigest()[:16]}.parquet", data)
-
-    def _whole(self, file: Place) -> pa.Table | None:
-        """The rows of an inbox file; one that cannot be read is moved aside."""
-        try:
-            return whole(file)
-        except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0]
-        with writing(self.path):
-            (self.path / "torn").mkdir(exist_ok=True)
-            move(file, self.path / "torn" / file.name)
-        log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
-        return None
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -245,7 +218,7 @@ class Store:
 
     def info(self) -> dict:
         """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
-        everything = len(self._read(["run_id"], ANY))
+        everything = len(self._read(["run_id"], ALL))
         visible = to_pandas(self._read(["status", "task"]))
         counts = visible["status"].value_counts()
         inbox, parts = self._files("inbox"), self._files("parts")
@@ -269,7 +242,7 @@ class Store:
 
     def _valid(self) -> ds.Expression:
         """The rows that no rule hides."""
-        valid = ANY
+        valid = ALL
         for component, below in self.retired().items():
             if component in ("quantizers", "engine"):
                 valid &= ds.field(f"rev_{component}") >= below
@@ -293,11 +266,10 @@ class Store:
 
     def _skip_unreadable(self, files: list[Place]) -> bool:
         """Leave unreadable inbox files out from now on, logged; True if there was one. StoreError for a part."""
-        reasons = {file: reason for file in files if (reason := why_unreadable(file))}
+        refuse_broken([file for file in files if file.parent.name == "parts"])
+        inbox = [file for file in files if file.parent.name == "inbox"]
+        reasons = {file: reason for file in inbox if (reason := why_unreadable(file))}
         for file, reason in reasons.items():
-            if file.parent.name == "parts":
-                advice = "restore it from a copy, or move it away and lose its rows"
-                raise StoreError(f"{file}: cannot be read ({reason}); {advice}")
             log.warning("%s: cannot be read (%s); its lanes count as missing", file, reason)
         self._torn.update(reasons)
         return bool(reasons)
@@ -307,5 +279,4 @@ class Store:
         return frozenset(file.name for folder in ("inbox", "parts") for file in self._files(folder))
 
     def _files(self, folder: str) -> list[Place]:
-        found = [path for form in ("*.arrow", "*.parquet") for path in (self.path / folder).glob(form)]
-        return sorted(path for path in found if not path.name.startswith("."))
+        return listed(self.path, folder)

@@ -81,7 +81,7 @@ def test_killed_between_any_two_file_operations_nothing_is_lost_or_doubled(tmp_p
 
 def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path, row, kill_at, monkeypatch):
     """Seven files, two a part, one of them torn; every attempt dies one file operation later than the one before."""
-    monkeypatch.setattr("fp4dse.results.store.FILES_PER_PART", 2)
+    monkeypatch.setattr("fp4dse.results.joining.FILES_PER_PART", 2)
     store = open_store(tmp_path / "store", create=True)
     for seed in range(7):
         store.add([row(seed=seed), row("mxfp4", seed=seed)], f"job-{seed}")
@@ -96,7 +96,7 @@ def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
             deaths += 1
         finally:
             monkeypatch.undo()
-            monkeypatch.setattr("fp4dse.results.store.FILES_PER_PART", 2)
+            monkeypatch.setattr("fp4dse.results.joining.FILES_PER_PART", 2)
         found = open_store(store.path).runs(curves=True)
         assert sorted(found["seed"]) == sorted([*range(7), *range(7)])
         assert found["curve_loss"].notna().all()
@@ -105,9 +105,36 @@ def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
     assert (after["inbox_files"], after["runs"], len(after["torn"])) == (0, 14, 1)
 
 
+def test_joining_of_parts_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path, row, kill_at, monkeypatch):
+    """Ten parts, three to a larger one and three of these to a still larger one; each attempt dies one step later."""
+    store = open_store(tmp_path / "store", create=True)
+    for seed in range(10):
+        store.add([row(seed=seed), row("mxfp4", seed=seed)], f"job-{seed}")
+        store.compact(minimum=1)
+    deaths = 0
+    for n in range(80):
+        monkeypatch.setattr("fp4dse.results.joining.JOIN_AT", 3)
+        kill_at(n)
+        try:
+            open_store(store.path).compact()
+            break
+        except Killed:
+            deaths += 1
+        finally:
+            monkeypatch.undo()
+        for found in (open_store(store.path).runs(curves=True), store.sql("SELECT * FROM rows")):
+            assert sorted(found["seed"]) == sorted([*range(10), *range(10)])
+            assert found["curve_loss"].notna().all()
+    assert deaths >= 8
+    after = open_store(store.path).info()
+    assert (after["runs"], after["torn"]) == (20, [])
+    assert after["part_files"] <= 2 + 2 + 1  # copies that a death left among them go with the next join
+
+
 WRITER = """
 import json, sys
-from fp4dse.results import open_store
+from fp4dse.results import joining, open_store
+joining.JOIN_AT = 2
 path, rows = sys.argv[1], json.loads(sys.stdin.readline())
 store = open_store(path)
 for seed in range(int(sys.argv[2]), 10**9):

@@ -1,13 +1,18 @@
 import numpy as np
+import pandas as pd
 import pytest
 
 from fp4dse.dse import ConfigError
-from fp4dse.results import open_store
+from fp4dse.results import joining, open_store, query
+from fp4dse.results.query import _union
 
 
-@pytest.fixture
-def full(store, row):
-    """Every kind of row: several rates, diverged, failed, without a baseline, not positive, copied, retired."""
+@pytest.fixture(params=["through Arrow", "DuckDB itself"])
+def full(store, row, request):
+    """Every kind of row: several rates, diverged, failed, without a baseline, not positive, copied, retired.
+
+    DuckDB reads parts itself if no row is retired.
+    """
     store.add([row("bf16", s, 0.5 + s / 10, lr=lr) for s in range(3) for lr in (1e-3, 2e-3)], "bf16")
     store.add([row("nvfp4", s, 0.6 + s / 10, lr=lr) for s in range(4) for lr in (1e-3, 2e-3)], "nvfp4")
     store.compact(minimum=1)
@@ -15,8 +20,9 @@ def full(store, row):
     store.add([row("mxfp4-sr-rht", 0, np.nan), row("mxfp4-sr-rht", 1, -1.0)], "odd")
     store.add([row("nvfp4-sr", 0, task="regression", metric_name=None, val_metric=None)], "alone")
     store.add([row("mxfp4", 2, 0.9), row("nvfp4", 0, 0.6)], "again")
-    store.add([row("nvfp4", 0, 0.1, rev_quantizers=0)], "old")
-    store.invalidate("quantizers", below=1)
+    if request.param == "through Arrow":
+        store.add([row("nvfp4", 0, 0.1, rev_quantizers=0)], "old")
+        store.invalidate("quantizers", below=1)
     return store
 
 
@@ -56,24 +62,64 @@ def test_columns_of_the_same_name_are_told_apart(full):
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("text", "says"),
     [
         ("SELCT 1", "syntax error"),
         ("SELECT speed FROM runs", "speed"),
         ("SELECT * FROM read_csv('none.csv')", "none.csv"),
     ],
 )
-def test_a_wrong_query_is_one_line_that_says_what_is_wrong(full, query, says):
+def test_a_wrong_query_is_one_line_that_says_what_is_wrong(full, text, says):
     with pytest.raises(ConfigError, match=says) as caught:
-        full.sql(query)
+        full.sql(text)
     assert "\n" not in str(caught.value)
 
 
 def test_a_query_cannot_change_the_store(full):
     before = full.info()
-    for query in ("DELETE FROM stored", "CREATE TABLE x AS SELECT * FROM runs"):
+    for text in ("DELETE FROM rows", "DELETE FROM others", "CREATE TABLE x AS SELECT * FROM runs"):
         try:
-            full.sql(query)
+            full.sql(text)
         except ConfigError:
             continue
     assert open_store(full.path).info() == before
+
+
+@pytest.mark.parametrize("name", ["it's", "a[b]", "what?", "all*", 'two "words"', "ü"])
+def test_a_store_may_have_any_name(tmp_path, row, name):
+    store = open_store(tmp_path / name, create=True)
+    store.add([row(seed=0)], "part")
+    store.compact(minimum=1)
+    store.add([row(seed=1)], "inbox")
+    assert sorted(store.sql("SELECT seed FROM runs")["seed"]) == [0, 1]
+
+
+def test_columns_and_types_are_the_same_whoever_reads_the_parts(store, row, monkeypatch):
+    given = {"metrics": {"accuracy": 0.5, "other": None}, "pictures": {"samples": b"png"}, "fallbacks": ["eager"]}
+    store.add([row("nvfp4", 0, **given), row("bf16", 0), row("mxfp4", 1, None)], "job")
+    store.compact(minimum=1)
+    texts = ("DESCRIBE runs", "DESCRIBE rows", "SELECT * FROM runs ORDER BY run_id", "SELECT * FROM rows ORDER BY ALL")
+    itself = [store.sql(text) for text in texts]
+    monkeypatch.setattr("fp4dse.results.query._readable_by_duckdb", lambda file: False)
+    for text, found in zip(texts, itself, strict=True):
+        pd.testing.assert_frame_equal(store.sql(text), found)
+
+
+def test_a_part_that_vanishes_before_duckdb_reads_it_is_looked_for_again(store, row, monkeypatch):
+    for seed in range(3):
+        store.add([row(seed=seed)], "job")
+        store.compact(minimum=1)
+    gone = []
+
+    def union_of_what_is_then_joined(files):
+        text = _union(files)
+        if not gone:
+            gone.extend(files)
+            with monkeypatch.context() as patch:
+                patch.setattr(joining, "JOIN_AT", 3)
+                open_store(store.path).compact()
+        return text
+
+    monkeypatch.setattr(query, "_union", union_of_what_is_then_joined)
+    assert sorted(store.sql("SELECT seed FROM runs")["seed"]) == [0, 1, 2]
+    assert not any(file.exists() for file in gone)

@@ -72,6 +72,30 @@ def test_rows_that_were_stored_twice_by_a_crash_count_once(url, row, monkeypatch
     assert (store.info()["inbox_files"], store.info()["part_files"], store.info()["runs"]) == (1, 1, 2)
 
 
+def test_small_parts_are_joined_and_a_crash_in_between_shows_each_row_once(url, row, monkeypatch):
+    store = open_store(url("a"), create=True)
+    for seed in range(4):
+        store.add([row(seed=seed)], "job")
+        store.compact(minimum=1)
+    monkeypatch.setattr("fp4dse.results.joining.JOIN_AT", 4)
+    real = RemotePath.unlink
+
+    def unlink(self, **options):
+        if self.parent.name == "parts":
+            raise KeyboardInterrupt
+        real(self, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemotePath, "unlink", unlink)
+        with pytest.raises(KeyboardInterrupt):
+            store.compact()
+    assert (store.info()["part_files"], store.info()["runs"]) == (5, 4)
+    assert sorted(store.sql("SELECT seed FROM runs")["seed"]) == [0, 1, 2, 3]
+    store.compact()
+    again = open_store(url("a"))
+    assert (again.info()["part_files"], again.info()["runs"]) == (1, 4)
+
+
 def test_stores_on_a_disk_and_behind_urls_merge_without_duplicates(url, row, tmp_path):
     here, far, target = (open_store(place, create=True) for place in (tmp_path / "here", url("far"), url("all")))
     here.add([row(seed=0), row(seed=1)], "job")
