@@ -7,7 +7,8 @@
 
 So the six slots are those of a linear layer, and a block of a scale lies along (kh, kw, Cin). The channels of an image
 stand last, so a block that divides Cin stays within one pixel. The gradient of the image is the sum of kh·kw shifted
-slices of dcolumns, added in the order of the taps, which is the same for every lane, device and number of lanes.
+slices of dcolumns, added in FP32 and in the order of the taps, which is the same for every lane, device and number of
+lanes, and rounded once, to the image's dtype.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class _Columns(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         lanes, batch, height, width, channels = ctx.shape
         p = ctx.padding
-        padded = g.new_zeros(lanes, batch, height + 2 * p, width + 2 * p, channels)
+        padded = g.new_zeros(lanes, batch, height + 2 * p, width + 2 * p, channels, dtype=torch.float32)
         taps = _taps(padded.shape, ctx.kernel, ctx.stride)
         for tap, part in zip(taps, g.split(channels, dim=-1), strict=True):
             padded[tap] += part
-        return padded[:, :, p : p + height, p : p + width], None, None, None
+        return padded[:, :, p : p + height, p : p + width].to(g.dtype), None, None, None
 
 
 def _taps(shape: torch.Size, kernel: tuple[int, int], stride: int) -> list[tuple[slice, ...]]:

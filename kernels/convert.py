@@ -25,7 +25,7 @@ from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.kernels.conv import im2col
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.layers import _QuantLinear, add_bias
+from fp4dse.kernels.layers import _QuantLinear
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -134,9 +134,8 @@ class Converted(nn.Module):
         """x [..., K] times weight [N, K], plus the bias: [..., N], with the recipe's quantizers."""
         rows = x.reshape(1, -1, x.shape[-1])
         numerics = self.fp4dse.numerics(x.device)
-        y = _QuantLinear.apply(rows, weight.to(torch.float32)[None], numerics, self.fp4dse_layer)
-        if self.bias is not None:
-            y = add_bias(y, self.bias.to(torch.float32)[None])
+        bias = None if self.bias is None else self.bias.to(torch.float32)[None]
+        y = _QuantLinear.apply(rows, weight.to(torch.float32)[None], bias, numerics, self.fp4dse_layer)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod

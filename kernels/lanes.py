@@ -52,7 +52,8 @@ class LaneNumerics:
 
     recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
     own would not have the bits that it has in company; `alone`: a single one that will never have any). steps: of the
-    training, if it has an end: the recipe's finish is a share of them.
+    training, if it has an end: the recipe's finish is a share of them. dtype: of what passes between layers, float32 or
+    bfloat16.
 
     `step` is a device scalar that the training loop advances, and `part` tells the parts of a batch within a step
     apart. While `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots
@@ -66,6 +67,7 @@ class LaneNumerics:
         device: torch.device | str = "cpu",
         steps: int | None = None,
         alone: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         if len({r.signature() for r in recipes}) != 1:
             raise ValueError("lanes of one population must share their structural signature")
@@ -76,6 +78,7 @@ class LaneNumerics:
         self.recipe = first
         """The first lane's: what is structure is that of all."""
         self.steps = steps
+        self.dtype = dtype
         self.lanes = len(recipes)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
@@ -135,12 +138,12 @@ class LaneNumerics:
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
 
-        a, b: float32 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
+        a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
         return _product(self._gemm(stage, layer), *self._operands(stage, layer, a, a_dim, b, b_dim))
 
     def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K]. keep: whether `through` will be called for x, for w."""
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
         copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
@@ -191,7 +194,7 @@ class LaneNumerics:
             # what clamping cuts off an operand is multiplied with the other as it is
             fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
             if turn and not fused:
-                t = rotate(t, turn.size, dim, turn.signs, turn.order)
+                t = rotate(t.to(torch.float32), turn.size, dim, turn.signs, turn.order)
             operand = slot.quantize(t, dim, keys, dtype, kept, turn if fused else None)
             operands.append(operand.whole() if gemm.whole else operand)
         return operands[0], operands[1]
@@ -260,9 +263,10 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
     assert out is not None
     unquantized = GEMMS["fp32"].run
     if a.rest is not None:
-        out = out + unquantized(a.rest, b.raw)
+        out = out + unquantized(a.rest, b.raw.to(torch.float32))
     if b.rest is not None:
-        out = out + unquantized(a.raw if a.rest is None else a.raw - a.rest, b.rest)
+        raw = a.raw.to(torch.float32)
+        out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
     return out
 
 

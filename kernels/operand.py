@@ -59,7 +59,8 @@ class Kept(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A quantized operand: the sum of its terms. raw: what it was before; rest: what clamping cut off, if it counts."""
+    """A quantized operand: the sum of its terms. raw: what it was, in its own dtype; rest: what clamping cut off, if it
+    counts."""
 
     terms: list[Term]
     raw: Tensor
@@ -136,7 +137,8 @@ class Slot:
         keep: bool = False,
         turn: Turn | None = None,
     ) -> Operand:
-        """x with its contraction over `dim` (1 or 2), padded to `unit` there: the operand [L, rows, contraction].
+        """x, float32 or bfloat16, with its contraction over `dim` (1 or 2), padded to `unit` there: the operand
+        [L, rows, contraction].
 
         dtype: what the product takes. Fused kernels and BF16 operands come in it at once, others in float32.
         keep: its gradient is going to be passed through the quantizer (`backward`). turn: x is to be rotated, which the
@@ -144,6 +146,8 @@ class Slot:
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
+        if not self._whole_by_kernel(keys, keep):
+            x = x.to(torch.float32)
         if self.clamps is not None:
             x = x if dim == 2 else x.mT
             kept = clamped(x, self.clamps)
@@ -164,8 +168,11 @@ class Slot:
 
     def rotates(self, turn: Turn, keys: Keys, keep: bool) -> bool:
         """Whether the backend's kernel rotates the operand while it quantizes it."""
-        takes = self.fused and isinstance(self.block, int) and turn.size in self.backend.rotations
-        if not takes or turn.order != "sylvester":
+        return self._whole_by_kernel(keys, keep) and turn.size in self.backend.rotations and turn.order == "sylvester"
+
+    def _whole_by_kernel(self, keys: Keys, keep: bool) -> bool:
+        """Whether the backend's kernel does all that is done to the operand, from whatever dtype it comes in."""
+        if not self.fused or not isinstance(self.block, int):
             return False
         estimated = keep and self.through != Through()
         plain = self.clamps is None and self.residuals is None
@@ -191,7 +198,7 @@ class Slot:
 
     def _plain(self, x: Tensor, dtype: torch.dtype) -> Operand:
         if self.bf16 == "none":
-            return Operand([Term(x, None)], x)
+            return Operand([Term(x.to(torch.float32), None)], x)
         rounded = x.to(torch.bfloat16).to(dtype)
         return Operand([Term(rounded if self.bf16 == "all" else torch.where(self.bf16_lanes, rounded, x), None)], x)
 

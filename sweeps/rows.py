@@ -28,6 +28,7 @@ def task_context(task: TaskFacts, environment: dict) -> dict:
         "preset": task.preset,
         "dataset_digest": task.digest,
         "rev_task": task.rev,
+        "dtype": task.dtype,
         "metric_name": task.metric_name,
         "steps": task.steps,
     }

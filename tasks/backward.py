@@ -6,8 +6,10 @@ own and a tensor scale of its own, and the gradients add up to the mean's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, lane_mean
@@ -25,7 +27,7 @@ def backward(
     for part in range(parts):
         numerics.part = part
         x, y = (piece(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
-        loss = lane_mean(task.loss(model(x), y))
+        loss = lane_mean(task.loss(outputs(model, x), y))
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
         (scaled * (1 / parts)).sum().backward()  # a power of two: exact
         losses.append(loss.detach())
@@ -33,11 +35,23 @@ def backward(
     return sum(losses[1:], losses[0]) * (1 / parts)
 
 
+def outputs(model: nn.Module, inputs: Any) -> Any:
+    """What the model makes of a batch, in FP32 where BF16 passes between its layers: losses are computed in it."""
+    return mapped(lambda x: x.to(torch.float32) if x.dtype == torch.bfloat16 else x, model(inputs))
+
+
 def piece(data: Any, part: int, parts: int) -> Any:
     """Part `part` of `parts` along the batch, the second axis of every tensor in data."""
+    return mapped(lambda x: x.chunk(parts, dim=1)[part], data)
+
+
+def mapped(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    """The function of every tensor in data, which may be one, or a dict, tuple or list of such. What is none stays."""
     if isinstance(data, Tensor):
-        return data.chunk(parts, dim=1)[part]
+        return function(data)
     if isinstance(data, dict):
-        return {key: piece(value, part, parts) for key, value in data.items()}
-    pieces = [piece(value, part, parts) for value in data]
-    return type(data)(*pieces) if hasattr(data, "_fields") else type(data)(pieces)
+        return {key: mapped(function, value) for key, value in data.items()}
+    if not isinstance(data, (list, tuple)):
+        return data
+    made = [mapped(function, value) for value in data]
+    return type(data)(*made) if hasattr(data, "_fields") else type(data)(made)

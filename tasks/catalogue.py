@@ -29,8 +29,13 @@ ON_DATA: dict[str, Callable[[str, str], Task]] = {
 """Task name -> (preset, path) -> the task on the user's data."""
 
 
+BF16 = "+bf16"
+"""After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
+
+
 def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
-    """The task at a preset; on the user's data if `data` names some. For a file `….py`, its object called `preset`.
+    """The task at a preset, with `+bf16` behind it if wanted; on the user's data if `data` names some. For a file
+    `….py`, its object called `preset`.
 
     ConfigError names the known ones, or says what is wrong with the data.
     """
@@ -43,11 +48,17 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
         return task
     if name not in TASKS:
         raise ConfigError("task", name, f"{', '.join(TASKS)}, or FILE.py:NAME")
-    if preset not in TASKS[name]:
-        raise ConfigError(f"preset of {name}", preset, ", ".join(TASKS[name]))
+    known = preset.removesuffix(BF16)
+    if known not in TASKS[name]:
+        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
     if data is None:
-        return TASKS[name][preset]
+        return _between(TASKS[name][known], preset)
     if name not in ON_DATA:
         raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
     path = absolute(data)
-    return msgspec.structs.replace(ON_DATA[name](preset, path), origin=(name, preset, path))
+    return msgspec.structs.replace(_between(ON_DATA[name](known, path), preset), origin=(name, preset, path))
+
+
+def _between(task: Task, preset: str) -> Task:
+    """The task as the preset that was asked for."""
+    return msgspec.structs.replace(task, preset=preset, dtype="bfloat16") if preset.endswith(BF16) else task

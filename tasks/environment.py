@@ -80,7 +80,6 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
         "device_class": f"cpu {software.vector} {threads} thread{'s' if threads > 1 else ''}" if cpu else name,
         "software_class": "torch " + ".".join(software.torch.split(".")[:2]),
         "threads": threads,
-        "dtype": "float32",
         "torch_version": software.torch,
         "python_version": platform.python_version(),
         "fp4dse_version": version("fp4dse"),

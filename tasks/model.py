@@ -1,15 +1,19 @@
-"""A model of a size, as data, and the problem that it makes of images: weights fit their shape and their classes."""
+"""A model of a size, as data, with its training numbers, and the problem that it makes of images: weights fit their
+shape and their classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self
 
 import msgspec
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.data.digits import digits
+from fp4dse.tasks.data.images import Images, load_images
 from fp4dse.tasks.task import Problem
 
 
@@ -28,6 +32,45 @@ class Model(msgspec.Struct, frozen=True):
         if height % self.multiple or width % self.multiple:
             wanted = f"multiples of {self.multiple} for {self.name}; size=N makes all images N×N"
             raise ConfigError("height × width of the images", f"{height} × {width}", wanted)
+
+
+class ImagePreset(msgspec.Struct, frozen=True):
+    """A model with its training numbers. images: of the data set whose epochs `epochs` counts, until a path is given.
+    size: what images in files of their own are scaled to, unless the path says otherwise."""
+
+    model: Model
+    batch: int
+    lr: float
+    steps: int = 0
+    epochs: int = 0
+    images: int = 0
+    decay: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.95)
+    data: Callable[[], Images] = digits
+    size: int | None = None
+
+    @property
+    def all_steps(self) -> int:
+        """Of the training."""
+        return self.steps or self.epochs * (self.images // self.batch)
+
+    @property
+    def source(self) -> str:
+        """The data, in a word."""
+        return "digits" if self.data is digits else "images"
+
+    def on(self, path: str, name: str, classes: int = 1) -> Self:
+        """This preset, called `name`, on the images at `path`, of at least so many classes. ConfigError for data that
+        cannot be read or that the model cannot take."""
+        data = partial(load_images, path, self.size)
+        images = data()
+        self.model.check(images)
+        n = len(images.train)
+        if images.classes < classes:
+            raise ConfigError(f"classes in {path}", images.classes, f"{classes} or more")
+        if n < self.batch:
+            raise ConfigError(f"training images in {path}", n, f"{self.batch} or more, a batch of {name}")
+        return msgspec.structs.replace(self, data=data, images=n)
 
 
 def image_problem(model: Model, data: Callable[[], Images], seeds: Sequence[int]) -> Problem:

@@ -3,6 +3,8 @@
 Images stand channels last, [L, B, H, W, C]. Sums that a gradient needs are lane sums, because a library's reduction
 over several axes chooses its order by the number of lanes. Normalisation over the last axis folds lanes into rows, and
 a row's bits do not depend on how many rows there are.
+
+Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype; so do their gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.tasks.attention import attention
 
 Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
@@ -77,12 +80,13 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
         ctx.save_for_backward(x, gain)
-        return x * gain[:, None] + shift[:, None]
+        return (x.to(torch.float32) * gain[:, None] + shift[:, None]).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         x, gain = ctx.saved_tensors
-        return g * gain[:, None], lane_sum(g * x, 1), lane_sum(g, 1)
+        g, dtype = g.to(torch.float32), gain.dtype
+        return (g * gain[:, None]).to(x.dtype), lane_sum(g * x, 1).to(dtype), lane_sum(g, 1).to(dtype)
 
 
 def affine(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
@@ -90,24 +94,29 @@ def affine(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     return _Affine.apply(x, gain, shift)
 
 
-class _Standardized(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) over dimension 1 of x [L, M, C], with the gradient through both."""
+class _BatchNorm(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) · gain + shift over dimension 1 of x [L, M, C], gain and shift [L, C], with the
+    gradient through both moments."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        mean = _mean(x)
-        centred = x - mean[:, None]
+    def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        wide = x.to(torch.float32)
+        mean = _mean(wide)
+        centred = wide - mean[:, None]
         variance = _mean(centred * centred)
         inverse = 1.0 / torch.sqrt(variance + eps)
-        out = centred * inverse[:, None]
-        ctx.save_for_backward(out, inverse)
+        ctx.save_for_backward(x, gain, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
-        return out, mean, variance
+        return (centred * inverse[:, None] * gain[:, None] + shift[:, None]).to(x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx, g: Tensor, *_):
-        out, inverse = ctx.saved_tensors
-        return (g - _mean(g)[:, None] - out * _mean(g * out)[:, None]) * inverse[:, None], None
+        x, gain, mean, inverse = ctx.saved_tensors
+        g = g.to(torch.float32)
+        out = (x.to(torch.float32) - mean[:, None]) * inverse[:, None]
+        d_gain, d_shift, g = lane_sum(g * out, 1), lane_sum(g, 1), g * gain[:, None]
+        dx = (g - _mean(g)[:, None] - out * _mean(g * out)[:, None]) * inverse[:, None]
+        return dx.to(x.dtype), d_gain, d_shift, None
 
 
 def _mean(x: Tensor) -> Tensor:
@@ -133,19 +142,37 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1])
         if self.numerics.training:
-            out, mean, variance = _Standardized.apply(rows, self.eps)
+            out, mean, variance = _BatchNorm.apply(rows, self.gain, self.shift, self.eps)
             n = rows.shape[1]
             self.mean.copy_(self.mean * (1 - self.momentum) + mean * self.momentum)
             unbiased = variance * (n / max(1, n - 1))
             self.variance.copy_(self.variance * (1 - self.momentum) + unbiased * self.momentum)
         else:
             out = (rows - self.mean[:, None]) * (1.0 / torch.sqrt(self.variance + self.eps))[:, None]
-        return affine(out, self.gain, self.shift).view_as(x)
+            out = affine(out, self.gain, self.shift).to(x.dtype)
+        return out.view_as(x)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """torch's own in FP32, which of a BF16 tensor would keep statistics in BF16, or the tensor in FP32."""
+
+    @staticmethod
+    def forward(ctx, h: Tensor) -> Tensor:
+        out, mean, inverse = torch.native_layer_norm(h.to(torch.float32), h.shape[-1:], None, None, 1e-5)
+        ctx.save_for_backward(h, mean, inverse)
+        return out.to(h.dtype)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        h, mean, inverse = ctx.saved_tensors
+        wide = g.to(torch.float32), h.to(torch.float32)
+        gradient = torch.ops.aten.native_layer_norm_backward
+        return gradient(*wide, h.shape[-1:], mean, inverse, None, None, [True, False, False])[0].to(h.dtype)
 
 
 def layer_norm(h: Tensor) -> Tensor:
     """Over the last axis, without gain."""
-    return F.layer_norm(h, h.shape[-1:])
+    return _LayerNorm.apply(h)
 
 
 def group_norm(x: Tensor, groups: int) -> Tensor:
@@ -153,7 +180,7 @@ def group_norm(x: Tensor, groups: int) -> Tensor:
     lanes, batch, height, width, channels = x.shape
     cut = x.view(lanes * batch, height * width, groups, channels // groups).transpose(1, 2)
     rows = cut.reshape(lanes * batch * groups, -1)
-    return F.layer_norm(rows, rows.shape[-1:]).view(cut.shape).transpose(1, 2).reshape(x.shape)
+    return layer_norm(rows).view(cut.shape).transpose(1, 2).reshape(x.shape)
 
 
 def smooth(x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
@@ -161,14 +188,13 @@ def smooth(x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
     return silu(x.reshape(len(x), -1, x.shape[-1]), sigmoid).view_as(x)
 
 
-def attention(qkv: Tensor, heads: int) -> Tensor:
-    """softmax(QKᵀ/√d) V of each sample: qkv [L, B, T, 3·D] -> [L, B, T, D]. Lanes are folded into the batch."""
+def self_attention(qkv: Tensor, heads: int) -> Tensor:
+    """The attention core of each sample: qkv [L, B, T, 3·D] -> [L, B, T, D]."""
     lanes, batch, tokens, width = qkv.shape
     size = width // 3 // heads
     cut = qkv.view(lanes * batch, tokens, 3, heads, size)
     q, k, v = cut.permute(2, 0, 3, 1, 4).reshape(3, -1, tokens, size).unbind(0)
-    weights = torch.softmax(torch.bmm(q, k.mT) * size**-0.5, dim=-1)
-    mixed = torch.bmm(weights, v).view(lanes, batch, heads, tokens, size)
+    mixed = attention(q, k, v).view(lanes, batch, heads, tokens, size)
     return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
@@ -193,7 +219,7 @@ def max_pool_overlapping(x: Tensor) -> Tensor:
 def mean_pool(x: Tensor) -> Tensor:
     """Mean over the pixels or tokens: [L, B, …, C] -> [L, B, C]."""
     rows = x.reshape(*x.shape[:2], -1, x.shape[-1])
-    return lane_sum(rows, 2) / rows.shape[2]
+    return (lane_sum(rows.to(torch.float32), 2) / rows.shape[2]).to(x.dtype)
 
 
 class _Doubled(torch.autograd.Function):
@@ -203,8 +229,9 @@ class _Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        rows = g[:, :, 0::2] + g[:, :, 1::2]
-        return rows[:, :, :, 0::2] + rows[:, :, :, 1::2]
+        wide = g.to(torch.float32)
+        rows = wide[:, :, 0::2] + wide[:, :, 1::2]
+        return (rows[:, :, :, 0::2] + rows[:, :, :, 1::2]).to(g.dtype)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class Task(msgspec.Struct, frozen=True):
     prepare     (x, y, draws) -> (inputs, targets) of a batch x [L, B, …], y [L, B, …]: where a task draws noise, times
                 or crops, the same for every recipe of a seed; None: the batch as it is
     model       (parameters [L, …], numerics) -> module from inputs to outputs, the lane axis first in every tensor
-    loss        (outputs, targets) -> float32 [L, …]; the engine takes the mean over all but the lane axis
+    loss        (outputs, targets) -> float32 [L, …]; the engine takes the mean over all but the lane axis. Outputs that
+                are BF16 it makes float32 before
     metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
@@ -51,6 +52,8 @@ class Task(msgspec.Struct, frozen=True):
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
+    dtype       of what passes between layers, forward and backward: what a layer takes and gives, the residual stream.
+                What computes, computes in FP32 and rounds once
     size        parameters of one lane; 0 where nobody has counted
     samples     how many samples there are to train on, where that depends on what the data are; None: enough
     origin      what get_task is asked for it, where name and preset do not say it all
@@ -78,6 +81,7 @@ class Task(msgspec.Struct, frozen=True):
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512
+    dtype: Literal["float32", "bfloat16"] = "float32"
     size: int = 0
     samples: Callable[[], int] | None = None
     origin: tuple[str, ...] = ()

@@ -188,10 +188,11 @@ GRAPHED = [
 
 
 @pytest.mark.parametrize("names", GRAPHED, ids="+".join)
+@pytest.mark.parametrize("between", ["", "+bf16"], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("task", ["regression", "vision", "diffusion"])
-def test_a_captured_step_trains_as_an_eager_one(task, names, monkeypatch):
+def test_a_captured_step_trains_as_an_eager_one(task, between, names, monkeypatch):
     """Bit for bit, with all that is kept from step to step."""
-    task = msgspec.structs.replace(get_task(task, "smoke"), steps=25)
+    task = msgspec.structs.replace(get_task(task, f"smoke{between}"), steps=25)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1)]
     captured = train(task, lanes, "cuda")
     monkeypatch.setattr("fp4dse.tasks.engine.population.EAGER_STEPS", 1000)
@@ -324,9 +325,10 @@ PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in prese
 """Of every task."""
 
 
+@pytest.mark.parametrize("between", ["", "+bf16"], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "preset"), [*PRESETS, ("regression", "small")])
-def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset):
-    task = msgspec.structs.replace(get_task(name, preset), steps=20)
+def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset, between):
+    task = msgspec.structs.replace(get_task(name, preset + between), steps=20)
     lanes = [Lane(Recipe.named(n), task.lr, seed) for n in NAMES for seed in (0, 1)]
     wild = Lane(lanes[0].recipe, 1e30, 5)
     together = train(task, lanes, "cuda").lanes
@@ -359,10 +361,10 @@ def test_a_captured_step_does_not_wait_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("task", ["regression", "vision"])
+@pytest.mark.parametrize(("task", "preset"), [("regression", "smoke"), ("vision", "smoke"), ("vision", "smoke+bf16")])
 @pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["ue5m3-graphcore"], ["tetrajet-qema"]], ids="+".join)
-def test_lanes_that_stay_do_not_notice_that_others_leave(task, names):
-    task = msgspec.structs.replace(get_task(task, "smoke"), steps=20)
+def test_lanes_that_stay_do_not_notice_that_others_leave(task, preset, names):
+    task = msgspec.structs.replace(get_task(task, preset), steps=20)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1, 2)]
     whole, fewer = Population(task, lanes, "cuda"), Population(task, lanes, "cuda")
     stay = [len(lanes) - 1, 0]

@@ -42,25 +42,28 @@ def sigmoid(x: Tensor) -> Tensor:
 class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-        if (kernels := _kernels(x)) is not None:
+        wide = x.detach().to(torch.float32)
+        ctx.sigmoid = sigmoid
+        if (kernels := _kernels(wide)) is not None:
             ctx.save_for_backward(x)
-            return kernels.silu(x)
-        s = sigmoid(x.detach())
-        ctx.save_for_backward(x, s)
-        return x * s
+            return kernels.silu(wide).to(x.dtype)
+        s = sigmoid(wide)
+        ctx.save_for_backward(x, *([s] if x.dtype == torch.float32 else []))  # else it would be most of what is kept
+        return (wide * s).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         x, *saved = ctx.saved_tensors
-        if not saved:
-            return _kernels(x).silu_gradient(x, g), None
-        (s,) = saved
-        return g * (s * (1.0 + x * (1.0 - s))), None
+        wide, g = x.to(torch.float32), g.to(torch.float32)
+        if (kernels := _kernels(wide)) is not None:
+            return kernels.silu_gradient(wide, g).to(x.dtype), None
+        s = saved[0] if saved else ctx.sigmoid(wide)
+        return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype), None
 
 
 def _kernels(x: Tensor) -> Any:
     """The module whose `silu` and `silu_gradient` are one function each, if there is one for x."""
-    if x.dtype == torch.float32 and x.numel() and has_kernels(x):
+    if x.numel() and has_kernels(x):
         from fp4dse.kernels.fused import pointwise
 
         return pointwise
@@ -68,6 +71,6 @@ def _kernels(x: Tensor) -> Any:
 
 
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x); `sigmoid` may be a compiled twin of the function above. One kernel of a GPU, or native function,
-    has the same bits, and another those of the gradient."""
+    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. One
+    kernel of a GPU, or native function, has the same bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)

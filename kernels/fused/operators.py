@@ -243,8 +243,8 @@ def _(x, blocks, floats, ints, features, seeds, step, sites, maxima, dtype, rota
 def rotated_maxima(x: Tensor, columns: bool, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
     """max |x| of each lane after rotation, float32 [L], NaN where one is; arguments as in `operand`."""
     if not x.is_cuda:
-        x = rotate(x.to(torch.float32), rotation, 1 if columns else 2, signs) if rotation else x
-        return tensor_maxima(x)[:, 0]
+        x = x.to(torch.float32)
+        return tensor_maxima(rotate(x, rotation, 1 if columns else 2, signs) if rotation else x)[:, 0]
     from fp4dse.kernels.fused.launch import tensor_maxima as taken
 
     with torch.cuda.device_of(x):

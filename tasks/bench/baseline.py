@@ -38,6 +38,8 @@ def nvfp4(x: Tensor) -> Tensor:
 class EagerNumerics:
     """Stands in for LaneNumerics where a single lane is trained by plain torch operations."""
 
+    dtype = torch.float32
+
     class backend:
         sigmoid = staticmethod(torch.sigmoid)
         name = "eager torch"

@@ -6,61 +6,50 @@ their Fréchet distance is the metric `fid` (lower is better; quality.py), and 6
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-import msgspec
 import torch
 from torch import nn
 
-from fp4dse.dse import ConfigError
-from fp4dse.tasks.data.digits import digits
-from fp4dse.tasks.data.images import Images, load_images
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.quality import frechet, grid, reference
 from fp4dse.tasks.diffusion.schedule import noised, sampled, squared_error
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.model import Model, image_problem, needed
+from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 1
+REV = 2
 SHOWN = 64
 
 
-class Preset(msgspec.Struct, frozen=True):
-    """A model with its training and sampling numbers. images: of the data set whose epochs `epochs` counts, until a
-    path is given. samples: of each lane, in `sampler` steps of a deterministic sampler. size: what images in files of
-    their own are scaled to, unless the path says otherwise."""
+class Preset(ImagePreset, frozen=True):
+    """samples: of each lane, in `sampler` steps of a deterministic sampler."""
 
-    model: Model
-    batch: int
-    lr: float
-    steps: int = 0
+    betas: tuple[float, float] = (0.9, 0.99)
     samples: int = 256
     sampler: int = 25
-    epochs: int = 0
-    images: int = 0
-    decay: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.99)
-    data: Callable[[], Images] = digits
-    size: int | None = None
 
 
-CIFAR = "the files of CIFAR-10"
+def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers) -> Preset:
+    """20 epochs of CIFAR-10."""
+    data = needed("the files of CIFAR-10")
+    return Preset(model, batch, lr, epochs=20, images=50_000, data=data, samples=1024, sampler=sampler, **numbers)
+
+
 FFHQ = "FFHQ at 128×128 as a folder of images"
 ADAM = (0.9, 0.999)
 SIZES = {
     "smoke": Preset(unet(8, (1, 2), 1, (), 16), 16, 8e-3, 40, samples=64, sampler=4),
     "small": Preset(unet(16, (1, 2), 1, (1,), 64), 64, 4e-3, 800),
-    "cifar": Preset(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
-    "paper": Preset(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, 0, 1024, 100, 20, 50_000, 0.7, ADAM, needed(CIFAR)),
+    "cifar": _epochs(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4),
+    "paper": _epochs(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, sampler=100, decay=0.7, betas=ADAM),
     "ffhq-paper": Preset(
-        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 1024, 100, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128
+        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128, 1024, 100
     ),
     "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
-    "dit-cifar": Preset(dit(4, 256, 6, 4), 128, 5e-4, 0, 1024, 50, 20, 50_000, data=needed(CIFAR)),
+    "dit-cifar": _epochs(dit(4, 256, 6, 4), 128, 5e-4),
 }
 """`smoke`, `small`, `cifar` and 2509.17791's two, `paper` (CIFAR-10) and `ffhq-paper`, are UNets. What it does not
 say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
@@ -76,23 +65,15 @@ def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_
 
 def on_data(preset: str, path: str) -> Task:
     """The preset on the images at `path`. ConfigError for data that cannot be read or that the model cannot take."""
-    size = SIZES[preset]
-    data = partial(load_images, path, size.size)
-    images = data()
-    size.model.check(images)
-    n = len(images.train)
-    if n < size.batch:
-        raise ConfigError(f"training images in {path}", n, f"{size.batch} or more, a batch of diffusion:{preset}")
-    return _task(preset, msgspec.structs.replace(size, data=data, images=n))
+    return _task(preset, SIZES[preset].on(path, f"diffusion:{preset}"))
 
 
 def _task(preset: str, size: Preset) -> Task:
-    source = "digits" if size.data is digits else "images"
     return Task(
         name="diffusion",
         preset=preset,
         rev=REV,
-        summary=f"noise in {source}, {size.model.name}",
+        summary=f"noise in {size.source}, {size.model.name}",
         problem=partial(image_problem, size.model, size.data),
         prepare=partial(noised, size.data),
         model=size.model.build,
@@ -100,7 +81,7 @@ def _task(preset: str, size: Preset) -> Task:
         finish=partial(_finish, size),
         shown="fid",
         digest_of=lambda: size.data().digest,
-        steps=size.steps or size.epochs * (size.images // size.batch),
+        steps=size.all_steps,
         batch=size.batch,
         lr=size.lr,
         betas=size.betas,

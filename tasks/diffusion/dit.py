@@ -19,7 +19,7 @@ from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import affine, attention, drawn, layer_norm, layers, patches, seed_keys, smooth, unpatched
+from fp4dse.tasks.nn import affine, drawn, layer_norm, layers, patches, seed_keys, self_attention, smooth, unpatched
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -58,7 +58,9 @@ class DiT(nn.Module):
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
         for i in range(self.depth):
             shift1, scale1, gate1, shift2, scale2, gate2 = self.layer[f"block{i}_mod"](c).chunk(6, dim=-1)
-            mixed = attention(self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads)
+            mixed = self_attention(
+                self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads
+            )
             h = h + _modulated(self.layer[f"block{i}_out"](mixed), gate1)
             hidden = self.layer[f"block{i}_up"](_modulated(layer_norm(h), 1.0 + scale2, shift2))
             h = h + _modulated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
@@ -76,7 +78,11 @@ def _modulated(h: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
 
 
 def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:
-    """Weights N(0, 1/fan_in), the head's a tenth of that; gates begin at one half, scales and shifts at 0."""
+    """Weights N(0, 1/fan_in), the head's a tenth of that; gates begin at one half, scales and shifts at 0.
+
+    Positions are N(0, 1), as large as the patches: the norm that comes next would take the brightness from a patch that
+    stood almost alone.
+    """
     height, columns, channels = images.shape
     tokens = height // patch * (columns // patch)
     pixels = patch * patch * channels
@@ -94,5 +100,5 @@ def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[in
     for i in range(depth):
         for gate in (2, 5):
             made[f"block{i}.mod.b"][:, gate * width : (gate + 1) * width] = 0.5
-    position = 0.1 * normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
+    position = normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
     return {"position": position} | made

@@ -87,7 +87,7 @@ def sampled(
         times = times_of(steps)
         for t, u in zip(times, [*times[1:], None], strict=True):
             at = torch.full(x.shape[:2], t, dtype=torch.int64, device=x.device)
-            clean, noise = _parted(x, model((x, at)), t)
+            clean, noise = _parted(x, model((x, at)).to(torch.float32), t)
             draws.step.add_(1)
             x = clean if u is None else _stepped(clean, noise, t, u, eta, draws, 2 * number + 3)
         images.append(x)

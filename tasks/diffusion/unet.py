@@ -20,7 +20,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import affine, attention, doubled, drawn, group_norm, layers, smooth
+from fp4dse.tasks.nn import affine, doubled, drawn, group_norm, layers, self_attention, smooth
 
 KINDS: dict[str, Kind] = {
     "stem": "embedding",
@@ -113,7 +113,7 @@ class UNet(nn.Module):
         if block.attends:
             tokens = group_norm(h, self.groups).flatten(2, 3)
             heads = max(1, h.shape[-1] // 64)
-            h = h + self.layer[part["out"]](attention(self.layer[part["qkv"]](tokens), heads)).view_as(h)
+            h = h + self.layer[part["out"]](self_attention(self.layer[part["qkv"]](tokens), heads)).view_as(h)
         return h
 
     def _active(self, x: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Run
     return {
         "format": str(FORMAT),
         "task": f"{task.name}:{task.preset} revision {task.rev}, data {task.digest}, {task.steps} × {task.batch}",
+        "dtype": task.dtype,
         "lanes": msgspec.json.encode([(lane.recipe.config_id, lane.lr, lane.seed) for lane in lanes]).decode(),
         "rungs": msgspec.json.encode(rungs).decode(),
         "record": str(record),

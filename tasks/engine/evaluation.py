@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_mean
+from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import LaneResult, number
 from fp4dse.tasks.task import Finish
@@ -25,7 +26,7 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
         x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
         y = p.problem.val_y[p.data_index, start : start + task.eval_rows]
         inputs, targets = p.prepared(x, y)
-        out = p.model(inputs)
+        out = outputs(p.model, inputs)
         weight = x.shape[1] / n
         losses.append(lane_mean(task.loss(out, targets)) * weight)
         for name, metric in task.metrics.items():

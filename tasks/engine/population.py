@@ -64,7 +64,7 @@ class Population:
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
         recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
-        self.numerics = LaneNumerics(recipes, seeds, device, task.steps)
+        self.numerics = LaneNumerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
         self.optimizer = make_optimizer(self.model, lanes, task)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.tasks.attention import attention
 from fp4dse.tasks.language.experts import Experts
-from fp4dse.tasks.language.operators import attention, embedding, rms_norm, rope, rope_tables
+from fp4dse.tasks.language.operators import embedding, rms_norm, rope, rope_tables
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -120,7 +121,7 @@ class Block(nn.Module):
         size = width // self.heads
         qkv = self.qkv(x).view(lanes, batch, length, 3, self.heads, size).permute(3, 0, 1, 4, 2, 5)
         q, k, v = qkv.reshape(3, -1, length, size).unbind(0)  # lanes folded into the batch
-        mixed = attention(rope(q, cos, sin), rope(k, cos, sin), v)
+        mixed = attention(rope(q, cos, sin), rope(k, cos, sin), v, causal=True)
         mixed = mixed.view(lanes, batch, self.heads, length, size).transpose(2, 3)
         return self.out(mixed.reshape(lanes, batch, length, width))
 
@@ -140,7 +141,7 @@ class Decoder(nn.Module):
         self.cos, self.sin = rope_tables(shape.context, shape.width // shape.heads, numerics.seeds.device)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        h = embedding(self.embed, tokens)
+        h = embedding(self.embed, tokens).to(self.numerics.dtype)
         balances = []
         for block in self.blocks:
             h, balance = block(h, self.cos, self.sin)

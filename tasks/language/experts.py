@@ -33,7 +33,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
-        probabilities = torch.softmax(self.router(tokens), dim=-1)  # [L, M, E]
+        probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
         chosen = two_largest(probabilities.detach())  # [L, M, 2]
         places, tokens_of, choices_of = seats(chosen, count)
         sent = _Move.apply(tokens, tokens_of, places).view(lanes, count, -1, x.shape[-1])
@@ -108,17 +108,18 @@ def _rows_or_zero(x: Tensor, index: Tensor) -> Tensor:
 
 
 class _Weigh(torch.autograd.Function):
-    """x [L, M, D] times w [L, M]."""
+    """x [L, M, D] times w float32 [L, M], in x's dtype."""
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
-        return x * w[..., None]
+        return (x * w[..., None]).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         x, w = ctx.saved_tensors
-        return g * w[..., None], lane_sum(g * x, 2)
+        g = g.to(torch.float32)
+        return (g * w[..., None]).to(x.dtype), lane_sum(g * x, 2)
 
 
 class _TokenMean(torch.autograd.Function):

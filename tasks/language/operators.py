@@ -6,8 +6,8 @@ operations, gathers, batched products with the lanes folded into the batch, and 
 
     RMS norm     y = g x / sqrt(mean x² + eps)                                       (1910.07467)
     RoPE         pairs (x_i, x_{i + d/2}) turned by the angle t · base^(-2i/d)       (2104.09864)
-    attention    softmax(q kᵀ / sqrt d, causal) v, its weights made anew in the backward pass, a chunk of queries at a
-                 time, so that memory grows with the length and not with its square  (2205.14135)
+
+Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from fp4dse.kernels import lane_sum
 
 EPS = 1e-5
 ROPE_BASE = 10_000.0
-CHUNK = 256
-"""Queries whose weights are made at a time: part of the definition, since gradients of keys are summed over chunks."""
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, gain: Tensor) -> Tensor:
-        inverse = 1.0 / torch.sqrt(_row_mean(x * x) + EPS)  # [L, …, 1]
+        wide = x.to(torch.float32)
+        inverse = 1.0 / torch.sqrt(_row_mean(wide * wide) + EPS)  # [L, …, 1]
         ctx.save_for_backward(x, inverse, gain)
-        return x * inverse * _beside(gain, x)
+        return (wide * inverse * _beside(gain, x)).to(x.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         x, inverse, gain = ctx.saved_tensors
-        normal = x * inverse
+        normal, g = x.to(torch.float32) * inverse, g.to(torch.float32)
         along = g * normal
         d_gain = lane_sum(along.reshape(len(x), -1, x.shape[-1]), 1)
         g = g * _beside(gain, x)
-        return (g - normal * _row_mean(g * normal)) * inverse, d_gain
+        return ((g - normal * _row_mean(g * normal)) * inverse).to(x.dtype), d_gain
 
 
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
@@ -62,49 +61,9 @@ def rope_tables(length: int, size: int, device: torch.device | str = "cpu") -> t
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [N, T, d] with its positions turned into angles; tables of at least T positions."""
-    a, b = x.chunk(2, dim=-1)
+    a, b = x.to(torch.float32).chunk(2, dim=-1)
     cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = q * q.shape[-1] ** -0.5
-        parts = [torch.bmm(_weights(q, k, start, end), v[:, :end]) for start, end in _chunks(q.shape[1])]
-        out = torch.cat(parts, dim=1)
-        ctx.save_for_backward(q, k, v, out)
-        return out
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        q, k, v, out = ctx.saved_tensors
-        g = g.contiguous()
-        mean = lane_sum(g * out, 2)[..., None]  # of the gradient of a row's weights, under these weights
-        dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
-        for start, end in _chunks(q.shape[1]):
-            weights, part = _weights(q, k, start, end), g[:, start:end]
-            dv[:, :end] += torch.bmm(weights.mT, part)
-            d_scores = weights * (torch.bmm(part, v[:, :end].mT) - mean[:, start:end])
-            dq.append(torch.bmm(d_scores, k[:, :end]))
-            dk[:, :end] += torch.bmm(d_scores.mT, q[:, start:end])
-        return torch.cat(dq, dim=1) * q.shape[-1] ** -0.5, dk, dv
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of [N, T, d] each, N = lanes × batch × heads: [N, T, d]."""
-    return _Attention.apply(q, k, v)
-
-
-def _chunks(length: int) -> list[tuple[int, int]]:
-    return [(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK)]
-
-
-def _weights(q: Tensor, k: Tensor, start: int, end: int) -> Tensor:
-    """softmax(q kᵀ) of the queries from start to end, [N, end - start, end]; 0 for keys that come later."""
-    scores = torch.bmm(q[:, start:end], k[:, :end].mT)
-    later = torch.ones(end - start, end, dtype=torch.bool, device=q.device).triu(start + 1)
-    return torch.softmax(scores.masked_fill(later, float("-inf")), dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 class _Embedding(torch.autograd.Function):

@@ -9,53 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
-import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp4dse.dse import ConfigError
-from fp4dse.tasks.data.digits import digits
-from fp4dse.tasks.data.images import Images, load_images
+from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.model import Model, image_problem, needed
+from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
 
-REV = 2
+REV = 3
 
 
-class Preset(msgspec.Struct, frozen=True):
-    """A model with its training numbers. images: of the data set whose epochs `epochs` counts, until a path is given.
-    size: what images in files of their own are scaled to, unless the path says otherwise."""
-
-    model: Model
-    batch: int
-    lr: float
-    steps: int = 0
-    epochs: int = 0
-    images: int = 0
-    decay: float = 0.9
-    betas: tuple[float, float] = (0.9, 0.95)
-    data: Callable[[], Images] = digits
-    size: int | None = None
-
-
-def _paper(model: Model, images: int, data: str, size: int | None = None) -> Preset:
+def _paper(model: Model, images: int, data: str, size: int | None = None) -> ImagePreset:
     """2509.17791: Adam at 1e-3, 20 epochs in batches of 512, no augmentation."""
-    return Preset(model, 512, 1e-3, 0, 20, images, 0.0, (0.9, 0.999), needed(data), size)
+    return ImagePreset(model, 512, 1e-3, 0, 20, images, 0.0, (0.9, 0.999), needed(data), size)
 
 
 CIFAR = "the files of CIFAR-10"
 SIZES = {
-    "smoke": Preset(vit(4, 16, 1, 2), 32, 1e-2, 60),
-    "quickstart": Preset(vit(4, 32, 1, 2), 32, 5e-3, 240),
-    "small": Preset(vit(4, 64, 2, 4), 64, 3e-3, 400),
+    "smoke": ImagePreset(vit(4, 16, 1, 2), 32, 1e-2, 60),
+    "quickstart": ImagePreset(vit(4, 32, 1, 2), 32, 5e-3, 240),
+    "small": ImagePreset(vit(4, 64, 2, 4), 64, 3e-3, 400),
     "vit-paper": _paper(vit(4, 256, 6, 4), 50_000, CIFAR),
-    "resnet-smoke": Preset(resnet((8, 16), (1, 1)), 32, 1e-2, 40),
-    "resnet-small": Preset(resnet((16, 32, 32), (1, 1, 1)), 64, 5e-3, 300),
+    "resnet-smoke": ImagePreset(resnet((8, 16), (1, 1)), 32, 1e-2, 40),
+    "resnet-small": ImagePreset(resnet((16, 32, 32), (1, 1, 1)), 64, 5e-3, 300),
     "resnet-cifar": _paper(resnet((64, 128, 256, 512), (2, 2, 2, 2)), 50_000, CIFAR),
     "resnet-paper": _paper(
         resnet((64, 128, 256, 512), (2, 2, 2, 2), photos=True, least_classes=1000),
@@ -63,8 +44,8 @@ SIZES = {
         "ImageNet-100 as folders or Parquet",
         224,
     ),
-    "cnn-smoke": Preset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
-    "cnn-small": Preset(cnn((32, 64), (128,), False), 64, 2e-3, 300),
+    "cnn-smoke": ImagePreset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
+    "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300),
     "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST"),
     "cnn-paper": _paper(cnn((32, 64), (512, 128), True), 50_000, CIFAR),
 }
@@ -96,32 +77,22 @@ def _moments(data: Callable[[], Images], device: torch.device) -> tuple[Tensor, 
 
 def on_data(preset: str, path: str) -> Task:
     """The preset on the images at `path`. ConfigError for data that cannot be read or that the model cannot take."""
-    size = SIZES[preset]
-    data = partial(load_images, path, size.size)
-    images = data()
-    size.model.check(images)
-    n = len(images.train)
-    if images.classes < 2:
-        raise ConfigError(f"classes in {path}", images.classes, "two or more")
-    if n < size.batch:
-        raise ConfigError(f"training images in {path}", n, f"{size.batch} or more, a batch of vision:{preset}")
-    return _task(preset, msgspec.structs.replace(size, data=data, images=n))
+    return _task(preset, SIZES[preset].on(path, f"vision:{preset}", classes=2))
 
 
-def _task(preset: str, size: Preset) -> Task:
-    source = "digits" if size.data is digits else "images"
+def _task(preset: str, size: ImagePreset) -> Task:
     return Task(
         name="vision",
         preset=preset,
         rev=REV,
-        summary=f"{source}, {size.model.name}",
+        summary=f"{size.source}, {size.model.name}",
         problem=partial(image_problem, size.model, size.data),
         prepare=partial(standardized, size.data),
         model=size.model.build,
         loss=cross_entropy,
         metrics={"accuracy": correct},
         digest_of=lambda: size.data().digest,
-        steps=size.steps or size.epochs * (size.images // size.batch),
+        steps=size.all_steps,
         batch=size.batch,
         lr=size.lr,
         betas=size.betas,

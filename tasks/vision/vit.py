@@ -16,7 +16,7 @@ from fp4dse.kernels import LaneNumerics, add_bias
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import attention, drawn, layer_norm, layers, mean_pool, patches, seed_keys, smooth
+from fp4dse.tasks.nn import drawn, layer_norm, layers, mean_pool, patches, seed_keys, self_attention, smooth
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -50,7 +50,7 @@ class PatchClassifier(nn.Module):
         h = self.layer["embed"](patches(x, self.patch))
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
         for i in range(self.depth):
-            mixed = attention(self.layer[f"block{i}_qkv"](layer_norm(h)), self.heads)
+            mixed = self_attention(self.layer[f"block{i}_qkv"](layer_norm(h)), self.heads)
             h = h + self.layer[f"block{i}_out"](mixed)
             hidden = self.layer[f"block{i}_up"](layer_norm(h))
             h = h + self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid))

@@ -367,9 +367,15 @@ def test_layers_quantize_weights_with_the_kernels_as_without(place, monkeypatch,
     agree_with_the_reference(place, monkeypatch, [recipe] * 2, ["fprop"])
 
 
-def agree_with_the_reference(place, monkeypatch, recipes, stages):
-    """The products of these stages, with and without the kernels, which every slot takes."""
-    a, b = torch.randn(2, 40, 56, device=place.device), torch.randn(2, 56, 24, device=place.device)
+@pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2])
+def test_layers_quantize_bf16_operands_with_the_kernels_as_without(place, monkeypatch, names):
+    agree_with_the_reference(place, monkeypatch, [Recipe.named(name) for name in names], STAGES, torch.bfloat16)
+
+
+def agree_with_the_reference(place, monkeypatch, recipes, stages, dtype=torch.float32):
+    """The products of these stages, with and without the kernels, which every slot takes, of operands in dtype: those
+    of the same numbers in float32."""
+    a, b = (torch.randn(2, *shape, device=place.device).to(dtype) for shape in ((40, 56), (56, 24)))
     results = []
     for operand in (None, fused.operand):
         monkeypatch.setattr(
@@ -377,9 +383,10 @@ def agree_with_the_reference(place, monkeypatch, recipes, stages):
         )
         numerics = LaneNumerics(recipes, (3, 4), place.device)
         assert all(slot.fused is operand for slot in numerics.slots.values())
-        results.append([numerics.gemm(stage, 1, a, 2, b, 1) for stage in stages])
-    for without, with_kernels in zip(*results, strict=True):
-        assert torch.equal(without, with_kernels)
+        for x, w in {(a, b), (a.float(), b.float())}:
+            results.append([numerics.gemm(stage, 1, x, 2, w, 1) for stage in stages])
+    for first, *others in zip(*results, strict=True):
+        assert all(torch.equal(first, other) for other in others)
 
 
 def test_the_operator_is_sound(place):

@@ -85,13 +85,6 @@ def test_patches_are_cut_and_joined():
     assert torch.equal(nn.unpatched(cut, 2, (4, 6, 2)), x)
 
 
-def test_attention_is_that_of_torch():
-    qkv = torch.randn(2, 3, 5, 24)
-    q, k, v = (part.view(2, 3, 5, 2, 4).transpose(2, 3) for part in qkv.split(8, dim=-1))
-    wanted = F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
-    close([nn.attention(qkv, 2)], [wanted])
-
-
 def test_affine_has_the_gradients_of_its_formula():
     x, gain, shift = torch.randn(3, 7, 5), torch.randn(3, 5), torch.randn(3, 5)
     close(gradients(nn.affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift))
@@ -102,7 +95,7 @@ def test_affine_has_the_gradients_of_its_formula():
     [
         lambda x: nn.group_norm(x, 4),
         lambda x: nn.layer_norm(x.flatten(2)),
-        lambda x: nn.attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
+        lambda x: nn.self_attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
         lambda x: nn.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
         nn.max_pool,
         nn.max_pool_overlapping,

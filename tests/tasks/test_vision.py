@@ -141,5 +141,5 @@ def test_data_that_a_model_cannot_take_is_refused(tmp_path):
     ):
         vision.on_data("smoke", str(tmp_path / "few"))
     write(tmp_path / "one", 40, 8, ("a",))
-    with pytest.raises(ConfigError, match=r"classes in .*: found 1; accepted: two or more"):
+    with pytest.raises(ConfigError, match=r"classes in .*: found 1; accepted: 2 or more"):
         vision.on_data("smoke", str(tmp_path / "one"))

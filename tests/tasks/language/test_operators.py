@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fp4dse.tasks.language import operators
-from fp4dse.tasks.language.operators import attention, embedding, rms_norm, rope, rope_tables, sum_by_token
+from fp4dse.tasks.language.operators import embedding, rms_norm, rope, rope_tables, sum_by_token
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -64,33 +64,6 @@ def test_after_rope_products_depend_on_distances_alone():
     products = q @ k.T
     assert torch.allclose(products[5, 3], products[35, 33], atol=1e-4)
     assert not torch.allclose(products[5, 3], products[5, 4], atol=1e-2)
-
-
-@pytest.mark.parametrize(("length", "chunk"), [(1, 8), (8, 8), (9, 8), (21, 8), (21, 64)])
-def test_attention_is_that_of_torch_in_any_chunks(monkeypatch, length, chunk):
-    monkeypatch.setattr(operators, "CHUNK", chunk)
-    qkv = [randn(4, length, 16, seed=i) for i in range(3)]
-
-    def plain(q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    assert_close(gradients(attention, *qkv), gradients(plain, *qkv), 1e-5)
-
-
-@pytest.mark.parametrize("length", [32, 300])
-@pytest.mark.parametrize(
-    ("device", "threads"), [("cpu", 1), ("cpu", 2), pytest.param("cuda", 1, marks=pytest.mark.gpu)]
-)
-def test_attention_of_lanes_is_their_own(length, device, threads):
-    def folded(q, k, v):
-        return attention(*(x.reshape(-1, length, 16) for x in (q, k, v))).view(q.shape)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert_lanes_are_their_own(folded, *(randn(5, 2, 3, length, 16, seed=i).to(device) for i in range(3)))
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50, 1000])
