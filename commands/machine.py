@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from fp4dse.commands.options import AsJson, Device
-from fp4dse.commands.printing import print_json, print_rows
+from fp4dse.commands.printing import print_each, print_json, print_rows
 from fp4dse.commands.topics import new_app, under
 from fp4dse.dse import ConfigError
+
+Only = Annotated[list[str], typer.Option(help="Rows to measure, by a part of their name. Default: all.")]
 
 app = new_app()
 command = under(app, "Check")
@@ -88,24 +90,23 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
 
-@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda")
-def bench_train(device: Device = "cpu", as_json: AsJson = False) -> None:
-    """Time the training of populations beside the same training one lane at a time; ratios are from one run."""
+@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda --only language:9M --json >> rows.jsonl")
+def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False) -> None:  # noqa: B006
+    """Time the training of populations beside the same training one lane at a time; ratios are from one run.
+
+    Every row is printed as soon as it is measured; as JSON it is a line.
+    """
     from fp4dse.tasks import check_device
     from fp4dse.tasks.bench.table import bench
 
     check_device(device)
     columns = ["what", "value", "unit", "reach", "reached", "note"]
-    print_rows(
-        columns,
-        [{name: getattr(row, name) for name in columns} for row in bench(device)],
-        as_json,
-    )
+    print_each(({name: getattr(row, name) for name in columns} for row in bench(device, only)), as_json)
 
 
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")
 def bench_sweep(
-    only: Annotated[list[str], typer.Option(help="Rows to measure, by a word of their name. Default: all.")] = [],  # noqa: B006
+    only: Only = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Measure planning, harness cost, resume, memory and a simulated cluster against their targets; exit code 1 on a

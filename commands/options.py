@@ -17,5 +17,8 @@ Seeds = Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2).
 Rates = Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's.")]
 Rungs = Annotated[int, typer.Option(help="Rungs at which the worse lanes of a population are dropped.")]
 Keep = Annotated[float, typer.Option(help="Share that goes on at a rung.")]
+TaskNames = Annotated[list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")]
+ExecutorName = Annotated[str, typer.Option(help="local, ray or slurm.")]
+ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]
 SpaceName = Annotated[str, typer.Argument(metavar="SPACE", help="A .toml file, or the name of a shipped space.")]
 RecipeName = Annotated[str, typer.Argument(help="A recipe's name, .toml file, or (for compare) config_id.")]

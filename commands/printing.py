@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -25,9 +26,9 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
     if as_json:
         print_json(rows)
         return
-    place, cells = console(), [[_cell(row[name]) for name in columns] for row in rows]
-    widths = [max(map(len, "\n".join(column).split("\n"))) for column in zip(columns, *cells, strict=True)]
-    if sum(min(width, FOLD) + 3 for width in widths) > place.width:
+    place = console()
+    widths = _widths(columns, rows)
+    if not _fits(widths, place):
         for row in rows:
             print_facts({name: row[name] for name in columns})
             print()
@@ -35,19 +36,58 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
     table = Table(box=box.SIMPLE_HEAD)
     for name, width in zip(columns, widths, strict=True):
         table.add_column(name, no_wrap=width <= FOLD, min_width=min(width, FOLD))
-    for line in cells:
-        table.add_row(*line)
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in columns))
     place.print(table)
 
 
-def print_answer(columns: list[str], rows: list[dict]) -> None:
-    """A table of any width. Where there are many columns, what all rows have in common stands once, under it."""
+def print_each(rows: Iterable[dict], as_json: bool = False) -> None:
+    """Each row as soon as it is there: a block of lines, or as JSON a line."""
+    for row in rows:
+        if as_json:
+            print(json.dumps(row, ensure_ascii=False), flush=True)
+        else:
+            print_facts(row)
+            print(flush=True)
+
+
+def print_answer(columns: list[str], rows: list[dict], brief: Sequence[str] = ()) -> None:
+    """A table of any width. Where there are many columns, what all rows have in common stands once, under it.
+
+    brief: names of columns, in groups in the order of their weight. Where the whole table does not fit, it has as many
+    groups as do, the first at least, and names what is left out.
+    """
     many = len(columns) > WIDE and len(rows) > 1
     same = {name for name in columns if many and all(row[name] == rows[0][name] for row in rows)}
-    print_rows([name for name in columns if name not in same], rows)
+    shown = [name for name in columns if name not in same]
+    left_out: list[str] = []
+    if not _fits(_widths(shown, rows), place := console()):
+        groups = list(brief)
+        while groups and not _fits(_widths(_of(groups, shown), rows), place):
+            groups.pop()
+        left_out = [name for name in shown if name not in _of(groups, shown)] if groups else []
+    print_rows([name for name in shown if name not in left_out], rows)
     common = [f"{name} {_cell(rows[0][name])}" for name in columns if name in same and rows[0][name] not in (None, "")]
     if common:
         print(f"in all rows: {', '.join(common)}")
+    if left_out:
+        print(f"does not fit: {', '.join(left_out)} (--format json and csv have all)")
+
+
+def _of(groups: list[str], columns: list[str]) -> list[str]:
+    """Those of the columns that the groups name."""
+    named = " ".join(groups).split()
+    return [name for name in columns if name in named]
+
+
+def _fits(widths: list[int], place: Console) -> bool:
+    return sum(min(width, FOLD) + 3 for width in widths) <= place.width
+
+
+def _widths(columns: list[str], rows: list[dict]) -> list[int]:
+    """Characters that each column takes where nothing is folded."""
+    cells = ([name, *(_cell(row[name]) for row in rows)] for name in columns)
+    return [max(len(line) for cell in column for line in cell.split("\n")) for column in cells]
 
 
 def print_facts(facts: dict, as_json: bool = False) -> None:

@@ -6,7 +6,6 @@ import sys
 from typing import Annotated
 
 import typer
-from msgspec import to_builtins
 
 from fp4dse.commands.options import AsJson, Device, RecipeName
 from fp4dse.commands.printing import print_facts, print_json, print_rows, short
@@ -114,19 +113,21 @@ def cost(
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     if measure:
-        from fp4dse.kernels.layer_time import layer_times
+        from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
+        from fp4dse.results.tables import plain
         from fp4dse.tasks import check_device
 
         check_device(device)
-        layers = [to_builtins(line) for line in layer_times(found, shape, on, device)]
+        times = list(layer_times(found, shape, device))
+        facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
-        print_json({**facts, "split": parts, "operations": work, "measured": layers})
+        print_json({**facts, "split": parts, "operations": work, "measured_layers": layers})
         return
     print_facts({name: short(value, 4) for name, value in facts.items()})
     tables = {
         "The step by part:": parts,
         "Bytes and instructions per element of the tensor:": work,
-        f"This project's layers on {device}, one lane, forward and backward:": layers,
+        f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }
     for title, rows in tables.items():
         if rows:

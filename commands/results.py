@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from fp4dse.commands.options import AsJson, RecipeName, StorePath
+from fp4dse.commands.options import AsJson, Device, RecipeName, StorePath
 from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows
 from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
@@ -56,10 +57,11 @@ def query(
     from fp4dse.results.files import write_atomic
     from fp4dse.results.formats import FORMATS
     from fp4dse.results.tables import records
+    from fp4dse.results.views import BRIEF
 
     answer = open_given(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
     if form == "table" and out is None:
-        print_answer([str(name) for name in answer.columns], records(answer))
+        print_answer([str(name) for name in answer.columns], records(answer), BRIEF.get(sql, ()))
     elif form == "table":
         raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
     elif out:
@@ -149,6 +151,49 @@ def dashboard(
 def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
     """What a store holds: runs by status, tasks, files, bytes, hidden and unreadable rows."""
     print_facts(open_given(store).info(), as_json)
+
+
+@store_app.command("measure", epilog="Example: fp4dse store measure --store runs/quickstart/store --model mlp")
+def store_measure(
+    store: StorePath = None,
+    model: Annotated[str, typer.Option(help="A model shape, as for cost. On a GPU take a large one.")] = "mlp",
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Time this project's layers with every recipe of a store, relative to BF16's: the column `measured` of its runs.
+
+    That is what emulating FP4 takes here, not the speed of FP4 hardware. Recipes that have a figure keep it.
+    """
+    import torch
+
+    from fp4dse.dse.cost import load_model
+    from fp4dse.kernels.layer_time import layer_times, measured_overhead
+    from fp4dse.results.intervals import counted
+    from fp4dse.results.measured import measure, series
+    from fp4dse.results.tables import plain
+    from fp4dse.tasks import check_device, environment
+
+    check_device(device)
+    torch.set_num_threads(1)  # as workers train
+    shape, here = load_model(model), environment(device, 1)
+    of, lines, unsteady = series(model, here), [], 0
+    for line in measure(
+        open_given(store),
+        of,
+        str(here["device_name"]),
+        lambda recipe: measured_overhead(layer_times(recipe, shape, device)),
+    ):
+        lines.append(line)
+        print(f"{line['measured']:8.3f}  {line['label']}", file=sys.stderr)
+        unsteady += math.isnan(line["measured"])
+    if as_json:
+        print_json({"measured_of": of, "recipes": [{**line, "measured": plain(line["measured"])} for line in lines]})
+    else:
+        print(f"{counted(len(lines) - unsteady, 'recipe')} timed: {of}")
+    if unsteady:
+        hint = "the device does other work; run the command again when it is quiet"
+        print(f"fp4dse: {counted(unsteady, 'recipe')} had no steady time, not stored: {hint}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @store_app.command("merge", epilog="Example: fp4dse store merge runs/all/store runs/a/store runs/b/store")

@@ -8,12 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fp4dse.commands.options import AsJson, Budget, Device, Jobs, Keep, Rates, Rungs, Seeds, SpaceName, StorePath
+from fp4dse.commands.options import (
+    AsJson,
+    Budget,
+    Device,
+    ExecutorName,
+    ExecutorOptions,
+    Jobs,
+    Keep,
+    Rates,
+    Rungs,
+    Seeds,
+    SpaceName,
+    StorePath,
+    TaskNames,
+)
 from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, open_given, under
 
 if TYPE_CHECKING:
-    from fp4dse.sweeps import SweepResult
+    from fp4dse.sweeps import SearchResult, SweepResult
 
 app = new_app()
 command = under(app, "Train")
@@ -29,6 +43,7 @@ def quickstart(
 ) -> None:
     """48 recipes × 3 seeds on two small real tasks, in a few minutes: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep
+    from fp4dse.sweeps.progress import conclusion
 
     result = run_sweep(
         arguments.find_space("quickstart"),
@@ -39,15 +54,13 @@ def quickstart(
         budget_s=arguments.parse_duration(budget),
         progress=True,
     )
-    _conclude(result, as_json)
+    _conclude(result, conclusion(result), as_json)
 
 
 @command(epilog="Example: fp4dse sweep quickstart --task vision:small --seeds 5 --budget 30m")
 def sweep(
     space: SpaceName,
-    task: Annotated[
-        list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")
-    ] = ["regression"],  # noqa: B006
+    task: TaskNames = ["regression"],  # noqa: B006
     data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
     seeds: Seeds = None,
@@ -58,8 +71,8 @@ def sweep(
     budget: Budget = None,
     rungs: Rungs = 0,
     keep: Keep = 0.5,
-    executor: Annotated[str, typer.Option(help="local, ray or slurm.")] = "local",
-    option: Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")] = [],  # noqa: B006
+    executor: ExecutorName = "local",
+    option: ExecutorOptions = [],  # noqa: B006
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
@@ -73,6 +86,7 @@ def sweep(
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep
     from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.plan import count_space
+    from fp4dse.sweeps.progress import conclusion
     from fp4dse.sweeps.setting import find_setting
 
     found = arguments.find_space(space)
@@ -90,41 +104,47 @@ def sweep(
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run:
-        plan = plan_sweep(found, **asked)
+        plan = plan_sweep(found, **asked, measure=estimate)
         more = (
             estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
         )
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
-        _conclude(run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True), as_json)
+        result = run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True)
+        _conclude(result, conclusion(result), as_json)
 
 
 @command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
 def search(
     space: SpaceName,
     sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
-    trials: Annotated[int, typer.Option(help="Recipes to try, those that the store knows included.")],
+    trials: Annotated[int, typer.Option(help="Recipes to try for each task, those that the store knows included.")],
     objectives: Annotated[str, typer.Option(help="Of gap, overhead, loss, bits; all are minimized.")] = "gap,overhead",
-    task: Annotated[str, typer.Option(help="TASK or TASK:PRESET.")] = "regression",
+    task: TaskNames = ["regression"],  # noqa: B006
+    data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
     store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     batch: Annotated[
-        int | None, typer.Option(help="Recipes trained together. Default: what fills the workers.")
+        int | None, typer.Option(help="Recipes proposed together for a task. Default: what fills the workers.")
     ] = None,
     sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     budget: Budget = None,
     rungs: Rungs = 0,
     keep: Keep = 0.5,
+    executor: ExecutorName = "local",
+    option: ExecutorOptions = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Let a sampler propose recipes of a space in batches, and train them; what the store has is looked up.
 
-    The same command continues a search that was stopped.
+    Each task is a search of its own, and all of them run side by side. The same command continues what was stopped.
     """
     from fp4dse.sweeps import arguments, run_search
+    from fp4dse.sweeps.progress import search_conclusion
 
     found = arguments.find_space(space)
     result = run_search(
@@ -132,7 +152,7 @@ def search(
         sampler=sampler,
         trials=trials,
         objectives=[name.strip() for name in objectives.split(",")],
-        task=arguments.parse_tasks([task])[0],
+        tasks=arguments.parse_tasks(task, preset, data),
         seeds=arguments.parse_seeds(seeds) if seeds else None,
         lrs=arguments.parse_lrs(lr),
         store=store or arguments.default_store(found.name),
@@ -142,17 +162,13 @@ def search(
         sampler_seed=sampler_seed,
         budget_s=arguments.parse_duration(budget),
         halving=arguments.parse_halving(rungs, keep),
+        executor=executor,
+        options=arguments.parse_options(option),
         progress=True,
     )
-    facts = result.facts()
-    front = facts.pop("front")
-    if as_json:
-        print_json({**facts, "front": front})
-    else:
-        lines = [{name: short(value, 4) for name, value in line.items()} for line in front]
-        print_rows(list(lines[0]) if lines else ["label"], lines)
-        print_facts({name: short(value) for name, value in facts.items()})
-    raise typer.Exit(result.exit_code)
+    if set(result.objectives) != {"gap", "overhead"} and not as_json:  # else the table below has the front
+        _print_fronts(result)
+    _conclude(result, search_conclusion(result), as_json)
 
 
 @command(epilog="Example: fp4dse status --watch")
@@ -221,14 +237,21 @@ def rungs(
     print_rows(list(Replay.__struct_fields__), rows, as_json)
 
 
-def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
-    """Print the trade-off and write the report; end the program with the sweep's exit code."""
+def _print_fronts(result: SearchResult) -> None:
+    """The front of each task in the objectives of the search."""
+    for study in result.studies:
+        lines = [{name: short(value, 4) for name, value in line.items()} for line in study.front]
+        print(f"{study.task}:{study.preset}: nothing is better in {' and '.join(result.objectives)} than")
+        print_rows(["label", "config_id", "seeds", *result.objectives], lines)
+
+
+def _conclude(result: SweepResult | SearchResult, said: str, as_json: bool) -> NoReturn:
+    """Print the trade-off and what was `said` of it, write the report; end the program with the result's exit code."""
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
     from fp4dse.results.tables import pareto_table, records
     from fp4dse.sweeps.arguments import report_path
-    from fp4dse.sweeps.progress import conclusion
 
     store = open_store(result.store)
     runs = store.runs()
@@ -239,6 +262,6 @@ def _conclude(result: SweepResult, as_json: bool) -> NoReturn:
     if as_json:
         print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
     else:
-        found = [pareto_table(summary, noise_floor(runs)), conclusion(result), f"report: {page}"]
+        found = [pareto_table(summary, noise_floor(runs), width=min(console().width, 100)), said, f"report: {page}"]
         print(*(found if page else found[1:2]), sep="\n\n")
     raise typer.Exit(result.exit_code)

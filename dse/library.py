@@ -28,7 +28,7 @@ from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
-from fp4dse.dse.training import OPTIMIZER_NAMES, NotNegative, Optimizer, Positive
+from fp4dse.dse.training import OPTIMIZER_NAMES, SCHEDULE_NAMES, NotNegative, Optimizer, Positive, Schedule
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
@@ -41,6 +41,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     ScaleRelaxation: SCALE_RELAXATION_NAMES,
     Design: DESIGN_NAMES,
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
+    Schedule: {"task": None, **SCHEDULE_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},

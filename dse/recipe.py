@@ -20,7 +20,7 @@ from fp4dse.dse.record import Part, plain_parts
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_key, scale_name
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Dgrad, Fprop, Hadamard, Source, Wgrad, grouped, rotation_name
-from fp4dse.dse.training import Training, optimizer_name
+from fp4dse.dse.training import Training, optimizer_name, schedule_name
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
@@ -179,7 +179,8 @@ class Recipe(Part, frozen=True):
             out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
-        return out | {"optimizer": optimizer_name(r.training.optimizer)}
+        names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
+        return out | names
 
 
 @lru_cache(maxsize=65536)

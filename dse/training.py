@@ -1,4 +1,5 @@
-"""The training side of a recipe, as data: optimizer, its numbers, loss scale, gradient accumulation.
+"""The training side of a recipe, as data: optimizer, its numbers, loss scale, gradient accumulation,
+schedule of the learning rate.
 
 What is None is the task's own. The kind of the optimizer and the number of parts of a batch are structure; every
 other number is a lane's. tasks/optimizers computes it.
@@ -6,6 +7,7 @@ other number is a lane's. tasks/optimizers computes it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,6 +16,7 @@ from fp4dse.dse.record import Part
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class AdamW(Part, frozen=True, tag_field="kind", tag="adamw"):
@@ -44,6 +47,34 @@ Optimizer = AdamW | SGD | StableSPAM | None
 OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM] = {"adamw": AdamW(), "sgd": SGD(), "stable-spam": StableSPAM()}
 
 
+class Constant(Part, frozen=True, tag_field="kind", tag="constant"):
+    """The learning rate rises linearly over the first `warmup` of the steps, and stays."""
+
+    warmup: Share = 0.0
+
+
+class Linear(Part, frozen=True, tag_field="kind", tag="linear"):
+    """After its warm-up it falls linearly, to `floor` of itself after the last step."""
+
+    warmup: Share = 0.0
+    floor: Share = 0.0
+
+
+class Cosine(Part, frozen=True, tag_field="kind", tag="cosine"):
+    """After its warm-up it falls by half a cosine (1608.03983), to `floor` of itself after the last step."""
+
+    warmup: Share = 0.0
+    floor: Share = 0.0
+
+
+Schedule = Constant | Linear | Cosine | None
+SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine] = {
+    "constant": Constant(),
+    "linear": Linear(),
+    "cosine": Cosine(),
+}
+
+
 class Training(Part, frozen=True):
     """How weights follow from gradients.
 
@@ -52,6 +83,7 @@ class Training(Part, frozen=True):
     clip           of the gradient's norm over the whole model
     loss_scale     the loss is multiplied by it, and gradients are divided by it before they are used
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
+    schedule       of the learning rate
     """
 
     optimizer: Optimizer = None
@@ -61,6 +93,7 @@ class Training(Part, frozen=True):
     clip: Positive | None = None
     loss_scale: Positive = 1.0
     accumulate: Literal[1, 2, 4, 8, 16, 32, 64] = 1
+    schedule: Schedule = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -74,19 +107,29 @@ class Training(Part, frozen=True):
     def label(self) -> str:
         """What is not the task's own, in words; empty if nothing is."""
         words = [] if self.optimizer is None else [optimizer_name(self.optimizer)]
-        for name in self.__struct_fields__[1:]:
+        for name in self.__struct_fields__[1:-1]:
             if (value := getattr(self, name)) != getattr(DEFAULT, name):
                 words.append(f"{name.replace('_', ' ')} {value!r}".removesuffix(".0"))
+        words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         return ", ".join(words)
 
 
 DEFAULT = Training()
 
 
-def optimizer_name(optimizer: AdamW | SGD | StableSPAM | None) -> str:
+def optimizer_name(optimizer: Optimizer) -> str:
     """The key in OPTIMIZER_NAMES, or the kind with its numbers, in full; `task` for none."""
-    if optimizer is None:
+    return _name(optimizer, OPTIMIZER_NAMES)
+
+
+def schedule_name(schedule: Schedule) -> str:
+    """The key in SCHEDULE_NAMES, or the kind with its numbers, in full; `task` for none."""
+    return _name(schedule, SCHEDULE_NAMES)
+
+
+def _name(part: Part | None, names: Mapping[str, Part]) -> str:
+    if part is None:
         return "task"
-    name = next((name for name, known in OPTIMIZER_NAMES.items() if known == optimizer), None)
-    numbers = [f"{field}={getattr(optimizer, field)!r}".removesuffix(".0") for field in optimizer.__struct_fields__]
-    return name or " ".join([str(optimizer.__struct_config__.tag), *numbers])
+    name = next((name for name, known in names.items() if known == part), None)
+    numbers = [f"{field}={getattr(part, field)!r}".removesuffix(".0") for field in part.__struct_fields__]
+    return name or " ".join([str(part.__struct_config__.tag), *numbers])

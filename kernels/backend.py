@@ -2,7 +2,8 @@
 
 `triton`    the fused kernels, on a CUDA device; all but quantizing is the reference's
 `eager`     the reference itself, on any device
-`compiled`  the reference through torch.compile, on a CPU with a C++ compiler; the same bits, 6–10 times faster
+`compiled`  on a CPU with a C++ compiler: the reference through torch.compile, 6–10 times faster, and where it has them
+            the functions of native.py, again 2–4 times faster; the same bits
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.dse import Quantizer
-from fp4dse.kernels import reference
+from fp4dse.kernels import native, reference
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import Encoded
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import by_scales
 
@@ -29,8 +28,9 @@ class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
-    operand, by_scales: `fused.operand` and `fused.by_scales`, which take the place of the first two, where there are
-        such
+    operand, by_scales: `fused.operand` and `fused.by_scales`, or twins, which take the place of the first two, where
+        there are such; operand for these codecs, for lanes of four-over-six if it is `adaptive`, and for operands that
+        are to be rotated in groups of one of these sizes
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     why_not: what was passed over, one sentence each
     """
@@ -42,6 +42,9 @@ class Backend(msgspec.Struct, frozen=True):
     why_not: tuple[str, ...] = ()
     draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
+    codecs: tuple[str, ...] = fused.CODECS
+    adaptive: bool = True
+    rotations: tuple[int, ...] = fused.ROTATIONS
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
 
@@ -121,9 +124,12 @@ def _compiled() -> Backend:
 
     try:
         with torch.no_grad():  # as in training: what is traced with gradients is traced again without
-            decode(torch.ones(2, 3, 16), *descriptor([Quantizer.named("nvfp4")] * 2), None)
+            sigmoid(torch.ones(2, 3, 16))
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
     draws = partial(philox.draws16, words=words)
-    return Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
+    path = Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
+    if reason := native.why_not_native():
+        return msgspec.structs.replace(path, why_not=(reason,))
+    return msgspec.structs.replace(path, operand=native.operand, codecs=native.CODECS, adaptive=False, rotations=())

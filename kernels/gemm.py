@@ -105,14 +105,15 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """A product [L, R, S] times the factors of its operands, a [L] or [L, R] first, then b [L] or [L, S]."""
+    """A product [L, R, S] times the factors of its operands, a [L] or [L, R] first, then b [L] or [L, S]; in place."""
     plain = [t for t in (a, b) if t is not None and t.dim() == 1]
     if plain and len(plain) == (a is not None) + (b is not None) and product.is_contiguous() and has_kernels(product):
         from fp4dse.kernels.fused import pointwise
 
         return pointwise.scale(product, plain[0], plain[1] if len(plain) > 1 else None)
-    product = product if a is None else product * a.view(len(product), -1, 1)
-    return product if b is None else product * b.view(len(product), 1, -1)
+    if a is not None:
+        product.mul_(a.view(len(product), -1, 1))
+    return product if b is None else product.mul_(b.view(len(product), 1, -1))
 
 
 def fp8_exact(a: Tensor, b: Tensor) -> Tensor:

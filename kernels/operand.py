@@ -25,7 +25,8 @@ from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import rounded_slope, through
-from fp4dse.kernels.fused.operators import BLOCKS, CODECS, ROTATIONS, features, rotated_maxima, squares, why_not_squares
+from fp4dse.kernels.fused import operators
+from fp4dse.kernels.fused.operators import BLOCKS, features, rotated_maxima, squares, why_not_squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -33,6 +34,8 @@ CALL = 1 << 28
 """Added to a site for its second use in a step."""
 PART = 1 << 20
 """Added to a site for each part of a batch after the first."""
+LINE = 16
+"""Numbers in a line of a CPU's cache."""
 
 
 class Term(NamedTuple):
@@ -116,7 +119,8 @@ class Slot:
         # of a population that the codec is eden all scales are rounded stochastically
         scales_fit = self.stochastic_scales == (self.codec == "eden")
         fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
-        self.fused = backend.operand if fits and self.codec in CODECS else None
+        fits &= self.codec in backend.codecs and (backend.adaptive or not self.features.adaptive)
+        self.fused = backend.operand if fits else None
         self.by_scales = backend.by_scales if self.codec in SCALES and not self.features.adaptive else None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
@@ -143,7 +147,7 @@ class Slot:
         """
         if self.block is None:
             return self._plain(x if dim == 2 else x.mT, dtype)
-        if not self._whole_by_kernel(keys, keep):
+        if self.fused is not operators.operand or not self._whole_by_kernel(keys, keep):  # which reads BF16, too
             x = x.to(torch.float32)
         if self.clamps is not None:
             x = x if dim == 2 else x.mT
@@ -155,6 +159,7 @@ class Slot:
         if turn:
             return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
         first = self._term(x, dim, keys, 0, dtype)
+        first = first._replace(values=laid_out(first.values, dim))
         x = x if dim == 2 else x.mT
         if self.residuals is None:
             return Operand([first], x)
@@ -164,10 +169,11 @@ class Slot:
 
     def rotates(self, turn: Turn, keys: Keys, keep: bool) -> bool:
         """Whether the backend's kernel rotates the operand while it quantizes it."""
-        return self._whole_by_kernel(keys, keep) and turn.size in ROTATIONS and turn.order == "sylvester"
+        fits = turn.size in self.backend.rotations and turn.order == "sylvester"
+        return fits and self._whole_by_kernel(keys, keep)
 
     def _whole_by_kernel(self, keys: Keys, keep: bool) -> bool:
-        """Whether the backend's kernel does all that is done to the operand, from whatever dtype it comes in."""
+        """Whether the backend's own function does all that is done to the operand."""
         if not self.fused or not isinstance(self.block, int):
             return False
         estimated = keep and self.through != Through()
@@ -317,6 +323,17 @@ class Slot:
 
     def _tensor_amax(self, take: Callable[[], Tensor], keys: Keys, call: int) -> Tensor:
         return self.maxima(self.state, f"amax {keys.layer} {call}", take, keys)
+
+
+def laid_out(values: Tensor, dim: int) -> Tensor:
+    """An operand [L, R, C] as a CPU's product is to find it, whose bits follow from the layout.
+
+    What was contracted over dimension 1 goes on to lie along R, whoever quantized it, but for rows that do not fill
+    lines of the cache: MKL's product of such depends on how a lane's result is aligned.
+    """
+    if dim == 2 or values.is_cuda:
+        return values
+    return values.contiguous() if values.shape[1] % LINE else values.mT.contiguous().mT
 
 
 def clamped(x: Tensor, quantiles: Tensor) -> Tensor:

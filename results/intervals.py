@@ -4,6 +4,8 @@ With n paired values of mean m and standard deviation s the 95 % interval is m �
 at n = 3 a percentile bootstrap covers 75 %, not 95 %. From 30 seeds on it is the expanded percentile bootstrap
 (Hesterberg, arXiv 1411.5279): the percentiles Φ(±√(n/(n-1)) · t(0.975, n-1)) of resampled means, which need no normal
 distribution and have the width of the t-interval where there is one.
+
+scipy is imported where it is used: `fp4dse status` and the start of a sweep need the words alone.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, stdtr, stdtrit
 
 CONFIDENCE = 0.95
 BOOTSTRAP_FROM = 30
@@ -44,6 +45,8 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> pd.DataFrame:
 
 def bootstrap(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
     """Expanded percentile interval of the mean of each row. values: [rows, n], n > 1; returns [rows, 2]."""
+    from scipy.special import ndtr, stdtrit
+
     n = values.shape[1]
     tail = ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.5 - CONFIDENCE / 2))
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # how often each seed is drawn
@@ -56,12 +59,16 @@ def bootstrap(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]
 
 def half_width(std: pd.Series, n: pd.Series) -> pd.Series:
     """Half of the 95 % t-interval of a mean; NaN where n < 2."""
+    from scipy.special import stdtrit
+
     n = n.where(n.gt(1)).astype(float)
     return stdtrit(n - 1, 0.5 + CONFIDENCE / 2) * std / np.sqrt(n)
 
 
 def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
     """Two-sided p of a mean difference against zero; 1 where all differences are zero, NaN where n < 2."""
+    from scipy.special import stdtr
+
     n = n.where(n.gt(1)).astype(float)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = (mean.abs() / (std / np.sqrt(n))).mask(mean.eq(0), 0.0)

@@ -5,8 +5,10 @@ a disk; all others reach it through Arrow.
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them)
+    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
+              measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
+    recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
 
 and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
 
@@ -26,33 +28,41 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.measured import JOINED, MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.parquet import ALL, copied_ids, dataset, is_small, read, to_pandas
 from fp4dse.results.remote import Place
 from fp4dse.results.schema import CURVES, ROW, SCALARS
-from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
 
 COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
 CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
 
+RECORDED_VIEW = """
+CREATE TEMP VIEW recorded AS
+    SELECT run_id, series.key AS name, unnest(recorded['step'])::INT AS step, unnest(series.value) AS value
+    FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step'
+"""
+
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
-RUNS_WITH_GAP = f"""
+RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
-    SELECT {", ".join(SCALARS)}, baseline_loss,
+    SELECT {", ".join(SCALARS)}, {", ".join(MEASURED)}, baseline_loss,
         CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
              WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
              WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
         END AS gap
-    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed);
+    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed) LEFT JOIN figures USING ({", ".join(JOINED)});
 """
 
 
-def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.DataFrame:
-    """The answer to one DuckDB statement over the rows of `files` that are `valid`.
+def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: pd.DataFrame) -> pd.DataFrame:
+    """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
     """
     import duckdb
+
+    from fp4dse.results.views import VIEWS
 
     copied = copied_ids(files, valid)
     itself = [file for file in files if valid.equals(ALL) and _readable_by_duckdb(file)]
@@ -63,24 +73,27 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str) -> pd.Data
             connection.register("copied", pa.table({"run_id": copied}))
             connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
             rows = COPIED.format(rows=rows)
-        if gap := may_need_gap(query):
+        if joined := may_need_join(query):
             reference = read(files, NEEDED, valid & ds.field("is_baseline"))
             connection.register("baselines", baselines(to_pandas(reference)))
+            types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
+            connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
         for name, view in _views(files, valid, query).items():
             connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
             connection.execute(f"CREATE TEMP VIEW rows AS {rows}")
-            connection.execute(RUNS_WITH_GAP if gap else RUNS)
-            if "curves" in query.lower():
-                connection.execute(CURVES_VIEW)
+            connection.execute(RUNS_JOINED if joined else RUNS)
+            for name, statement in {"curves": CURVES_VIEW, "recorded": RECORDED_VIEW}.items():
+                if name in query.lower():
+                    connection.execute(statement)
             relation = connection.sql(query)
             answer = pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            views = ", ".join(["runs", "curves", *VIEWS])
+            views = ", ".join(["runs", "curves", "recorded", *VIEWS])
             raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
     return to_pandas(_plain_columns(answer))
 
@@ -98,17 +111,16 @@ def _union(files: Sequence[Path]) -> str:
     return f"SELECT * FROM read_parquet([{names}], union_by_name => true) UNION ALL BY NAME SELECT * FROM others"
 
 
-def may_need_gap(query: str) -> bool:
-    """Whether a query may want gap or baseline_loss, whose join takes longer than most queries. In doubt, True.
+def may_need_join(query: str) -> bool:
+    """Whether a query may want what is joined to the rows (DERIVED, MEASURED), which takes longer than most queries. In
+    doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
     nowhere as a whole row.
     """
     text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
     words = re.findall(r"\w+", text)
-    named = {"gap", "baseline_loss", "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(
-        words
-    )
+    named = {*DERIVED, *MEASURED, "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(words)
     bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
     alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
     clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
@@ -117,6 +129,8 @@ def may_need_gap(query: str) -> bool:
 
 def _views(files: Sequence[Place], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
     """The views of the statistics that the query names."""
+    from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+
     named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
     if not named:
         return {}

@@ -99,6 +99,7 @@ AROUND = {
     "clip": "bound of the gradient's norm, null for the task's own",
     "loss_scale": "what the loss is multiplied with for the backward pass",
     "accumulate": "parts of a batch whose gradients are added up",
+    "schedule": "of the learning rate; task: the task's own",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
 
@@ -115,6 +116,10 @@ and with them:
 | --- | --- | --- |
 | `baseline_loss` | double | validation loss of BF16 at its best learning rate, same setting and seed |
 | `gap` | double | log(val_loss / baseline_loss); inf where the lane diverged, null without a baseline |
+| `measured` | double | time of emulated layers relative to BF16, if `fp4dse store measure` took it; see cost.md |
+| `measured_of` | string | the model, the device and the software that it is of |
+
+The view `recorded` (and `Store.recorded`) has what `sweep --record` stored: run_id, name, step, value.
 
 A **setting** is what two rows share if their losses may be compared: task, preset, dataset_digest, device_class,
 software_class, rev_quantizers, rev_engine, rev_task.

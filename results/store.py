@@ -4,6 +4,7 @@
     inbox/          one Arrow file per finished job, written atomically
     parts/          Parquet files, each joined from many of the inbox or from smaller parts (see joining)
     retired.json    component -> revision below which rows are hidden
+    measured.json   how long recipes took on devices (see measured.py)
     torn/           inbox files that turned out to be unreadable
 
 A part is written before what it joins is deleted. A crash in between leaves rows twice, so rows are deduped whenever
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +30,7 @@ import pyarrow.dataset as ds
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results.files import exclusive, read_json, write_atomic, writing
 from fp4dse.results.joining import join_inbox, join_parts, listed, refuse_broken, write_part
+from fp4dse.results.measured import JOINED, MEASURED, Series, figures, merged, with_figure
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, add_gap
 from fp4dse.results.parquet import ALL, IDENTITY, encode_small, read, scan, to_pandas, why_unreadable, winners
 from fp4dse.results.query import run_sql
@@ -136,6 +139,7 @@ class Store:
             for component, below in other.retired().items():
                 rules[component] = max(below, rules.get(component, below))
             self._write_retired(rules)
+            self._write_measured(merged(self.measured(), other.measured()))
             return len(new)
 
     def invalidate(self, component: str, below: int) -> int:
@@ -153,6 +157,15 @@ class Store:
             self._write_retired(rules)
             return len(before) - len(self._read(["run_id"]))
 
+    def add_measured(self, of: str, device_name: str, config_id: str, overhead: float) -> None:
+        """Store what a recipe took on a device relative to BF16; its series `of` is the newest from now on."""
+        with self.lock():
+            self._write_measured(with_figure(self.measured(), of, device_name, config_id, overhead))
+
+    def _write_measured(self, series: Series) -> None:
+        if series != self.measured():
+            write_atomic(self.path / "measured.json", f"{json.dumps(series, indent=1)}\n".encode())
+
     def _write_retired(self, rules: dict[str, int]) -> None:
         if rules != self.retired():
             text = ",\n".join(f'  "{component}": {below}' for component, below in sorted(rules.items()))
@@ -163,17 +176,19 @@ class Store:
     def runs(self, columns: Sequence[str] | None = None, curves: bool = False) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
-        Holds every schema column (`columns`: only these), baseline_loss and gap (see paired.add_gap); the curves, as
-        arrays, only if asked for. ConfigError on an unknown column.
+        Holds every schema column (`columns`: only these), measured and measured_of (see measured.py), baseline_loss and
+        gap (see paired.add_gap); the curves, as arrays, only if asked for. ConfigError on an unknown column.
         """
-        columns = list(columns or [*SCALARS, *DERIVED, *(CURVES if curves else ())])
+        columns = list(columns or [*SCALARS, *MEASURED, *DERIVED, *(CURVES if curves else ())])
         for name in columns:
-            if name not in ROW.names and name not in DERIVED:
-                raise ConfigError("column", name, ", ".join([*ROW.names, *DERIVED]))
-        stored = [name for name in columns if name not in DERIVED]
-        if len(stored) == len(columns):
-            return to_pandas(self._read(stored))
-        return add_gap(to_pandas(self._read([*dict.fromkeys([*stored, *NEEDED])])))[columns]
+            if name not in [*ROW.names, *MEASURED, *DERIVED]:
+                raise ConfigError("column", name, ", ".join([*ROW.names, *MEASURED, *DERIVED]))
+        gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
+        wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
+        found = to_pandas(self._read([*dict.fromkeys(wanted)]))
+        if joined:
+            found = found.merge(figures(self.measured()), how="left", on=JOINED)
+        return (add_gap(found) if gap else found)[columns]
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
@@ -187,6 +202,12 @@ class Store:
         rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]
         return pd.DataFrame(rows, columns=["run_id", *BY_NAME])
 
+    def recorded(self, run_ids: Sequence[str]) -> dict[str, dict[str, list[float | None]]]:
+        """run_id -> what was recorded, name -> values at the steps under "step"; without runs that have nothing."""
+        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
+        rows = self._read(["run_id", "recorded"], self._valid() & wanted).to_pylist()
+        return {row["run_id"]: dict(row["recorded"]) for row in rows if row["recorded"]}
+
     def done(self, pruned: bool = False) -> set[str]:
         """Ids of the runs that need no training: done or diverged, and not retired; the pruned ones on request."""
         finished = self._valid() & ds.field("status").isin(["done", "diverged", *(["pruned"] if pruned else [])])
@@ -194,16 +215,22 @@ class Store:
 
     def sql(self, query: str) -> pd.DataFrame:
         """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
-        return self._reading(lambda files: run_sql(files, self._valid(), query))
+        return self._reading(lambda files: run_sql(files, self._valid(), query, figures(self.measured())))
 
     def pareto(self, overhead: str = OVERHEAD) -> pd.DataFrame:
         """The lines of summarize that are on the front. overhead: any column of numbers."""
-        summary = summarize(self.runs([*dict.fromkeys([*SUMMARIZED, overhead])]), overhead)
+        more = MEASURED if overhead in MEASURED else [overhead]
+        summary = summarize(self.runs([*dict.fromkeys([*SUMMARIZED, *more])]), overhead)
         return summary[summary["on_front"]].reset_index(drop=True)
 
     def retired(self) -> dict[str, int]:
         """Component -> revision below which its rows are hidden."""
         path = self.path / "retired.json"
+        return read_json(path) if path.exists() else {}
+
+    def measured(self) -> Series:
+        """What was timed; see measured.py."""
+        path = self.path / "measured.json"
         return read_json(path) if path.exists() else {}
 
     def version(self) -> int:

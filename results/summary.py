@@ -7,6 +7,7 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.intervals import mean_interval, p_value
+from fp4dse.results.measured import MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, SETTING, at_best_lr, by_seed, judged, log_or_nan, outcomes
 from fp4dse.results.pareto import front
 
@@ -87,10 +88,13 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
 
 
 def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
-    """ConfigError unless `overhead` is a column of numbers."""
+    """ConfigError unless `overhead` is a column of numbers, and all of one kind if it was measured."""
     numeric = [name for name in runs if pd.api.types.is_numeric_dtype(runs[name])]
     if overhead not in numeric or pd.api.types.is_bool_dtype(runs[overhead]):
         raise ConfigError("overhead", overhead, f"a column of numbers: {', '.join(map(str, numeric))}")
+    if overhead == MEASURED[0] and MEASURED[1] in runs and runs[MEASURED[1]].nunique() > 1:
+        found = "; ".join(sorted(runs[MEASURED[1]].dropna().unique()))
+        raise ConfigError("overhead", overhead, f"figures of one model on one device; these rows have: {found}")
 
 
 def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:

@@ -45,6 +45,22 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
+BRIEF: dict[str, tuple[str, ...]] = {
+    "recipes": ("task label gap overhead", "on_front", "note", "gap_low gap_high", "pairs", "preset"),
+    "front": ("task label gap overhead", "on_front", "p_front", "gap_low gap_high", "preset"),
+    "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
+    "effects": ("task factor level with_factor with_level effect", "low high", "reference", "p"),
+    "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),
+    "marginal": ("task factor level difference", "low high", "matches", "reference", "helps"),
+    "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
+    "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
+    "learning_rates": ("task label lr", "grid at_edge", "optimism", "same_grid"),
+    "stability": ("task factor level selected", "coefficient", "low high"),
+    "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
+    "divergence": ("task factor level with_factor with_level diverged", "recipes"),
+}
+"""View -> the columns that a narrow terminal shows: what cannot be left out, then groups, the weightiest first."""
+
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 

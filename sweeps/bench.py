@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fp4dse.dse import SLOTS, Space
 from fp4dse.results import open_store
+from fp4dse.sweeps.driver import COMPACT_FILES
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.simulation import many_jobs, simulate
-from fp4dse.sweeps.sweep import COMPACT_FILES, run_sweep
+from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job
 
 WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("bench_worker.py")))
@@ -81,12 +82,20 @@ def harness_cost(lanes: int, job_s: float = JOB_S) -> dict:
 
 
 RESUME = """
-import resource, sys
+import sys, time
 from fp4dse.sweeps.bench import TASK, resume_space
 from fp4dse.sweeps import run_sweep
+from fp4dse.sweeps.executors import LocalExecutor
+start, begun = LocalExecutor.start, []
+def noted(*job):
+    start(*job)
+    begun.append(time.process_time())
+LocalExecutor.start = noted
 folder, lanes = sys.argv[1], int(sys.argv[2])
 run_sweep(resume_space(lanes), tasks=[TASK], seeds=range(10), store=f"{folder}/store", worker=sys.argv[3:], jobs=2)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+# VmHWM is of this program alone, where ru_maxrss begins with what its parent had
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) / 2**20, begun[0])
 """
 
 
@@ -97,18 +106,19 @@ def resume_space(lanes: int) -> Space:
 
 def resume(lanes: int) -> list[dict]:
     """A store as kill -9 leaves it, with all but the last jobs of a sweep, and a new driver process: the time from its
-    start to that of its first job, and the memory that it had at most when the sweep is over."""
+    start to that of its first job, its own CPU time until then (of which a busy machine does not make more), and the
+    memory that it had at most when the sweep is over."""
     with tempfile.TemporaryDirectory() as folder:
         stored = fill(Path(folder) / "store", lanes)
         command = [sys.executable, "-c", RESUME, folder, str(lanes), *WORKER, "0.1", f"{folder}/log"]
         begin = time.time()
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         first_s = float(Path(f"{folder}/log").read_text().split()[0]) - begin
-        memory = float(done.stdout)
+        memory, cpu_s = map(float, done.stdout.split())
     what = f"resume after kill -9 with {stored:,} lanes stored, until the first job starts"
     size = f"memory of that driver at the end, {stored:,} lanes"
     return [
-        row(what, f"{first_s:.1f} s", "≤ 3 s", first_s <= 3),
+        row(what, f"{first_s:.1f} s ({cpu_s:.1f} s of CPU)", "≤ 3 s", first_s <= 3),
         row(size, f"{memory:.2f} GiB", "≤ 1.5 GiB", memory <= 1.5),
     ]
 

@@ -1,11 +1,17 @@
-"""optuna-dashboard over a store: mirrors what is there, serves it on this machine, and stays in step with a sweep."""
+"""optuna-dashboard over a store: mirrors what is there, serves it on this machine, and stays in step with a sweep.
+
+A study has to be made anew when a recipe brings a value that its axes did not have, which is often while a sweep is
+young, and then has another number. A page that is open on the old number is answered with the new study, and no page
+sees a study half made.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
@@ -76,7 +82,8 @@ def serve(
     follower = Follower(store, sweep, storage)
     follower.look()
     try:
-        server = make_server(HOST, port, optuna_dashboard.wsgi(storage), _Server, _Quiet)
+        pages = _Followed(optuna_dashboard.wsgi(storage), storage, follower.mirroring)
+        server = make_server(HOST, port, pages, _Server, _Quiet)
     except OSError as error:
         raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error.strerror})") from None
     threads = [threading.Thread(target=server.serve_forever, daemon=True)]
@@ -97,11 +104,12 @@ def serve(
 
 
 class Follower:
-    """Keeps the studies of a store in step with it. Holds what it saw last."""
+    """Keeps the studies of a store in step with it. Holds what it saw last, and `mirroring` while they change."""
 
     def __init__(self, store: Store, sweep: str, storage: optuna.storages.BaseStorage) -> None:
         self.store, self.sweep, self.storage = store, sweep, storage
         self.seen: object = None
+        self.mirroring = threading.Lock()
 
     def run(self, stop: threading.Event) -> None:
         """Look every FOLLOW_S seconds, less often where it takes long. A store that cannot be read now may be later."""
@@ -123,7 +131,8 @@ class Follower:
         here = (running, self.store.files())
         if here == self.seen:
             return {}
-        found = mirror(self.store, self.storage, self.sweep, unfinished=not running)
+        with self.mirroring:
+            found = mirror(self.store, self.storage, self.sweep, unfinished=not running)
         self.seen = here
         return found
 
@@ -132,6 +141,36 @@ class Follower:
             return read_state(self.store.path).driver_is_alive
         except StoreError:
             return False
+
+
+class _Followed:
+    """The dashboard's pages, on which a study keeps the number under which it was first asked for."""
+
+    def __init__(self, app: Callable, storage: optuna.storages.BaseStorage, mirroring: threading.Lock) -> None:
+        self.app, self.storage, self.mirroring = app, storage, mirroring
+        self.names: dict[int, str] = {}
+
+    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if not path.startswith(("/api/", "/csv/")):
+            return self.app(environ, start_response)
+        with self.mirroring:
+            found = re.match(r"(/api/studies/|/csv/)(\d+)(.*)", path)
+            if found:
+                path = f"{found[1]}{self.number(int(found[2]))}{found[3]}"
+            return self.app({**environ, "PATH_INFO": path}, start_response)
+
+    def number(self, asked: int) -> int:
+        """That of the study that now has the name of the one that was asked for."""
+        try:
+            self.names[asked] = self.storage.get_study_name_from_id(asked)
+            return asked
+        except KeyError:  # it was made anew
+            pass
+        try:
+            return self.storage.get_study_id_from_name(self.names[asked])
+        except KeyError:
+            return asked
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -122,10 +122,11 @@ def _measure(job: Job) -> list[tuple[float, float, int]]:
     """(setup_s, train_s, peak bytes so far) of two lanes, of all for a few steps, and of all for some more."""
     import torch
 
-    from fp4dse.tasks import get_task, train
+    from fp4dse.tasks import train
+    from fp4dse.tasks.worker import task_of
 
     torch.set_num_threads(job.threads)
-    task = get_task(job.task, job.preset)
+    task = task_of(job)
     measured = []
     for lanes, steps in ((job.lanes[:2], 1), (job.lanes, FEW_STEPS), (job.lanes, CALIBRATION_STEPS)):
         result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)

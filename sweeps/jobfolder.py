@@ -33,7 +33,8 @@ STDERR_CHARACTERS = 600
 def job_name(job: Job) -> str:
     """The same lanes have the same name, in whatever order, so that storing them twice writes one file."""
     lanes = sorted(msgspec.json.encode(lane) for lane in job.lanes)
-    content = b"\n".join([f"{job.task} {job.preset} {job.device} {job.threads}".encode(), *lanes])
+    where = " ".join([job.task, job.preset, job.device, str(job.threads), *job.only_on.values()])
+    content = b"\n".join([where.encode(), *lanes])
     return f"{job.task}-{job.preset}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 

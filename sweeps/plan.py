@@ -4,16 +4,17 @@ A lane that is stored is never trained twice. The BF16 baseline of every task, l
 of a sweep, because every result is a gap to it; seeds are paired, so all recipes get the same list.
 
 Lanes of equal (task, preset, structural signature) train in lock-step, so a job takes lanes of one such population.
-Lanes in company are cheaper than alone and a job that dies loses all its lanes, so jobs are few but not huge: see
-`job_size`.
+Lanes in company are cheaper than alone and a job that dies loses all its lanes, so jobs are few but not huge, and
+shorter towards the end: see `cut`.
 Everything here is deterministic: the same question gives the same jobs in the same order.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,23 +26,27 @@ from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
 
 if TYPE_CHECKING:
-    from fp4dse.tasks import Task
+    from fp4dse.tasks import TaskFacts
 
 BASELINE = "bf16"
 """Name of the recipe that gaps are measured against."""
 
+SHARE = 0.25
+"""Of what is left for each worker, what a job has at most: docs/log.md has what a simulation says of other shares."""
 JOB_LANES = {"cpu": (16, 64), "cuda": (64, 512)}
-"""Fewest and most lanes that `job_size` aims at. A population that is smaller is one job."""
+"""Fewest and most lanes of a job. A population that is smaller is one."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`jobs` in the order in which they start. `asked` lanes make up the sweep; `stored` of them are there already."""
+    """`jobs` in the order in which they start. `asked` lanes make up the sweep; `stored` of them are there already.
+    `sizes`: how many lanes a job has at most and why, by task."""
 
     asked: int
     stored: int
     recipes: int
     populations: int
     jobs: list[Job]
+    sizes: dict[str, str] = {}
 
     @property
     def left(self) -> int:
@@ -51,23 +56,29 @@ class Plan(msgspec.Struct, frozen=True):
         """For people and scripts: the counts, and lanes per job in the order of start."""
         counts = {"recipes": self.recipes, "lanes": self.asked, "stored": self.stored, "to_train": self.left}
         jobs = [f"{job.task}:{job.preset} × {len(job.lanes)}" for job in self.jobs]
-        return {**counts, "populations": self.populations, "jobs": jobs}
+        return {**counts, "populations": self.populations, "lanes_per_job": self.sizes, "jobs": jobs}
 
 
 def plan(
     recipes: Iterable[Recipe],
-    tasks: Sequence[Task],
+    tasks: Sequence[TaskFacts],
     *,
     seeds: Sequence[int],
     lrs: Sequence[float] | None,
-    is_stored: Callable[[Task, Lane], bool],
+    is_stored: Callable[..., bool],
     device: str = "cpu",
     threads: int = 1,
     workers: int = 1,
     max_lanes: int | None = None,
-    rungs: Callable[[Task], list[Rung]] = lambda _: [],
+    kinds: Sequence[dict[str, str]] = ({},),
+    sizes: Mapping[tuple[str, str], int] = {},
+    rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
+
+    `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where there are several `kinds` of devices,
+    of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of a job of
+    (task, preset) where it is known, see sizes.py.
 
     `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with.
     """
@@ -75,35 +86,43 @@ def plan(
     asked = 0
     populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
-        signature, random = recipe.signature(), uses_random_bits(recipe)
-        for task in tasks:
-            for lane in _lanes(recipe, lrs or [task.lr], seeds):
-                asked += 1
-                if not is_stored(task, lane):
-                    key = (task.name, task.preset, order == 0, signature)
-                    populations.setdefault(key, []).append((random, order, lane))
+        for task, (place, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
+            lanes, on = _lanes(recipe, lrs or [task.lr], seeds), [kind] if kind else []
+            asked += len(lanes)
+            if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
+                key = (task.name, task.preset, order == 0, place, recipe.signature())
+                random = uses_random_bits(recipe)
+                populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
-    size = max_lanes or job_size(left, device, workers)
     of = {(task.name, task.preset): task for task in tasks}
     halving = {(task.name, task.preset): rungs(task) for task in tasks}
-    jobs: list[tuple[bool, int, int, Job]] = []
-    for (name, preset, baseline, _), members in populations.items():
+    pieces = []
+    for (name, preset, baseline, *_), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
-        for part in split([lane for *_, lane in members], size):
-            task = of[name, preset]
-            rungs_of = [] if baseline else halving[name, preset]
-            job = Job(
-                task=name,
-                preset=preset,
-                lanes=part,
-                device=device,
-                threads=threads,
-                rungs=rungs_of,
-                overheads=[overhead(lane.recipe) for lane in part] if rungs_of else [],
-                origin=task.origin,
-                digest=task.digest if task.origin else "",
-            )
-            jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
+        most = max_lanes or sizes.get((name, preset)) or JOB_LANES[device][1]
+        fewest = min(JOB_LANES[device][0], most)
+        if halving[name, preset]:  # lanes are ranked within their job: company is worth more than a short end
+            fewest = min(max(math.ceil(left / workers), fewest), most)
+        pieces.append(Piece(baseline, [lane for *_, lane in members], of[name, preset].steps, fewest, most))
+    keys = list(populations)
+    jobs: list[tuple[bool, int, int, Job]] = []
+    for number, part in cut(pieces, workers):
+        name, preset, baseline, place, _ = keys[number]
+        task = of[name, preset]
+        rungs_of = [] if baseline else halving[name, preset]
+        job = Job(
+            task=name,
+            preset=preset,
+            lanes=part,
+            device=device,
+            threads=threads,
+            rungs=rungs_of,
+            overheads=[overhead(lane.recipe) for lane in part] if rungs_of else [],
+            origin=task.origin,
+            digest=task.digest if task.origin else "",
+            only_on=kinds[place] if baseline else {},
+        )
+        jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
     return Plan(
         asked=asked,
@@ -123,17 +142,40 @@ def count_space(space: Space, count: Count | None = None) -> dict:
     return {"space": space.name, **met, "populations": len(populations)}
 
 
-def job_size(lanes: int, device: str, workers: int) -> int:
-    """Most lanes in a job: a worker's share of what is left, within the bounds of `JOB_LANES`."""
-    fewest, most = JOB_LANES[device]
-    return min(max(math.ceil(lanes / workers), fewest), most)
+class Piece(msgspec.Struct):
+    """Lanes of one population that are not in a job yet. They take `steps` steps, in jobs of `fewest` to `most`."""
+
+    baseline: bool
+    lanes: list[Lane]
+    steps: int
+    fewest: int
+    most: int
+
+    @property
+    def work(self) -> int:
+        return len(self.lanes) * self.steps
 
 
-def split(lanes: list[Lane], size: int) -> list[list[Lane]]:
-    """Consecutive parts of at most `size` lanes that differ in length by one at most."""
-    parts = math.ceil(len(lanes) / size)
-    cuts = [len(lanes) * i // parts for i in range(parts + 1)]
-    return [lanes[a:b] for a, b in itertools.pairwise(cuts)]
+def cut(populations: Sequence[Piece], workers: int) -> Iterator[tuple[int, list[Lane]]]:
+    """Jobs as (number of the population, lanes), in the order in which they are to start but for their length.
+
+    A job has at most `SHARE` of a worker's share of what is left, so that jobs become shorter towards the end and
+    workers end at about the same time (guided self-scheduling). `fewest` and `most` go before, and a single worker has
+    nobody to wait for.
+    """
+    left = sum(piece.work for piece in populations)
+    heap = [(not piece.baseline, -piece.work, number, piece.lanes) for number, piece in enumerate(populations)]
+    heapq.heapify(heap)
+    while heap:
+        rest, _, number, lanes = heapq.heappop(heap)
+        piece, n = populations[number], len(lanes)
+        share = max(1.0, left * SHARE / workers / piece.steps if workers > 1 else n)
+        parts = max(math.ceil(n / piece.most), min(math.ceil(n / share), n // piece.fewest), 1)
+        size = math.ceil(n / parts)
+        yield number, lanes[:size]
+        left -= size * piece.steps
+        if size < n:
+            heapq.heappush(heap, (rest, -(n - size) * piece.steps, number, lanes[size:]))
 
 
 def uses_random_bits(recipe: Recipe) -> bool:
@@ -151,7 +193,5 @@ def _with_baseline(recipes: Iterable[Recipe]) -> list[Recipe]:
     return list(configs)
 
 
-def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> Iterator[Lane]:
-    for lr in lrs:
-        for seed in seeds:
-            yield Lane(recipe=recipe, lr=lr, seed=seed)
+def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:
+    return [Lane(recipe=recipe, lr=lr, seed=seed) for lr in lrs for seed in seeds]

@@ -23,6 +23,8 @@ from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress
 
 if TYPE_CHECKING:
+    from fp4dse.sweeps.batches import StudyResult
+    from fp4dse.sweeps.search import SearchResult
     from fp4dse.sweeps.sweep import SweepResult
 
 LINE_S = 10.0
@@ -47,24 +49,32 @@ def display(progress: bool | Show) -> Iterator[Show]:
 
 
 def render(state: SweepState) -> RenderableType:
-    """Headline with a bar, one row per running job, the best recipe so far, what went wrong."""
-    bar = ProgressBar(total=max(state.asked, 1), completed=state.finished + state.failed, width=30)
+    """Name and bar, headline, one row per running job, the best recipe so far, what went wrong. Fits 80 columns."""
+    total, done = (state.asked, state.finished + state.failed)
+    if state.trials_asked:
+        total, done = state.trials_asked, state.trials
+    bar = ProgressBar(total=max(total, 1), completed=done, width=40)
     head = Table.grid(padding=(0, 2))
-    head.add_row(Text(state.name, style="bold"), bar, headline(state))
+    head.add_row(Text(state.name, style="bold"), bar, f"{100 * done / max(total, 1):.0f} %")
     jobs = Table.grid(padding=(0, 2))
+    for widest in (None, None, 16, None, None, None):  # the bar gives way where there is little room
+        jobs.add_column(no_wrap=widest is None, max_width=widest)
     for job in state.running:
         steps = f"{job.phase} {job.step}/{job.steps}" if job.steps else job.phase
-        loss = "" if job.loss is None else f"median loss {job.loss:.4g}"
+        loss = "" if job.loss is None else f"loss {job.loss:.4g}"
         dead = f"{job.lanes - job.alive} dead" if job.loss is not None and job.alive < job.lanes else ""
-        bar = ProgressBar(total=max(job.steps, 1), completed=job.step, width=16)
+        bar = ProgressBar(total=max(job.steps, 1), completed=job.step)
         jobs.add_row(f"  {job.task}:{job.preset}", f"{job.lanes} lanes", bar, steps, loss, dead)
     notes = [Text(line, overflow="fold") for line in remarks(state)]
-    return Group(head, *([jobs] if state.running and state.driver_is_alive else []), *notes)
+    return Group(head, Text(headline(state)), *([jobs] if state.running and state.driver_is_alive else []), *notes)
 
 
 def headline(state: SweepState) -> str:
-    """`120/294 lanes, 2 diverged, 0 failed; 2 jobs running, 6 waiting; about 1m40s left`."""
+    """`120/294 lanes, 2 diverged; 2 jobs running, 6 waiting; about 1m40s left`; of a search the trials come first."""
     parts = [f"{state.finished}/{state.asked} lanes"]
+    if state.trials_asked:
+        stored = f" ({state.trials_stored} from the store)" if state.trials_stored else ""
+        parts[:0] = [f"{state.trials}/{state.trials_asked} trials{stored}"]
     bad = ((state.diverged, "diverged"), (state.pruned, "pruned"), (state.failed, "failed"))
     parts += [f"{n} {word}" for n, word in bad if n]
     text = ", ".join(parts)
@@ -118,6 +128,37 @@ def conclusion(result: SweepResult) -> str:
     return "\n".join(lines)
 
 
+def search_conclusion(result: SearchResult) -> str:
+    """What a search tried of how much, a paragraph a task; why it stopped and how to go on."""
+    lines = [line for study in result.studies for line in _study_lines(result, study)]
+    lines.append(f"{counted(result.lanes, 'lane')} trained in {duration(result.wall_s)}")
+    lines += [failure.sentence() for failure in result.failures]
+    if any(study.failed for study in result.studies):
+        lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
+    if result.stopped:
+        left = sum(result.asked - study.trials for study in result.studies)
+        lines.append(f"{result.stopped}; {counted(left, 'trial')} left, the same command continues")
+    return "\n".join(lines)
+
+
+def _study_lines(result: SearchResult, study: StudyResult) -> list[str]:
+    kinds = ((study.trained, "trained"), (study.stored, "from the store"), (study.replicates, "with further seeds"))
+    bad = ((study.diverged, "diverged"), (study.failed, "failed"))
+    counts = ", ".join(f"{n} {word}" for n, word in [*kinds, *bad] if n)
+    whole = f"{result.combinations:,} combinations" if result.space is None else f"{result.space:,}"
+    share = 100 * study.recipes / (result.space or result.combinations)
+    trials = f"{study.trials} of {counted(result.asked, 'trial')}"
+    again, forbidden = f"what was known {study.repeated} times", f"what a rule forbids {study.rejected} times"
+    lines = [
+        f"{study.task}:{study.preset}: {trials}: {counts or 'none came back'}",
+        f"  {counted(study.recipes, 'recipe')} of {whole} in the space tried ({share:.3g} %), "
+        f"{len(study.front)} on the front",
+        f"  {result.sampler} proposed {again}, {forbidden}",
+    ]
+    lines += [f"  ended early: {study.stopped}"] if study.stopped else []
+    return lines
+
+
 def job_line(progress: Progress) -> str:
     """A report of one job: `train 50/200, median loss 0.25`."""
     losses = [loss for loss in progress.losses if loss is not None]
@@ -138,7 +179,7 @@ def _plain_lines(file: TextIO) -> Show:
     last = {"time": -60 * LINE_S, "finished": -1}
 
     def show(state: SweepState) -> None:
-        now, finished = time.monotonic(), state.finished + state.failed
+        now, finished = time.monotonic(), state.finished + state.failed + state.trials
         wait = LINE_S if finished != last["finished"] else 6 * LINE_S
         if state.ended or now - last["time"] >= wait:
             last.update(time=now, finished=finished)

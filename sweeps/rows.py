@@ -17,10 +17,10 @@ from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 if TYPE_CHECKING:
-    from fp4dse.tasks import Task
+    from fp4dse.tasks import TaskFacts
 
 
-def task_context(task: Task, environment: dict) -> dict:
+def task_context(task: TaskFacts, environment: dict) -> dict:
     """The columns that all lanes of a task in an environment share."""
     return {
         **environment,

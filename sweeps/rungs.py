@@ -7,7 +7,8 @@ decided by tasks/rungs.py.
 A finished sweep without rungs tells what rungs would have done: its final losses are the truth, and its stored training
 curves stand for the held-out losses that rungs would have seen. `replay` does that offline. It takes the mean over the
 last TAIL of the steps up to a rung: the loss of one batch says less, although it is the same batch for all lanes of a
-seed (docs/log.md has the numbers).
+seed (docs/log.md has the numbers). Of a search it tells what rungs would have done to its batches; a sampler that is
+told what was dropped would have proposed other recipes, and of those nothing is known.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import keep_lanes
 
 if TYPE_CHECKING:
-    from fp4dse.tasks import Task
+    from fp4dse.tasks import TaskFacts
 
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""
@@ -46,7 +47,7 @@ class Halving(msgspec.Struct, frozen=True):
         if not 0 < self.keep < 1:
             raise ConfigError("--keep", self.keep, "a share between 0 and 1")
 
-    def rungs(self, task: Task) -> list[Rung]:
+    def rungs(self, task: TaskFacts) -> list[Rung]:
         """Those of a task, in the order of steps."""
         return self.at(task.steps)
 
@@ -80,15 +81,18 @@ class Replay(msgspec.Struct, frozen=True):
 def replay(store: Store, halving: Halving) -> list[Replay]:
     """Apply rungs to the finished runs of a store, per setting; populations of one recipe say nothing and stay out.
 
-    A population is what a sweep trains together: the runs of one structural signature. The loss at a rung is the mean
-    of the stored training curve over the last TAIL of the steps up to it. ConfigError if there is nothing to replay.
+    A population is what was trained together, by a sweep or as part of a batch of a search: the runs of one job, which
+    share their time of writing. The loss at a rung is the mean of the stored training curve over the last TAIL of the
+    steps up to it. ConfigError if there is nothing to replay.
     """
-    runs = store.runs([*dict.fromkeys([*SUMMARIZED, "run_id", "signature", "steps", "diverged_step", OVERHEAD])])
+    more = ["run_id", "signature", "created_at", "steps", "diverged_step", OVERHEAD]
+    runs = store.runs([*dict.fromkeys([*SUMMARIZED, *more])])
     runs = runs[runs["status"].isin(["done", "diverged"])].reset_index(drop=True)
     runs = runs.merge(store.curves(list(runs["run_id"])), on="run_id")
     found = [_replay_setting(part, halving) for _, part in runs.groupby(list(SETTING), sort=False)]
     if not any(found):
-        raise ConfigError("--replay", str(store.path), "a store with a finished sweep of several recipes a population")
+        accepted = "a store with a finished sweep or search without rungs, of several recipes a population"
+        raise ConfigError("--replay", str(store.path), accepted)
     return [one for one in found if one]
 
 
@@ -130,7 +134,8 @@ def _replay_setting(runs: pd.DataFrame, halving: Halving) -> Replay | None:
 
 
 def _populations(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    yield from (members.reset_index(drop=True) for _, members in runs.groupby("signature", sort=False))
+    jobs = runs.groupby(["signature", "created_at"], sort=False, dropna=False)
+    yield from (members.reset_index(drop=True) for _, members in jobs)
 
 
 def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]:

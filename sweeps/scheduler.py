@@ -9,6 +9,7 @@ run it against a clock of its own.
     is over its time                   is given up
     is stopped by the driver           its lanes are missing, and the same command trains them later
     stops because its time was up      is tried again at once, up to RETRIES["stopped"] times
+    is for another kind of device      is given to the next worker after a pause, up to RETRIES["elsewhere"] times
 
 Divergence is a result and comes back like any other. The first `GIVE_UP_JOBS` different jobs that are given up with the
 same error, while none came back, are a fault that all jobs share: the sweep ends.
@@ -31,10 +32,12 @@ from fp4dse.sweeps.executors.outcome import Executor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, part_of
 from fp4dse.tasks.job import Job
 
-RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3}
+RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3, "elsewhere": 200}
 """How often a job is tried again. Memory: a population of one lane, which cannot be cut."""
 BACKOFF_S = 1.0
-"""The pause before the first new try; each further one is four times as long."""
+"""The pause before the first new try; each further one is four times as long. One that waits for a kind of device is
+tried more often: LONGEST_WAIT pauses at most."""
+LONGEST_WAIT = 16
 GIVE_UP_JOBS = 3
 
 
@@ -76,7 +79,11 @@ class Scheduler:
         while self._later and self._later[0][0] <= self.now():
             self.queue.appendleft(heapq.heappop(self._later)[-1])
         while self.queue and self.executor.has_room:
-            job = self.queue.popleft()
+            place = next((place for place, job in enumerate(self.queue) if self.executor.takes(job)), None)
+            if place is None and self.executor.running:  # a worker of the right kind may become free
+                break
+            job = self.queue[place or 0]
+            del self.queue[place or 0]
             self.executor.start(job, self.context(job))
 
     def poll(self, wait_s: float) -> list[Verdict]:
@@ -104,7 +111,8 @@ class Scheduler:
         tried = self._tries[f"{job_name(job)} {kind}"]
         if tried < RETRIES.get(kind, 0):
             self._tries[f"{job_name(job)} {kind}"] += 1
-            pause_s = 0.0 if kind == "stopped" else self.backoff_s * 4**tried
+            longer = min(4**tried, LONGEST_WAIT) if kind == "elsewhere" else 4**tried
+            pause_s = 0.0 if kind == "stopped" else self.backoff_s * longer
             self._count += 1
             heapq.heappush(self._later, (self.now() + pause_s, self._count, job))
             return Verdict(outcome, "again", f"tried again {f'after {pause_s:g} s' if pause_s else 'at once'}")

@@ -12,7 +12,7 @@ from fp4dse.results.schema import KEY
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.tasks import Task, check_device, check_task, environment, get_task
+from fp4dse.tasks import TaskFacts, check_device, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 
 REMOTE_JOBS = 64
@@ -28,7 +28,7 @@ Tasks = Sequence[tuple[str, ...]]
 @dataclass
 class Machine:
     """What the workers run on. `slots`: a worker's extra environment variables, one entry a worker. `kinds`: the device
-    classes among them; empty where they are not known beforehand, because others hand the workers out."""
+    class of each; empty where they are not known beforehand, because others hand the workers out."""
 
     device: str
     threads: int
@@ -38,16 +38,17 @@ class Machine:
 
 @dataclass
 class Setting:
-    """Tasks with their contexts (rows.py) on a machine."""
+    """Tasks with their contexts (rows.py) on a machine. `sizes`: most lanes of a job, where that was measured."""
 
     machine: Machine
-    tasks: list[Task]
+    tasks: list[TaskFacts]
     contexts: dict[tuple[str, str], dict]
     classes: list[dict] = field(default_factory=lambda: [{}])
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def context(self, job: Job) -> dict:
         """What the rows of a job share."""
-        return self.contexts[job.task, job.preset]
+        return {**self.contexts[job.task, job.preset], **job.only_on}
 
     def learn_classes(self, store: Store) -> None:
         """Where workers run on machines or cards of several kinds, what one kind has trained counts for all.
@@ -55,7 +56,7 @@ class Setting:
         `classes`: the columns in which contexts may differ, one entry a kind of card here, or a kind that the store
         knows where others hand the workers out.
         """
-        kinds = self.machine.kinds
+        kinds = dict.fromkeys(self.machine.kinds)
         if kinds:
             self.classes = [{"device_class": kind} for kind in kinds]
             return
@@ -63,14 +64,16 @@ class Setting:
         rows = store.runs(["device", *names])
         self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
 
-    def stored_in(self, stored: set[str]) -> Callable[[Task, Lane], bool]:
-        """Whether a lane of a task is among the run_ids, whichever kind of machine trained it."""
+    def stored_in(self, stored: set[str]) -> Callable[..., bool]:
+        """Whether a lane of a task is among the run_ids, of one kind of machine, or whichever kind trained it."""
         keys = {
             task: [{name: value for name, value in {**context, **kind}.items() if name in KEY} for kind in self.classes]
             for task, context in self.contexts.items()
         }
 
-        def is_stored(task: Task, lane: Lane) -> bool:
+        def is_stored(task: TaskFacts, lane: Lane, kind: dict[str, str] | None = None) -> bool:
+            if kind:
+                return lane_id(lane, {**self.contexts[task.name, task.preset], **kind}) in stored
             return any(lane_id(lane, key) in stored for key in keys[task.name, task.preset])
 
         return is_stored
@@ -87,6 +90,7 @@ class Setting:
         if isinstance(recipes, Space):
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
+        kinds = [{"device_class": kind} for kind in dict.fromkeys(self.machine.kinds)]
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,
@@ -96,6 +100,8 @@ class Setting:
             device=self.machine.device,
             threads=self.machine.threads,
             workers=len(self.machine.slots),
+            kinds=kinds if len(kinds) > 1 else [{}],
+            sizes=self.sizes,
             rungs=halving.rungs if halving else lambda _: [],
         )
 
@@ -115,7 +121,7 @@ def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Ma
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device == "cpu":
         slots = [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores)
-        return Machine(device, 1, slots, (str(environment(device, 1)["device_class"]),))
+        return Machine(device, 1, slots, (str(environment(device, 1)["device_class"]),) * len(slots))
     if device != "cuda":
         raise ConfigError("--device", device, "cpu, cuda")
     check_device(device)
@@ -125,14 +131,14 @@ def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Ma
     cards = listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
     workers = jobs or len(cards)
     slots = [{"CUDA_VISIBLE_DEVICES": cards[i % len(cards)]} for i in range(workers)]
-    kinds = tuple(dict.fromkeys(torch.cuda.get_device_name(i) for i in range(len(cards))))
+    kinds = tuple(torch.cuda.get_device_name(i % len(cards)) for i in range(workers))
     return Machine(device, max(1, cores // workers), slots, kinds)
 
 
 def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
     known of their machines but what their results say."""
-    found = [get_task(*asked) for asked in dict.fromkeys(tasks)]
+    found = [find_facts(*asked) for asked in dict.fromkeys(tasks)]
     machine = find_machine(device, jobs, local)
     for task in found:
         if local:

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.sweeps.driver import POLL_S
 from fp4dse.sweeps.executors.outcome import Outcome, Pace, Running
 from fp4dse.sweeps.scheduler import Scheduler
-from fp4dse.sweeps.sweep import POLL_S
 from fp4dse.tasks.job import Job, JobResult
 
 
@@ -40,7 +40,8 @@ class Draw(msgspec.Struct, frozen=True):
 class Simulated(msgspec.Struct, frozen=True):
     """What came of it. Shares are of the time of all workers; `worst_idle` is that of the worker that idled most.
 
-    `idle` counts until the last job was started, `idle_all` until the last one ended.
+    `idle` counts until the last job of the plan was started, those that are tried again aside; `idle_all` until the
+    last one ended.
     """
 
     lanes: int
@@ -62,9 +63,11 @@ class SimulatedExecutor:
     now: float = 0.0
     running: list[Running] = field(default_factory=list)
     starts: int = 0
-    last_start: float = 0.0
+    last_start: float = 0.0  # of a job that was not tried before
     last_end: float = 0.0
     idle: dict[int, float] = field(default_factory=dict)  # worker -> seconds without a job until its last start
+    before: dict[int, float] = field(default_factory=dict)  # the same until `last_start`
+    _started: set[int] = field(default_factory=set)
     free: dict[int, float] = field(default_factory=dict)  # worker -> since when
     _events: list[tuple[float, int, int, bool, Running]] = field(default_factory=list)
 
@@ -75,6 +78,9 @@ class SimulatedExecutor:
     @property
     def has_room(self) -> bool:
         return bool(self.free)
+
+    def takes(self, job: Job) -> bool:
+        return True
 
     def start(self, job: Job, context: dict) -> None:
         """Draw how long it takes and how it ends."""
@@ -88,7 +94,9 @@ class SimulatedExecutor:
         seconds *= self.chance.random() if lost else 1.0
         run = Running(job, Path(str(self.starts)), self.now, self.now)
         self.starts += 1
-        self.last_start = self.now
+        if id(job) not in self._started:
+            self._started.add(id(job))
+            self.last_start, self.before = self.now, dict(self.idle)
         heapq.heappush(self._events, (self.now + seconds, self.starts, worker, lost, run))
         self.running.append(run)
 
@@ -112,7 +120,7 @@ NOTHING: Any = JobResult([], 0.0, 0.0, "", "", [], 0)
 
 
 def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int = 0) -> Simulated:  # noqa: B008
-    """Run the jobs of a plan to their end, as sweep.py does."""
+    """Run the jobs of a plan to their end, as driver.py does."""
     executor = SimulatedExecutor(workers, draw, random.Random(seed))
     scheduler = Scheduler(executor, deque(jobs), now=lambda: executor.now)
     lanes = again = 0
@@ -124,7 +132,7 @@ def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int =
             executor.now += draw.driver_s + draw.row_s * len(verdict.outcome.job.lanes)  # its rows are stored
             again += verdict.what == "again"
             lanes += len(verdict.outcome.job.lanes) if verdict.what == "store" else 0
-    before = {worker: seconds / executor.last_start for worker, seconds in executor.idle.items()}
+    before = {worker: seconds / executor.last_start for worker, seconds in executor.before.items()}
     after = sum(executor.last_end - since for since in executor.free.values())
     total = workers * executor.last_end
     return Simulated(
@@ -142,11 +150,11 @@ def many_jobs(lanes: int, workers: int) -> list[Job]:
     """The plan of a sweep of so many lanes on GPUs: the shipped zoo, learning rates × seeds."""
     from fp4dse.sweeps.arguments import find_space
     from fp4dse.sweeps.plan import plan
-    from fp4dse.tasks import get_task
+    from fp4dse.tasks import find_facts
 
     recipes = list(find_space("zoo").recipes())
     seeds = range(200)
     lrs = [1e-4 * 1.01**i for i in range(-(-lanes // (len(recipes) * len(seeds))))]
-    task = get_task("regression", "small")
+    task = find_facts("regression", "small")
     planned = plan(recipes, [task], seeds=seeds, lrs=lrs, is_stored=lambda *_: False, device="cuda", workers=workers)
     return list(itertools.islice(planned.jobs, len(planned.jobs)))

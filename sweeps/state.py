@@ -55,8 +55,9 @@ class Failure(msgspec.Struct):
 
 
 class SweepState(msgspec.Struct):
-    """Counts are lanes. `ended`: None while running, else why it ended. Times are seconds since 1970, but for
-    `elapsed_s`, which no clock that jumps disturbs."""
+    """Counts are lanes; of a search, `asked` are those that had to be trained so far, and it counts trials as well.
+    `ended`: None while running, else why it ended. Times are seconds since 1970, but for `elapsed_s`, which no clock
+    that jumps disturbs."""
 
     name: str
     asked: int
@@ -70,6 +71,9 @@ class SweepState(msgspec.Struct):
     retries: dict[str, int] = {}  # reason and what was done -> jobs
     running: list[JobState] = []
     best: list[str] = []  # one sentence per task
+    trials_asked: int = 0  # of a search; trials: of them told; trials_stored: of these answered from the store
+    trials: int = 0
+    trials_stored: int = 0
     eta_s: float | None = None
     ended: str | None = None
     host: str = msgspec.field(default_factory=socket.gethostname)
@@ -86,6 +90,12 @@ class SweepState(msgspec.Struct):
     @property
     def lanes_per_minute(self) -> float:
         return 60 * (self.done + self.diverged + self.pruned) / max(self.elapsed_s, 1e-9)
+
+    @property
+    def trials_eta_s(self) -> float | None:
+        """Seconds until a search has its trials, at the pace of those that were trained."""
+        trained = self.trials - self.trials_stored
+        return self.elapsed_s / trained * (self.trials_asked - self.trials) if trained else None
 
     def note_failure(self, failure: Failure) -> None:
         """Count a job that was given up."""

@@ -1,50 +1,30 @@
-"""A sweep from end to end: plan what is missing, train it, store it, whatever happens on the way.
+"""A sweep from end to end: plan what is missing, train it, store it (driver.py).
 
-scheduler.py decides what follows from how a job ended; here rows are stored, messages written and the display fed.
 Failed lanes are missing as far as planning goes: the same command tries them again.
 """
 
 from __future__ import annotations
 
-import math
-import shlex
-import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fp4dse.dse import Recipe, Space
-from fp4dse.results import Store, open_store, summarize
-from fp4dse.results.files import writing
-from fp4dse.results.intervals import counted, percent
-from fp4dse.results.paired import SETTING
-from fp4dse.results.remote import Place, locate
-from fp4dse.results.summary import SUMMARIZED
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
-from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
-from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
+from fp4dse.results import open_store
+from fp4dse.results.remote import locate
+from fp4dse.sweeps.driver import open_sweep
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running
 from fp4dse.sweeps.plan import Plan
-from fp4dse.sweeps.progress import display
-from fp4dse.sweeps.resume import go_on, take_in_leftovers
-from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
-from fp4dse.sweeps.setting import Setting, Tasks, find_setting
-from fp4dse.sweeps.signals import stop_signals
-from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state, write_state
+from fp4dse.sweeps.scheduler import BACKOFF_S
+from fp4dse.sweeps.setting import Tasks, find_setting
+from fp4dse.sweeps.sizes import measure_sizes, recall_sizes, words
+from fp4dse.sweeps.state import Failure, SweepState, job_state
 from fp4dse.tasks.job import Job
-
-POLL_S = 0.2
-STATE_S = 2.0
-"""How often the state is written and a request to stop is looked for."""
-COMPACT_FILES = 512
-"""So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
-GO_ON = ("lost", "stopped")
-"""A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
 
 class SweepResult(msgspec.Struct, frozen=True):
@@ -91,15 +71,21 @@ def plan_sweep(
     rerun: bool = False,
     executor: str = "local",
     halving: Halving | None = None,
+    measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train. Writes nothing."""
+    """What `run_sweep` with these arguments would train. Writes nothing, but for what is measured with `measure`: how
+    many lanes a job had best (sizes.py), which a large sweep does when it starts."""
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
-    return setting.plan(space, seeds, lrs, stored, halving)
+    recall_sizes(setting)
+    planned = setting.plan(space, seeds, lrs, stored, halving)
+    if measure and measure_sizes(setting, planned):
+        planned = setting.plan(space, seeds, lrs, stored, halving)
+    return msgspec.structs.replace(planned, sizes=words(setting, planned))
 
 
 def run_sweep(
@@ -142,184 +128,38 @@ def run_sweep(
     and then finished jobs that were not stored are taken in by the next sweep.
     """
     begin = time.monotonic()
-    setting = find_setting(tasks, device, jobs, local=executor == "local")
-    opened = open_store(store, create=True)
-    work = work_folder(store)
-    with opened.lock(), stop_signals() as signals, display(progress) as show:
-        withdraw_stop(opened.path)
-        begun = take_in_leftovers(opened, work)
-        setting.learn_classes(opened)
-        runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
-        setting.machine.slots = setting.machine.slots[: runner.capacity]
-        todo = setting.plan(space, seeds, lrs, set() if rerun else opened.done(pruned=halving is not None), halving)
-        name = space.name if isinstance(space, Space) else "recipes"
-        state = SweepState(name=name, asked=todo.asked, stored=todo.stored)
-        clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
-        queue = deque(msgspec.structs.replace(job, record=record) for job in go_on(todo.jobs, begun))
-        scheduler = Scheduler(runner, queue, setting.context, backoff_s=backoff_s)
-        sweep = _Sweep(opened, work, scheduler, setting, state, clock)
-        ask = _Asked(opened.path)
-        try:
-            stopped = sweep.run(lambda: _reason_to_stop(signals, begin, budget_s, ask), show)
-            state.best = best_gaps(opened, setting)
-            state.ended = stopped or "finished"
-        except BaseException as error:
-            state.ended = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            runner.stop()
-            sweep.tell(show)
-            withdraw_stop(opened.path)
-        opened.compact(minimum=1)  # whatever comes next reads Parquet
+    asked: dict[str, Any] = {"budget_s": budget_s, "record": record, "progress": progress, "worker": worker}
+    asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}
+    name = space.name if isinstance(space, Space) else "recipes"
+    with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
+        setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
+        baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
+        todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
+        state.asked, state.stored = todo.asked, todo.stored
+        tell = partial(_tell_measuring, state, show=sweep.show)
+        if tuple(worker) == WORKER and measure_sizes(setting, todo, tell):
+            todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
+        sweep.queue(todo.jobs)
+        if not rerun:
+            baselines.look_into(sweep.store)
+        sweep.run()
     return SweepResult(
         store=str(store),
-        asked=todo.asked,
+        asked=state.asked,
         stored=todo.stored,
         done=state.done,
         diverged=state.diverged,
         pruned=state.pruned,
         failed=state.failed,
         failures=list(state.failures.values()),
-        stopped=stopped,
-        interrupted=bool(signals),
+        stopped=sweep.stopped,
+        interrupted=bool(sweep.signals),
         wall_s=time.monotonic() - begin,
     )
 
 
-@dataclass
-class _Sweep:
-    """The loop between the scheduler and the store."""
-
-    store: Store
-    work: Path
-    scheduler: Scheduler
-    setting: Setting
-    state: SweepState
-    clock: Clock
-    added: int = 0
-    written: float = 0.0
-    told: float = 0.0
-    judge_after: float = 0.0
-    begin: float = field(default_factory=time.monotonic)
-
-    def run(self, stop: Callable[[], str | None], show: Callable[[SweepState], None]) -> str | None:
-        """Until nothing is left, or `stop` gives a reason, which is returned."""
-        while not self.scheduler.is_over:
-            reason = stop() or self.scheduler.why_give_up()
-            if reason:
-                for verdict in self.scheduler.stop():
-                    self.settle(verdict)
-                return reason
-            self.fill()
-            verdicts = self.scheduler.poll(POLL_S)
-            self.fill()  # a worker that waits costs more than a row that waits
-            for verdict in verdicts:
-                self.settle(verdict)
-            self.tell(show)
-        return self.scheduler.why_give_up()
-
-    def fill(self) -> None:
-        """Start jobs. StoreError if their folders cannot be written."""
-        with writing(self.work):
-            self.scheduler.fill()
-
-    def settle(self, verdict: Verdict) -> None:
-        """Store or note. A folder goes last: until then a new driver can take the result in."""
-        outcome = verdict.outcome
-        job, folder, state = outcome.job, outcome.folder, self.state
-        if outcome.result is not None:
-            rows = result_rows(job, outcome.result, self.setting.context(job))
-            self.add(rows, folder.name)
-            state.diverged += sum(row["status"] == "diverged" for row in rows)
-            state.done += sum(row["status"] == "done" for row in rows)
-            state.pruned += sum(row["status"] == "pruned" for row in rows)
-            self.clock.add(job, outcome.pace)
-            self.judge()
-            drop(folder)
-        elif verdict.what == "give up":
-            self.add(failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
-            keep_failed(folder)
-            state.failed += len(job.lanes)
-            state.note_failure(failure(job, folder.name, outcome.reason, str(self.store.path)))
-        elif verdict.what == "again":
-            state.note_retry(f"{outcome.reason}: {verdict.note}")
-            if outcome.kind not in GO_ON and not self.scheduler.holds(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-        elif not (folder / CHECKPOINT).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def add(self, rows: list[dict], name: str) -> None:
-        """Store rows; now and then join the files that this makes."""
-        self.store.add(rows, name)
-        self.added += 1
-        if self.added % COMPACT_FILES == 0:
-            self.store.compact()
-
-    def judge(self) -> None:
-        """The best gaps so far. On a big store this takes a while: it may use a hundredth of the time."""
-        if time.monotonic() >= self.judge_after:
-            begin = time.process_time()
-            self.state.best = best_gaps(self.store, self.setting)
-            self.judge_after = time.monotonic() + 100 * (time.process_time() - begin)
-
-    def tell(self, show: Callable[[SweepState], None]) -> None:
-        """Bring the state up to date for the display, and now and then for other processes."""
-        state, now = self.state, time.monotonic()
-        if not state.ended and now - self.told < POLL_S:
-            return
-        self.told = now
-        waiting, running = self.scheduler.waiting, self.scheduler.executor.running
-        state.jobs_waiting = len(waiting)
-        state.running = [job_state(run) for run in running]
-        state.eta_s = self.clock.eta_s(waiting, running)
-        state.elapsed_s = now - self.begin
-        if state.ended or now - self.written >= STATE_S:
-            write_state(self.store.path, state)
-            self.written = now
-        show(state)
-
-
-def failure(job: Job, name: str, reason: str, store: str) -> Failure:
-    """What there is to say about a job that was given up."""
-    labels = list(dict.fromkeys(lane.recipe.label() for lane in job.lanes))
-    recipe = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-    again = shlex.join(["fp4dse", "run-one", name, "--store", store])
-    return Failure(reason=reason, lanes=len(job.lanes), jobs=1, job=name, recipe=recipe, again=again)
-
-
-def best_gaps(store: Store, setting: Setting) -> list[str]:
-    """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
-    table = summarize(store.runs(SUMMARIZED))
-    shared = [name for name in SETTING if name not in ("device_class", "software_class")]  # the workers' own
-    lines = []
-    for (task, preset), context in setting.contexts.items():
-        here = (table[shared] == [context[name] for name in shared]).all(axis="columns")
-        gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
-        if len(gaps):
-            best = gaps.loc[gaps["gap"].idxmin()]
-            lines.append(
-                f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({counted(best['pairs'], 'seed')})"
-            )
-    return lines
-
-
-@dataclass
-class _Asked:
-    """Whether someone used `fp4dse stop`, looked up now and then."""
-
-    store: Place
-    looked: float = 0.0
-
-    def __call__(self) -> bool:
-        if time.monotonic() - self.looked < STATE_S:
-            return False
-        self.looked = time.monotonic()
-        return stop_requested(self.store)
-
-
-def _reason_to_stop(signals: list[str], begin: float, budget_s: float | None, asked: Callable[[], bool]) -> str | None:
-    if signals:
-        return f"stopped by {signals[0]}"
-    if budget_s is not None and time.monotonic() - begin >= budget_s:
-        return f"the budget of {budget_s:g} s is spent"
-    return "stopped by `fp4dse stop`" if asked() else None
+def _tell_measuring(state: SweepState, job: Job, show: Callable[[SweepState], None]) -> None:
+    """What goes on before the first job."""
+    run = Running(job, Path())
+    state.running = [msgspec.structs.replace(job_state(run), phase="measuring how many lanes are fastest")]
+    show(state)

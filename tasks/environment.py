@@ -1,4 +1,7 @@
-"""What this machine is: the columns that a row carries so that it can be compared, and what `doctor` prints."""
+"""What this machine is: the columns that a row carries so that it can be compared, and what `doctor` prints.
+
+torch is imported where it is asked: who plans a sweep on a CPU does without (remembered.py).
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,23 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
+import msgspec
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels import NUMERICS_REV, why_not_compiled
-from fp4dse.kernels.fused.operators import why_not_fused
-from fp4dse.kernels.gemm import GEMMS
-from fp4dse.tasks.engine.population import REV as ENGINE_REV
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.facts import TaskFacts
+from fp4dse.tasks.remembered import remembered
 
 BYTES_PER_PARAMETER = 6 * 4
 """Of a lane: weight, two moments, gradient as layers leave it and as one tensor, and one more while a step is taken."""
+
+
+class Software(msgspec.Struct, frozen=True):
+    """What the bits of results depend on beside the device. vector: the instructions that torch takes here."""
+
+    torch: str
+    vector: str
+    rev_quantizers: int
+    rev_engine: int
 
 
 def check_device(device: str) -> None:
@@ -28,18 +37,18 @@ def check_device(device: str) -> None:
     kind = device.split(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ConfigError("device", device, "cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if kind == "cuda" and not _cards():
         raise ConfigError("device", device, "cpu (this machine has no usable CUDA device)")
 
 
-def check_task(task: Task, device: str) -> None:
+def check_task(task: TaskFacts, device: str) -> None:
     """ConfigError where training could not begin: the data are less than a batch, or not even two lanes of the model
     fit (what its parameters take, without activations and data)."""
     what = f"{task.name}:{task.preset}"
-    if task.samples is not None and (samples := task.samples()) < task.batch:
+    if task.samples is not None and task.samples < task.batch:
         found = task.origin[2] if len(task.origin) > 2 else None
         raise ConfigError(
-            "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {samples})"
+            "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {task.samples})"
         )
     memory = _memory(device)
     needed = 2 * task.size * BYTES_PER_PARAMETER
@@ -50,7 +59,9 @@ def check_task(task: Task, device: str) -> None:
 
 def _memory(device: str) -> int:
     """Bytes that the device has in all."""
-    if torch.device(device).type == "cuda":
+    if device.startswith("cuda"):
+        import torch
+
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -60,28 +71,36 @@ def environment(device: str, threads: int) -> dict[str, str | int]:
 
     device_class and software_class are part of a row's identity: results are bitwise repeatable within them.
     """
-    cpu = torch.device(device).type == "cpu"
-    name = _cpu_name() if cpu else torch.cuda.get_device_name(device)
-    vector = torch.backends.cpu.get_cpu_capability()
+    cpu = device.startswith("cpu")
+    name = _cpu_name() if cpu else _card_name(device)
+    software = remembered("software", _software, Software)
     return {
         "device": device,
         "device_name": name,
-        "device_class": f"cpu {vector} {threads} thread{'s' if threads > 1 else ''}" if cpu else name,
-        "software_class": "torch " + ".".join(torch.__version__.split(".")[:2]),
+        "device_class": f"cpu {software.vector} {threads} thread{'s' if threads > 1 else ''}" if cpu else name,
+        "software_class": "torch " + ".".join(software.torch.split(".")[:2]),
         "threads": threads,
-        "torch_version": str(torch.__version__),
+        "torch_version": software.torch,
         "python_version": platform.python_version(),
         "fp4dse_version": version("fp4dse"),
         "git_commit": _git_commit(),
         "host": socket.gethostname(),
-        "rev_quantizers": NUMERICS_REV,
-        "rev_engine": ENGINE_REV,
+        "rev_quantizers": software.rev_quantizers,
+        "rev_engine": software.rev_engine,
     }
 
 
 def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
+    import torch
+
+    from fp4dse.kernels import why_not_compiled
+    from fp4dse.kernels.fused.operators import why_not_fused
+    from fp4dse.kernels.gemm import GEMMS
+    from fp4dse.kernels.native import why_not_native
+
     reason = why_not_compiled(device)
+    note = reason or why_not_native() or "native code, else the reference through torch.compile"
     unfused = why_not_fused(device)
     gemms = {name: gemm.why_not(device, (), ()) for name, gemm in GEMMS.items()}
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
@@ -92,10 +111,32 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
         ("memory", f"{_memory('cpu') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
-        ("quantizer path", "eager" if reason else "compiled", reason or "the reference through torch.compile"),
+        ("quantizer path", "eager" if reason else "compiled", note),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),
         *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
+
+
+def _software() -> Software:
+    import torch
+
+    from fp4dse.kernels import NUMERICS_REV
+    from fp4dse.tasks.engine.population import REV
+
+    return Software(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), NUMERICS_REV, REV)
+
+
+def _cards() -> int:
+    """CUDA devices that can be used."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _card_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device)
 
 
 @cache

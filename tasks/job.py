@@ -10,6 +10,8 @@ from fp4dse.dse import Recipe
 
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""
+ELSEWHERE = 19
+"""Exit code of a job that is for another kind of device than this worker's."""
 STOPPED = 18
 """Exit code of a job that was asked to stop before it was done; where it stands is in its checkpoint."""
 
@@ -33,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """One population for one worker: lanes of one task, preset and structural signature.
 
     overheads: of each lane, for the ranking at rungs; empty: none has any. record: see recorder.py.
+    only_on: columns of the environment (environment.py) that a worker must have to train it; empty: any worker may.
     origin, digest: of a task with the user's data or code, what get_task is asked for it, and the digest it had then.
     """
 
@@ -46,6 +49,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     record: bool = False
     origin: tuple[str, ...] = ()
     digest: str = ""
+    only_on: dict[str, str] = {}
 
 
 class LaneResult(msgspec.Struct):

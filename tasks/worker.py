@@ -11,7 +11,7 @@ once and never trains; a job's child finds them done, and whatever happens to it
     STDERR.txt         standard error of both is added to it
 
 A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
-to stop, else with a traceback.
+to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
 
 SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no
 other is begun. `--budget SECONDS` asks by itself when so many have passed.
@@ -44,7 +44,7 @@ from fp4dse.kernels import warm_up
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Stopped, train
-from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
+from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
 from fp4dse.tasks.task import Task
 
@@ -138,6 +138,11 @@ def run_in_child(job: Job, out: Path) -> int:
 def run(job: Job, out: Path) -> int:
     """Train the job and write its result; returns the exit code."""
     torch.set_num_threads(job.threads)
+    here = environment(job.device, job.threads)
+    if any(here[name] != wanted for name, wanted in job.only_on.items()):
+        found = ", ".join(str(here[name]) for name in job.only_on)
+        print(f"it is for {', '.join(job.only_on.values())}; here is {found}", file=sys.stderr)
+        return ELSEWHERE
     checkpoint = out.with_name(CHECKPOINT)
     try:
         result = train(
@@ -163,7 +168,7 @@ def run(job: Job, out: Path) -> int:
             raise
         print(f"out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
-    result.environment = environment(job.device, job.threads)
+    result.environment = here
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)

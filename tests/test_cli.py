@@ -192,6 +192,24 @@ def test_a_shipped_recipe_is_shown_with_what_it_is_and_where_it_is_from(run):
     assert run("recipe", "show", "mine.toml").out.startswith("# label: ")
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # importing it fails
+from fp4dse import cli
+for command in (["--help"], ["space", "zoo"], ["recipe", "list"], ["status"], ["query", "SELECT lr FROM runs"]):
+    try:
+        cli.main(command)
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
+def test_what_only_looks_needs_no_torch(run):
+    swept(run)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_dry_run_counts_the_space_too_and_may_estimate(run):
     assert json.loads(swept(run, "--dry-run", "--json").out)["raw"] == 4
     swept(run)
@@ -204,12 +222,18 @@ def test_rungs_drop_lanes_and_a_sweep_without_them_trains_these(run):
     assert json.loads(swept(run, "--json").out)["done"] > 0
 
 
-def test_a_search_prints_its_front_and_counts(run):
-    options = ["--sampler", "tpe", "--trials", "3", "--task", "regression:quickstart", "--seeds", "2"]
-    assert "front" not in run("search", "few.toml", *options).out.splitlines()[0]
-    facts = json.loads(run("search", "few.toml", *options, "--json").out)
-    assert (facts["trials"], facts["stored"], facts["trained"]) == (3, 3, 0)
-    assert set(facts["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+def test_a_search_ends_with_the_table_of_a_sweep_and_what_was_tried_of_how_much(run):
+    options = ["--sampler", "tpe", "--trials", "2", "--task", "regression:smoke", "--seeds", "2"]
+    out = run("search", "few.toml", *options).out
+    assert "★" in out
+    assert "regression:smoke: 2 of 2 trials: 2 trained" in out
+    assert "report: " in out
+    loss = run("search", "few.toml", *options, "--objectives", "loss,bits").out
+    assert "regression:smoke: nothing is better in loss and bits than" in loss
+    facts = json.loads(run("search", "few.toml", *options, "--task", "regression:gaussian-smoke", "--json").out)
+    assert [(study["trials"], study["stored"]) for study in facts["studies"]] == [(2, 2), (2, 0)]
+    assert set(facts["studies"][0]["front"][0]) == {"label", "config_id", "seeds", "gap", "overhead"}
+    assert facts["recipes"]
     assert_one_line(run("search", "few.toml", *options, "--sampler", "best"), 2, "--sampler", "tpe, nsga2")
 
 
@@ -373,12 +397,12 @@ def test_the_cost_of_a_recipe_is_a_table_and_as_json_plain_data(run):
     data = json.loads(run("cost", "nvidia-nvfp4", "--model", "vit-b", "--chip", "gb300", "--json").out)
     assert (data["model"], data["chip"]) == ("vit-b", "gb300")
     assert sum(row["us"] for row in data["split"]) == pytest.approx(data["step_us"])
-    assert not data["measured"]
+    assert not data["measured_layers"]
 
 
 def test_the_cost_can_be_measured_beside(run):
     data = json.loads(run("cost", "bf16", "--model", "mlp", "--measure", "--json").out)
-    assert [line["layer"] for line in data["measured"]] == ["first", "second"]
+    assert [line["layer"] for line in data["measured_layers"]] == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -411,3 +435,53 @@ def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
     data = json.loads(run("export", "nvidia-nvfp4", "--to", "te", "--json").out)
     assert len(data["cannot"]) == 3
     assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Sets what layers take: microseconds, beside 10 in BF16, and whether that is steady."""
+    from fp4dse.kernels import layer_time
+
+    def is_(us: float, steady: bool = True):
+        def times(recipe, model, device):
+            return [layer_time.LayerTime(model.linears[0], 1, 0, us, 10.0, steady, "eager")]
+
+        monkeypatch.setattr(layer_time, "layer_times", times)
+
+    return is_
+
+
+def test_a_store_is_measured_once_and_its_runs_say_so(run, timed):
+    swept(run)
+    timed(25.0)
+    answer = run("store", "measure", "--json")
+    data = json.loads(answer.out)
+    assert answer.code == 0
+    assert data["measured_of"].startswith("mlp on ")
+    assert sorted(line["measured"] for line in data["recipes"]) == [1.0, 2.5, 2.5, 2.5, 2.5]
+    assert open_store("runs/few/store").runs().query("not is_baseline")["measured"].tolist() == [2.5] * 8
+    assert run("store", "measure").out.startswith("0 recipes timed: mlp on ")
+
+
+def test_times_that_are_not_steady_are_not_stored_and_end_in_exit_code_1(run, timed):
+    swept(run)
+    timed(25.0, steady=False)
+    answer = run("store", "measure")
+    assert answer.code == 1
+    assert answer.out.startswith("1 recipe timed")  # BF16 is 1 by definition
+    assert "4 recipes had no steady time" in answer.err
+    timed(30.0)
+    assert run("store", "measure").out.startswith("4 recipes timed")
+
+
+def test_cost_says_what_was_measured_beside_what_is_modelled(run, timed):
+    timed(25.0)
+    data = json.loads(run("cost", "nvfp4", "--model", "mlp", "--measure", "--json").out)
+    assert data["measured"] == 2.5
+    [line] = data["measured_layers"]
+    assert (line["layer"], line["measured"], line["steady"]) == ("first", 2.5, True)
+
+
+def test_cost_without_a_steady_time_has_no_figure(run, timed):
+    timed(25.0, steady=False)
+    assert json.loads(run("cost", "nvfp4", "--measure", "--json").out)["measured"] is None

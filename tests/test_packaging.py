@@ -121,6 +121,12 @@ def test_the_design_space_imports_without_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_driver_and_the_commands_that_read_import_without_torch():
+    modules = "fp4dse.cli, fp4dse.sweeps.sweep, fp4dse.sweeps.search, fp4dse.sweeps.state, fp4dse.results.query"
+    done = import_without(modules, ("torch", "scipy", "optuna", "duckdb", "plotly", "ray"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_refusal_refuses():
     assert "must not import pandas" in import_without("pandas", DRIVER_ONLY).stderr
 

@@ -1,31 +1,36 @@
 """The shape of a model's training step on one GPU, as data: what its products, traffic and parameters are.
 
-`models/` has one TOML file for each. Products with the weights of `linears` are quantized; everything else (head,
-attention core, norms, optimizer) stays as in BF16 training and is priced once for all recipes. What several GPUs say to
-each other is not part of it.
+`models/` has one TOML file for each. Every product with a weight has a place in the model, so that a recipe which keeps
+some layers precise is priced with exactly these in BF16. Everything else (attention core, norms, optimizer) stays as in
+BF16 training and is priced once for all recipes. What several GPUs say to each other is not part of it.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections import Counter
+from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse.cost.chip import load_data
+from fp4dse.dse.place import Kind, Place
+from fp4dse.dse.precision import Precise
 
 
 class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`count` layers [outputs, inputs]. Layers of one input (q, k and v) are one: their input is quantized once.
 
-    quantized: whether recipes apply to it.
+    kind  what the layer is to a recipe that keeps kinds precise (Place.kind); head and embedding are outside of blocks
+    at    the letter of Model.pattern of the blocks that it stands in; empty: in every block
     """
 
     name: str
     inputs: int
     outputs: int
     count: int = 1
-    quantized: bool = True
+    kind: Kind = "linear"
+    at: str = ""
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +55,8 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     """One micro-batch of `tokens` rows on one GPU, `micro_batches` of them to an optimizer step.
 
-    blocks      repeated blocks of the model, of which some may be left in BF16
+    blocks      repeated blocks of the model
+    pattern     a letter for each block, where blocks differ
     parameters  that the optimizer updates, embeddings among them
     bytes_per_parameter  what an optimizer step reads and writes
     """
@@ -66,10 +72,43 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     bytes_per_parameter: float = 30.0
     attention: list[Attention] = []
     traffic: list[Traffic] = []
+    pattern: str = ""
 
-    @property
-    def quantized(self) -> list[Linear]:
-        return [linear for linear in self.linears if linear.quantized]
+    def __post_init__(self) -> None:
+        if len(self.pattern) not in (0, self.blocks):
+            raise ValueError(f"pattern has {len(self.pattern)} letters, blocks is {self.blocks}")
+        for linear in self.linears:
+            blocks = len(self._blocks(linear))
+            if linear.kind not in OUTSIDE and (not blocks or linear.count % blocks):
+                raise ValueError(f"{linear.name}: count is {linear.count}, the blocks that it stands in are {blocks}")
+
+    def places(self, linear: Linear) -> list[Place]:
+        """Where its `count` layers stand."""
+        if linear.kind in OUTSIDE:
+            return [Place(linear.kind)] * linear.count
+        blocks = self._blocks(linear)
+        return [Place(linear.kind, block, self.blocks) for block in blocks] * (linear.count // len(blocks))
+
+    def _blocks(self, linear: Linear) -> list[int]:
+        return [i for i in range(self.blocks) if not linear.at or self.pattern[i : i + 1] == linear.at]
+
+
+OUTSIDE = ("head", "embedding")
+"""Kinds of layers that stand outside of blocks."""
+
+
+@lru_cache(maxsize=4096)
+def by_precision(model: Model, precise: Precise) -> tuple[Model, Model]:
+    """The model with the layers that are quantized, and with those that stay in BF16; each as one block."""
+    counts = {linear: Counter(precise.why(place) is None for place in model.places(linear)) for linear in model.linears}
+
+    def part(quantized: bool) -> Model:
+        linears = [
+            msgspec.structs.replace(linear, count=n[quantized], at="") for linear, n in counts.items() if n[quantized]
+        ]
+        return msgspec.structs.replace(model, linears=linears, blocks=1, pattern="")
+
+    return part(True), part(False)
 
 
 def model_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""The three products of every quantized layer, and what techniques do to them.
+"""The three products of every layer, and what techniques do to them.
 
 product   max( 2MNK / rate of its unit, bytes of operands and output / bandwidth ) + launch
 factors   that change along the contraction (macro blocks, segments of 128) are applied to partial sums on the vector
@@ -30,14 +30,14 @@ multiplication of two factors and an FMA."""
 
 @lru_cache(maxsize=65536)
 def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
-    """A stage's product in all quantized layers: the product itself, and what scales and outliers add."""
+    """A stage's product in all layers: the product itself, and what scales and outliers add."""
     a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
     unit = product_unit(a, b, chip)
     repeats = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
     factors = unit not in DECODED_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
     lanes = chip.vector.value * chip.achieved.vector.value
     base = scales = outliers = 0.0
-    for linear in model.quantized:
+    for linear in model.linears:
         rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
         size = rows * columns * depth
         nbytes = depth * (rows * _bytes(a, unit) + columns * _bytes(b, unit)) + rows * columns * output

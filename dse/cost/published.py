@@ -19,6 +19,7 @@ from fp4dse.dse.cost.model import load_model
 from fp4dse.dse.cost.operands import Use
 from fp4dse.dse.cost.step import step_cost
 from fp4dse.dse.library import NAMES, read, recipe_from_dict
+from fp4dse.dse.precision import Precise
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.scale import TensorScale
@@ -63,8 +64,10 @@ def _throughput(row: dict[str, Any], where: dict[str, Any]) -> float:
     """Modelled tokens/s."""
     recipe = row["recipe"]
     found = Recipe.named(recipe) if isinstance(recipe, str) else recipe_from_dict(recipe, "published.toml")
+    if "precise" in row:
+        found = msgspec.structs.replace(found, precise=read(row["precise"], Precise, "published.toml"))
     model = load_model(where["model"])
-    return model.tokens / step_cost(found, model, load_chip(where["chip"]), row.get("plain_blocks", 0)).total
+    return model.tokens / step_cost(found, model, load_chip(where["chip"])).total
 
 
 def _kernel_us(row: dict[str, Any]) -> float:

@@ -8,23 +8,26 @@ import msgspec
 
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.model import Linear, Model
+from fp4dse.dse.cost.model import Linear, Model, by_precision
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
 from fp4dse.dse.cost.step import estimator_work, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
+from fp4dse.dse.precision import Precise
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import SLOTS, STAGES
 
 
 def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:
-    """The figures of a recipe. Times are of one micro-batch, in µs; activations are the inputs of quantized layers."""
+    """The figures of a recipe. Times are of one micro-batch, in µs; activations are the inputs of layers
+    with weights, of which precise ones keep 16 bits an element."""
     mine, bf16 = step_cost(recipe, model, chip), step_cost(Recipe.named("bf16"), model, chip)
     plain = step_cost(Recipe.named("mxfp4"), model, chip)
     bits = activation_bits(recipe)
-    inputs = sum(linear.count * linear.inputs for linear in model.quantized) * model.tokens
+    parts = by_precision(model, recipe.precise)
+    kept = sum(n.count * n.inputs * width for part, width in zip(parts, (bits, 16), strict=True) for n in part.linears)
     facts = {
         "recipe": recipe.label(),
         "config_id": recipe.config_id,
@@ -34,10 +37,12 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "bf16_step_us": 1e6 * bf16.total,
         "overhead": mine.total / bf16.total,
         "over_plain_fp4": mine.total / plain.total,
+        "layers": sum(linear.count for linear in model.linears),
+        "precise_layers": sum(linear.count for linear in parts[1].linears),
         "points": points(recipe),
         "bits_per_element": bits_per_element(recipe),
         "activation_bits": bits,
-        "activation_mib": inputs * bits / 8 / 2**20,
+        "activation_mib": model.tokens * kept / 8 / 2**20,
         "tokens_to_spare": tokens_to_spare(mine.total / bf16.total),
     }
     if extra_tokens is not None:
@@ -80,9 +85,12 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
 
 
 def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> float:
-    """Modelled time of one kind of layer, forward and backward, relative to BF16's."""
-    alone = msgspec.structs.replace(model, linears=[linear], parameters=0, attention=[], traffic=[], micro_batches=1)
-    return step_cost(recipe, alone, chip).total / step_cost(Recipe.named("bf16"), alone, chip).total
+    """Modelled time of one kind of layer where it is quantized, forward and backward, relative to BF16's."""
+    rest = {"parameters": 0, "attention": [], "traffic": [], "micro_batches": 1, "blocks": 1, "pattern": ""}
+    linear = msgspec.structs.replace(linear, count=1, kind="linear", at="")
+    alone = msgspec.structs.replace(model, linears=[linear], **rest)
+    there = msgspec.structs.replace(recipe, precise=Precise(), finish=None)
+    return step_cost(there, alone, chip).total / step_cost(Recipe.named("bf16"), alone, chip).total
 
 
 def _row(slot: str, technique: str, done: Work) -> dict[str, Any]:

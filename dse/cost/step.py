@@ -1,14 +1,15 @@
 """The modelled time of a training step: products at matrix-unit rates, element-wise work at vector rates and bytes.
 
-For every quantized layer with a weight [N, K] and M rows:
+For every layer with a weight [N, K] and M rows:
 
     products    products.py
     operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
     estimator   a pass over dX and, once an optimizer step, over dW
-    the rest    head, attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
+    the rest    attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
 
-Products and passes follow one another; nothing else overlaps. A share of the peaks is reached (Chip.achieved), the same
-for every format and shape, and GPUs do not talk to each other.
+Layers that the recipe keeps precise are BF16's, and so are the stages of its finish for their share of the steps: the
+step is the mean over the training. Products and passes follow one another; nothing else overlaps. A share of the peaks
+is reached (Chip.achieved), the same for every format and shape, and GPUs do not talk to each other.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ import msgspec
 
 from fp4dse.dse.cost import operands, work
 from fp4dse.dse.cost.chip import Chip, load_chip
-from fp4dse.dse.cost.model import Model, load_model
+from fp4dse.dse.cost.model import Model, by_precision, load_model
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.stages import Fprop
+from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 1
+COST_REV = 2
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
 OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
 """What the default overhead, the store's column, is of."""
 
+BF16 = Recipe.named("bf16")
+"""What precise layers and stages compute as."""
 PARTS = ("products", *TECHNIQUES, "rest")
 """What a step's time is split into."""
 
@@ -53,25 +56,59 @@ def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHI
     return (_layers(recipe, shape, device) + _rest(shape, device)) / _bf16(shape, device)
 
 
-def step_cost(recipe: Recipe, model: Model, chip: Chip, plain_blocks: float = 0) -> Cost:
-    """The step's time by part, with `plain_blocks` of the model's blocks left in BF16."""
+def step_cost(recipe: Recipe, model: Model, chip: Chip) -> Cost:
+    """The step's time by part."""
     out = dict.fromkeys(PARTS, 0.0)
-    plain = plain_blocks / model.blocks
-    for share, r in ((1 - plain, recipe), (plain, Recipe.named("bf16"))):
-        for piece in _pieces(r, model, chip):
-            for part, seconds in piece:
-                out[part] += share * seconds
+    for share, r, part in _shares(recipe, model):
+        for piece in _pieces(r, part, chip):
+            for name, seconds in piece:
+                out[name] += share * seconds
     out["rest"] = _rest(model, chip)
     return Cost(out)
 
 
 def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
+    return sum(share * _seconds(r, part, chip) for share, r, part in _shares(recipe, model))
+
+
+@lru_cache(maxsize=4096)
+def _seconds(recipe: Recipe, model: Model, chip: Chip) -> float:
+    """Cached for BF16, whose layers stand in nearly every step."""
     return sum(seconds for piece in _pieces(recipe, model, chip) for _, seconds in piece)
 
 
 @lru_cache
 def _bf16(model: Model, chip: Chip) -> float:
-    return _layers(Recipe.named("bf16"), model, chip) + _rest(model, chip)
+    return _layers(BF16, model, chip) + _rest(model, chip)
+
+
+def _shares(recipe: Recipe, model: Model) -> list[tuple[float, Recipe, Model]]:
+    """Which layers compute as which recipe, for which share of the steps. A plain recipe keeps nothing precise."""
+    if all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad))):
+        return [(1.0, recipe, model)]
+    quantized, precise = by_precision(model, recipe.precise)
+    out = [(1.0, BF16, precise)] if precise.linears else []
+    if recipe.finish:
+        end = recipe.finish.share
+        return [(1 - end, recipe, quantized), (end, finished(recipe), quantized), *out]
+    return [(1.0, recipe, quantized), *out]
+
+
+@lru_cache(maxsize=65536)
+def _is_plain(stage: Stage) -> bool:
+    """Cached, as this is asked of every recipe of a space."""
+    return all(getattr(stage, name).is_plain for name in "xwg" if hasattr(stage, name))
+
+
+@lru_cache(maxsize=4096)
+def finished(recipe: Recipe) -> Recipe:
+    """The recipe in the steps of its finish. Backward operands made from the forward's copy still are."""
+    stages: dict[str, Stage] = {}
+    for name in recipe.finish.stages if recipe.finish else ():
+        plain, own = getattr(BF16, name), getattr(recipe, name)
+        if not _is_plain(own):
+            stages[name] = msgspec.structs.replace(plain, source=own.source) if name in SHARED else plain
+    return msgspec.structs.replace(recipe, **stages)
 
 
 def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
@@ -91,26 +128,26 @@ def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
 
 @lru_cache(maxsize=65536)
 def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) -> Seconds:
-    """The passes over X, W or dY in all quantized layers, for the two stages that use it."""
+    """The passes over X, W or dY in all layers, for the two stages that use it."""
     elements, launches = _extent(tensor, model)
     out: dict[str, float] = {}
     for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
-        split = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
-        split[next(iter(split))] += launches * kernel.often * chip.launch.value
-        for technique, seconds in split.items():
+        times = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
+        times[next(iter(times))] += launches * kernel.often * chip.launch.value
+        for technique, seconds in times.items():
             out[technique] = out.get(technique, 0.0) + seconds
     return tuple(out.items())
 
 
 def _extent(tensor: str, model: Model) -> tuple[float, float]:
-    """Elements of X, W or dY in all quantized layers, and kernels for one pass. What is done to W is done once an
+    """Elements of X, W or dY in all layers, and kernels for one pass. What is done to W is done once an
     optimizer step, and shared out to its micro-batches."""
     m, share = model.tokens, 1 / model.micro_batches if tensor == "w" else 1.0
     elements = sum(
         linear.count * {"x": m * linear.inputs, "w": linear.inputs * linear.outputs, "g": m * linear.outputs}[tensor]
-        for linear in model.quantized
+        for linear in model.linears
     )
-    return share * elements, share * sum(linear.count for linear in model.quantized)
+    return share * elements, share * sum(linear.count for linear in model.linears)
 
 
 @lru_cache(maxsize=65536)
@@ -144,14 +181,10 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
 def _rest(model: Model, chip: Chip) -> float:
     """What no recipe touches."""
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
-    bf16 = chip.flops("bf16")
     total = model.parameters * model.bytes_per_parameter / bandwidth / model.micro_batches
-    for linear in model.linears:
-        if not linear.quantized:
-            total += linear.count * 3 * (2 * model.tokens * linear.inputs * linear.outputs / bf16 + chip.launch.value)
     for core in model.attention:
         scores = model.tokens * core.context / (2 if core.causal else 1)
-        products = 3.5 * 4 * scores * core.width / bf16  # two forward, five backward
+        products = 3.5 * 4 * scores * core.width / chip.flops("bf16")  # two forward, five backward
         exponentials = 2 * scores * core.width / core.head / (chip.special.value * chip.achieved.vector.value)
         total += core.count * (max(products, exponentials) + 2 * chip.launch.value)
     for item in model.traffic:

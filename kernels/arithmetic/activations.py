@@ -8,10 +8,12 @@ IEEE additions and multiplications, the same on every device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp4dse.kernels import native
 from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 _LOG2E = 1.44269504
@@ -41,12 +43,10 @@ class _SiLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
         wide = x.detach().to(torch.float32)
-        ctx.sigmoid, ctx.fused = sigmoid, bool(x.numel()) and has_kernels(x)
-        if ctx.fused:
-            from fp4dse.kernels.fused import pointwise
-
+        ctx.sigmoid, ctx.kernels = sigmoid, _kernels(wide)
+        if ctx.kernels is not None:
             ctx.save_for_backward(x)
-            return pointwise.silu(wide).to(x.dtype)
+            return ctx.kernels.silu(wide).to(x.dtype)
         s = sigmoid(wide)
         ctx.save_for_backward(x, *([s] if x.dtype == torch.float32 else []))  # else it would be most of what is kept
         return (wide * s).to(x.dtype)
@@ -55,15 +55,22 @@ class _SiLU(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         x, *saved = ctx.saved_tensors
         wide, g = x.to(torch.float32), g.to(torch.float32)
-        if ctx.fused:
-            from fp4dse.kernels.fused import pointwise
-
-            return pointwise.silu_gradient(wide, g).to(x.dtype), None
+        if ctx.kernels is not None:
+            return ctx.kernels.silu_gradient(wide, g).to(x.dtype), None
         s = saved[0] if saved else ctx.sigmoid(wide)
         return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype), None
 
 
+def _kernels(x: Tensor) -> Any:
+    """The module whose `silu` and `silu_gradient` are one function each, if there is one for x."""
+    if x.dtype == torch.float32 and x.numel() and has_kernels(x):
+        from fp4dse.kernels.fused import pointwise
+
+        return pointwise
+    return native if native.takes(x) else None
+
+
 def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. On a
-    GPU one kernel has the same bits, and another those of the gradient."""
+    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. One
+    kernel of a GPU, or native function, has the same bits, and another those of the gradient."""
     return _SiLU.apply(x, sigmoid)

@@ -2,7 +2,7 @@
 tensor factors, lane sums, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `optimizers.adamw`), so that the bits are theirs. They matter
+`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter
 because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
 sigmoid.
 """
@@ -235,10 +235,6 @@ def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     return out
 
 
-ADAMW = ("step", "b1", "past1", "b2", "past2", "eps", "correction1", "correction2", "weight_decay")
-"""The numbers of a lane that `adamw` takes, in this order; step: learning rate times its factor."""
-
-
 def adamw(
     flat: Tensor,
     mean: Tensor,
@@ -248,8 +244,8 @@ def adamw(
     numbers: Tensor,
     decaying: Tensor | None,
 ) -> None:
-    """One step of optimizers.adamw in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in
-    ADAMW, decaying bool [P]: which elements have weight decay, None for none."""
+    """`adam.adamw`, in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in adam.NUMBERS,
+    decaying bool [P]: which elements have weight decay, None for none."""
     n = flat.shape[1]
     grid = triton.cdiv(n, _TILE), len(flat)
     bits = alive.view(torch.uint8)

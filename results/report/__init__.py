@@ -18,7 +18,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
 from fp4dse.results.intervals import CONFIDENCE
 from fp4dse.results.page import page
-from fp4dse.results.report import curves, explore, machine, maps, paper, storage, techniques, words
+from fp4dse.results.report import curves, explore, lost, machine, maps, paper, storage, techniques, words
 from fp4dse.results.report.findings import COLUMNS, Findings, findings
 from fp4dse.results.report.parts import many, number, section
 from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
@@ -103,7 +103,13 @@ def _body(store: Store, found: Findings, title: str, statistics: Statistics | No
     }
     if statistics:
         command = f"python -c {shlex.quote(SLOT_COMMAND.format(path=str(store.path)))}"
-        sections["Slots"] = section("Error of each operand", slots(found, statistics), [command], ABOUT_SLOTS, "slots")
+        sections["Operands"] = section(
+            "Error of each operand", slots(found, statistics), [command], ABOUT_SLOTS, "slots"
+        )
+    recorded = lost.recorded(found, store)
+    if len(recorded):
+        body = lost.lost(found, recorded)
+        sections["Clipped"] = section("What operands lost in training", body, ask(lost.QUERIES), lost.ABOUT, "lost")
     sections["Machines"] = section("What was run where", machines, ask(machine.WHERE), name="machines")
     sections["Again"] = section("How to run it again", machine.again(found), ask(machine.AGAIN), name="again")
     links = "".join(f'<a href="#{html.split(chr(34), 2)[1]}">{name}</a>' for name, html in sections.items() if name)
@@ -130,7 +136,8 @@ def _scope(found: Findings) -> str:
     recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()
     parts = [many(recipes, "recipe"), many(runs["task"].nunique(), "task"), many(len(runs), "trained lane")]
     parts += [f"{number(int(statuses.get(status, 0)))} {status}" for status in ("diverged", "failed")]
-    if "overhead_of" in runs and runs["overhead_of"].notna().any():
-        models = ", ".join(sorted(runs["overhead_of"].dropna().unique()))
-        parts.append(f"step time modelled for <code>{escape(models)}</code>")
+    for column, says in (("overhead_of", "step time modelled for"), ("measured_of", "emulated layers timed with")):
+        if column in runs and runs[column].notna().any():
+            models = "; ".join(sorted(runs[column].dropna().unique()))
+            parts.append(f"{says} <code>{escape(models)}</code>")
     return f'<p class="muted">{", ".join(parts)}. Written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.</p>'

@@ -64,7 +64,8 @@ def curves_figure(curves: pd.DataFrame) -> dict:
             {"type": "scatter", "mode": "lines", "legendgroup": name, "showlegend": False, **band}
             | {"x": numbers(pd.Series(there_and_back[0])), "y": numbers(pd.Series(there_and_back[1]))}
         )
-        line = {"color": colour, "width": 3 if i == 0 else 2, "dash": DASHES[i % len(DASHES)]}
+        dash = DASHES[1 + (i - 1) % (len(DASHES) - 1)] if i else "solid"  # which is BF16's alone
+        line = {"color": colour, "width": 3 if i == 0 else 2, "dash": dash}
         traces.append(
             {"type": "scatter", "mode": "lines", "legendgroup": name, "name": wrapped(name), "line": line}
             | {"x": numbers(part["step"]), "y": numbers(part["mean"]), "hovertemplate": "step %{x}: %{y:.4g}"}
@@ -73,12 +74,13 @@ def curves_figure(curves: pd.DataFrame) -> dict:
     if by_step["min"].min() > 0:
         decades = np.log10(by_step["max"].max() / by_step["min"].min())
         y = {"type": "log", "dtick": 1 if decades > 3 else "D2", "tickformat": "~g"}
+    step = {"type": "log", "dtick": "D2" if by_step["step"].max() < 1000 else 1, "tickformat": "~g"}
     layout = {
         **LAYOUT,
-        "height": 420,
-        "xaxis": {**AXIS, "title": {"text": "step"}, "type": "log", "dtick": 1},
+        "height": 440,
+        "xaxis": {**AXIS, "title": {"text": "step"}, **step},
         "yaxis": {**AXIS, "title": {"text": "training loss"}, **y},
-        "legend": {"orientation": "h", "y": -0.18, "yanchor": "top"},
+        "legend": {"orientation": "h", "y": -0.22, "yanchor": "top"},
     }
     return {"data": traces, "layout": layout}
 

@@ -159,7 +159,7 @@ const figure = () => {
     hoverlabel: {bgcolor: "var(--bg)", bordercolor: "var(--muted)", font, align: "left"},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--muted)", activecolor: "var(--accent)"},
     xaxis: {...line, title: {text: axis.title}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
-    yaxis: {...line, title: {text: "gap to BF16, %"}, range: [100 * low, 100 * (high + 0.13 * span)]},
+    yaxis: {...line, title: {text: "gap to BF16, % (log ratio)"}, range: [100 * low, 100 * (high + 0.13 * span)]},
     annotations: [{text: base, showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, 100 * low),
       yanchor: "bottom", font: {color: "var(--muted)", size: 12}}],
     legend: {orientation: "h", y: -0.18, yanchor: "top"}};
@@ -192,7 +192,7 @@ const columns = () => {
     of("recipe", "label", label, i => escape(label(i)) + (data.names[C.recipe[i]] && data.names[C.recipe[i]] !== label(i)
       ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")),
     of("gap to BF16, %", "n", i => C.gap[i], gapText),
-    of(`chance of the front, ${data.axes[0].name.replaceAll("_", " ")}`, "n", i => C.p_front[i], chance),
+    of("chance of the front", "n", i => C.p_front[i], chance),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
     ...(metric ? [of(metric, "n", i => C.val_metric[i])] : []),
     of("val loss", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),

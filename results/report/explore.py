@@ -22,7 +22,7 @@ from fp4dse.results.tables import has_metric
 QUERIES = (
     "FROM recipes",
     "SELECT task, preset, config_id, p_front FROM front",
-    "SELECT config_id, avg({axis}) AS {axis} FROM runs GROUP BY ALL",
+    "SELECT task, preset, device_class, config_id, avg({axis}) AS {axis} FROM runs GROUP BY ALL",
     "FROM noise_floor",
 )
 ABOUT = """Further down is better, further left is cheaper. A numbered disc is a recipe on the front of what is shown,

@@ -11,6 +11,7 @@ from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.linear import EFFECTS_READ, effects
+from fp4dse.results.measured import MEASURED
 from fp4dse.results.paired import OVERHEAD, SETTING, learning_rates
 from fp4dse.results.pooled import pooled_effects
 from fp4dse.results.rivals import matched
@@ -22,6 +23,7 @@ AXES = {
     "overhead": "modelled step time, BF16 = 1",
     "points": "techniques, points",
     "bits_per_element": "stored bits per operand element",
+    "measured": "measured time of emulating layers, BF16 = 1",
 }
 """Columns that can be an overhead axis -> what the axis says."""
 
@@ -29,7 +31,7 @@ MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "ge
 SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
 _MORE = ["run_id", "recipe", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
 _MORE += [name for name in ("overhead", "overhead_of") if name in ROW.names]
-COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE]))
+COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 
@@ -62,6 +64,8 @@ def findings(runs: pd.DataFrame) -> Findings:
     chance = front_chance(runs)[[*SETTING, "config_id", "p_front"]]
     recipes = recipes.merge(chance, how="left", on=[*SETTING, "config_id"])
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
+    if "measured" in present and runs.groupby(list(SETTING))["measured_of"].nunique().gt(1).any():
+        present.remove("measured")  # figures of several devices are not one axis
     axes = {name: AXES.get(name, name) for name in dict.fromkeys([OVERHEAD, *present])}
     lacking = [name for name in axes if name not in recipes]
     costs = runs.groupby([*SETTING, "config_id"], sort=False)[lacking].mean()

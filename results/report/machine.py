@@ -28,7 +28,8 @@ def where(runs: pd.DataFrame) -> str:
     """Which machine, which versions, how long, and what did not go as wanted (HTML)."""
     texts = ["device_name", *SOFTWARE, "host", "quantizer_backend", "gemm_backend", "dtype"]
     groups = runs.fillna(dict.fromkeys(texts, "–")).groupby([*MACHINE, *SOFTWARE], sort=False, dropna=False)
-    columns = [("lanes", "n"), ("time", "n"), *((name.replace("_", " "), "") for name in [*MACHINE, *SOFTWARE])]
+    facts = [(name.replace("_", " "), "") for name in [*MACHINE, *SOFTWARE]]
+    columns = [("lanes", "n"), ("training time", "n"), *facts]
     rows = []
     for line in groups["lane_s"].agg(["size", "sum"]).reset_index().to_dict("records"):
         row: list[tuple[str, object]] = [(f"{line['size']:,}", line["size"]), (_duration(line["sum"]), line["sum"])]

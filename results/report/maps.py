@@ -47,7 +47,11 @@ def interaction_figure(lines: pd.DataFrame) -> dict:
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     texts = _texts(values, "{:+.2f}", stars)
     scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
-    return _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    figure = _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    trace = figure["data"][0]  # no level meets itself: the first row and the last column are empty
+    trace |= {"x": names[:-1], "y": names[1:]}
+    trace |= {of: [row[:-1] for row in trace[of][1:]] for of in ("z", "text")}
+    return figure
 
 
 def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -129,7 +133,8 @@ def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits:
     axis = {**AXIS, "type": "category", "showgrid": False}
     layout = {
         **LAYOUT,
-        "height": 190 + 30 * len(names),
+        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},  # the buttons stand above the colours
+        "height": 215 + 30 * len(names),
         "xaxis": {**axis, "tickangle": -40},
         "yaxis": {**axis, "autorange": "reversed"},
     }

@@ -19,7 +19,7 @@ def number(value: float, text: str | None = None) -> str:
 
 def percents(value: float, sign: bool = True) -> str:
     """A log ratio or a share (HTML) as a number of %, without the sign of percent."""
-    return number(value, percent(value) if sign else f"{100 * value:.2f}")
+    return number(value, percent(value).replace("-", "−") if sign else f"{100 * value:.2f}")
 
 
 def many(count: float, word: str) -> str:

@@ -50,7 +50,7 @@ def verdict(found: Findings, setting: int, title: str) -> str:
             cheap = front.sort_values([OVERHEAD, "gap"]).iloc[0]
             if cheap["config_id"] != best["config_id"]:
                 says.append(f"<b>Cheapest on the front</b>: {named(cheap)}.")
-    says += _helps(found.effects[found.effects["setting"].eq(setting)])
+    says += _helps(*(frame[frame["setting"].eq(setting)] for frame in (found.effects, found.marginal)))
     says += _area(found, setting)
     says += [f"<b>Tried</b>: {_tried(lines)} {_baseline(found, setting)}{_rates(found, setting)}"]
     text = "".join(f"<li>{line}</li>" for line in says).replace(" %", "&nbsp;%")
@@ -153,21 +153,35 @@ def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     return says
 
 
-def _helps(effects: pd.DataFrame) -> list[str]:
-    """The largest main effects whose interval leaves out zero."""
+def _helps(effects: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """The largest main effects whose interval leaves out zero. One that matched pairs contradict is no finding."""
     mains = effects[effects["kind"].eq("main") & effects["effect"].notna()]
     sure = mains[mains["high"].lt(0) | mains["low"].gt(0)].sort_values("effect")
+    keyed = {(line["factor"], line["level"]): line for line in pairs.to_dict("records")}
+    found = (_contradicted(line, keyed.get((line["factor"], line["level"]))) for line in sure.to_dict("records"))
+    contrary = np.array(list(found), bool)
+    unclear, sure = sure[contrary], sure[~contrary]
     says = []
     for start, part in (
         ("<b>What helps on average</b>:", sure[sure["effect"].lt(0)].head(MOST_EFFECTS)),
         ("<b>What harms on average</b>:", sure[sure["effect"].gt(0)].iloc[::-1].head(MOST_EFFECTS)),
     ):
         if len(part):
-            items = [f"{_level(x)} ({_effect(x)})" for x in part.to_dict("records")]
-            says.append(f"{start} {'; '.join(items)}.")
+            says.append(f"{start} {'; '.join(map(_effect, part.to_dict('records')))}.")
+    if len(unclear):
+        levels = "; ".join(map(_level, unclear.to_dict("records")))
+        says.append(
+            f"<b>Depends on its company</b>: {levels}. The mean over all combinations and the pairs of recipes that "
+            "differ in nothing else point in opposite directions."
+        )
     if not says and len(mains):
         says.append("<b>What helps on average</b>: no technique's effect is told apart from none.")
     return says
+
+
+def _contradicted(effect: dict, pair: dict | None) -> bool:
+    """Whether matched pairs say, by more than chance, the opposite."""
+    return pair is not None and (pair["high"] < 0 < effect["effect"] or effect["effect"] < 0 < pair["low"])
 
 
 def _area(found: Findings, setting: int) -> list[str]:
@@ -176,16 +190,21 @@ def _area(found: Findings, setting: int) -> list[str]:
     if volumes.empty:
         return []
     line = volumes.iloc[0]
+    corner = number(line["reference_overhead"], f"{line['reference_overhead']:g}")
+    ends = f"{escape(line['axis'].replace('_', ' '))} {corner} and twice BF16's loss"
+    if not line["hypervolume"]:
+        return [f"<b>The front as one number</b>: {number(0.0, '0')}; no recipe is below {ends}."]
     area = number(line["hypervolume"], f"{line['hypervolume']:.4g}")
     if math.isfinite(line["low"]):
         area += f" ({' to '.join(number(line[name], f'{line[name]:.4g}') for name in ('low', 'high'))})"
-    corner = number(line["reference_overhead"], f"{line['reference_overhead']:g}")
-    ends = f"{escape(line['axis'].replace('_', ' '))} {corner} and twice the loss of BF16"
     return [f"<b>The front as one number</b>: it dominates an area of {area}, counted up to {ends}."]
 
 
 def _effect(line: dict) -> str:
-    return f"{percents(line['effect'])} %, {interval(line['low'], line['high'])}"
+    """`X instead of Y (+1.00 %, 95 % interval …)` (HTML)."""
+    instead = f" instead of {escape(str(line['reference']))}" if line["reference"] != line["level"] else ""
+    bounds = interval(line["low"], line["high"])
+    return f"{_level(line)}{instead} ({percents(line['effect'])} %, 95 % interval {bounds})"
 
 
 def _level(line: dict) -> str:

@@ -22,7 +22,7 @@ def open_executor(
     """An executor by name. ConfigError on an unknown one, on an unknown option, and where its package is missing."""
     if name == "local":
         check_options(name, options, {})
-        return LocalExecutor(work, machine.slots, command, limit_s)
+        return LocalExecutor(work, machine.slots, command, limit_s, kinds=machine.kinds)
     if name == "ray":
         from fp4dse.sweeps.executors.ray import open_ray
 

@@ -23,7 +23,7 @@ import msgspec
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
 from fp4dse.sweeps.executors.worker import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
-from fp4dse.tasks.job import OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
+from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
 """Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
@@ -49,7 +49,8 @@ class LocalRun(Running):
 
 @dataclass
 class LocalExecutor:
-    """As many workers at a time as there are `slots`; a slot is a worker's extra environment variables."""
+    """As many workers at a time as there are `slots`; a slot is a worker's extra environment variables. `kinds`: the
+    device class of each, as far as it is known."""
 
     work: Path
     slots: list[dict[str, str]]
@@ -57,6 +58,7 @@ class LocalExecutor:
     limit_s: float = LIMIT_S
     silence_s: float = SILENCE_S
     grace_s: float = GRACE_S
+    kinds: tuple[str, ...] = ()
     running: list[LocalRun] = field(default_factory=list)
     _idle: dict[int, Worker] = field(default_factory=dict)  # by slot
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
@@ -69,6 +71,17 @@ class LocalExecutor:
     def has_room(self) -> bool:
         return len(self.running) < self.capacity
 
+    def takes(self, job: Job) -> bool:
+        """Whether a free slot is of the kind that the job is for."""
+        return any(self._suits(job, slot) for slot in self._free())
+
+    def _free(self) -> list[int]:
+        return sorted(set(range(len(self.slots))) - {run.slot for run in self.running})
+
+    def _suits(self, job: Job, slot: int) -> bool:
+        kind = job.only_on.get("device_class")
+        return not kind or not self.kinds or self.kinds[slot] == kind
+
     def start(self, job: Job, context: dict) -> None:
         """Give a job to a worker. OSError if its folder cannot be written."""
         folder = self.work / job_name(job)
@@ -77,7 +90,7 @@ class LocalExecutor:
 
     def start_in(self, folder: Path, job: Job) -> None:
         """Give a job whose folder is written to a worker."""
-        slot = min(set(range(len(self.slots))) - {run.slot for run in self.running})
+        slot = min(self._free(), key=lambda slot: not self._suits(job, slot))
         worker = self._idle.pop(slot, None)
         if worker and not worker.alive:
             worker.end()
@@ -175,6 +188,8 @@ def _judge(run: LocalRun) -> Outcome:
         kind, reason = run.ending
     elif code == STOPPED:
         kind, reason = "stopped", "its time was up"
+    elif code == ELSEWHERE:
+        kind, reason = "elsewhere", last_words(run.folder)
     elif code == OUT_OF_MEMORY:
         kind, reason = "memory", "out of memory"
     elif code == -signal.SIGKILL:

@@ -16,7 +16,7 @@ import msgspec
 
 from fp4dse.tasks.job import Job, JobResult, Progress
 
-Kind = Literal["done", "memory", "lost", "failed", "timeout", "stopped"]
+Kind = Literal["done", "memory", "lost", "failed", "timeout", "stopped", "elsewhere"]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """How a job ended.
 
     kind     done (`result` is there), memory (it did not fit), lost (what ran it went away: a signal, a node), failed
-             (it ended with an error), timeout, stopped (by the driver, or because its time was nearly up)
+             (it ended with an error), timeout, stopped (by the driver, or because its time was nearly up), elsewhere
+             (it is for another kind of device than the worker that it was given to)
     reason   one line for people where it is not done
     pace     what can be learnt from it about the time that others will take
     """
@@ -85,6 +86,10 @@ class Executor(Protocol):
 
     @property
     def has_room(self) -> bool: ...
+
+    def takes(self, job: Job) -> bool:
+        """Whether a job that is for one kind of device may be started now. An executor that does not know says True:
+        the worker knows."""
 
     def start(self, job: Job, context: dict) -> None:
         """Take a job. OSError if its folder cannot be written."""

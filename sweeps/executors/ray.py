@@ -162,14 +162,17 @@ class RayExecutor:
     def has_room(self) -> bool:
         return len(self.running) < self.capacity
 
+    def takes(self, job: Job) -> bool:
+        return True
+
     def start(self, job: Job, context: dict) -> None:
         """Give a job to Ray."""
         folder = self.work / job_name(job)
         write_job(folder, job, context)
         data = msgspec.json.encode(job)
-        ref = self._task.remote(
-            data, _read(folder / CHECKPOINT), self.command, self.limit_s, self.silence_s, self._mailbox
-        )
+        # one that is for another kind of device than its node comes back: then it is another node's turn
+        task = self._task.options(scheduling_strategy="SPREAD") if job.only_on else self._task
+        ref = task.remote(data, _read(folder / CHECKPOINT), self.command, self.limit_s, self.silence_s, self._mailbox)
         self.running.append(RayRun(job, folder, ref=ref))
 
     def poll(self, wait_s: float) -> list[Outcome]:

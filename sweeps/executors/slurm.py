@@ -171,6 +171,9 @@ class SlurmExecutor:
     def has_room(self) -> bool:
         return len(self.running) < 2 * self.capacity
 
+    def takes(self, job: Job) -> bool:
+        return True
+
     def start(self, job: Job, context: dict) -> None:
         """Put a job where array tasks find it."""
         folder = self.work / job_name(job)

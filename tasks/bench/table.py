@@ -1,8 +1,14 @@
-"""The rows of `fp4dse bench train`: how fast populations train and what they take, all ratios from one run."""
+"""The rows of `fp4dse bench train`: how fast populations train and what they take, all ratios from one run.
+
+A row is a function of what is measured; what several rows need is measured once. Rows come one by one, as they are
+done, so that what was measured is not lost with what was not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import msgspec
 import torch
@@ -38,14 +44,35 @@ class Row(msgspec.Struct, frozen=True):
         return self.value <= float(bound) if sign == "≤" else self.value >= float(bound)
 
 
-def bench(device: str) -> Iterator[Row]:
-    """All rows of a device, one after the other."""
+class Measure(msgspec.Struct, frozen=True):
+    """A row to be: its name, unit and bound, and what returns its value, or its value and a note."""
+
+    what: str
+    unit: str
+    reach: str
+    value: Callable[[], float | tuple[float, str]]
+
+
+def bench(device: str, only: Sequence[str] = ()) -> Iterator[Row]:
+    """The rows of a device whose name holds one of the words, all if there is none, each as soon as it is measured.
+
+    ConfigError if there is no such row.
+    """
+    measures = _on_cpu() if torch.device(device).type == "cpu" else [*_mlp(device), *_decoders(device), *_eager(device)]
+    chosen = [m for m in measures if not only or any(word.lower() in m.what.lower() for word in only)]
+    if not chosen:
+        raise ConfigError("--only", ", ".join(only), f"a part of one of {'; '.join(m.what for m in measures)}")
+    return _rows(chosen, device)
+
+
+def _rows(measures: Sequence[Measure], device: str) -> Iterator[Row]:
     if torch.device(device).type == "cpu":
-        yield from _on_cpu()
+        yield from map(_row, measures)
         return
-    with torch.cuda.device(device):
-        for group in (_mlp, _decoders, _eager):
-            yield from group(device)
+    for measure in measures:
+        with torch.cuda.device(device):
+            row = _row(measure)
+        yield row
 
 
 def with_amax(recipe: Recipe, amax: str) -> Recipe:
@@ -68,74 +95,126 @@ def step_us(
     return 1e6 * step_seconds(population, least_s, steps, warm_up)
 
 
-def _mlp(device: str) -> Iterator[Row]:
+def _mlp(device: str) -> list[Measure]:
     task, lanes = get_task("regression", "mlp"), 64
-    eager = 1e6 * baseline.seconds_per_step(task, device)
-    yield Row("MLP 4×256, batch 512, one lane in eager torch", eager, "µs", "")
-    plain = step_us(task, Recipe.named("bf16"), lanes, device)
-    yield Row(f"MLP, bf16, L = {lanes}", plain / lanes, "µs a lane and step", "")
-    held = step_us(task, with_amax(Recipe.named("nvfp4"), "held"), lanes, device)
-    yield Row(f"MLP, nvfp4 held, L = {lanes}", held / lanes, "µs a lane and step", "≤ 28")
-    yield Row(f"MLP, nvfp4 held, L = {lanes}, against eager torch", eager * lanes / held, "×", "≥ 400")
-    for amax, reach in (("held", "≤ 1.25"), ("current", "≤ 1.40")):
-        taken = step_us(task, with_amax(Recipe.named("nvidia-nvfp4"), amax), lanes, device)
-        yield Row(f"MLP, nvidia-nvfp4 {amax} against bf16, L = {lanes}", taken / plain, "×", reach)
-    recipe = [with_amax(Recipe.named("nvfp4"), "held")]
-    four, eight, many = (peak_bytes(task, recipe, device, n) for n in (4, 8, lanes))
-    lane = (eight - four) / 4
-    what = f"MLP, memory at L = {lanes}, share of 1.1 · L · one lane + 256 MiB"
-    yield Row(
-        what, many / (1.1 * lanes * lane + 2**28), "", "≤ 1", f"{many / 2**20:.0f} MiB, a lane {lane / 2**20:.1f}"
-    )
+
+    @cache
+    def eager() -> float:
+        return 1e6 * baseline.seconds_per_step(task, device)
+
+    @cache
+    def step(name: str, amax: str = "current") -> float:
+        return step_us(task, with_amax(Recipe.named(name), amax), lanes, device)
+
+    def memory() -> tuple[float, str]:
+        recipe = [with_amax(Recipe.named("nvfp4"), "held")]
+        four, eight, many = (peak_bytes(task, recipe, device, n) for n in (4, 8, lanes))
+        lane = (eight - four) / 4
+        return many / (1.1 * lanes * lane + 2**28), f"{many / 2**20:.0f} MiB, a lane {lane / 2**20:.1f}"
+
+    each, fp4 = "µs a lane and step", "nvidia-nvfp4"
+    return [
+        Measure("MLP 4×256, batch 512, one lane in eager torch", "µs", "", eager),
+        Measure(f"MLP, bf16, L = {lanes}", each, "", lambda: step("bf16") / lanes),
+        Measure(f"MLP, nvfp4 held, L = {lanes}", each, "≤ 28", lambda: step("nvfp4", "held") / lanes),
+        Measure(
+            f"MLP, nvfp4 held, L = {lanes}, against eager torch",
+            "×",
+            "≥ 400",
+            lambda: eager() * lanes / step("nvfp4", "held"),
+        ),
+        Measure(f"MLP, {fp4} held against bf16, L = {lanes}", "×", "≤ 1.25", lambda: step(fp4, "held") / step("bf16")),
+        Measure(f"MLP, {fp4} current against bf16, L = {lanes}", "×", "≤ 1.40", lambda: step(fp4) / step("bf16")),
+        Measure(f"MLP, memory at L = {lanes}, share of 1.1 · L · one lane + 256 MiB", "", "≤ 1", memory),
+    ]
 
 
-def _decoders(device: str) -> Iterator[Row]:
+def _decoders(device: str) -> list[Measure]:
     fp4 = with_amax(Recipe.named("nvidia-nvfp4"), "held")
-    for preset, lanes, reach in (("9M", 16, "≤ 1.20"), ("350M", 1, "≤ 1.25")):
-        what = f"language:{preset}, nvidia-nvfp4 held against bf16, L = {lanes}"
 
-        def ratio(task: Task, lanes: int = max(2, lanes)) -> float:
-            times = [step_us(task, recipe, lanes, device, 10) for recipe in (fp4, Recipe.named("bf16"))]
-            return times[0] / times[1]
+    @cache
+    def step(preset: str, recipe: Recipe, lanes: int) -> float:
+        return step_us(get_task("language", preset), recipe, lanes, device, 10)
 
-        yield _row(what, ("language", preset), ratio, reach, "two lanes: one and its companion" if lanes == 1 else "")
+    def ratio(preset: str, lanes: int) -> float:
+        return step(preset, fp4, lanes) / step(preset, Recipe.named("bf16"), lanes)
 
-    def gain(task: Task) -> float:
-        return 16 * step_us(task, fp4, 2, device, 10) / step_us(task, fp4, 16, device, 10)
+    def gain() -> float:
+        return 16 * step("9M", fp4, 2) / step("9M", fp4, 16)
 
-    yield _row("language:9M, L = 16 against L = 1, lanes per second", ("language", "9M"), gain, "≥ 1.6")
-
-
-def _eager(device: str) -> Iterator[Row]:
-    for name in ("vision", "diffusion"):
-
-        def gain(task: Task) -> float:
-            alone = 1e6 * baseline.seconds_per_step(task, device, steps=5)
-            return 32 * alone / step_us(task, with_amax(Recipe.named("nvfp4"), "held"), 32, device, 50)
-
-        yield _row(
-            f"{name}:small, nvfp4 held, L = 32 against one at a time in eager torch", (name, "small"), gain, "≥ 50"
-        )
+    what = "language:{}, nvidia-nvfp4 held against bf16, L = {}"
+    return [
+        Measure(what.format("9M", 16), "×", "≤ 1.20", lambda: ratio("9M", 16)),
+        Measure(what.format("350M", 1), "×", "≤ 1.25", lambda: (ratio("350M", 2), "two lanes: one and its companion")),
+        Measure("language:9M, L = 16 against L = 1, lanes per second", "×", "≥ 1.6", gain),
+    ]
 
 
-def _on_cpu() -> Iterator[Row]:
-    """MLPs of four layers, batch 64, NVFP4 in all slots. The baseline, too, keeps the memory that it frees."""
+def _eager(device: str) -> list[Measure]:
+    def gain(name: str) -> float:
+        task = get_task(name, "small")
+        alone = 1e6 * baseline.seconds_per_step(task, device, steps=5)
+        return 32 * alone / step_us(task, with_amax(Recipe.named("nvfp4"), "held"), 32, device, 50)
+
+    what = "{}:small, nvfp4 held, L = 32 against one at a time in eager torch"
+    return [Measure(what.format(name), "×", "≥ 50", partial(gain, name)) for name in ("vision", "diffusion")]
+
+
+def _on_cpu() -> list[Measure]:
+    """MLPs of four layers, batch 64, NVFP4 in all slots: by the clock with all threads, and by the CPU's seconds with
+    one, which what else runs on the machine changes less. The baseline, too, keeps the memory that it frees."""
     keep_freed_memory()
+    threads = torch.get_num_threads()
+    rows = []
     for width, reach in ((64, "≥ 12"), (128, "≥ 5"), (256, "≥ 2.5")):
         task = teacher_task("bench", (width,) * 5, (1024, 256), 64, 1000)
-        alone = 1e6 * baseline.seconds_per_step(task, "cpu", rounds=10)
-        together = step_us(task, Recipe.named("nvfp4"), 32, "cpu", 3, 6, 2.0)
-        note = f"{alone:.0f} µs alone, {together / 32:.0f} µs a lane in company"
-        yield Row(
-            f"MLP 4×{width}, L = 32 against one at a time in eager torch", 32 * alone / together, "×", reach, note
-        )
+        what = f"MLP 4×{width}, L = 32 against one at a time in eager torch"
+        by_clock, of_cpu = f"{what}, threads: {threads}", f"{what}, threads: 1, seconds of CPU"
+        rows.append(Measure(by_clock, "×", reach, partial(_by_clock, task)))
+        rows.append(Measure(of_cpu, "×", reach, partial(_of_cpu, task)))
+    return rows
 
 
-def _row(what: str, task: tuple[str, str], measure: Callable[[Task], float], reach: str, note: str = "") -> Row:
-    """The measurement of a task, or the reason why there is none."""
+def _by_clock(task: Task) -> tuple[float, str]:
+    return _ratio(baseline.seconds_per_step(task, "cpu", rounds=10), step_seconds(_company(task), 2.0, 3))
+
+
+def _of_cpu(task: Task) -> tuple[float, str]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that wait for one another spin, which counts
     try:
-        return Row(what, measure(get_task(*task)), "×", reach, note)
+        _cpu_of_baseline(task, 1, 1)  # what is done but once in a process
+        few, many = _cpu_of_baseline(task, 1, 1), _cpu_of_baseline(task, 20, 5)
+        return _ratio((many - few) / 99, step_seconds(_company(task), 2.0, 3, clock=time.process_time))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _ratio(alone: float, company: float) -> tuple[float, str]:
+    """Lanes per second of 32 in company over those alone, from seconds of a step."""
+    note = f"{1e6 * alone:.0f} µs alone, {1e6 * company / 32:.0f} µs a lane in company"
+    return 32 * alone / company, note
+
+
+def _cpu_of_baseline(task: Task, steps: int, rounds: int) -> float:
+    """Seconds of CPU of so many rounds of so many steps, and of what comes before them."""
+    begin = time.process_time()
+    baseline.seconds_per_step(task, "cpu", steps=steps, rounds=rounds)
+    return time.process_time() - begin
+
+
+def _company(task: Task) -> Population:
+    return Population(with_steps(task, BEGUN), lanes_of(task, [Recipe.named("nvfp4")], 32), "cpu")
+
+
+def _row(measure: Measure) -> Row:
+    """The measurement, or the reason why there is none."""
+    try:
+        found = measure.value()
+        value, note = found if isinstance(found, tuple) else (found, "")
+        return Row(measure.what, value, measure.unit, measure.reach, note)
     except ConfigError as error:
-        return Row(what, None, "×", reach, f"skipped: {error}")
+        why = str(error)
     except (torch.OutOfMemoryError, AttributeError, NotImplementedError) as error:
-        return Row(what, None, "×", reach, f"skipped: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return Row(measure.what, None, measure.unit, measure.reach, f"skipped: {why}")

@@ -7,10 +7,9 @@ device and not by launches, so that the best number is found by doubling.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,22 +57,37 @@ def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memor
 
 
 def best_lanes(
-    task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None, most: int = 512
+    task: Task,
+    recipes: Sequence[Recipe],
+    device: str = "cpu",
+    memory: float | None = None,
+    most: int = 512,
+    least: int = FIRST,
 ) -> int:
-    """The number of lanes, a power of two of at least 8, or as many as fit, with the best lanes per second.
+    """The number of lanes with the best lanes per second: `least` times a power of two, or as many as fit.
 
-    Measured once for each device, task and signature, and remembered in `sizes.json` in the user's cache folder.
+    memory: bytes, None for what is free. Takes from seconds to minutes; sweeps/sizes.py remembers.
     """
-    file = cache_file()
-    key = _key(task, recipes, device)
-    known = _read(file)
-    if key not in known:
-        known = {**_read(file), key: _best(task, recipes, device, memory, most)}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(known))
-        temporary.replace(file)
-    return known[key]
+    *_, best = search_lanes(task, recipes, device, memory, most, least)
+    return best
+
+
+def search_lanes(
+    task: Task, recipes: Sequence[Recipe], device: str, memory: float | None, most: int, least: int
+) -> Iterator[int]:
+    """The best number of lanes so far, whenever another number was measured."""
+    fit = min(most, plan_lanes(task, recipes, device, memory))
+    lanes, best, rate = least, max(2, min(least, fit)), 0.0
+    yield best
+    while lanes <= fit:
+        try:
+            now = lanes_per_second(task, recipes, device, lanes)
+        except torch.OutOfMemoryError:
+            break
+        if now < rate * GAIN:
+            break
+        best, rate, lanes = lanes, now, lanes * 2
+        yield best
 
 
 def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
@@ -105,7 +119,13 @@ def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: 
     return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
 
 
-def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = STEPS, warm_up: int = 6) -> float:
+def step_seconds(
+    population: Population,
+    least_s: float = LEAST_S,
+    steps: int = STEPS,
+    warm_up: int = 6,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Seconds of a step, after a warm-up, over at least so many seconds in rounds of so many steps.
 
     Their mean on a GPU, where now and then a step takes longer; the least on a CPU, which others use too.
@@ -117,12 +137,12 @@ def step_seconds(population: Population, least_s: float = LEAST_S, steps: int = 
         done += 1
     while sum(times) < least_s:
         _wait(population.device)
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(steps):
             population.train_step(done)
             done += 1
         _wait(population.device)
-        times.append(time.perf_counter() - begin)
+        times.append(clock() - begin)
     on_gpu = population.stream is not None
     return (sum(times) / len(times) if on_gpu else min(times)) / steps
 
@@ -140,39 +160,6 @@ def free_memory(device: str) -> int:
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def cache_file() -> Path:
-    """Where measured sizes are remembered."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "fp4dse" / "sizes.json"
-
-
-def _best(task: Task, recipes: Sequence[Recipe], device: str, memory: float | None, most: int) -> int:
-    fit = min(most, plan_lanes(task, recipes, device, memory))
-    lanes, best, rate = FIRST, max(2, min(FIRST, fit)), 0.0
-    while lanes <= fit:
-        try:
-            now = lanes_per_second(task, recipes, device, lanes)
-        except torch.OutOfMemoryError:
-            break
-        if now < rate * GAIN:
-            break
-        best, rate, lanes = lanes, now, lanes * 2
-    return best
-
-
-def _key(task: Task, recipes: Sequence[Recipe], device: str) -> str:
-    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"cpu {torch.get_num_threads()}"
-    signature = hashlib.sha256(repr(recipes[0].signature()).encode()).hexdigest()[:16]
-    return f"{kind} {task.name}:{task.preset} {task.rev} {signature}"
-
-
-def _read(file: Path) -> dict[str, int]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, int])
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _wait(device: str) -> None:

@@ -1,8 +1,8 @@
 """The optimizer of a population: all parameters in one tensor [L, P], every number a column [L, 1].
 
 The parameters of the model are views into that tensor, so a step is a dozen element-wise operations whatever the depth.
-What changes from step to step (learning rate, bias corrections) is known before the first: it is a table on the
-device, from which a captured step reads its row.
+What changes from step to step (learning rate, bias corrections) is known before the first: a table of some thousand
+steps lies on the device, from which a captured step reads its row, and is written anew when they are over.
 
 Weight decay acts on the weights of products alone: the parameter `weight` of modules that have a `place`. Biases,
 norms, positions and embedding tables do not decay.
@@ -20,22 +20,25 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, StableSPAM
-from fp4dse.kernels import lane_sum
+from fp4dse.kernels import lane_sum, native
+from fp4dse.kernels.arithmetic import adam
+from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.kernels.arithmetic.reduce import has_kernels
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
+from fp4dse.tasks.optimizers.schedule import factor
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
     from fp4dse.tasks.task import Task
 
 KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam}
-"""Kind of optimizer -> the module with its STATE, columns, rows and update."""
+"""Kind of optimizer -> the module with its STATE, columns, row and, but for AdamW, update."""
 COUPLED = (SGD,)
 """Kinds whose weight decay is part of the gradient."""
 
-IN_CACHE = 1 << 18
-"""Elements that a CPU updates at a time, of whole lanes: 20 operations on them are much faster than on all."""
+HELD = 4096
+"""Steps whose numbers lie on the device."""
 
 
 class LaneOptimizer:
@@ -76,11 +79,28 @@ class LaneOptimizer:
         scales = [n.loss_scale for n in numbers]
         self.loss_scale = column(scales)[:, 0] if any(s != 1 for s in scales) else None
 
-        distinct = list(dict.fromkeys(numbers))
-        self.of_lane = torch.tensor([distinct.index(n) for n in numbers], device=device)
-        rows = torch.tensor([self.rule.rows(lr_factors, n) for n in distinct], dtype=torch.float64)  # [D, steps, K]
-        factors = torch.tensor(lr_factors, dtype=torch.float64).expand(len(distinct), -1)[:, :, None]
-        self.table = torch.cat([factors, rows], dim=2).permute(1, 2, 0).to(torch.float32).to(device)  # [steps, K, D]
+        self.distinct, self.lr_factors = list(dict.fromkeys(numbers)), lr_factors
+        self.of_lane = torch.tensor([self.distinct.index(n) for n in numbers], device=device)
+        some = len(self._rows(range(1))[0][0])
+        self.table = torch.zeros(min(HELD, len(lr_factors)), some, len(self.distinct), device=device)
+        self.first: int | None = None  # step of the table's first row
+        self.prepare(0)
+
+    def prepare(self, step: int) -> None:
+        """Make sure that the table holds the numbers of step `step`."""
+        first = step - step % len(self.table)
+        if first != self.first:
+            self.first = first
+            steps = range(first, min(first + len(self.table), len(self.lr_factors)))
+            rows = torch.tensor(self._rows(steps), dtype=torch.float64).permute(1, 2, 0)  # [n, K, D]
+            self.table[: len(steps)].copy_(rows.to(torch.float32))
+
+    def _rows(self, steps: range) -> list[list[list[float]]]:
+        """Factor of the learning rate, then the rule's numbers, of each kind of lane at each step: [D, n, K]."""
+        return [[[self._lr_factor(step, n), *self.rule.row(step, n)] for step in steps] for n in self.distinct]
+
+    def _lr_factor(self, step: int, n: Numbers) -> float:
+        return factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
@@ -93,18 +113,18 @@ class LaneOptimizer:
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
         """One update of the lanes that are alive (bool [L]) by gradient [L, P]; the others keep their bits.
 
-        at: number of the step, int64 [1] on the device, so that a captured step reads it anew.
+        at: number of the step, int64 [1] on the device, so that a captured step reads it anew; `prepare` has seen it.
         """
-        lr_factor, *numbers = self.table.index_select(0, at)[0].index_select(1, self.of_lane)[:, :, None]
+        lr_factor, *numbers = self.table.index_select(0, at % len(self.table))[0].index_select(1, self.of_lane)[
+            :, :, None
+        ]
         if self.clip is not None:
-            norm = torch.sqrt(lane_sum(gradient * gradient, 1))[:, None]
+            norm = sqrt(lane_sum(gradient * gradient, 1))[:, None]
             gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
-        if self.kind is AdamW and has_kernels(gradient):
+        if self.kind is AdamW:
             self._adamw(gradient, alive, lr_factor, numbers)
             return
-        some = len(gradient) if gradient.is_cuda else max(1, IN_CACHE // gradient.shape[1])
-        for first in range(0, len(gradient), some):
-            of = slice(first, first + some)
+        for of in adam.pieces(gradient):
             self._update(of, gradient[of], alive[of, None], lr_factor[of], [n[of] for n in numbers])
 
     def _update(self, of: slice, gradient: Tensor, keep: Tensor, lr_factor: Tensor, numbers: Sequence[Tensor]) -> None:
@@ -123,14 +143,17 @@ class LaneOptimizer:
         flat.copy_(torch.where(keep, flat - self.lr[of] * lr_factor * update, flat))
 
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
-        """The whole update by one kernel, with the same bits."""
-        from fp4dse.kernels.fused import pointwise
-
+        """The whole update by one function, in place."""
         decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
-        step = self.lr * lr_factor
-        numbers = torch.cat([step, *(self.columns[name] for name in pointwise.ADAMW[1:6]), *corrections, decay], dim=1)
-        decaying = None if self.weight_decay is None else self.decaying
-        pointwise.adamw(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+        constants = (self.columns[name] for name in adam.NUMBERS[1:6])
+        numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
+        tensors = self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers
+        if has_kernels(gradient):
+            from fp4dse.kernels.fused import pointwise
+
+            pointwise.adamw(*tensors, None if self.weight_decay is None else self.decaying)
+        else:
+            (native.adamw if native.takes(gradient) else adam.in_pieces)(*tensors, self.decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""

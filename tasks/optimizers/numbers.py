@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from torch import Tensor
 
-from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -24,7 +24,7 @@ class Tensors(NamedTuple):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Of one lane. clip: inf for none."""
+    """Of one lane. clip: inf for none. schedule: None for the task's."""
 
     optimizer: AdamW | SGD | StableSPAM
     weight_decay: float
@@ -33,6 +33,7 @@ class Numbers(msgspec.Struct, frozen=True):
     eps: float
     clip: float
     loss_scale: float
+    schedule: Constant | Linear | Cosine | None = None
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -49,4 +50,5 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         eps=task.eps,
         clip=own(training.clip, task.clip),
         loss_scale=training.loss_scale,
+        schedule=training.schedule,
     )

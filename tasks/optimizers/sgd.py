@@ -22,9 +22,9 @@ def columns(n: Numbers) -> dict[str, float]:
     return {"momentum": n.optimizer.momentum}
 
 
-def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
+def row(step: int, n: Numbers) -> list[float]:
     """Nothing changes from step to step."""
-    return [[] for _ in lr_factors]
+    return []
 
 
 def update(

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fp4dse.dse.training import StableSPAM
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic.adam import adam
+from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.tasks.optimizers import adamw
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 
@@ -32,18 +34,14 @@ def columns(n: Numbers) -> dict[str, float]:
     return {**adamw.columns(n), **shares, **{f"past_{name}": 1 - share for name, share in shares.items()}}
 
 
-def rows(lr_factors: Sequence[float], n: Numbers) -> list[list[float]]:
-    """Numbers of each step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
+def row(step: int, n: Numbers) -> list[float]:
+    """Numbers of a step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
     o = n.optimizer
     assert isinstance(o, StableSPAM)
-    out, t = [], 0
-    for step in range(len(lr_factors)):
-        t += 1
-        reset = step % o.reset == 0
-        corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
-        t = 1 if reset else t
-        out.append([*corrections, 1 - n.beta1**t, 1 - n.beta2**t, float(reset)])
-    return out
+    since = step % o.reset  # a reset sets t to one for the momenta at once, and for the rest from the next step on
+    t = o.reset + 1 if step and not since else since + 1
+    corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
+    return [*corrections, 1 - n.beta1 ** (since + 1), 1 - n.beta2 ** (since + 1), float(not since)]
 
 
 def update(
@@ -61,12 +59,12 @@ def update(
     limit = per_element(top / over_top)
     g = torch.where(g.abs() > limit, g / per_element(largest) * limit, g)
 
-    length = torch.stack([torch.sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
+    length = torch.stack([sqrt(lane_sum(part * part, 1)) for part in g.split(sizes, 1)], dim=1)
     norm = state["norm"] * c["gamma1"] + length * c["past_gamma1"]
     square = state["norm_square"] * c["gamma2"] + length * length * c["past_gamma2"]
-    wanted = norm / over_norm / (torch.sqrt(square / over_square) + c["eps"])
+    wanted = norm / over_norm / (sqrt(square / over_square) + c["eps"])
     g = torch.where(per_element(length) > 0, g / per_element(length) * per_element(wanted), g)
 
     mean, raw = (torch.where(reset > 0, 0.0, state[name]) for name in ("mean", "square"))
-    out, momenta = adamw.adam(g, mean, raw, c, correction1, correction2)
-    return out, {**momenta, "top": top, "norm": norm, "norm_square": square}
+    out, mean, raw = adam(g, mean, raw, {**c, "correction1": correction1, "correction2": correction2})
+    return out, {"mean": mean, "square": raw, "top": top, "norm": norm, "norm_square": square}

@@ -46,6 +46,34 @@ def test_a_wide_answer_says_once_what_all_rows_share(terminal, capsys):
     assert last == "in all rows: " + ", ".join(f"c{i} {i}" for i in range(printing.WIDE))
 
 
+WIDE_ROWS = [{"label": LABEL, "gap": 0.5 + n, "low": 0.25, "high": 1.25 + n, "id": "0123456789abcdef"} for n in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (200, ["label", "gap", "low", "high", "id"]),
+        (55, ["label", "gap", "low", "high"]),
+        (40, ["label", "gap"]),
+    ],
+)
+def test_a_narrow_terminal_shows_the_weightiest_columns_and_names_the_others(terminal, capsys, width, shown):
+    terminal(width)
+    printing.print_answer(list(WIDE_ROWS[0]), WIDE_ROWS, brief=("label gap", "low high"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == shown
+    others = [name for name in WIDE_ROWS[0] if name not in shown]
+    assert lines[-1].startswith(f"does not fit: {', '.join(others)} (--format") == bool(others)
+
+
+def test_where_not_even_those_fit_an_answer_is_a_block_a_row_with_everything(terminal, capsys):
+    terminal(30)
+    printing.print_answer(list(WIDE_ROWS[0]), WIDE_ROWS, brief=("label gap", "low high"))
+    out = capsys.readouterr().out
+    assert out.count("0123456789abcdef") == 2
+    assert "does not fit" not in out
+
+
 def test_an_answer_without_rows_has_its_columns(terminal, capsys):
     terminal(80)
     printing.print_answer(["task", "gap"], [])
@@ -64,3 +92,16 @@ def test_a_list_says_once_what_it_holds_often(terminal, capsys):
         ["jobs", "a", "×", "4,", "2", "times"],
         ["b", "×", "2"],
     ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_row_is_printed_before_the_next_one_is_made(terminal, capsys, as_json):
+    def rows():
+        yield {"what": "first"}
+        assert "first" in capsys.readouterr().out
+        yield {"what": "second"}
+
+    printing.print_each(rows(), as_json)
+    out = capsys.readouterr().out
+    assert "first" not in out
+    assert json.loads(out) == {"what": "second"} if as_json else "second" in out

@@ -18,6 +18,7 @@ NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
 """Few and far apart, so that equal recipes are drawn now and then; some are above a scale format's largest value."""
 
 SHARES = st.sampled_from([0.0, 0.25, 0.5, 2.0])
+PARTS = st.sampled_from([0.0, 0.25, 1.0])
 
 
 def values(type_: typing.Any) -> st.SearchStrategy:
@@ -28,7 +29,13 @@ def values(type_: typing.Any) -> st.SearchStrategy:
             choices.append(st.sampled_from(typing.get_args(option)))
         elif typing.get_origin(option) is typing.Annotated:
             meta = option.__metadata__[0]
-            numbers = NUMBERS if meta.ge is None else SHARES
+            numbers = (
+                NUMBERS
+                if meta.ge is None
+                else SHARES
+                if meta.le is None
+                else SHARES.filter(lambda v, most=meta.le: v <= most)
+            )
             choices.append(st.integers(meta.ge, meta.ge + 3) if option.__origin__ is int else numbers)
         elif option is type(None):
             choices.append(st.none())

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
-from fp4dse.dse.estimator import Through
+from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.rounding import Nearest, Stochastic
-from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale
+from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 
 replace = msgspec.structs.replace
@@ -214,6 +214,7 @@ COLUMN_TYPES = {
     "finish": {str},
     "gemm": {str},
     "optimizer": {str},
+    "schedule": {str},
     "number": {float, type(None)},
     "accumulate": {int},
 }
@@ -228,7 +229,7 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
-    of_recipe |= {name: name for name in ("precise", "finish", "gemm", "optimizer", "accumulate")}
+    of_recipe |= {name: name for name in ("precise", "finish", "gemm", "optimizer", "accumulate", "schedule")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
@@ -267,9 +268,15 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         slots = [None if r.slot(slot).is_plain else layout(r.slot(slot)) for slot in SLOTS]
         products = [product_format(*(r.slot(f"{stage}.{o}") for o in STAGES[stage])) for stage in STAGES]
         of_stages = [r.rotation(stage) for stage in STAGES], [r.source(stage) for stage in SHARED]
-        passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}").element) for x in STAGES["fprop"]]
+        passages = [(getattr(r.estimator, x), r.slot(f"fprop.{x}")) for x in STAGES["fprop"]]
+        passages = [
+            (through, q.element, through.scale_rounding != STE() and stored(q.scale)) for through, q in passages
+        ]
         around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate
         return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
+
+    def stored(scale):
+        return scale_key(scale), getattr(scale, "convention", "")
 
     def layout(q):
         return q.block, q.codec, q.factors_over, type(q.outliers)

@@ -27,15 +27,17 @@ def test_the_shipped_vectors_are_those_of_the_reference():
         assert np.array_equal(values, selftest.vectors()[name], equal_nan=values.dtype.kind == "f"), name
 
 
-def test_a_path_that_is_off_by_one_bit_is_caught(monkeypatch):
+@pytest.mark.parametrize("path", ["decode_operand", "operand"])
+def test_a_path_that_is_off_by_one_bit_is_caught(path, monkeypatch):
     sound = backend("cpu")
 
     def off(*arguments, **more):
-        values, factor = sound.decode_operand(*arguments, **more)
+        values, factor = getattr(sound, path)(*arguments, **more)
         values.view(torch.int32)[0, 0, 0] ^= 1 << 22  # a mantissa bit of one element
         return values, factor
 
-    monkeypatch.setattr(selftest, "backend", lambda device: msgspec.structs.replace(sound, decode_operand=off))
+    spoiled = msgspec.structs.replace(sound, **{"operand": None, path: off})
+    monkeypatch.setattr(selftest, "backend", lambda device: spoiled)
     monkeypatch.setattr(selftest, "BLOCK_SCALED", {"nvfp4": selftest.BLOCK_SCALED["nvfp4"]})
     assert all(check.wrong for check in selftest.fast_path("cpu"))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
@@ -14,6 +15,7 @@ from plotly.offline import get_plotlyjs
 from fp4dse.dse import StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.findings import COLUMNS, findings
+from fp4dse.results.report.words import _helps
 
 STATISTICS = {"bits": 4.5, "mse": 0.0123, "clipped": 0.02, "flushed": 0.0}
 
@@ -112,8 +114,8 @@ def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(own):
     assert "24 recipes, 2 tasks, 152 trained lanes, 3 diverged, 1 failed" in text
     assert "Lowest loss: nvfp4, wgrad rht16: +2" in text or "Lowest loss: mxfp4, wgrad rht16: +2" in text
     assert "worse than BF16 by more than chance" in text
-    assert re.search(r"What helps on average: wgrad.rotation = rht16 \(-\d", text)
-    assert re.search(r"What harms on average: forward.rounding = stochastic \(\+\d", text)
+    assert re.search(r"What helps on average: wgrad.rotation = rht16 instead of none \(−\d", text)
+    assert re.search(r"What harms on average: forward.rounding = stochastic instead of nearest \(\+\d", text)
     assert "2 of 2 tasks agree" in text
     assert "noise floor" in text
     assert "1 of 24 recipes diverged" in text
@@ -206,3 +208,19 @@ def test_a_store_of_a_newer_version_is_refused(store, tmp_path):
     (store.path / "store.json").write_text('{"schema_version": 999}')
     with pytest.raises(StoreError, match="newer"):
         write_report(open_store(store.path), tmp_path / "report.html")
+
+
+def test_an_effect_that_matched_pairs_contradict_is_no_finding():
+    effects = pd.DataFrame(
+        [
+            {"kind": "main", "factor": "a", "level": "y", "reference": "x", "effect": 0.2, "low": 0.1, "high": 0.3},
+            {"kind": "main", "factor": "b", "level": "y", "reference": "x", "effect": 0.3, "low": 0.1, "high": 0.5},
+        ]
+    )
+    pairs = pd.DataFrame([{"factor": "a", "level": "y", "low": -0.3, "high": -0.1}])
+    [harms, depends] = _helps(effects, pairs)
+    assert "b = y" in harms
+    assert "a = y" not in harms
+    assert depends.startswith("<b>Depends on its company</b>: <code>a = y</code>.")
+    unsure = pairs.assign(high=0.01)
+    assert len(_helps(effects, unsure)) == 1

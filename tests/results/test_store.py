@@ -443,3 +443,22 @@ def test_metrics_and_pictures_are_read_by_name_when_asked_for(tmp_path, row):
     (found,) = store.by_name(list(runs["run_id"])).to_dict("records")
     assert found["metrics"] == {"accuracy": 0.5, "other": None}
     assert found["pictures"] == {"samples": b"png"}
+
+
+RECORDED = {"step": [1.0, 2.0, 4.0], "gnr": [5.0, None, 4.0], "flushed/fprop.x": [0.1, 0.2, 0.3]}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_was_recorded_is_a_view_with_a_line_for_each_number(store, row, joined):
+    store.add([row(seed=0, recorded=list(RECORDED.items())), row(seed=1)], "job")
+    if joined:
+        store.compact(minimum=1)
+    found = store.sql("SELECT seed, name, step, value FROM recorded JOIN runs USING (run_id) ORDER BY name, step")
+    expected = [
+        (0, name, int(step), value)
+        for name in ("flushed/fprop.x", "gnr")
+        for step, value in zip(RECORDED["step"], RECORDED[name], strict=True)
+    ]
+    assert [(*line[:3], None if pd.isna(line[3]) else line[3]) for line in found.itertuples(index=False)] == expected
+    ids = store.runs(["run_id", "seed"]).set_index("seed")["run_id"]
+    assert store.recorded(list(ids)) == {ids[0]: RECORDED}

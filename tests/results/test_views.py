@@ -5,8 +5,8 @@ import pytest
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.generated import generated
-from fp4dse.results.query import may_need_gap
-from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow
+from fp4dse.results.query import may_need_join
+from fp4dse.results.views import BRIEF, VIEWS, VIEWS_READ, to_arrow
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -21,6 +21,11 @@ def test_a_view_holds_what_its_function_gives(store, row, name):
         a, b = ours[column], theirs[column]
         assert (a.isna() == b.isna()).all(), column
         assert (a[a.notna()].to_numpy() == b[b.notna()].to_numpy()).all(), column
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_a_narrow_terminal_shows_of_a_view_are_columns_that_it_has(swept, name):
+    assert set(" ".join(BRIEF[name]).split()) <= set(VIEWS[name](swept.runs(VIEWS_READ)))
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -74,7 +79,7 @@ def test_a_view_is_made_only_for_a_query_that_names_it(store, row, monkeypatch):
     ],
 )
 def test_a_query_that_may_want_the_gap_gets_it(query):
-    assert may_need_gap(query)
+    assert may_need_join(query)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_a_query_that_may_want_the_gap_gets_it(query):
     ],
 )
 def test_a_query_that_names_its_columns_is_spared_the_join(query):
-    assert not may_need_gap(query)
+    assert not may_need_join(query)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
@@ -104,7 +109,7 @@ def test_repeated_rows_are_found_whatever_the_ids(n):
 
 
 def test_a_wrong_query_names_the_views(store):
-    with pytest.raises(ConfigError, match="runs, curves, recipes, front, hypervolume, effects"):
+    with pytest.raises(ConfigError, match="runs, curves, recorded, recipes, front, hypervolume, effects"):
         store.sql("SELECT nothing FROM nowhere")
 
 

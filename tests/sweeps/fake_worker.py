@@ -45,6 +45,9 @@ def work(mode: str, value: str, job_file: str, out_file: str) -> None:
     """The child's part."""
     job, out = json.loads(Path(job_file).read_text()), Path(out_file)
     lanes = job["lanes"]
+    if (card := job.get("only_on", {}).get("device_class")) and card != CARDS.get(os.environ.get("FAKE_CARD", "")):
+        print(f"it is for {card}", file=sys.stderr)
+        sys.exit(19)
     note(Path(os.environ.get("FAKE_LANES", out.parents[2].parent / "lanes.txt")), lanes)
     report("setup", 0, lanes)
     if mode == "crash":

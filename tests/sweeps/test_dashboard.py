@@ -71,6 +71,24 @@ def test_the_page_and_the_studies_are_served_on_loopback_and_follow_the_store(se
     assert len(trials(served)) == 2
 
 
+def test_a_page_follows_its_study_when_it_is_made_anew(served, store):
+    (study,) = get(f"{served}/api/studies")["study_summaries"]
+    page = f"{served}/api/studies/{study['study_id']}"
+    assert len(get(f"{page}?after=0")["trials"]) == 1
+    store.add([row(RECIPES[1], loss=1.2), row(RECIPES[2], loss=None)], "more")  # the first values of an axis
+    deadline = time.monotonic() + 60
+    while len(get(f"{page}?after=0")["trials"]) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (now,) = get(f"{served}/api/studies")["study_summaries"]
+    assert now["study_id"] != study["study_id"]
+    found = get(f"{page}?after=0")
+    assert {trial["state"] for trial in found["trials"]} == {"Complete", "Fail"}
+    assert [param["name"] for param in found["union_search_space"]] == ["scale"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(f"{served}/api/studies/99?after=0")
+
+
 def test_a_port_that_is_taken_is_named(served, store):
     port = int(served.rpartition(":")[2])
     with pytest.raises(ConfigError, match=f"--port: found {port}"):

@@ -1,5 +1,6 @@
 """A plan holds every missing lane exactly once, in jobs that one worker can train in lock-step."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -9,9 +10,9 @@ from hypothesis import strategies as st
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
 from fp4dse.dse.scale import TensorScale
 from fp4dse.sweeps.arguments import find_space
-from fp4dse.sweeps.plan import job_size, plan, split, uses_random_bits
+from fp4dse.sweeps.plan import SHARE, Piece, cut, plan, uses_random_bits
 from fp4dse.tasks import get_task
-from fp4dse.tasks.job import Lane
+from fp4dse.tasks.job import Lane, Rung
 
 TASKS = [get_task("regression", "quickstart"), get_task("vision", "quickstart")]
 RECIPES = [file.recipe for file in recipe_files().values()]
@@ -102,17 +103,47 @@ def test_few_jobs_for_two_workers_on_the_quickstart():
     assert planned.populations <= len(planned.jobs) <= 2 * planned.populations
 
 
-@pytest.mark.parametrize(("lanes", "workers", "size"), [(3, 2, 16), (100, 2, 50), (10_000, 2, 64)])
-def test_a_job_is_at_most_a_share_of_the_work_within_bounds(lanes, workers, size):
-    assert job_size(lanes, "cpu", workers) == size
+pieces = st.lists(
+    st.builds(
+        lambda lanes, steps, fewest, more: Piece(False, list(range(lanes)), steps, fewest, fewest + more),
+        lanes=st.integers(1, 300),
+        steps=st.integers(1, 500),
+        fewest=st.integers(1, 30),
+        more=st.integers(0, 60),
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
-@given(st.integers(1, 200), st.integers(1, 64))
-def test_splitting_keeps_order_and_balance(n, size):
-    parts = split(list(range(n)), size)
-    assert [x for part in parts for x in part] == list(range(n))
-    assert max(map(len, parts)) <= size
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+@given(pieces, st.integers(1, 64))
+def test_cutting_keeps_order_and_bounds(populations, workers):
+    parts: dict[int, list[list[int]]] = {}
+    for number, part in cut(populations, workers):
+        parts.setdefault(number, []).append(part)
+    for number, piece in enumerate(populations):
+        assert [lane for part in parts[number] for lane in part] == piece.lanes
+        assert max(map(len, parts[number])) <= piece.most
+        if len(parts[number]) > 1:
+            halves = math.ceil(len(piece.lanes) / math.ceil(len(piece.lanes) / piece.most))
+            assert min(map(len, parts[number])) >= min(piece.fewest, halves // 2)
+
+
+@given(st.integers(1, 5000), st.integers(2, 16))
+def test_jobs_become_shorter_towards_the_end(lanes, workers):
+    sizes = [len(part) for _, part in cut([Piece(False, list(range(lanes)), 10, 16, 512)], workers)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] <= max(32, lanes * SHARE / workers + 1)
+    assert sizes[-1] < 32 or lanes >= 32 * workers
+
+
+def test_one_worker_has_nobody_to_wait_for():
+    assert [len(part) for _, part in cut([Piece(False, list(range(1000)), 10, 16, 512)], 1)] == [500, 500]
+
+
+def test_with_rungs_lanes_keep_their_company():
+    with_rungs = make(workers=2, rungs=lambda task: [Rung(5, 0.5)]).jobs
+    assert max(len(job.lanes) for job in with_rungs) > max(len(job.lanes) for job in make(workers=2).jobs)
 
 
 def test_an_invalid_recipe_is_refused_by_its_rule():

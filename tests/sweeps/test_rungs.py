@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.sweeps import plan_sweep, run_sweep
+from fp4dse.sweeps import plan_sweep, run_search, run_sweep
 from fp4dse.sweeps.rungs import Halving, replay
 from fp4dse.tasks.job import Rung
 from tests.sweeps.made import row
@@ -110,6 +111,32 @@ def test_curves_that_cross_late_lose_the_best_and_say_by_how_much(tmp_path):
     (found,) = replay(make(tmp_path, [1.1, 1.2, 1.3, 1.4], [2.4, 2.3, 2.2, 2.1]), Halving(1, 0.5))
     assert (found.best_kept, found.front_kept, found.best_overall) == (0, 0, False)
     assert found.regret == pytest.approx(np.mean(np.log([1.3 / 1.1, 1.31 / 1.11])))
+
+
+def test_recipes_are_compared_with_those_that_they_were_trained_with(tmp_path):
+    """Two jobs of one signature, as a large population or two batches of a search leave them."""
+    store = open_store(tmp_path / "store", create=True)
+    store.add([lane(Recipe.named("bf16"), 0, 1.0, 1.0)], "baseline")
+    for day, members in ((1, (0, 3)), (2, (1, 2))):
+        rows = [lane(RECIPES[i], 0, 1.1 + 0.1 * i, 2.1 + 0.1 * i) for i in members]
+        store.add([{**of, "created_at": datetime(2026, 1, day, tzinfo=UTC)} for of in rows], f"job {day}")
+    (found,) = replay(store, Halving(1, 0.5))
+    assert (found.populations, found.recipes, found.saved) == (2, 4, pytest.approx(0.25))
+    assert (found.best_kept, found.best_overall) == (1, True)
+
+
+def test_what_a_search_trained_can_be_replayed(tmp_path):
+    asked = {
+        "sampler": "random",
+        "trials": 4,
+        "batch": 4,
+        "tasks": [("regression", "quickstart")],
+        "seeds": [0, 1],
+        "jobs": 1,
+    }
+    run_search(SPACE, store=tmp_path / "store", worker=(sys.executable, FAKE, "ok"), **asked)
+    (found,) = replay(open_store(tmp_path / "store"), Halving(1, 0.5))
+    assert found.lanes == 8
 
 
 def test_a_recipe_that_diverged_before_the_rung_does_not_go_on(tmp_path):

@@ -3,6 +3,7 @@
 from collections import deque
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fp4dse.dse import Recipe
@@ -27,6 +28,9 @@ class Script:
     @property
     def has_room(self):
         return not self.waiting
+
+    def takes(self, job):
+        return True
 
     def start(self, job, context):
         self.started.append(job)
@@ -97,6 +101,42 @@ def test_a_job_whose_time_was_up_goes_on_at_once_but_not_for_ever():
     _, verdicts, times = run([job()], *[("stopped", "time up")] * 9)
     assert [verdict.what for verdict in verdicts] == ["again"] * RETRIES["stopped"] + ["give up"]
     assert times == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_a_job_that_waits_for_a_kind_of_device_is_tried_often_and_then_given_up_in_words():
+    _, verdicts, times = run([job()], *[("elsewhere", "it is for B; here is A")] * 300)
+    assert [verdict.what for verdict in verdicts] == ["again"] * RETRIES["elsewhere"] + ["give up"]
+    assert times[:5] == [0.0, 1.0, 5.0, 21.0, 37.0]
+    assert verdicts[-1].outcome.reason == "it is for B; here is A"
+
+
+class Choosy(Script):
+    """Takes what is for the one kind that is free."""
+
+    free = "A"
+
+    def takes(self, job):
+        return job.only_on.get("device_class", self.free) == self.free
+
+
+def test_a_job_for_a_kind_that_is_busy_keeps_no_other_waiting():
+    wanted = msgspec.structs.replace(job(lr=1.0), only_on={"device_class": "B"})
+    script = Choosy()
+    scheduler = Scheduler(script, deque([wanted, job(lr=2.0), job(lr=3.0)]))
+    script.running = ["a job on B"]
+    scheduler.fill()
+    scheduler.poll(0)
+    assert [started.lanes[0].lr for started in script.started] == [2.0]
+    script.free = "B"
+    scheduler.fill()
+    assert [started.lanes[0].lr for started in script.started] == [2.0, 1.0]
+
+
+def test_a_job_for_a_kind_that_is_not_there_is_not_waited_for():
+    script = Choosy()
+    scheduler = Scheduler(script, deque([msgspec.structs.replace(job(), only_on={"device_class": "B"})]))
+    scheduler.fill()
+    assert len(script.started) == 1  # a worker will say that it is elsewhere
 
 
 def test_when_the_driver_stops_nothing_is_tried_again():

@@ -48,9 +48,10 @@ def test_wrong_settings_are_refused(device, jobs, word):
         find_machine(device, jobs)
 
 
-def test_the_kinds_of_cards_are_those_that_workers_may_get(three_cards):
-    assert find_machine("cuda").kinds == ("H200", "L40S")
-    assert len(find_machine("cpu").kinds) == 1
+def test_the_kind_of_each_workers_card_is_known(three_cards):
+    assert find_machine("cuda").kinds == ("H200", "L40S", "H200")
+    assert find_machine("cuda", jobs=1).kinds == ("H200",)
+    assert len(set(find_machine("cpu", 3).kinds)) == 1
     assert find_machine("cuda", local=False).kinds == ()
 
 

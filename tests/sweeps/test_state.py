@@ -26,8 +26,8 @@ def state(**changes) -> SweepState:
     return SweepState(name="few", asked=120, stored=10, **fields)
 
 
-def shown(of: SweepState) -> str:
-    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+def shown(of: SweepState, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
         console.print(render(of))
         return console.export_text()
@@ -56,8 +56,23 @@ def test_everything_worth_knowing_is_shown():
     text = shown(state(best=["vision:small +1 % with nvfp4"], failures={"it broke": FAILURE}, retries={"too big": 2}))
     for words in ("52/120 lanes", "2 diverged", "1 failed", "1 job running, 3 waiting", "1m40s left", "train 50/200"):
         assert words in text
-    for words in ("median loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big", "run-one x"):
+    for words in ("loss 0.25", "1 dead", "best so far: vision:small", "it broke", "too big", "run-one x"):
         assert words in text
+
+
+def test_a_search_counts_trials_and_its_time_left_is_that_of_the_trials_to_come():
+    searching = {"trials_asked": 30, "trials": 12, "trials_stored": 2, "elapsed_s": 50.0}
+    of = state(**searching)
+    assert headline(of).startswith("12/30 trials (2 from the store), 52/120 lanes, 2 diverged, 1 failed; 1 job running")
+    assert "40 %" in shown(of)
+    assert of.trials_eta_s == pytest.approx(18 * 50 / 10)
+    assert state(**{**searching, "trials": 2}).trials_eta_s is None
+
+
+def test_it_fits_a_terminal_of_80_columns():
+    lines = shown(state(trials_asked=300, trials=120, trials_stored=20), width=80).splitlines()
+    assert [line for line in lines if line.startswith("few")] == [lines[0]]
+    assert len(lines) <= 4
 
 
 def test_the_status_of_a_dead_driver_says_how_to_go_on():

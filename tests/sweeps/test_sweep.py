@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
 from fp4dse.sweeps import plan_sweep, read_state, run_sweep, stop_sweep
 from fp4dse.sweeps import setting as setting_module
+from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.jobfolder import job_name, write_job
 from fp4dse.sweeps.progress import conclusion, remarks
 from fp4dse.sweeps.setting import Machine, find_setting
@@ -224,18 +226,48 @@ def _plain(state):
     return msgspec.to_builtins(state)
 
 
-def test_a_sweep_over_cards_of_two_kinds_names_the_card_of_each_row_and_trains_no_lane_twice(tmp_path, monkeypatch):
-    kinds = ("NVIDIA H200", "NVIDIA L40S")
+KINDS = ("NVIDIA H200", "NVIDIA L40S")
+BASELINES = 2 * 2  # tasks × seeds
 
-    def two_cards(device, jobs=None, local=True):
-        return Machine(device, 1, [{"FAKE_CARD": "0"}, {"FAKE_CARD": "1"}], kinds)
 
-    monkeypatch.setattr(setting_module, "find_machine", two_cards)
-    assert sweep(tmp_path, "slow=0.1").done == LANES
-    rows = open_store(tmp_path / "store").runs(["device_class", "config_id", "seed", "task"])
-    assert set(rows["device_class"]) == set(kinds)
-    assert sweep(tmp_path).stored == LANES
-    assert trained(tmp_path) == LANES
+def two_cards(monkeypatch, known: bool):
+    """Two workers on cards of two kinds; where they are not known, workers are handed out by others, as they like."""
+
+    def machine(device, jobs=None, local=True):
+        return Machine(device, 1, [{"FAKE_CARD": "0"}, {"FAKE_CARD": "1"}], KINDS if known else ())
+
+    monkeypatch.setattr(setting_module, "find_machine", machine)
+    if not known:
+        free, chance = LocalExecutor._free, random.Random(0)
+        monkeypatch.setattr(LocalExecutor, "_free", lambda self: chance.sample(found := free(self), len(found)))
+
+
+def assert_every_gap_is_to_the_same_kind_of_card(tmp_path, lanes):
+    rows = open_store(tmp_path / "store").runs(["device_class", "config_id", "seed", "task", "is_baseline", "gap"])
+    assert len(rows) == lanes
+    assert set(rows["device_class"]) == set(KINDS)
+    assert rows["gap"].notna().all()
+    assert not rows.duplicated(["device_class", "config_id", "seed", "task"]).any()
+    assert not rows[~rows["is_baseline"]].duplicated(["config_id", "seed", "task"]).any()
+
+
+def test_each_kind_of_card_has_its_own_baselines_and_no_lane_is_trained_twice(tmp_path, monkeypatch):
+    two_cards(monkeypatch, known=True)
+    assert plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1], store=tmp_path / "store").asked == LANES + BASELINES
+    assert sweep(tmp_path, "slow=0.1").done == LANES + BASELINES
+    assert_every_gap_is_to_the_same_kind_of_card(tmp_path, LANES + BASELINES)
+    assert sweep(tmp_path).stored == LANES + BASELINES
+    assert trained(tmp_path) == LANES + BASELINES
+
+
+def test_a_kind_that_shows_itself_late_gets_its_baselines_then(tmp_path, monkeypatch):
+    two_cards(monkeypatch, known=False)
+    result = sweep(tmp_path, "slow=0.2")
+    rows = open_store(tmp_path / "store").runs(["device_class", "seed", "task", "is_baseline"])
+    assert (result.asked, result.done, result.left) == (len(rows), len(rows), 0)
+    assert_every_gap_is_to_the_same_kind_of_card(tmp_path, len(rows))
+    assert trained(tmp_path) == len(rows)
+    assert sweep(tmp_path).done == 0
 
 
 def test_a_sweep_into_a_url_keeps_only_job_folders_here(tmp_path, monkeypatch):
@@ -377,3 +409,25 @@ def test_real_workers_train_what_is_planned(tmp_path):
     assert set(runs["quantizer_backend"]) <= {"plain", "compiled", "eager"}
     recorded = open_store(tmp_path / "store").by_name(list(runs["run_id"][~runs["is_baseline"]]))["recorded"]
     assert all(list(of["step"]) == [1, 2, 4, 8, 16, 32, 40] and min(of["gnr"]) > 0 for of in recorded)
+
+
+DRIVER_WITH_SEEDS = """
+import sys
+from fp4dse.dse import Recipe
+from fp4dse.sweeps import run_sweep
+seeds, store, *worker = sys.argv[1:]
+recipes = [Recipe.named("nvfp4")]
+result = run_sweep(recipes, tasks=[("vision", "smoke")], seeds=range(int(seeds)), store=store, worker=worker, jobs=1)
+print(result.stored, result.done, "torch" in sys.modules)
+"""
+
+
+def test_a_driver_that_goes_on_starts_its_jobs_without_torch(tmp_path):
+    worker = (sys.executable, FAKE, "ok")
+    said = [
+        subprocess.check_output(
+            [sys.executable, "-c", DRIVER_WITH_SEEDS, seeds, tmp_path / "store", *worker], text=True
+        ).split()
+        for seeds in "12"
+    ]
+    assert said == [["0", "2", "True"], ["2", "2", "False"]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import SGD, AdamW, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
@@ -17,6 +17,7 @@ from fp4dse.tasks.backward import backward, piece
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
+from fp4dse.tasks.optimizers.schedule import factor
 
 replace = msgspec.structs.replace
 
@@ -275,3 +276,49 @@ def test_any_nest_of_tensors_is_cut_along_the_batch():
     assert got[1]["a"].shape == (2, 2, 1)
     named = namedtuple("Named", "first second")
     assert piece(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
+
+
+def test_numbers_of_steps_beyond_the_table_are_written_when_they_are_due(monkeypatch):
+    of_lanes = [numbers(AdamW(), beta2=0.99), numbers(AdamW(), beta1=0.5)]
+    whole = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, [1 / (step + 1) for step in range(10)])
+    monkeypatch.setattr("fp4dse.tasks.optimizers.lanes.HELD", 4)
+    parts = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, whole.lr_factors)
+    assert len(parts.table) == 4
+    for step in (0, 3, 4, 7, 9, 2):
+        parts.prepare(step)
+        assert torch.equal(parts.table[step % 4], whole.table[step])
+
+
+def test_learning_rates_rise_and_fall_as_scheduled():
+    schedules = Constant(0.1), Linear(0.1, 0.2), Cosine(0.1, 0.2)
+    constant, linear, cosine = ([factor(s, step, 100) for step in range(100)] for s in schedules)
+    for factors in (constant, linear, cosine):
+        assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert constant[10:] == [1.0] * 90
+    t = torch.arange(91, dtype=torch.float64)[1:] / 91
+    assert linear[10:] == pytest.approx((0.2 + 0.8 * (1 - t)).tolist())
+    assert cosine[10:] == pytest.approx((0.2 + 0.4 * (1 + torch.cos(math.pi * t))).tolist())
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_short_trainings_have_learning_rates_too(warmup, steps):
+    for schedule in (Constant(warmup), Linear(warmup), Cosine(warmup)):
+        assert all(0 < factor(schedule, step, steps) <= 1 for step in range(steps))
+
+
+def test_cosine_without_warm_up_is_that_of_torch():
+    parameter = nn.Parameter(torch.ones(1))
+    theirs = torch.optim.SGD([parameter], lr=1.0)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.1)
+    for step in range(50):
+        assert factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
+        theirs.step()
+        annealing.step()
+
+
+def test_schedules_are_a_lanes_own():
+    lanes = [lane(0), lane(0, schedule=Cosine(warmup=0.5)), lane(0, schedule=Linear(floor=0.5))]
+    together = train(SMALL, lanes).lanes
+    assert len({result.val_loss for result in together}) == 3
+    assert train(SMALL, [lanes[2], lanes[1]]).lanes == [together[2], together[1]]

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
+from fp4dse.kernels import native
+from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped
 from fp4dse.tasks.engine.record import HELD, Record
@@ -228,3 +230,13 @@ def test_a_training_that_is_killed_ends_the_same(tmp_path):
     assert torch.load(file, weights_only=True)["state"]
     assert start(file, out).wait() == 0
     assert out.read_text() == expected
+
+
+@pytest.mark.parametrize("name", ["regression", "vision"])
+def test_native_training_has_the_bits_of_the_reference(name, monkeypatch):
+    task, lanes = task_of(name, 6), lanes_of()
+    assert native.why_not_native() is None
+    taken = train(task, lanes).lanes
+    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+    monkeypatch.setattr(native, "takes", lambda x: False)
+    assert train(task, lanes).lanes == taken

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.tasks import Job, JobResult, Lane, Progress, get_task, train
-from fp4dse.tasks.job import STOPPED, Ended
+from fp4dse.tasks import Job, JobResult, Lane, Progress, environment, get_task, train
+from fp4dse.tasks.job import ELSEWHERE, STOPPED, Ended
 
 
 def lanes(name="bf16", lr=1e-3) -> list[Lane]:
@@ -198,3 +198,12 @@ def wait_for(condition, seconds=60.0):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return value
+
+
+def test_a_job_for_another_kind_of_device_is_given_back_in_words(parent):
+    here = {"device_class": environment("cpu", 1)["device_class"]}
+    code, folder = parent.work(Job("regression", "smoke", lanes(), only_on={"device_class": "NVIDIA B300"}))
+    assert code == ELSEWHERE
+    said = f"it is for NVIDIA B300; here is {here['device_class']}"
+    assert said in (folder / "stderr.txt").read_text()
+    assert parent.work(Job("regression", "smoke", lanes(), only_on=here))[0] == 0

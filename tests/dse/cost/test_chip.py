@@ -60,6 +60,21 @@ def test_parameters_are_those_of_the_layers_and_little_more(name):
     assert model.source
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('pattern = "12"', 'pattern = "123"', "pattern has 3 letters, blocks is 2"),
+        ('at = "2"', 'at = "3"', "second: count is 1, the blocks that it stands in are 0"),
+        ('at = "2"', 'kind = "headed"', "kind"),
+    ],
+)
+def test_a_model_whose_layers_have_no_place_is_refused(tmp_path, old, new, says):
+    mine = tmp_path / "mine.toml"
+    mine.write_text((FOLDER / "models" / "mlp.toml").read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=says):
+        load_model(str(mine))
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"chip: found 'a100'; accepted: b200, .*h200, or a .toml file"):
         load_chip("a100")

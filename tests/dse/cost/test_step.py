@@ -15,13 +15,15 @@ from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import TENSOR_SCALE_NAMES
 from fp4dse.dse.stages import Hadamard
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
-LLAMA, MLP = load_model("llama-1b"), load_model("mlp")
+LLAMA, MLP, VIT = (load_model(name) for name in ("llama-1b", "mlp", "vit-b"))
+NOWHERE = Precise(embedding=False, head=False, router=False)
 
 
 @st.composite
@@ -123,11 +125,11 @@ def test_a_product_takes_the_slower_unit_of_its_operands():
 
 def test_a_residual_doubles_the_products_it_is_in():
     q = msgspec.structs.replace(Quantizer.named("mxfp4"), outliers=OUTLIER_NAMES["residual"])
-    plain = step_cost(Recipe.named("mxfp4"), LLAMA, B200).seconds
-    one = step_cost(changed("mxfp4", "fprop", x=q), LLAMA, B200).seconds
+    plain = step_cost(Recipe.named("mxfp4"), VIT, B200).seconds
+    one = step_cost(changed("mxfp4", "fprop", x=q), VIT, B200).seconds
     assert one["outliers"] > plain["products"] / 3 * 0.9
     assert one["products"] == plain["products"]
-    two = step_cost(changed("mxfp4", "fprop", x=q, w=q), LLAMA, B200).seconds
+    two = step_cost(changed("mxfp4", "fprop", x=q, w=q), VIT, B200).seconds
     assert two["outliers"] > 2.5 * one["outliers"]
 
 
@@ -165,11 +167,64 @@ def test_formats_that_blackwell_does_not_take_are_named(name, native):
     assert not notes(Recipe.named(name), GENERIC)
 
 
-def test_blocks_left_in_bf16_count_by_their_share():
+@pytest.mark.parametrize("model", model_names())
+@pytest.mark.parametrize(
+    "precise",
+    [Precise(), Precise(head=False), Precise(attention=True), Precise(first=1, last=0.25), Precise(last=1000)],
+    ids=lambda precise: precise.label(),
+)
+def test_a_step_is_the_sum_of_its_layers_each_in_bf16_or_quantized_as_its_place_says(model, precise):
+    model, recipe = load_model(model), msgspec.structs.replace(Recipe.named("nvidia-nvfp4"), precise=precise)
+    everywhere = msgspec.structs.replace(recipe, precise=NOWHERE)
+    expected = 0.0
+    for linear in model.linears:
+        for place in model.places(linear):
+            alone = msgspec.structs.replace(linear, count=1, at="", kind="linear")
+            layer = msgspec.structs.replace(model, linears=[alone], blocks=1, pattern="")
+            computed = everywhere if precise.why(place) is None else Recipe.named("bf16")
+            cost = step_cost(computed, layer, B200)
+            expected += cost.total - cost.seconds["rest"]
+    found = step_cost(recipe, model, B200)
+    assert found.total - found.seconds["rest"] == pytest.approx(expected)
+
+
+def test_places_are_those_of_the_architecture():
+    hybrid = load_model("nemotron-h-8b")
+    blocks = {linear.name: [place.block for place in hybrid.places(linear)] for linear in hybrid.linears}
+    assert blocks["qkv"] == blocks["attention out"] == [7, 18, 29, 40]
+    assert blocks["mamba in"][:5] == [0, 2, 4, 6, 9]
+    assert sorted([*blocks["mamba in"], *blocks["up"], *blocks["qkv"]]) == list(range(52))
+    assert blocks["head"] == [None]
+    assert [place.block for linear in MLP.linears for place in MLP.places(linear)] == [0, 1]
+
+
+def test_what_a_recipe_keeps_precise_costs_as_bf16_does():
     recipe, bf16 = Recipe.named("nvfp4"), step_cost(Recipe.named("bf16"), LLAMA, B200).total
-    none, half, all_ = (step_cost(recipe, LLAMA, B200, blocks).total for blocks in (0, 12, 24))
+    none, half, all_ = (
+        step_cost(msgspec.structs.replace(recipe, precise=Precise(last=blocks)), LLAMA, B200).total
+        for blocks in (0, 12, 24)
+    )
     assert half == pytest.approx((none + bf16) / 2)
     assert all_ == pytest.approx(bf16)
+    without_head = msgspec.structs.replace(recipe, precise=Precise(head=False))
+    assert step_cost(without_head, LLAMA, B200).total < none
+
+
+def test_a_plain_recipe_keeps_nothing_precise_as_in_training():
+    halves = Recipe.uniform(Quantizer.named("none"))
+    kept = msgspec.structs.replace(halves, precise=Precise(first=8))
+    assert overhead(kept) == overhead(halves) == overhead(kept.canonical())
+
+
+@pytest.mark.parametrize(
+    ("what", "stages"),
+    [("forward", ["fprop"]), ("backward", ["dgrad", "wgrad"]), ("all", ["fprop", "dgrad", "wgrad"])],
+)
+def test_the_last_steps_count_by_their_share(what, stages):
+    recipe, bf16 = Recipe.named("nvfp4-sr-rht"), Recipe.named("bf16")
+    end = msgspec.structs.replace(recipe, **{stage: getattr(bf16, stage) for stage in stages})
+    finished = msgspec.structs.replace(recipe, finish=Finish(share=0.25, what=what))
+    assert overhead(finished) == pytest.approx(0.75 * overhead(recipe) + 0.25 * overhead(end))
 
 
 def test_launches_are_what_tiny_models_pay():
@@ -209,7 +264,8 @@ def test_the_table_of_a_recipe_adds_up():
     assert facts["time_to_quality"] == pytest.approx(1.2 * overhead(recipe))
     assert facts["over_plain_fp4"] == pytest.approx(overhead(recipe) / overhead(Recipe.named("mxfp4")))
     inputs = LLAMA.tokens * 24 * (2048 + 2048 + 2048 + 5456)
-    assert facts["activation_mib"] == pytest.approx(inputs * 4.5 / 8 / 2**20)
+    head = LLAMA.tokens * 2048  # precise: 16 bits
+    assert facts["activation_mib"] == pytest.approx((inputs * 4.5 + head * 16) / 8 / 2**20)
 
 
 def test_operations_stand_once_for_each_slot_and_technique():

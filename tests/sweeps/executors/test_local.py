@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fp4dse.dse import Recipe
@@ -59,6 +60,29 @@ def test_the_slot_and_the_threads_reach_the_worker_as_environment(tmp_path):
     while executor.running:
         outcomes = executor.poll(0.05)
     assert outcomes[0].reason == "exit code 1: third 1"
+
+
+def test_a_job_for_a_kind_of_device_waits_for_a_worker_of_that_kind(tmp_path):
+    cards = [{"FAKE_CARD": "0"}, {"FAKE_CARD": "1"}]
+    kinds = ("NVIDIA H200", "NVIDIA L40S")
+    executor = LocalExecutor(tmp_path / "jobs", cards, (sys.executable, FAKE, "hang"), kinds=kinds)
+    wanted = msgspec.structs.replace(job(), only_on={"device_class": "NVIDIA L40S"})
+    assert executor.takes(wanted)
+    executor.start(wanted, {})
+    assert [run.slot for run in executor.running] == [1]
+    assert executor.has_room
+    assert not executor.takes(wanted)
+    assert executor.takes(job())
+    executor.stop()
+
+
+def test_a_worker_of_another_kind_gives_the_job_back(tmp_path):
+    executor = LocalExecutor(tmp_path / "jobs", [{"FAKE_CARD": "0"}], (sys.executable, FAKE, "ok"))
+    executor.start(msgspec.structs.replace(job(), only_on={"device_class": "NVIDIA L40S"}), {})
+    while not (outcomes := executor.poll(0.05)):
+        pass
+    assert (outcomes[0].kind, outcomes[0].reason) == ("elsewhere", "it is for NVIDIA L40S")
+    executor.stop()
 
 
 def test_a_crash_gives_exit_code_and_the_last_words(tmp_path):

@@ -13,8 +13,9 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.schema import ROW
-from fp4dse.sweeps import read_state, run_sweep
-from fp4dse.sweeps.executors.ray import connect
+from fp4dse.sweeps import read_state, run_search, run_sweep
+from fp4dse.sweeps.executors.ray import RayExecutor, connect
+from fp4dse.tasks.job import Job, Lane
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed")]
 
@@ -70,11 +71,33 @@ def test_what_ray_brought_is_stored_once_and_reports_are_seen(tmp_path, cluster)
     assert sweep(tmp_path).stored == LANES
 
 
+def test_a_search_on_ray_tries_what_a_local_one_does_and_trains_nothing_twice(tmp_path, cluster):
+    asked = {"sampler": "tpe", "trials": 4, "batch": 2, "tasks": TASKS, "seeds": [0], "jobs": 2}
+    asked |= {"worker": (sys.executable, FAKE, "ok")}
+    local, far, again = (
+        run_search(SPACE, store=tmp_path / executor, executor=executor, **asked) for executor in ("local", "ray", "ray")
+    )
+    assert [study.trials for study in far.studies] == [4, 4]
+    assert [study.front for study in far.studies] == [study.front for study in local.studies]
+    assert rows(tmp_path / "local").equals(rows(tmp_path / "ray"))
+    assert (again.lanes, [study.stored for study in again.studies]) == (0, [4, 4])
+
+
 def test_a_job_that_fails_on_its_node_says_why(tmp_path, cluster):
     result = sweep(tmp_path, "crash", tasks=TASKS[:1], seeds=[0], jobs=1)
     assert "the die was cast" in result.failures[0].reason
     kept = tmp_path / "ray" / "failed" / result.failures[0].job / "stderr.txt"
     assert "the die was cast" in kept.read_text()
+
+
+def test_a_job_for_another_kind_of_device_comes_back_from_its_node(tmp_path, cluster):
+    lanes = [Lane(Recipe.named("nvfp4").canonical(), 0.1, 0)]
+    command = (sys.executable, FAKE, "ok")
+    executor = RayExecutor(tmp_path, 1, command, 60.0, {"num_cpus": 1.0, "num_gpus": 0.0}, owns_cluster=False)
+    executor.start(Job("vision", "smoke", lanes, only_on={"device_class": "NVIDIA B300"}), {})
+    while not (outcomes := executor.poll(0.2)):
+        pass
+    assert (outcomes[0].kind, outcomes[0].reason) == ("elsewhere", "it is for NVIDIA B300")
 
 
 def test_a_ray_worker_that_is_killed_is_made_up_for(tmp_path, cluster):

@@ -15,7 +15,7 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.schema import ROW
-from fp4dse.sweeps import read_state, run_sweep
+from fp4dse.sweeps import read_state, run_search, run_sweep
 from fp4dse.sweeps.executors import slurm
 
 pytestmark = pytest.mark.slow
@@ -76,6 +76,15 @@ def test_slurm_gives_the_rows_that_the_local_executor_gives(tmp_path, site):
         where = {"store": tmp_path / executor, "executor": executor, "options": options}
         result = run_sweep([Recipe.named("nvfp4-sr")], **where, **arguments)
         assert (result.done, result.failed, result.stopped) == (4, 0, None)
+    assert rows(tmp_path / "local").equals(rows(tmp_path / "slurm"))
+
+
+def test_a_search_on_slurm_tries_what_a_local_one_does(tmp_path, site):
+    asked = {"sampler": "tpe", "trials": 6, "batch": 2, "tasks": TASKS, "seeds": [0], "jobs": 2}
+    asked |= {"worker": (sys.executable, FAKE, "ok")}
+    local = run_search(SPACE, store=tmp_path / "local", **asked)
+    far = run_search(SPACE, store=tmp_path / "slurm", executor="slurm", options={"time": "5", "idle": "60"}, **asked)
+    assert [study.front for study in far.studies] == [study.front for study in local.studies]
     assert rows(tmp_path / "local").equals(rows(tmp_path / "slurm"))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks import Lane, check_task, get_task, train
+from fp4dse.tasks import Lane, check_task, find_facts, get_task, train
 from fp4dse.tasks.language import PRESETS, presets
 
 SMOKE = ("smoke", "moe-smoke")
@@ -124,11 +124,11 @@ def test_a_size_counts_what_is_made():
 
 def test_what_cannot_be_trained_is_refused_before(monkeypatch):
     with pytest.raises(ConfigError, match="4096 samples or more, a batch of language:paper"):
-        check_task(get_task("language", "paper"), "cpu")
-    huge = msgspec.structs.replace(get_task("language", "1B"), size=10**13)
+        check_task(find_facts("language", "paper"), "cpu")
+    huge = msgspec.structs.replace(find_facts("language", "1B"), size=10**13)
     with pytest.raises(ConfigError, match=r"found 'language:1B'; accepted: a model that fits in the \d+ GiB of cpu"):
         check_task(huge, "cpu")
-    check_task(get_task("language", "small"), "cpu")
+    check_task(find_facts("language", "small"), "cpu")
 
 
 def test_the_learning_rate_rises_before_it_falls():

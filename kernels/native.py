@@ -1,0 +1,189 @@
+"""native.cpp, compiled for this processor and called lane by lane: the fast path of training on a CPU.
+
+A step on a CPU is bound by passes over tensors, by transposing what a product contracts over its rows, and by the calls
+themselves. A function here reads an operand in the orientation that it has, keeps a lane in the cache from the first
+read to the last write, and costs a few microseconds to call. Its specification is the reference, whose bits it has.
+
+The library is built once, in a second or two, and kept in the user's cache folder under a name that follows from the
+source, the compiler and the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.arithmetic.philox import STREAMS
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+CODECS = ("block",)
+"""Those of `codecs.CODECS` that `operand` has."""
+
+SERIAL = 1 << 16
+"""Elements that are not worth a second thread."""
+
+
+@cache
+def why_not_native() -> str | None:
+    """The reason why the library cannot be had, or None if it can: it is then built and loaded."""
+    if os.environ.get("FP4DSE_EAGER"):
+        return "native code not taken: FP4DSE_EAGER is set"
+    try:
+        _library()
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return f"native code not taken: {' '.join(said.split())[:200]}"
+    return None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether functions of this module are taken for x."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and why_not_native() is None
+
+
+def operand(
+    x: Tensor,
+    columns: bool,
+    block: int,
+    floats: Tensor,
+    ints: Tensor,
+    features: Sequence[bool],
+    seeds: Tensor,
+    step: Tensor,
+    site: int,
+    tensor_amax: Tensor | None,
+    dtype: torch.dtype = torch.float32,
+    rotation: int = 0,
+    signs: Tensor | None = None,
+    codec: str = "block",
+) -> tuple[Tensor, Tensor]:
+    """What `fused.operators.operand` returns, as float32, where no lane is adaptive and nothing is to be rotated.
+
+    Blocks are multiples of 8, for so many a counter draws. Of columns the values are a view, [L, R, C] of [L, C, R].
+    """
+    if dtype != torch.float32 or rotation or features[2] or codec not in CODECS or block % 8:
+        found = f"{dtype}, rotation {rotation}, adaptive {features[2]}, codec {codec}, block {block}"
+        raise ValueError(f"operand: found {found}; accepted: float32, 0, False, {CODECS[0]}, a multiple of 8")
+    x = x.to(torch.float32)
+    if x.stride()[1:] != (x.shape[2], 1):
+        x = x.contiguous()
+    lanes, rows, width = x.mT.shape if columns else x.shape
+    out, dec = torch.empty(x.shape), torch.empty(lanes)
+    amax = None if tensor_amax is None else tensor_amax.contiguous()
+    tensors = floats.contiguous(), ints.contiguous(), amax, seeds.contiguous()
+    pointers = [None if t is None else t.data_ptr() for t in tensors]
+    numbers = x.data_ptr(), x.stride(0), rows, width, block, columns
+    at = int(step), site, STREAMS["rounding"], out.data_ptr(), dec.data_ptr()
+    _over(lanes, x.numel(), _library().operand, *numbers, *pointers, *at)
+    return out.mT if columns else out, dec
+
+
+def adamw(
+    flat: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, alive: Tensor, numbers: Tensor, decaying: Tensor
+) -> None:
+    """`adam.adamw`, in place."""
+    tensors = flat, mean, square, gradient.contiguous(), alive, numbers.contiguous(), decaying
+    pointers = [t.data_ptr() for t in tensors]
+    _over(len(flat), flat.numel(), _library().adamw, *pointers, flat.shape[1])
+
+
+def silu(x: Tensor) -> Tensor:
+    """`activations.silu` of float32 x, without a gradient."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _over(x.numel(), x.numel(), _library().silu, x.data_ptr(), out.data_ptr())
+    return out
+
+
+def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
+    """The gradient of x from g, that of silu(x)."""
+    x, g = x.contiguous(), g.contiguous()
+    out = torch.empty_like(x)
+    _over(x.numel(), x.numel(), _library().silu_gradient, x.data_ptr(), g.data_ptr(), out.data_ptr())
+    return out
+
+
+def _over(count: int, elements: int, function: Callable[..., None], *arguments) -> None:
+    """The function over `count` lanes or elements, in as many parts as there are threads."""
+    threads = torch.get_num_threads() if elements > SERIAL else 1
+    if threads == 1:
+        function(*arguments, 0, count)
+        return
+    ends = [count * n // threads for n in range(threads + 1)]
+    parts = [_threads(threads, os.getpid()).submit(function, *arguments, *ends[n : n + 2]) for n in range(threads)]
+    for part in parts:
+        part.result()
+
+
+@cache
+def _threads(count: int, pid: int) -> ThreadPoolExecutor:
+    """Of this process: a fork has none of its parent's."""
+    return ThreadPoolExecutor(count)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Built if this processor has none yet. OSError or SubprocessError with the reason if that fails."""
+    file = _folder() / f"native-{_key()}.so"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            made = Path(folder) / file.name
+            command = [_compiler(), *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+            made.replace(file)
+    library = ctypes.CDLL(str(file))
+    pointer, number, truth = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    library.operand.argtypes = [
+        pointer,
+        *[number] * 4,
+        truth,
+        *[pointer] * 4,
+        *[number] * 3,
+        *[pointer] * 2,
+        *[number] * 2,
+    ]
+    library.adamw.argtypes = [*[pointer] * 7, *[number] * 3]
+    library.silu.argtypes = [*[pointer] * 2, *[number] * 2]
+    library.silu_gradient.argtypes = [*[pointer] * 3, *[number] * 2]
+    for function in library.operand, library.adamw, library.silu, library.silu_gradient:
+        function.restype = None
+    return library
+
+
+def _compiler() -> str:
+    for name in os.environ.get("CXX", "g++"), "clang++":
+        if found := shutil.which(name):
+            return found
+    raise OSError("no C++ compiler found (install g++ or set CXX)")
+
+
+def _key() -> str:
+    """What the library depends on: source, flags, compiler and processor."""
+    version = subprocess.run([_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    text = "\n".join([SOURCE.read_text(), *FLAGS, version, *processor])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _folder() -> Path:
+    """Of the user's cache; a temporary one where it cannot be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp4dse"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir()) / f"fp4dse-{os.getuid()}"
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir()) / f"fp4dse-{os.getuid()}"

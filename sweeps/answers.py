@@ -1,0 +1,76 @@
+"""What the store knows about the recipes of one task, as a sampler is told it and as its front is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results import Store, summarize
+from fp4dse.results.paired import OVERHEAD, SETTING
+from fp4dse.results.summary import SUMMARIZED
+
+OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "bits": "bits"}
+"""Objective -> column of the summary; all are to be small."""
+SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
+"""What is known of rows before they are there: the rest is the worker's own."""
+
+
+@dataclass
+class Answers:
+    """`values`: config_id -> the objectives of recipes that have them all; `states`: `done`, or why there are none."""
+
+    store: Store
+    context: dict
+    objectives: Sequence[str]
+    values: dict[str, list[float]] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Read the store again.
+
+        Where workers are of several kinds, a recipe has a line for each, and each is compared with BF16 on its own
+        kind: the answer is their mean, weighted by their pairs of seeds."""
+        runs = self.store.runs(SUMMARIZED)
+        runs = runs[(runs[SHARED] == [self.context[name] for name in SHARED]).all(axis="columns")]
+        pruned = set(runs["config_id"][runs["status"].eq("pruned")])  # the mean of the seeds that are left flatters
+        columns = [OBJECTIVES[name] for name in self.objectives]
+        self.values, self.states, self.labels = {}, {}, {}
+        for key, lines in summarize(runs).groupby("config_id", sort=False):
+            config_id, notes = str(key), set(lines["note"])
+            good = lines[lines["note"].eq("")]
+            spoiled = "pruned" if config_id in pruned else "diverged" if "diverged" in notes else ""
+            self.labels[config_id] = str(lines["label"].iloc[0]), int(lines["seeds"].sum())
+            if spoiled or good.empty:
+                self.states[config_id] = spoiled or str(lines["note"].iloc[0])
+                continue
+            values = _mean(good[columns].astype(float), good["pairs"]).tolist()
+            if all(map(math.isfinite, values)):
+                self.states[config_id], self.values[config_id] = "done", values
+
+    def front(self, config_ids: Sequence[str]) -> list[dict[str, Any]]:
+        """The non-dominated of these recipes, the best by the first objective first."""
+        met = [config_id for config_id in config_ids if config_id in self.values]
+        points = np.array([self.values[config_id] for config_id in met]).reshape(len(met), len(self.objectives))
+        no_worse = (points[:, None] <= points[None]).all(axis=2)
+        beaten = np.any(no_worse & (points[:, None] < points[None]).any(axis=2), axis=0).tolist()
+        chosen = sorted((i for i in range(len(met)) if not beaten[i]), key=lambda i: tuple(points[i]))
+        return [
+            {
+                "label": self.labels[met[i]][0],
+                "config_id": met[i],
+                "seeds": self.labels[met[i]][1],
+                **dict(zip(self.objectives, self.values[met[i]], strict=True)),
+            }
+            for i in chosen
+        ]
+
+
+def _mean(values: pd.DataFrame, weights: pd.Series) -> np.ndarray:
+    """Over the lines, by weight. A single line stays as it is, to the bit."""
+    return values.iloc[0].to_numpy() if len(values) == 1 else np.average(values, axis=0, weights=weights.clip(lower=1))

@@ -1,0 +1,105 @@
+"""BF16 beside every recipe on every kind of device: losses are compared within a kind, and a sweep may span several.
+
+Where the kinds are known beforehand, as of the cards of this machine, the plan has the baselines of each (plan.py).
+Where others hand the workers out, a kind shows itself with the first job that it brings back. The baselines that it
+lacks then become a job that is pinned to it; so do those that an earlier driver learned of too late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fp4dse.dse import Recipe
+from fp4dse.results import Store
+from fp4dse.sweeps.plan import BASELINE
+from fp4dse.sweeps.rows import lane_id
+from fp4dse.sweeps.scheduler import Verdict
+from fp4dse.sweeps.setting import Setting
+from fp4dse.tasks.job import Job, Lane
+
+KIND = ("device_class", "software_class")
+"""The columns that tell kinds apart."""
+_Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
+
+
+@dataclass
+class Baselines:
+    """Which are there, on their way, or wanted. `stored`: run_ids. What is done about a kind is done once."""
+
+    setting: Setting
+    stored: set[str]
+    record: bool = False
+    _wanted: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # (lr, seed) of recipes
+    _settled: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # of baselines
+    _coming: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
+
+    def expect(self, jobs: Iterable[Job]) -> None:
+        """Jobs that will run. As long as a baseline may still come back from the kind that lacks it, it is awaited."""
+        for job in jobs:
+            if _is_baseline(job):
+                self._coming.update((job.task, job.preset, lane.lr, lane.seed) for lane in job.lanes)
+
+    def look_into(self, store: Store) -> None:
+        """What is stored of the sweep's tasks, of kinds that are not known beforehand, wants its baselines too."""
+        if self.setting.machine.kinds:
+            return
+        names = ["status", "device", "is_baseline", "lr", "seed", *KIND]
+        rows = store.runs([*names, *_shared(next(iter(self.setting.contexts.values())))])
+        rows = rows[rows["status"].ne("failed") & rows["device"].eq(self.setting.machine.device)]
+        rows = rows[~rows["is_baseline"].astype(bool)]
+        for (task, preset), context in self.setting.contexts.items():
+            shared = list(_shared(context))
+            here = rows[(rows[shared] == [context[name] for name in shared]).all(axis="columns")]
+            for *kind, lr, seed in here[[*KIND, "lr", "seed"]].drop_duplicates().itertuples(index=False):
+                self._wanted.setdefault((task, preset, tuple(kind)), set()).add((lr, seed))
+
+    def hear(self, verdict: Verdict) -> None:
+        """Take in how a job ended."""
+        job, result = verdict.outcome.job, verdict.outcome.result
+        if verdict.what == "again":
+            return
+        pairs = {(lane.lr, lane.seed) for lane in job.lanes}
+        if _is_baseline(job):
+            self._coming.subtract((job.task, job.preset, *pair) for pair in pairs)
+        if result is not None:
+            found = {**self.setting.context(job), **result.environment}
+            where = (job.task, job.preset, tuple(str(found[name]) for name in KIND))
+            (self._settled if _is_baseline(job) else self._wanted).setdefault(where, set()).update(pairs)
+
+    def missing(self) -> list[Job]:
+        """Jobs for the baselines that nothing else will bring, one a task and kind; each is returned once."""
+        jobs = []
+        for (task, preset, values), wanted in self._wanted.items():
+            kind = dict(zip(KIND, values, strict=True))
+            settled = self._settled.setdefault((task, preset, values), set())
+            lacking = [pair for pair in sorted(wanted - settled) if self._coming[task, preset, *pair] <= 0]
+            settled.update(lacking)
+            wanted -= settled
+            context = {**self.setting.contexts[task, preset], **kind}
+            lanes = [Lane(_RECIPE, lr, seed) for lr, seed in lacking]
+            if lanes := [lane for lane in lanes if lane_id(lane, context) not in self.stored]:
+                jobs.append(self._job(task, preset, lanes, kind))
+        return jobs
+
+    def _job(self, name: str, preset: str, lanes: list[Lane], kind: dict[str, str]) -> Job:
+        machine = self.setting.machine
+        task = next(task for task in self.setting.tasks if (task.name, task.preset) == (name, preset))
+        digest = task.digest if task.origin else ""
+        of = {"device": machine.device, "threads": machine.threads, "origin": task.origin, "digest": digest}
+        return Job(name, preset, lanes, record=self.record, only_on=kind, **of)  # type: ignore[arg-type]
+
+
+_RECIPE = Recipe.named(BASELINE).canonical()
+
+
+def _is_baseline(job: Job) -> bool:
+    return job.lanes[0].recipe == _RECIPE
+
+
+def _shared(context: dict) -> dict:
+    """The key columns of a context that kinds do not differ in."""
+    return {
+        name: context[name] for name in ("task", "preset", "dataset_digest", "rev_quantizers", "rev_engine", "rev_task")
+    }

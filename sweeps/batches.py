@@ -1,0 +1,213 @@
+"""The loop of one study: batches are proposed, given out, and told when they are back.
+
+A study is a batch ahead: the next one is asked for before the last one is back, so that workers have something to do
+while its last lanes are trained. What a study does next depends on how many batches are under way, never on the time:
+it is told about one batch whole before it hears of the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fp4dse.dse import Recipe
+from fp4dse.sweeps.answers import Answers
+from fp4dse.sweeps.driver import Sweep
+from fp4dse.sweeps.plan import BASELINE
+from fp4dse.sweeps.rows import lane_id
+from fp4dse.sweeps.rungs import Halving
+from fp4dse.sweeps.sampling import Proposals
+from fp4dse.sweeps.setting import Setting
+from fp4dse.tasks import TaskFacts
+from fp4dse.tasks.job import Lane
+
+ASKS = 20
+"""Proposals for each place in a batch, before a batch is given up that does not fill."""
+
+
+class StudyResult(msgspec.Struct, frozen=True):
+    """What the study of one task did. `trials` = `trained` + `stored` + `replicates`; of these `diverged` and `failed`
+    were told so.
+
+    stored      recipes that the store could answer
+    replicates  recipes that were trained again, with further seeds
+    repeated    proposals that were known already; rejected: by a rule of the space. Both were asked again
+    front       non-dominated recipes of those that were met: label, config_id, seeds and the objectives
+    stopped     why there are fewer trials than asked for, if the sampler is the reason
+    """
+
+    task: str
+    preset: str
+    trials: int
+    trained: int
+    stored: int
+    replicates: int
+    diverged: int
+    failed: int
+    repeated: int
+    rejected: int
+    recipes: int
+    front: list[dict[str, Any]]
+    stopped: str | None
+
+
+@dataclass
+class Batch:
+    """Recipes that are proposed, trained and told together. `lanes`: what it waits for, the baseline's included."""
+
+    size: int
+    asks: int = 0
+    config_ids: list[str] = field(default_factory=list)
+    replicates: bool = False
+    stored: set[str] = field(default_factory=set)
+    lanes: set[Lane] = field(default_factory=set)
+
+
+@dataclass
+class Trainer:
+    """The sweep as the study of one task sees it. `have`: run_ids that are stored or were given out, of all studies."""
+
+    sweep: Sweep
+    setting: Setting
+    task: TaskFacts
+    lrs: Sequence[float]
+    halving: Halving | None
+    have: set[str]
+    _seen: int = -1
+    _open: set[Lane] = field(default_factory=set)
+
+    def give_out(self, recipes: Sequence[Recipe], seeds: Sequence[int]) -> tuple[set[str], set[Lane]]:
+        """Queue what the store lacks of these recipes; returns those that it has, and the lanes that tell of all."""
+        stored = self._whole(recipes, seeds, self.have)
+        plan = self.setting.plan(recipes, seeds, self.lrs, self.have, self.halving)
+        self.sweep.state.asked += plan.left
+        self.sweep.queue(plan.jobs)
+        self.have |= {lane_id(lane, self.setting.context(job)) for job in plan.jobs for lane in job.lanes}
+        self._seen = -1
+        told_by = [*recipes, Recipe.named(BASELINE).canonical()]
+        return stored, {lane for recipe in told_by for lane in self._lanes(recipe, seeds)}
+
+    def is_back(self, lanes: set[Lane]) -> bool:
+        """Whether none of the lanes waits or runs."""
+        if self._seen != self.sweep.settled:
+            self._seen = self.sweep.settled
+            jobs = [*self.sweep.scheduler.waiting, *(run.job for run in self.sweep.scheduler.executor.running)]
+            mine = [job for job in jobs if (job.task, job.preset) == (self.task.name, self.task.preset)]
+            self._open = {lane for job in mine for lane in job.lanes}
+        return self._open.isdisjoint(lanes)
+
+    def finished(self, recipes: Sequence[Recipe], seeds: Sequence[int]) -> set[str]:
+        """Those of which the store has all lanes."""
+        return self._whole(recipes, seeds, self.sweep.store.done(pruned=self.halving is not None))
+
+    def _whole(self, recipes: Sequence[Recipe], seeds: Sequence[int], run_ids: set[str]) -> set[str]:
+        is_stored = self.setting.stored_in(run_ids)
+        return {r.config_id for r in recipes if all(is_stored(self.task, lane) for lane in self._lanes(r, seeds))}
+
+    def _lanes(self, recipe: Recipe, seeds: Sequence[int]) -> list[Lane]:
+        return [Lane(recipe, lr, seed) for lr in dict.fromkeys(self.lrs) for seed in seeds]
+
+
+@dataclass
+class Study:
+    """The loop of asking, giving out and telling for one task, a step at a time. `dry`: the sampler had nothing new to
+    propose after all that it was told."""
+
+    proposals: Proposals
+    answers: Answers
+    trainer: Trainer
+    seeds: list[int]
+    size: int
+    wanted: int
+    ahead: int
+    making: Batch | None = None
+    batches: deque[Batch] = field(default_factory=deque)
+    begun: int = 0
+    trials: int = 0
+    stored: int = 0
+    replicates: int = 0
+    diverged: int = 0
+    failed: int = 0
+    dry: bool = False
+
+    def step(self) -> bool:
+        """Ask for one recipe, begin a batch, or take one in that is back. False: there is nothing to do now."""
+        if self.making is not None:
+            self.ask(self.making)
+        elif len(self.batches) < self.ahead and self.begun < self.wanted and not self.dry:
+            self.making = Batch(min(self.size, self.wanted - self.begun))
+        elif self.batches and self.trainer.is_back(self.batches[0].lanes):
+            batch = self.batches.popleft()
+            self.take(batch, batch.config_ids)
+        else:
+            return False
+        return True
+
+    def ask(self, batch: Batch) -> None:
+        """One proposal more for a batch; give the batch out if it is full, or will never be."""
+        if len(batch.config_ids) < batch.size and batch.asks < ASKS * batch.size:
+            batch.asks += 1
+            batch.config_ids += filter(None, [self.proposals.ask()])
+            return
+        self.making = None
+        if not batch.config_ids:
+            batch.config_ids, batch.replicates = self.proposals.insisted_on(batch.size), True
+        if batch.config_ids:
+            self.give_out(batch)
+        else:
+            self.dry = True
+
+    def give_out(self, batch: Batch) -> None:
+        """All of its recipes have had the same number of seeds; they get as many new ones as there are at first."""
+        had = self.proposals.known.get(batch.config_ids[0], [])
+        seeds = [max(had) + 1 + i for i in range(len(self.seeds))] if had else self.seeds
+        recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
+        for config_id in batch.config_ids:
+            self.proposals.known[config_id] = [*had, *seeds]
+        batch.stored, batch.lanes = self.trainer.give_out(recipes, seeds)
+        self.begun += len(batch.config_ids)
+        self.batches.append(batch)
+
+    def take(self, batch: Batch, config_ids: Sequence[str]) -> None:
+        """Tell the sampler what became of these recipes of a batch."""
+        self.answers.read()
+        for config_id in config_ids:
+            state = self.answers.states.get(config_id)
+            self.diverged += state == "diverged"
+            self.failed += state in (None, "failed")
+            self.proposals.tell(config_id, self.answers.values.get(config_id))
+        self.trials += len(config_ids)
+        self.stored += 0 if batch.replicates else len(batch.stored.intersection(config_ids))
+        self.replicates += len(config_ids) if batch.replicates else 0
+        self.dry = False
+
+    def end(self) -> None:
+        """Count what came back of the batches that a stop cut off; the rest was not tried."""
+        for batch in self.batches:
+            recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
+            seeds = self.proposals.known[batch.config_ids[0]][-len(self.seeds) :]
+            finished = self.trainer.finished(recipes, seeds)
+            self.take(batch, [config_id for config_id in batch.config_ids if config_id in finished])
+        self.answers.read()
+
+    def result(self) -> StudyResult:
+        met = list(self.proposals.known)
+        return StudyResult(
+            task=self.trainer.task.name,
+            preset=self.trainer.task.preset,
+            trials=self.trials,
+            trained=self.trials - self.stored - self.replicates,
+            stored=self.stored,
+            replicates=self.replicates,
+            diverged=self.diverged,
+            failed=self.failed,
+            repeated=self.proposals.repeated,
+            rejected=self.proposals.rejected,
+            recipes=self.trials - self.replicates,
+            front=self.answers.front(met),
+            stopped="the sampler proposes nothing new" if self.dry else None,
+        )

@@ -1,0 +1,58 @@
+"""What a sweep must know of a task to plan it and to name its rows: numbers and names, no data and no models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fp4dse.tasks.remembered import remembered
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.task import Task
+
+
+class TaskFacts(msgspec.Struct, frozen=True):
+    """Fields as those of Task (task.py). `samples`: how many there are to train on, None: enough."""
+
+    name: str
+    preset: str
+    rev: int
+    digest: str
+    steps: int
+    batch: int
+    lr: float
+    metric_name: str | None
+    size: int = 0
+    samples: int | None = None
+    origin: tuple[str, ...] = ()
+
+
+def facts_of(task: Task) -> TaskFacts:
+    """Those of a task. Reads its data, for their digest."""
+    return TaskFacts(
+        name=task.name,
+        preset=task.preset,
+        rev=task.rev,
+        digest=task.digest,
+        steps=task.steps,
+        batch=task.batch,
+        lr=task.lr,
+        metric_name=task.metric_name,
+        size=task.size,
+        samples=task.samples() if task.samples else None,
+        origin=task.origin,
+    )
+
+
+def find_facts(*asked: str) -> TaskFacts:
+    """Those of the task that get_task finds; its ConfigErrors. Of our own tasks on bundled data they are remembered,
+    since they follow from the source alone."""
+
+    def ask() -> TaskFacts:
+        from fp4dse.tasks.catalogue import get_task  # imports torch
+
+        return facts_of(get_task(*asked))
+
+    bundled = len(asked) == 2 and not asked[0].endswith(".py")
+    return remembered(f"facts of {':'.join(asked)}", ask, TaskFacts) if bundled else ask()

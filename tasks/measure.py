@@ -1,0 +1,32 @@
+"""How many lanes of a population train fastest here: `python -m fp4dse.tasks.measure LEAST MOST SHARE`.
+
+Standard input is a Job whose lanes say which recipes. Standard output is a line whenever another number was measured,
+with the best one so far: between LEAST and MOST, and no more than fit into a SHAREth of the memory that is free.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import torch
+
+from fp4dse.tasks.engine.sizes import free_memory, search_lanes
+from fp4dse.tasks.job import Job
+from fp4dse.tasks.worker import start_no_threads, task_of
+
+
+def main(least: int, most: int, share: int) -> None:
+    """Measure."""
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    if job.device == "cpu" and job.threads == 1:
+        start_no_threads()
+    torch.set_num_threads(job.threads)
+    recipes = list(dict.fromkeys(lane.recipe for lane in job.lanes))
+    memory = free_memory(job.device) / share
+    for lanes in search_lanes(task_of(job), recipes, job.device, memory, most, least):
+        print(lanes, flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

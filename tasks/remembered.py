@@ -1,0 +1,110 @@
+"""Answers that take torch, remembered from one command to the next: importing it takes longer than planning a sweep.
+
+An answer follows from the source of this package, from the versions of what it is computed with, and from the
+processor. They are hashed into a stamp; a file of another stamp counts for nothing. A process that begins with torch,
+as workers do, asks anew and reads nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+WITH_TORCH = "torch" in sys.modules
+"""Of this process, from the start: then nothing is gained."""
+PACKAGES = ("torch", "numpy", "scikit-learn", "msgspec")
+PROCESSOR = ("vendor_id", "model name", "flags", "Features")
+"""Lines of /proc/cpuinfo that say what a processor can do."""
+
+
+class _File(msgspec.Struct):
+    """What is on the disk: answers by question, as JSON."""
+
+    stamp: str
+    answers: dict[str, msgspec.Raw]
+
+
+def remembered(question: str, ask: Callable[[], T], type_: type[T]) -> T:
+    """The answer to a question, from the file if it has it, else from `ask`. The question says all that it depends on
+    beside the stamp."""
+    if WITH_TORCH:
+        return ask()
+    with contextlib.suppress(KeyError, msgspec.DecodeError):
+        return msgspec.json.decode(_read().answers[question], type=type_)
+    answer = ask()
+    remember(question, answer)
+    return answer
+
+
+def remember(question: str, answer: object) -> None:
+    """Put an answer beside the others. Where nothing can be written, nothing is: it is asked again next time."""
+    file, known = cache_folder() / "answers.json", _read()
+    known.answers[question] = msgspec.Raw(msgspec.json.encode(answer))
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        hidden = file.with_name(f".{file.name}.{os.getpid()}")
+        hidden.write_bytes(msgspec.json.encode(known))
+        hidden.replace(file)
+
+
+def recall(question: str, type_: type[T]) -> T | None:
+    """An answer that was remembered, None if there is none."""
+    with contextlib.suppress(KeyError, msgspec.DecodeError):
+        return msgspec.json.decode(_read().answers[question], type=type_)
+    return None
+
+
+def cache_folder() -> Path:
+    """The user's, for this program."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp4dse"
+
+
+def _read() -> _File:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode((cache_folder() / "answers.json").read_bytes(), type=_File)
+        if found.stamp == stamp():
+            return found
+    return _File(stamp(), {})
+
+
+@cache
+def stamp() -> str:
+    """16 hex digits of all that answers depend on."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for room in ("dse", "kernels", "tasks"):
+        for file in sorted((root / room).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode())
+            digest.update(file.read_bytes())
+    versions = [platform.python_version(), *map(_version, PACKAGES)]
+    settings = [os.environ.get("ATEN_CPU_CAPABILITY", ""), platform.machine()]
+    digest.update("\n".join([*versions, *settings, *_processor()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> list[str]:
+    """What the first processor says of itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return [platform.processor()]
+    return [line for line in lines if line.startswith(PROCESSOR)]

@@ -1,0 +1,55 @@
+"""A sampler is told one answer a recipe, whatever kinds of machines trained it, and none that is spoiled."""
+
+import math
+
+import pytest
+
+from fp4dse.dse import Recipe, Space
+from fp4dse.results import open_store
+from fp4dse.sweeps.answers import Answers
+from tests.sweeps.made import SETTING, row
+
+BF16 = Recipe.named("bf16")
+RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
+H200, L40S = {"device_class": "H200"}, {"device_class": "L40S"}
+
+
+def answers(tmp_path, rows, objectives=("gap",)) -> Answers:
+    store = open_store(tmp_path / "store", create=True)
+    store.add(rows, "rows")
+    found = Answers(store, {**SETTING, "device_class": "unknown"}, objectives)
+    found.read()
+    return found
+
+
+def test_each_kind_of_machine_counts_by_its_pairs_of_seeds(tmp_path):
+    rows = [row(BF16, seed, 1.0, **kind) for kind in (H200, L40S) for seed in range(3)]
+    rows += [row(RECIPES[0], 0, 2.0, **H200), *(row(RECIPES[0], seed, 4.0, **L40S) for seed in (1, 2))]
+    found = answers(tmp_path, rows)
+    assert found.states[RECIPES[0].config_id] == "done"
+    assert found.values[RECIPES[0].config_id] == [pytest.approx((math.log(2) + 2 * math.log(4)) / 3)]
+    assert [line["seeds"] for line in found.front([RECIPES[0].config_id])] == [3]
+
+
+def test_a_kind_without_a_baseline_does_not_count_while_another_has_one(tmp_path):
+    rows = [row(BF16, 0, 1.0, **H200), row(RECIPES[0], 0, 2.0, **H200), row(RECIPES[0], 1, 9.0, **L40S)]
+    rows.append(row(RECIPES[1], 0, 2.0, **L40S))
+    found = answers(tmp_path, rows)
+    assert found.values == {RECIPES[0].config_id: [pytest.approx(math.log(2))], BF16.config_id: [0.0]}
+    assert found.states[RECIPES[1].config_id] == "no baseline"
+
+
+@pytest.mark.parametrize(("spoilt", "state"), [({"loss": None}, "diverged"), ({"status": "pruned"}, "pruned")])
+def test_what_is_spoilt_on_one_kind_has_no_answer_although_it_is_good_on_another(tmp_path, spoilt, state):
+    rows = [row(BF16, seed, 1.0, **kind) for kind in (H200, L40S) for seed in (0, 1)]
+    rows += [row(RECIPES[0], 0, 0.5, **H200), row(RECIPES[0], 1, **{"loss": 0.5, **L40S, **spoilt})]
+    found = answers(tmp_path, rows, ["loss"])
+    assert found.states[RECIPES[0].config_id] == state
+    assert RECIPES[0].config_id not in found.values
+    assert found.front([RECIPES[0].config_id]) == []
+
+
+def test_other_tasks_and_other_data_say_nothing(tmp_path):
+    rows = [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)]
+    rows = [{**of, **other} for of in rows for other in ({"task": "language"}, {"dataset_digest": "of others"})]
+    assert answers(tmp_path, rows).values == {}
