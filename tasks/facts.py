@@ -23,6 +23,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     batch: int
     lr: float
     metric_name: str | None
+    dtype: str = "float32"
     size: int = 0
     samples: int | None = None
     origin: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ def facts_of(task: Task) -> TaskFacts:
         batch=task.batch,
         lr=task.lr,
         metric_name=task.metric_name,
+        dtype=task.dtype,
         size=task.size,
         samples=task.samples() if task.samples else None,
         origin=task.origin,
