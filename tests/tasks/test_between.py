@@ -9,7 +9,7 @@ from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, add_bias, lan
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.conv import im2col
 from fp4dse.sweeps.rows import lane_id, task_context
-from fp4dse.tasks import TASKS, Lane, environment, get_task, nn, train
+from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.job import Job
@@ -165,7 +165,7 @@ def test_rows_of_a_preset_with_bf16_are_their_own():
     lane, contexts = Lane(Recipe.named("nvfp4"), 1e-3, 0), []
     for preset in ("small", "small+bf16"):
         task = get_task("language", preset)
-        contexts.append(task_context(task, environment("cpu", 1)))
+        contexts.append(task_context(facts_of(task), environment("cpu", 1)))
         assert task_of(Job("language", preset, [lane])) == task
     assert [context["dtype"] for context in contexts] == ["float32", "bfloat16"]
     assert lane_id(lane, contexts[0]) != lane_id(lane, contexts[1])
