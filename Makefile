@@ -16,12 +16,12 @@ BIN := .venv/bin
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
 
-# One thread a worker: two workers that each take every core are slower than one.
+# One thread a worker: two workers that each take every core are slower than one, and threads that wait would spin.
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
 test-slow: .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)
 
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)

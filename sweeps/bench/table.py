@@ -1,4 +1,4 @@
-"""What the harness itself costs: `fp4dse bench sweep`. Workers wait (bench_worker.py) where training is not the point.
+"""What the harness itself costs: `fp4dse bench sweep`. Workers wait (worker.py) where training is not the point.
 
 A row is what was done, what was measured, the target and whether it was met. Times depend on the machine, and on what
 else it does.
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from fp4dse.dse import SLOTS, Space
 from fp4dse.results import open_store
+from fp4dse.sweeps.bench.simulation import many_jobs, simulate
 from fp4dse.sweeps.driver import COMPACT_FILES
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.setting import find_setting
-from fp4dse.sweeps.simulation import many_jobs, simulate
 from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job
 
-WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("bench_worker.py")))
+WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")))
 TASK = ("regression", "smoke")
 JOB_S = 5.0
 
@@ -45,8 +45,8 @@ def row(what: str, measured: str, target: str, met: bool) -> dict:
 
 
 def planning() -> list[dict]:
-    """Enumeration, planning against a large store, the mirror of the study (bench_plan.py)."""
-    from fp4dse.sweeps.bench_plan import bench_plan
+    """Enumeration, planning against a large store, the mirror of the study (planning.py)."""
+    from fp4dse.sweeps.bench.planning import bench_plan
 
     rows = bench_plan()
     return [row(r.what, f"{r.seconds:.2f} s", f"≤ {r.target:g} s", r.seconds <= r.target) for r in rows]
@@ -83,7 +83,7 @@ def harness_cost(lanes: int, job_s: float = JOB_S) -> dict:
 
 RESUME = """
 import sys, time
-from fp4dse.sweeps.bench import TASK, resume_space
+from fp4dse.sweeps.bench.table import TASK, resume_space
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor
 start, begun = LocalExecutor.start, []

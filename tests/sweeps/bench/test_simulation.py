@@ -3,7 +3,7 @@
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps.simulation import Draw, many_jobs, simulate
+from fp4dse.sweeps.bench.simulation import Draw, many_jobs, simulate
 from fp4dse.tasks.job import Job, Lane
 
 EVEN = Draw(spread=0.0, stragglers=0.0, losses=0.0, driver_s=0.0)

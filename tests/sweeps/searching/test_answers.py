@@ -6,7 +6,7 @@ import pytest
 
 from fp4dse.dse import Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.sweeps.answers import Answers
+from fp4dse.sweeps.searching.answers import Answers
 from tests.sweeps.made import SETTING, row
 
 BF16 = Recipe.named("bf16")

@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError, Space
-from fp4dse.sweeps.answers import OBJECTIVES, Answers
-from fp4dse.sweeps.batches import Study, StudyResult, Trainer
 from fp4dse.sweeps.driver import Sweep, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.sweeps.sampling import AHEAD, SAMPLERS, Proposals, make_study
+from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
+from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
+from fp4dse.sweeps.searching.sampling import AHEAD, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.setting import SEEDS, Setting, Tasks
 from fp4dse.sweeps.state import Failure
 

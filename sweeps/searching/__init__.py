@@ -1,0 +1,1 @@
+"""Search instead of enumeration: samplers propose, lanes train together, the store remembers."""
