@@ -10,6 +10,7 @@ source, the compiler and the processor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -138,7 +139,6 @@ def _library() -> ctypes.CDLL:
     """Built if this processor has none yet. OSError or SubprocessError with the reason if that fails."""
     file = _folder() / f"native-{_key()}.so"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             made = Path(folder) / file.name
             command = [_compiler(), *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
@@ -180,10 +180,8 @@ def _key() -> str:
 
 
 def _folder() -> Path:
-    """Of the user's cache; a temporary one where it cannot be written."""
+    """Of the user's cache; where that cannot be written, a new one that is this process's alone: code is loaded."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp4dse"
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"fp4dse-{os.getuid()}"
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir()) / f"fp4dse-{os.getuid()}"
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="fp4dse-"))
