@@ -12,7 +12,7 @@ from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, SETTING, at_best_lr
 from fp4dse.results.pareto import front
 
 LABELS = ["recipe_label", "recipe_name", "points", "bits_per_element", "val_metric", "metric_name"]
-SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD]))
+SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead_of"]))
 """The columns that `summarize` reads."""
 
 
@@ -26,8 +26,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
-    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. ConfigError
-    if the rows have no numeric column `overhead`.
+    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. Of modelled
+    overheads those of the newest revision in the setting count. ConfigError if the rows have no numeric column
+    `overhead`.
     """
     check_overhead(runs, overhead)
     rows = judged(runs)
@@ -35,7 +36,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         val_metric=rows["val_metric"].astype(float).where(rows["loss"].notna()),
         paired=rows["gap"].where(np.isfinite(rows["gap"])),
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
-        cost=rows[overhead].astype(float),
+        cost=_on_one_scale(rows, overhead),
     )
     kept = [*SETTING, "is_baseline", "lr", "metric_name", "points"]
     out = (
@@ -95,6 +96,18 @@ def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
     if overhead == MEASURED[0] and MEASURED[1] in runs and runs[MEASURED[1]].nunique() > 1:
         found = "; ".join(sorted(runs[MEASURED[1]].dropna().unique()))
         raise ConfigError("overhead", overhead, f"figures of one model on one device; these rows have: {found}")
+
+
+def _on_one_scale(rows: pd.DataFrame, overhead: str) -> pd.Series:
+    """The column as floats, NaN where the cost model was of an older revision than that of another row of the setting:
+    such figures are not to be compared."""
+    cost = rows[overhead].astype(float)
+    if overhead != OVERHEAD or "overhead_of" not in rows:
+        return cost
+    revisions = {of: int(of.rpartition(" ")[2]) for of in rows["overhead_of"].dropna().unique()}
+    revision = rows["overhead_of"].map(revisions)
+    newest = revision.groupby(rows["setting"]).transform("max")
+    return cost.where(revision.eq(newest) | newest.isna())
 
 
 def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:

@@ -197,6 +197,18 @@ def test_a_recipe_without_an_overhead_is_not_on_the_front_and_it_says_so(runs):
     assert line(summary, "mxfp4")["on_front"]
 
 
+def test_overheads_of_an_older_cost_model_are_not_compared_with_newer_ones(row):
+    older, newer = ({"overhead_of": f"llama-1b on b200, revision {n}"} for n in (9, 10))
+    rows = [row("bf16", seed, 0.5, overhead=1.0, **newer) for seed in range(2)]
+    rows += [row("mxfp4", seed, 0.7, overhead=0.1, **older) for seed in range(2)]
+    rows += [row("nvfp4", seed, 0.6, overhead=(0.2, 0.5)[seed], **(older, newer)[seed]) for seed in range(2)]
+    summary = summarize(pd.DataFrame(rows))
+    assert (line(summary, "nvfp4")["on_front"], line(summary, "nvfp4")["overhead"]) == (True, 0.5)
+    assert (line(summary, "mxfp4")["on_front"], line(summary, "mxfp4")["note"]) == (False, "no overhead")
+    alone = summarize(pd.DataFrame([row("bf16", 0, 0.5, overhead=1.0, **older), *rows[2:4]]))
+    assert line(alone, "mxfp4")["on_front"]
+
+
 @pytest.mark.parametrize("column", ["recipe_label", "is_baseline", "speed"])
 def test_an_overhead_that_is_no_column_of_numbers_is_refused(runs, column):
     with pytest.raises(ConfigError, match=f"overhead: found '{column}'; accepted: a column of numbers: .*points"):
