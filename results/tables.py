@@ -76,13 +76,14 @@ def count(lines: pd.DataFrame) -> str:
 def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     tried = lines[~lines["is_baseline"]]
     twins = _twins(tried)
+    alike = twins.groupby(twins).groups
     firsts = tried[~twins.duplicated()]
     shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
     result = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else "val loss"
     value = "val_metric" if has_metric(lines) else "val_loss"
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes([_recipe(twin) for _, twin in tried[twins.eq(twins[index])].iterrows()])
+        recipe = _all_recipes([_recipe(tried.loc[twin]) for twin in alike[twins[index]]])
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")

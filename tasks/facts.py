@@ -31,20 +31,8 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
 def facts_of(task: Task) -> TaskFacts:
     """Those of a task. Reads its data, for their digest."""
-    return TaskFacts(
-        name=task.name,
-        preset=task.preset,
-        rev=task.rev,
-        digest=task.digest,
-        steps=task.steps,
-        batch=task.batch,
-        lr=task.lr,
-        metric_name=task.metric_name,
-        dtype=task.dtype,
-        size=task.size,
-        samples=task.samples() if task.samples else None,
-        origin=task.origin,
-    )
+    same = {name: getattr(task, name) for name in TaskFacts.__struct_fields__}
+    return TaskFacts(**{**same, "samples": task.samples() if task.samples else None})
 
 
 def find_facts(*asked: str) -> TaskFacts:
