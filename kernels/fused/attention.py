@@ -1,0 +1,437 @@
+"""The attention core of tasks/attention.py, forward and backward, without a matrix of weights in memory.
+
+    forward    for a block of queries, twice over the keys: first m = max s and l = sum 2^(s - m) of each row, s being
+               q kᵀ · log2(e) / sqrt d, then o = P v with P = 2^(s - m) / l, rounded to BF16 as the definition has it
+    backward   mean = rowsum(do ∘ o) and do in BF16, once; then dk and dv for a block of keys over the queries, and dq
+               for a block of queries over the keys, P made anew from m and 1/l
+
+The usual fused kernels (2205.14135, 2307.08691) go over the keys once, with weights that are not normalised yet, and so
+round other numbers than P. The second time costs one more product of three; where one block holds all keys there is
+none. Operands of products are BF16, everything else is FP32, and what leaves is rounded once. Exponentials and the
+order in which products are accumulated are the device's: bits differ from those of the CPU.
+
+A matrix is computed by programs of its own, whose tiles follow from the length, the head's size and whether it is
+causal, and nothing is added atomically: its bits do not depend on how many others there are, nor on what they hold.
+"""
+
+from __future__ import annotations
+
+from math import log2, sqrt
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST = 128
+"""Numbers that a head may have."""
+
+_E = 2.718281828459045
+_ROWS = 64  # of a program that prepares the gradient
+
+
+@triton.jit
+def _load(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
+    """Rows of x [length, SIZE] as [rows, D], zero where there is nothing. Not MASKED: all rows exist."""
+    columns = tl.arange(0, D)
+    at = x_ptr + rows[:, None] * SIZE + columns[None, :]
+    if MASKED:
+        return tl.load(at, (rows[:, None] < length) & (columns[None, :] < SIZE), 0.0)
+    if D > SIZE:
+        return tl.load(at, columns[None, :] < SIZE, 0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def _store(x_ptr, x, rows, length, SIZE: tl.constexpr, D: tl.constexpr):
+    """[rows, D] into rows of x [length, SIZE], in its dtype."""
+    columns = tl.arange(0, D)
+    mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
+    tl.store(x_ptr + rows[:, None] * SIZE + columns[None, :], x.to(x_ptr.dtype.element_ty), mask)
+
+
+@triton.jit
+def _scores(a, b, queries, keys, length, FACTOR: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr):
+    """a bᵀ · FACTOR, -inf where MASKED and the query does not see the key. queries, keys: their numbers, as they lie
+    along the two sides."""
+    scores = tl.dot(a, tl.trans(b)) * FACTOR
+    if MASKED:
+        seen = keys < length
+        if CAUSAL:
+            seen = seen & (keys <= queries)
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def _maxima_and_sums(
+    m,
+    total,
+    q,
+    k_ptr,
+    rows,
+    first,
+    last,
+    length,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """m and total of these rows after more keys, from `first` to `last`."""
+    for start in range(first, last, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
+        s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
+        higher = tl.maximum(m, tl.max(s, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp2(m - base) + tl.sum(tl.exp2(s - base[:, None]), 1)
+        m = higher
+    return m, total
+
+
+@triton.jit
+def _outputs(
+    out,
+    q,
+    k_ptr,
+    v_ptr,
+    m,
+    inverse,
+    rows,
+    first,
+    last,
+    length,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """out + P v over keys from `first` to `last`."""
+    for start in range(first, last, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
+        v = _load(v_ptr, keys, length, SIZE, D, MASKED)
+        s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
+        p = tl.exp2(s - m[:, None]) * inverse[:, None]
+        out = tl.dot(p.to(tl.bfloat16), v, out)
+    return out
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    m_ptr,
+    inverse_ptr,
+    length,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ONE: tl.constexpr,
+):
+    """A block of queries of one matrix. q, k, v: bfloat16 [N, length, SIZE]; out: the same shape; m, inverse: float32
+    [N, length]. ONE: a block holds all keys."""
+    blocks = tl.cdiv(length, QUERIES)
+    matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    if CAUSAL:
+        block = blocks - 1 - block  # those that see most begin first
+    rows = block * QUERIES + tl.arange(0, QUERIES)
+    begin = matrix * length * SIZE
+    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
+    k_ptr, v_ptr = k_ptr + begin, v_ptr + begin
+    out = tl.zeros((QUERIES, D), tl.float32)
+    if ONE:
+        keys = tl.arange(0, KEYS)
+        k = _load(k_ptr, keys, length, SIZE, D, True)
+        s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, True)
+        m = tl.max(s, 1)
+        p = tl.exp2(s - m[:, None])
+        inverse = 1.0 / tl.sum(p, 1)
+        v = _load(v_ptr, keys, length, SIZE, D, True)
+        out = tl.dot((p * inverse[:, None]).to(tl.bfloat16), v, out)
+    else:
+        m = tl.full((QUERIES,), float("-inf"), tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        last = tl.minimum(length, (block + 1) * QUERIES) if CAUSAL else length
+        whole = (block * QUERIES if CAUSAL else length) // KEYS * KEYS  # every query sees the keys before
+        m, total = _maxima_and_sums(
+            m, total, q, k_ptr, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
+        )
+        m, total = _maxima_and_sums(
+            m, total, q, k_ptr, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
+        )
+        inverse = 1.0 / total
+        out = _outputs(
+            out, q, k_ptr, v_ptr, m, inverse, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
+        )
+        out = _outputs(
+            out, q, k_ptr, v_ptr, m, inverse, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
+        )
+    _store(out_ptr + begin, out, rows, length, SIZE, D)
+    tl.store(m_ptr + matrix * length + rows, m, rows < length)
+    tl.store(inverse_ptr + matrix * length + rows, inverse, rows < length)
+
+
+@triton.jit(do_not_specialize=["total"])  # the only number that depends on how many matrices there are
+def _prepare_kernel(g_ptr, out_ptr, low_ptr, mean_ptr, total, SIZE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """The gradient g [total, SIZE] in BF16, and its product with out, summed over each row."""
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    g = _load(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
+    out = _load(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
+    tl.store(mean_ptr + rows, tl.sum(g * out, 1), rows < total)
+    _store(low_ptr, g, rows, total, SIZE, D)
+
+
+@triton.jit
+def _toward_keys(
+    dk,
+    dv,
+    k,
+    v,
+    q_ptr,
+    g_ptr,
+    m_ptr,
+    inverse_ptr,
+    mean_ptr,
+    keys,
+    first,
+    last,
+    length,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """dk + dSᵀ q and dv + Pᵀ do over queries from `first` to `last`; Pᵀ and dSᵀ are made transposed."""
+    for start in range(first, last, QUERIES):
+        rows = start + tl.arange(0, QUERIES)
+        q = _load(q_ptr, rows, length, SIZE, D, MASKED)
+        g = _load(g_ptr, rows, length, SIZE, D, MASKED)
+        m = tl.load(m_ptr + rows, rows < length, 0.0)
+        inverse = tl.load(inverse_ptr + rows, rows < length, 0.0)
+        mean = tl.load(mean_ptr + rows, rows < length, 0.0)
+        s = _scores(k, q, rows[None, :], keys[:, None], length, FACTOR, CAUSAL, MASKED)
+        p = tl.exp2(s - m[None, :]) * inverse[None, :]
+        dv = tl.dot(p.to(tl.bfloat16), g, dv)
+        ds = p * (tl.dot(v, tl.trans(g)) - mean[None, :])
+        dk = tl.dot(ds.to(tl.bfloat16), q, dk)
+    return dk, dv
+
+
+@triton.jit
+def _keys_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    m_ptr,
+    inverse_ptr,
+    mean_ptr,
+    dk_ptr,
+    dv_ptr,
+    length,
+    SCALE: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """dk and dv of a block of keys of one matrix. g: the gradient of out, bfloat16; the rest as in the forward."""
+    blocks = tl.cdiv(length, KEYS)
+    matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    keys = block * KEYS + tl.arange(0, KEYS)
+    begin, row = matrix * length * SIZE, matrix * length
+    k = _load(k_ptr + begin, keys, length, SIZE, D, True)
+    v = _load(v_ptr + begin, keys, length, SIZE, D, True)
+    q_ptr, g_ptr = q_ptr + begin, g_ptr + begin
+    m_ptr, inverse_ptr, mean_ptr = m_ptr + row, inverse_ptr + row, mean_ptr + row
+    dk, dv = tl.zeros((KEYS, D), tl.float32), tl.zeros((KEYS, D), tl.float32)
+    whole = length // QUERIES * QUERIES
+    first = 0
+    if CAUSAL:
+        first = tl.minimum(tl.cdiv((block + 1) * KEYS - 1, QUERIES) * QUERIES, whole)  # from here on all keys are seen
+        dk, dv = _toward_keys(
+            dk, dv, k, v, q_ptr, g_ptr, m_ptr, inverse_ptr, mean_ptr, keys, block * KEYS // QUERIES * QUERIES, first,
+            length, FACTOR, SIZE, D, QUERIES, CAUSAL, True,
+        )  # fmt: skip
+    dk, dv = _toward_keys(
+        dk, dv, k, v, q_ptr, g_ptr, m_ptr, inverse_ptr, mean_ptr, keys, first, whole,
+        length, FACTOR, SIZE, D, QUERIES, CAUSAL, False,
+    )  # fmt: skip
+    dk, dv = _toward_keys(
+        dk, dv, k, v, q_ptr, g_ptr, m_ptr, inverse_ptr, mean_ptr, keys, whole, length,
+        length, FACTOR, SIZE, D, QUERIES, CAUSAL, True,
+    )  # fmt: skip
+    _store(dk_ptr + begin, dk * SCALE, keys, length, SIZE, D)
+    _store(dv_ptr + begin, dv, keys, length, SIZE, D)
+
+
+@triton.jit
+def _toward_queries(
+    dq,
+    q,
+    g,
+    k_ptr,
+    v_ptr,
+    m,
+    inverse,
+    mean,
+    rows,
+    first,
+    last,
+    length,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """dq + dS k over keys from `first` to `last`."""
+    for start in range(first, last, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
+        v = _load(v_ptr, keys, length, SIZE, D, MASKED)
+        s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
+        p = tl.exp2(s - m[:, None]) * inverse[:, None]
+        ds = p * (tl.dot(g, tl.trans(v)) - mean[:, None])
+        dq = tl.dot(ds.to(tl.bfloat16), k, dq)
+    return dq
+
+
+@triton.jit
+def _queries_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    m_ptr,
+    inverse_ptr,
+    mean_ptr,
+    dq_ptr,
+    length,
+    SCALE: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """dq of a block of queries of one matrix, arguments as in `_keys_kernel`."""
+    blocks = tl.cdiv(length, QUERIES)
+    matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    if CAUSAL:
+        block = blocks - 1 - block
+    rows = block * QUERIES + tl.arange(0, QUERIES)
+    begin, row = matrix * length * SIZE, matrix * length + rows
+    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
+    g = _load(g_ptr + begin, rows, length, SIZE, D, True)
+    m = tl.load(m_ptr + row, rows < length, 0.0)
+    inverse = tl.load(inverse_ptr + row, rows < length, 0.0)
+    mean = tl.load(mean_ptr + row, rows < length, 0.0)
+    k_ptr, v_ptr = k_ptr + begin, v_ptr + begin
+    last = tl.minimum(length, (block + 1) * QUERIES) if CAUSAL else length
+    whole = (block * QUERIES if CAUSAL else length) // KEYS * KEYS
+    dq = tl.zeros((QUERIES, D), tl.float32)
+    dq = _toward_queries(
+        dq, q, g, k_ptr, v_ptr, m, inverse, mean, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
+    )
+    dq = _toward_queries(
+        dq, q, g, k_ptr, v_ptr, m, inverse, mean, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
+    )
+    _store(dq_ptr + begin, dq * SCALE, rows, length, SIZE, D)
+
+
+def tiles(kernel: str, length: int, size: int) -> dict[str, int]:
+    """Queries and keys of a block, warps and stages of `forward`, `keys` or `queries`: of the problem alone."""
+    queries, keys, warps, stages = _TILES[kernel, size > 64]
+    most = max(16, triton.next_power_of_2(length))
+    queries, keys = min(queries, most), min(keys, most)
+    rows = keys if kernel == "keys" else queries  # of the tile that is accumulated
+    return {"QUERIES": queries, "KEYS": keys, "num_warps": min(warps, max(1, rows // 16)), "num_stages": stages}
+
+
+_TILES = {
+    ("forward", False): (128, 64, 4, 3),
+    ("forward", True): (128, 64, 8, 3),
+    ("keys", False): (64, 128, 8, 2),
+    ("keys", True): (64, 64, 8, 2),
+    ("queries", False): (128, 64, 8, 2),
+    ("queries", True): (64, 64, 8, 2),
+}
+"""(queries, keys, warps, stages) by kernel and whether heads have more than 64 numbers."""
+
+
+def why_not(q: Tensor) -> str | None:
+    """The reason why the kernels do not take q, k, v [N, T, d], or None if they do."""
+    if not (q.numel() and q.shape[2] <= LARGEST):
+        return f"q: found {tuple(q.shape)}; accepted: heads of 1 to {LARGEST} numbers"
+    return None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """softmax(q kᵀ / sqrt d) v of bfloat16 [N, T, d] each, in `dtype`, and what `backward` needs: for each query the
+    maximum m of its scores in base 2 and the inverse of the sum of 2^(s - m), float32 [N, T]."""
+    number, length, size = q.shape
+    q, k, v = (_aligned(x) for x in (q, k, v))
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    m, inverse = (torch.empty(number, length, device=q.device) for _ in range(2))
+    shape = tiles("forward", length, size)
+    grid = (number * triton.cdiv(length, shape["QUERIES"]),)
+    one = length <= shape["KEYS"]
+    _forward_kernel[grid](q, k, v, out, m, inverse, length, ONE=one, CAUSAL=causal, **_sizes(size), **shape)
+    return out, m, inverse
+
+
+def backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    m: Tensor,
+    inverse: Tensor,
+    causal: bool,
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
+    number, length, size = q.shape
+    g, q, k, v = (_aligned(x) for x in (g, q, k, v))
+    low, mean = torch.empty_like(q), torch.empty_like(m)
+    sizes, rows = _sizes(size), number * length
+    dq, dk, dv = (torch.empty(q.shape, dtype=dtype, device=q.device) for dtype in dtypes)
+    of_rows = {"SIZE": size, "D": sizes["D"], "ROWS": _ROWS}
+    _prepare_kernel[(triton.cdiv(rows, _ROWS),)](g, out, low, mean, rows, **of_rows, enable_fp_fusion=False)
+    read = q, k, v, low, m, inverse, mean
+    sizes |= {"SCALE": size**-0.5, "CAUSAL": causal}
+    shape = tiles("keys", length, size)
+    _keys_kernel[(number * triton.cdiv(length, shape["KEYS"]),)](*read, dk, dv, length, **sizes, **shape)
+    shape = tiles("queries", length, size)
+    _queries_kernel[(number * triton.cdiv(length, shape["QUERIES"]),)](*read, dq, length, **sizes, **shape)
+    return dq, dk, dv
+
+
+def _sizes(size: int) -> dict[str, float]:
+    """Of a head, and what makes scores of base 2 of its products."""
+    return {"SIZE": size, "D": max(16, triton.next_power_of_2(size)), "FACTOR": log2(_E) / sqrt(size)}
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x in one piece and at an address that the kernels are compiled for, so that they are the same for all views."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
