@@ -31,6 +31,16 @@ _ROWS = 64  # of a program that prepares the gradient
 
 
 @triton.jit
+def _plus(a, b):
+    return a + b
+
+
+@triton.jit
+def _higher(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
 def _load(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
     """Rows of x [length, SIZE] as [rows, D], zero where there is nothing. Not MASKED: all rows exist."""
     columns = tl.arange(0, D)
@@ -85,9 +95,9 @@ def _maxima_and_sums(
         keys = start + tl.arange(0, KEYS)
         k = _load(k_ptr, keys, length, SIZE, D, MASKED)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
-        higher = tl.maximum(m, tl.max(s, 1))
+        higher = tl.maximum(m, tl.reduce(s, 1, _higher))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp2(m - base) + tl.sum(tl.exp2(s - base[:, None]), 1)
+        total = total * tl.exp2(m - base) + tl.reduce(tl.exp2(s - base[:, None]), 1, _plus)
         m = higher
     return m, total
 
@@ -141,7 +151,7 @@ def _forward_kernel(
 ):
     """A block of queries of one matrix. q, k, v: bfloat16 [N, length, SIZE]; out: the same shape; m, inverse: float32
     [N, length]. ONE: a block holds all keys."""
-    blocks = tl.cdiv(length, QUERIES)
+    blocks = (length + QUERIES - 1) // QUERIES
     matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if CAUSAL:
         block = blocks - 1 - block  # those that see most begin first
@@ -149,34 +159,26 @@ def _forward_kernel(
     begin = matrix * length * SIZE
     q = _load(q_ptr + begin, rows, length, SIZE, D, True)
     k_ptr, v_ptr = k_ptr + begin, v_ptr + begin
-    out = tl.zeros((QUERIES, D), tl.float32)
+    out = tl.full((QUERIES, D), 0.0, tl.float32)
     if ONE:
         keys = tl.arange(0, KEYS)
         k = _load(k_ptr, keys, length, SIZE, D, True)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, True)
-        m = tl.max(s, 1)
+        m = tl.reduce(s, 1, _higher)
         p = tl.exp2(s - m[:, None])
-        inverse = 1.0 / tl.sum(p, 1)
+        inverse = 1.0 / tl.reduce(p, 1, _plus)
         v = _load(v_ptr, keys, length, SIZE, D, True)
         out = tl.dot((p * inverse[:, None]).to(tl.bfloat16), v, out)
     else:
         m = tl.full((QUERIES,), float("-inf"), tl.float32)
-        total = tl.zeros((QUERIES,), tl.float32)
+        total = tl.full((QUERIES,), 0.0, tl.float32)
         last = tl.minimum(length, (block + 1) * QUERIES) if CAUSAL else length
         whole = (block * QUERIES if CAUSAL else length) // KEYS * KEYS  # every query sees the keys before
-        m, total = _maxima_and_sums(
-            m, total, q, k_ptr, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
-        )
-        m, total = _maxima_and_sums(
-            m, total, q, k_ptr, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
-        )
+        m, total = _maxima_and_sums(m, total, q, k_ptr, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False)
+        m, total = _maxima_and_sums(m, total, q, k_ptr, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True)
         inverse = 1.0 / total
-        out = _outputs(
-            out, q, k_ptr, v_ptr, m, inverse, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
-        )
-        out = _outputs(
-            out, q, k_ptr, v_ptr, m, inverse, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
-        )
+        out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False)
+        out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True)
     _store(out_ptr + begin, out, rows, length, SIZE, D)
     tl.store(m_ptr + matrix * length + rows, m, rows < length)
     tl.store(inverse_ptr + matrix * length + rows, inverse, rows < length)
@@ -188,7 +190,7 @@ def _prepare_kernel(g_ptr, out_ptr, low_ptr, mean_ptr, total, SIZE: tl.constexpr
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     g = _load(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
     out = _load(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
-    tl.store(mean_ptr + rows, tl.sum(g * out, 1), rows < total)
+    tl.store(mean_ptr + rows, tl.reduce(g * out, 1, _plus), rows < total)
     _store(low_ptr, g, rows, total, SIZE, D)
 
 
@@ -251,7 +253,7 @@ def _keys_kernel(
     CAUSAL: tl.constexpr,
 ):
     """dk and dv of a block of keys of one matrix. g: the gradient of out, bfloat16; the rest as in the forward."""
-    blocks = tl.cdiv(length, KEYS)
+    blocks = (length + KEYS - 1) // KEYS
     matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     keys = block * KEYS + tl.arange(0, KEYS)
     begin, row = matrix * length * SIZE, matrix * length
@@ -259,11 +261,11 @@ def _keys_kernel(
     v = _load(v_ptr + begin, keys, length, SIZE, D, True)
     q_ptr, g_ptr = q_ptr + begin, g_ptr + begin
     m_ptr, inverse_ptr, mean_ptr = m_ptr + row, inverse_ptr + row, mean_ptr + row
-    dk, dv = tl.zeros((KEYS, D), tl.float32), tl.zeros((KEYS, D), tl.float32)
+    dk, dv = tl.full((KEYS, D), 0.0, tl.float32), tl.full((KEYS, D), 0.0, tl.float32)
     whole = length // QUERIES * QUERIES
     first = 0
     if CAUSAL:
-        first = tl.minimum(tl.cdiv((block + 1) * KEYS - 1, QUERIES) * QUERIES, whole)  # from here on all keys are seen
+        first = tl.minimum(((block + 1) * KEYS + QUERIES - 2) // QUERIES * QUERIES, whole)  # they see all these keys
         dk, dv = _toward_keys(
             dk, dv, k, v, q_ptr, g_ptr, m_ptr, inverse_ptr, mean_ptr, keys, block * KEYS // QUERIES * QUERIES, first,
             length, FACTOR, SIZE, D, QUERIES, CAUSAL, True,
@@ -333,7 +335,7 @@ def _queries_kernel(
     CAUSAL: tl.constexpr,
 ):
     """dq of a block of queries of one matrix, arguments as in `_keys_kernel`."""
-    blocks = tl.cdiv(length, QUERIES)
+    blocks = (length + QUERIES - 1) // QUERIES
     matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     if CAUSAL:
         block = blocks - 1 - block
@@ -347,7 +349,7 @@ def _queries_kernel(
     k_ptr, v_ptr = k_ptr + begin, v_ptr + begin
     last = tl.minimum(length, (block + 1) * QUERIES) if CAUSAL else length
     whole = (block * QUERIES if CAUSAL else length) // KEYS * KEYS
-    dq = tl.zeros((QUERIES, D), tl.float32)
+    dq = tl.full((QUERIES, D), 0.0, tl.float32)
     dq = _toward_queries(
         dq, q, g, k_ptr, v_ptr, m, inverse, mean, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False
     )
@@ -377,10 +379,12 @@ _TILES = {
 """(queries, keys, warps, stages) by kernel and whether heads have more than 64 numbers."""
 
 
-def why_not(q: Tensor) -> str | None:
-    """The reason why the kernels do not take q, k, v [N, T, d], or None if they do."""
+def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """The reason why the kernels do not take q, k, v, or None if they do."""
+    if not q.shape == k.shape == v.shape:
+        return f"q, k, v: found {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; accepted: one shape"
     if not (q.numel() and q.shape[2] <= LARGEST):
-        return f"q: found {tuple(q.shape)}; accepted: heads of 1 to {LARGEST} numbers"
+        return f"q: found {tuple(q.shape)}; accepted: [N, T, d], none of them 0 and d up to {LARGEST}"
     return None
 
 

@@ -30,8 +30,10 @@ def place(request):
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
-        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention"], "_higher", tl.standard._elementwise_max)
         for module in ("blocks", "codecs", "launch"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
