@@ -3,7 +3,7 @@
     forward    for a block of queries, twice over the keys: first m = max s and l = sum 2^(s - m) of each row, s being
                q kᵀ · log2(e) / sqrt d, then o = P v with P = 2^(s - m) / l, rounded to BF16 as the definition has it
     backward   mean = rowsum(do ∘ o) and do in BF16, once; then dk and dv for a block of keys over the queries, and dq
-               for a block of queries over the keys, P made anew from m and 1/l
+               for a block of queries over the keys, P made anew from m and 1/l. All at once where a matrix is short
 
 The usual fused kernels (2205.14135, 2307.08691) go over the keys once, with weights that are not normalised yet, and so
 round other numbers than P. The second time costs one more product of three; where one block holds all keys there is
@@ -16,7 +16,7 @@ causal, and nothing is added atomically: its bits do not depend on how many othe
 
 from __future__ import annotations
 
-from math import log2, sqrt
+from math import e, log2, sqrt
 
 import torch
 import triton
@@ -26,7 +26,6 @@ from torch import Tensor
 LARGEST = 128
 """Numbers that a head may have."""
 
-_E = 2.718281828459045
 _ROWS = 64  # of a program that prepares the gradient
 
 
@@ -359,14 +358,47 @@ def _queries_kernel(
     _store(dq_ptr + begin, dq * SCALE, rows, length, SIZE, D)
 
 
-def tiles(kernel: str, length: int, size: int) -> dict[str, int]:
-    """Queries and keys of a block, warps and stages of `forward`, `keys` or `queries`: of the problem alone."""
-    queries, keys, warps, stages = _TILES[kernel, size > 64]
-    most = max(16, triton.next_power_of_2(length))
-    queries, keys = min(queries, most), min(keys, most)
-    rows = keys if kernel == "keys" else queries  # of the tile that is accumulated
-    return {"QUERIES": queries, "KEYS": keys, "num_warps": min(warps, max(1, rows // 16)), "num_stages": stages}
+@triton.jit
+def _whole_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    out_ptr,
+    m_ptr,
+    inverse_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    length,
+    SCALE: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """All gradients of one matrix of at most ROWS queries. g and out: as they came; the rest as in `_keys_kernel`."""
+    matrix, rows = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
+    begin, row = matrix * length * SIZE, matrix * length + rows
+    g = _load(g_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
+    out = _load(out_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
+    mean, low = tl.reduce(g * out, 1, _plus), g.to(tl.bfloat16)
+    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
+    k = _load(k_ptr + begin, rows, length, SIZE, D, True)
+    v = _load(v_ptr + begin, rows, length, SIZE, D, True)
+    m = tl.load(m_ptr + row, rows < length, 0.0)
+    inverse = tl.load(inverse_ptr + row, rows < length, 0.0)
+    s = _scores(q, k, rows[:, None], rows[None, :], length, FACTOR, CAUSAL, True)
+    p = tl.exp2(s - m[:, None]) * inverse[:, None]
+    ds = (p * (tl.dot(low, tl.trans(v)) - mean[:, None])).to(tl.bfloat16)
+    _store(dv_ptr + begin, tl.dot(tl.trans(p.to(tl.bfloat16)), low), rows, length, SIZE, D)
+    _store(dk_ptr + begin, tl.dot(tl.trans(ds), q) * SCALE, rows, length, SIZE, D)
+    _store(dq_ptr + begin, tl.dot(ds, k) * SCALE, rows, length, SIZE, D)
 
+
+_SHORT = 128
+"""Queries that a program may take whole."""
 
 _TILES = {
     ("forward", False): (128, 64, 4, 3),
@@ -377,6 +409,22 @@ _TILES = {
     ("queries", True): (64, 64, 8, 2),
 }
 """(queries, keys, warps, stages) by kernel and whether heads have more than 64 numbers."""
+
+
+def tiles(kernel: str, length: int, size: int) -> dict[str, int]:
+    """Queries and keys of a block, warps and stages of `forward`, `keys` or `queries`: of the problem alone."""
+    queries, keys, warps, stages = _TILES[kernel, size > 64]
+    most = _padded(length)
+    keys = most if kernel == "forward" and length <= _SHORT else min(keys, most)
+    queries = min(queries, most)
+    rows = keys if kernel == "keys" else queries  # of the tile that is accumulated
+    return {"QUERIES": queries, "KEYS": keys, "num_warps": min(warps, max(1, rows // 16)), "num_stages": stages}
+
+
+def short(length: int, size: int) -> dict[str, int] | None:
+    """Rows and warps of a program that makes all gradients of a matrix; None if that would be too much for one."""
+    rows = _padded(length)
+    return {"ROWS": rows, "num_warps": rows // 16} if rows <= (_SHORT if size <= 64 else _SHORT // 2) else None
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -416,13 +464,15 @@ def backward(
     """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
     number, length, size = q.shape
     g, q, k, v = (_aligned(x) for x in (g, q, k, v))
-    low, mean = torch.empty_like(q), torch.empty_like(m)
-    sizes, rows = _sizes(size), number * length
     dq, dk, dv = (torch.empty(q.shape, dtype=dtype, device=q.device) for dtype in dtypes)
+    sizes = _sizes(size) | {"SCALE": size**-0.5, "CAUSAL": causal}
+    if (whole := short(length, size)) is not None:
+        _whole_kernel[(number,)](q, k, v, g, out, m, inverse, dq, dk, dv, length, **sizes, **whole)
+        return dq, dk, dv
+    low, mean, rows = torch.empty_like(q), torch.empty_like(m), number * length
     of_rows = {"SIZE": size, "D": sizes["D"], "ROWS": _ROWS}
     _prepare_kernel[(triton.cdiv(rows, _ROWS),)](g, out, low, mean, rows, **of_rows, enable_fp_fusion=False)
     read = q, k, v, low, m, inverse, mean
-    sizes |= {"SCALE": size**-0.5, "CAUSAL": causal}
     shape = tiles("keys", length, size)
     _keys_kernel[(number * triton.cdiv(length, shape["KEYS"]),)](*read, dk, dv, length, **sizes, **shape)
     shape = tiles("queries", length, size)
@@ -430,9 +480,14 @@ def backward(
     return dq, dk, dv
 
 
+def _padded(n: int) -> int:
+    """As many rows or columns as a product has at least."""
+    return max(16, triton.next_power_of_2(n))
+
+
 def _sizes(size: int) -> dict[str, float]:
     """Of a head, and what makes scores of base 2 of its products."""
-    return {"SIZE": size, "D": max(16, triton.next_power_of_2(size)), "FACTOR": log2(_E) / sqrt(size)}
+    return {"SIZE": size, "D": _padded(size), "FACTOR": log2(e) / sqrt(size)}
 
 
 def _aligned(x: Tensor) -> Tensor:
