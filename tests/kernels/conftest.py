@@ -23,7 +23,18 @@ def place(request):
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements", "squares", "attention"):
+        for name in (
+            "numbers",
+            "blocks",
+            "codecs",
+            "tiles",
+            "programs",
+            "launch",
+            "elements",
+            "squares",
+            "attention_kernels",
+            "attention",
+        ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
@@ -32,8 +43,8 @@ def place(request):
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
-        patch.setattr(modules["attention"], "_plus", tl.standard._sum_combine)
-        patch.setattr(modules["attention"], "_higher", tl.standard._elementwise_max)
+        patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
         for module in ("blocks", "codecs", "launch"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
