@@ -87,7 +87,7 @@ def test_bf16_is_rounded_once(place):
 @pytest.mark.parametrize(("length", "size", "causal"), [(17, 8, False), (17, 8, True), (130, 16, True)])
 def test_a_matrix_has_bits_of_its_own(place, length, size, causal):
     """Alone, among others, in another place, and beside one that has diverged."""
-    inputs = drawn(5, length, size)
+    inputs = drawn(4, length, size)
     among = computed(place, *inputs, causal)
     moved = computed(place, *(x[[3, 1]] for x in inputs), causal)
     assert same([x[[3, 1]] for x in among], moved)
@@ -96,7 +96,7 @@ def test_a_matrix_has_bits_of_its_own(place, length, size, causal):
     for x in broken:
         x[2] = float("nan")
     beside = computed(place, *broken, causal)
-    kept = [0, 1, 3, 4]
+    kept = [0, 1, 3]
     assert same([x[kept] for x in among], [x[kept] for x in beside])
     assert all(x[2].isnan().all() for x in beside)
 
