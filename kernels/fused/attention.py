@@ -41,7 +41,7 @@ _TILES = {
     ("forward", False): (128, 64, 4, 3),
     ("forward", True): (128, 64, 8, 3),
     ("keys", False): (64, 128, 8, 2),
-    ("keys", True): (64, 64, 8, 2),
+    ("keys", True): (32, 128, 8, 2),
     ("queries", False): (128, 64, 8, 2),
     ("queries", True): (64, 64, 8, 2),
 }
@@ -123,8 +123,9 @@ def _padded(n: int) -> int:
 
 
 def _sizes(size: int) -> dict[str, float]:
-    """Of a head, and what makes scores of base 2 of its products."""
-    return {"SIZE": size, "D": _padded(size), "FACTOR": log2(e) / sqrt(size)}
+    """Of a head, and what makes scores of base 2 of its products. These are rounded before a maximum is subtracted, or
+    the exponential of huge ones would be infinite."""
+    return {"SIZE": size, "D": _padded(size), "FACTOR": log2(e) / sqrt(size), "enable_fp_fusion": False}
 
 
 def _aligned(x: Tensor) -> Tensor:
