@@ -1,8 +1,8 @@
 """Language as a task: what is measured, and models from seconds on a CPU to a billion parameters.
 
 The widths named after their number of parameters are those of arXiv 2509.17791, counted with a vocabulary of 32,000; on
-bytes they are smaller. `10M` is ours, and has as many on bytes. Learning rates rise over the first `warmup` of the steps
-and fall linearly to zero over the last `decay` of them.
+bytes they are smaller. `10M` is ours, and has as many on bytes. Learning rates rise over the first `warmup` of the
+steps and fall linearly to zero over the last `decay` of them.
 """
 
 from __future__ import annotations
