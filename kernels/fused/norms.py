@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic import reduce
+from fp4dse.kernels.fused.blocks import lane_sum
 
 _ABSENT = tl.constexpr(1 << 30)
 _ELEMENTS = 4096
@@ -33,22 +34,6 @@ def leaf(place, root, n, LEVELS: tl.constexpr):
         index += (place >> i & 1) * high
         index = tl.where(index < (n + (1 << (LEVELS - i - 1)) - 1) >> (LEVELS - i - 1), index, _ABSENT)
     return index
-
-
-@triton.jit
-def sum_of_columns(x, LEVELS: tl.constexpr):
-    """x [R, 2^LEVELS] -> [R]: the upper half of the places is added to the lower one, until one is left."""
-    for i in tl.static_range(LEVELS):
-        x = tl.sum(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), 1)
-    return tl.reshape(x, [x.shape[0]])
-
-
-@triton.jit
-def sum_of_rows(x, LEVELS: tl.constexpr):
-    """x [2^LEVELS, C] -> [C]."""
-    for i in tl.static_range(LEVELS):
-        x = tl.sum(tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]]), 0)
-    return tl.reshape(x, [x.shape[1]])
 
 
 @triton.jit
@@ -86,7 +71,7 @@ def _forward_kernel(
         added = (x + tl.load(branch_ptr + at, mask, 0.0).to(tl.float32)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + at, added, mask)
         x = added.to(tl.float32)
-    mean = sum_of_columns(tl.where(mask, x * x, -0.0), LEVELS) * (1.0 / D)
+    mean = lane_sum(tl.where(mask, x * x, -0.0)) * (1.0 / D)
     inverse = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     gain = tl.load(gain_ptr + lane * gain_stride + column, column < D, 0.0)
     tl.store(inverse_ptr + lane * rows + row, inverse, row < rows)
@@ -119,10 +104,10 @@ def _backward_kernel(
     gain = tl.load(gain_ptr + lane * gain_stride + column, column < D, 0.0)[None, :]
     normal = tl.load(x_ptr + at, mask, 0.0).to(tl.float32) * inverse
     g = tl.load(g_ptr + at, mask, 0.0).to(tl.float32)
-    d_gain = sum_of_rows(tl.where(mask, g * normal, -0.0), ROW_LEVELS)
+    d_gain = lane_sum(tl.trans(tl.where(mask, g * normal, -0.0)))
     tl.store(d_gain_ptr + (lane * roots + root) * D + column, d_gain, column < D)
     g = g * gain
-    mean = sum_of_columns(tl.where(mask, g * normal, -0.0), LEVELS) * (1.0 / D)
+    mean = lane_sum(tl.where(mask, g * normal, -0.0)) * (1.0 / D)
     dx = ((g - normal * mean[:, None]) * inverse).to(dx_ptr.dtype.element_ty)
     if ADDS:
         dx = (dx.to(tl.float32) + tl.load(passing_ptr + at, mask, 0.0).to(tl.float32)).to(dx_ptr.dtype.element_ty)
@@ -156,7 +141,7 @@ def rms_norm_gradient(
     flags = {"ADDS": passing is not None, "D": x.shape[-1], "LEVELS": levels, "ROW_LEVELS": row_levels}
     sizes = rows, roots, gain.stride(0)
     _backward_kernel[roots, len(x)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
-    return dx, lane_sum(d_gain, 1)
+    return dx, reduce.lane_sum(d_gain, 1)
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int, int]:

@@ -17,12 +17,14 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        launch, squares = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in ("launch", "squares"))
-        yield SimpleNamespace(device="cuda", module=launch, squares=squares)
+        names = "launch", "squares", "norms", "decoder"
+        module, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
+        yield SimpleNamespace(device="cuda", module=module, **dict(zip(names[1:], others, strict=True)))
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements", "squares"):
+        names = "numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements", "squares"
+        for name in (*names, "pointwise", "norms", "decoder"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
@@ -38,7 +40,7 @@ def place(request):
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=modules["launch"], squares=modules["squares"])
+            yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
 
 def _maximum_of_bits(magnitude):
