@@ -39,11 +39,7 @@ def leaf(place, root, n, LEVELS: tl.constexpr):
 @triton.jit
 def _columns(D: tl.constexpr, LEVELS: tl.constexpr):
     place = tl.arange(0, 1 << LEVELS)
-    if D == 1 << LEVELS:
-        column = place
-    else:
-        column = leaf(place, 0, D, LEVELS)
-    return column
+    return place if D == 1 << LEVELS else leaf(place, 0, D, LEVELS)
 
 
 @triton.jit
@@ -148,4 +144,6 @@ def _sizes(x: Tensor) -> tuple[int, int, int, int]:
     """Rows of a lane, levels of the tree of a row, levels of rows that one program takes, and its warps."""
     levels = (x.shape[-1] - 1).bit_length()
     row_levels = min(max((_ELEMENTS >> levels).bit_length() - 1, 1), 3)
-    return x[0].numel() // x.shape[-1], levels, row_levels, min(max(1 << levels + row_levels >> 10, 1), 8)
+    of_a_warp = 1024 if x.shape[-1] == 1 << levels else 512  # other leaves have numbers, which take registers
+    warps = min(max((1 << levels + row_levels) // of_a_warp, 1), 16)
+    return x[0].numel() // x.shape[-1], levels, row_levels, warps

@@ -8,7 +8,7 @@ from fp4dse.tasks.language import operators
 from fp4dse.tasks.language.operators import added_rms_norm, heads_apart, rms_norm, rope_tables, sum_by_token, swiglu
 
 DTYPES = [torch.float32, torch.bfloat16]
-WIDTHS = [1, 2, 3, 40, 96, 100, 128, 1000]
+WIDTHS = [1, 2, 3, 40, 96, 128, 1000, 2048]
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -85,7 +85,7 @@ def test_heads(check, heads, size, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 3, 40, 352, 1000])
+@pytest.mark.parametrize("width", [3, 40, 352])
 def test_swiglu(check, width, dtype):
     x = 8 * randn(3, 2, 5, 2 * width, dtype=dtype)
     check(swiglu, x)
@@ -94,7 +94,7 @@ def test_swiglu(check, width, dtype):
     assert not any(found[[0, 2]].isnan().any() for found in (y, dx))
 
 
-@pytest.mark.parametrize(("rows", "size"), [(1, 1), (63, 2), (64, 1), (65, 1), (200, 1), (700, 3), (513, 300)])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (63, 2), (64, 1), (65, 1), (200, 1), (700, 3), (90, 60)])
 @pytest.mark.parametrize("width", [3, 100])
 def test_sums_by_token(place, monkeypatch, rows, size, width):
     g = randn(2, rows, width)
