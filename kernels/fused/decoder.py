@@ -102,7 +102,7 @@ def _with_one_more(parts, part, number, DEPTH: tl.constexpr):
     for i in tl.static_range(DEPTH):
         reached = (number & ((1 << i) - 1)) == (1 << i) - 1
         taken = reached & ((number >> i & 1) == 1)
-        changed += (tl.where(taken, -0.0, tl.where(reached, part, parts[i])),)
+        changed += (tl.where(taken, -0.0, tl.where(reached, part, parts[i])),)  # type: ignore[assignment]
         part = tl.where(taken, parts[i] + part, part)
     return changed
 
@@ -134,7 +134,7 @@ def _token_kernel(
     nothing = tl.full([COLUMNS], -0.0, tl.float32)
     parts = (nothing,)
     for _ in tl.static_range(DEPTH - 1):
-        parts += (nothing,)
+        parts += (nothing,)  # type: ignore[assignment]
     chunk = 0
     while chunk * CHUNK < count:
         number = chunk * CHUNK + back

@@ -21,8 +21,8 @@ from fp4dse.kernels.arithmetic import reduce
 from fp4dse.kernels.fused.blocks import lane_sum
 
 _ABSENT = tl.constexpr(1 << 30)
-_ELEMENTS = 4096
-"""Of a program, at least 2 and at most 8 rows."""
+_LEVELS = 11
+"""2^11 numbers are a warp's: then the sums of most rows need no shared memory."""
 
 
 @triton.jit
@@ -142,8 +142,8 @@ def rms_norm_gradient(
 
 def _sizes(x: Tensor) -> tuple[int, int, int, int]:
     """Rows of a lane, levels of the tree of a row, levels of rows that one program takes, and its warps."""
-    levels = (x.shape[-1] - 1).bit_length()
-    row_levels = min(max((_ELEMENTS >> levels).bit_length() - 1, 1), 3)
-    of_a_warp = 1024 if x.shape[-1] == 1 << levels else 512  # other leaves have numbers, which take registers
-    warps = min(max((1 << levels + row_levels) // of_a_warp, 1), 16)
-    return x[0].numel() // x.shape[-1], levels, row_levels, warps
+    width = x.shape[-1]
+    levels = (width - 1).bit_length()
+    row_levels = min(max(_LEVELS - levels, 0), 3)
+    of_a_warp = _LEVELS if width == 1 << levels else _LEVELS - 2  # numbers of leaves take registers, too
+    return x[0].numel() // width, levels, row_levels, min(1 << max(levels + row_levels - of_a_warp, 0), 8)

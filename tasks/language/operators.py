@@ -77,7 +77,8 @@ class _AddedRmsNorm(torch.autograd.Function):
     def backward(ctx, passing: Tensor | None, g: Tensor):
         from fp4dse.kernels.fused import norms
 
-        dh, d_gain = norms.rms_norm_gradient(*ctx.saved_tensors, g, passing)
+        h, inverse, gain = ctx.saved_tensors
+        dh, d_gain = norms.rms_norm_gradient(h, inverse, gain, g, passing)
         return dh, dh, d_gain
 
 
@@ -149,7 +150,8 @@ class _SwiGlu(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         from fp4dse.kernels.fused import decoder
 
-        return decoder.swiglu_gradient(*ctx.saved_tensors, g)
+        (x,) = ctx.saved_tensors
+        return decoder.swiglu_gradient(x, g)
 
 
 def swiglu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = activations.sigmoid) -> Tensor:
