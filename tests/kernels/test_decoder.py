@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from fp4dse.kernels import fused
+from fp4dse.dse import Recipe
+from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.tasks.language import operators
+from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.language.operators import added_rms_norm, heads_apart, rms_norm, rope_tables, sum_by_token, swiglu
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -104,3 +106,27 @@ def test_sums_by_token(place, monkeypatch, rows, size, width):
     monkeypatch.setattr(operators, "has_kernels", lambda _: True)
     monkeypatch.setattr(fused, "decoder", place.decoder, raising=False)
     assert same(expected, sum_by_token(g.to(place.device), tokens.to(place.device), size))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("experts", [0, 4])
+def test_a_decoder(place, monkeypatch, experts, dtype):
+    shape, seeds, vocabulary = Shape(32, 48, 2, 2, 16, experts), [0, 1], 20
+    tokens = torch.randint(vocabulary, (2, 2, 16), generator=torch.Generator().manual_seed(1)).to(place.device)
+
+    def trained():
+        numerics = LaneNumerics([Recipe.named("bf16")] * 2, seeds, place.device, dtype=dtype)
+        parameters = {name: x.to(place.device) for name, x in shape.initial(vocabulary, seeds).items()}
+        model = Decoder(shape, parameters, numerics)
+        logits, balance = model(tokens)
+        weights = randn(*logits.shape, dtype=logits.dtype).to(place.device)
+        ((logits * weights).to(torch.float32).sum() + balance.sum()).backward()
+        return [logits.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+    monkeypatch.setattr(operators, "has_kernels", lambda _: False)
+    expected = trained()
+    monkeypatch.setattr(operators, "has_kernels", lambda _: True)
+    for name in ("norms", "decoder"):
+        monkeypatch.setattr(fused, name, getattr(place, name), raising=False)
+    for here, there in zip(expected, trained(), strict=True):
+        assert same(here, there)
