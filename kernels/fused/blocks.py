@@ -247,7 +247,7 @@ def _encoded(
 @triton.jit
 def lane_sum(x):
     """Sum of each row of x [n, B], in the order of `reduce.lane_sum`: first half + second half, until one is left."""
-    for _ in tl.static_range(10):  # BLOCKS end at 2^10
+    for _ in tl.static_range(16):  # no row is longer than 2^16
         if x.shape[1] > 1:
             x = tl.reduce(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), 1, _plus)
     return tl.reshape(x, (x.shape[0],))

@@ -17,9 +17,9 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        names = "launch", "squares", "attention"
-        launch, squares, attention = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
-        yield SimpleNamespace(device="cuda", module=launch, squares=squares, attention=attention)
+        names = "launch", "squares", "attention", "norms", "decoder"
+        launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
+        yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
@@ -34,6 +34,9 @@ def place(request):
             "squares",
             "attention_kernels",
             "attention",
+            "pointwise",
+            "norms",
+            "decoder",
         ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
@@ -53,9 +56,8 @@ def place(request):
         _mend_minimum(patch)
         _mend_dot(patch)
         _mend_bounds(patch)
-        named = {"module": modules["launch"], "squares": modules["squares"], "attention": modules["attention"]}
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", **named)
+            yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
 
 def _maximum_of_bits(magnitude):
