@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic.grid import sqrt
 
 EPS = 1e-5
 ROPE_BASE = 10_000.0
@@ -25,7 +26,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, gain: Tensor) -> Tensor:
         wide = x.to(torch.float32)
-        inverse = 1.0 / torch.sqrt(_row_mean(wide * wide) + EPS)  # [L, …, 1]
+        inverse = 1.0 / sqrt(_row_mean(wide * wide) + EPS)  # [L, …, 1]
         ctx.save_for_backward(x, inverse, gain)
         return (wide * inverse * _beside(gain, x)).to(x.dtype)
 
