@@ -150,8 +150,8 @@ def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], b
     if sampler not in SAMPLERS:
         raise ConfigError("--sampler", sampler, ", ".join(SAMPLERS))
     for name in objectives or [""]:
-        if name not in OBJECTIVES:
-            raise ConfigError("--objectives", name, f"some of {', '.join(OBJECTIVES)}, with commas")
+        if name not in OBJECTIVES or list(objectives).count(name) > 1:
+            raise ConfigError("--objectives", name, f"some of {', '.join(OBJECTIVES)}, with commas, each once")
     for name, value in (("--trials", trials), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(name, value, "a whole number above 0")
