@@ -68,9 +68,10 @@ def gap_text(line: pd.Series) -> str:
 def count(lines: pd.DataFrame) -> str:
     """How many recipes, on the front, diverged, failed. lines: of one setting."""
     tried = lines[~lines["is_baseline"]]
+    shared = int(_twins(tried).duplicated(keep=False).sum())
     counts = [f"{tried['on_front'].sum()} on the front"]
     counts += [f"{tried['note'].eq(note).sum()} {note}" for note in ("diverged", "failed")]
-    return f"{counted(len(tried), 'recipe')}: {', '.join(counts)}"
+    return f"{counted(len(tried), 'recipe')}{f' ({shared} share lines)' if shared else ''}: {', '.join(counts)}"
 
 
 def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
@@ -104,7 +105,7 @@ def _twins(tried: pd.DataFrame) -> pd.Series:
     loss scale of 2^10, say."""
     same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
     trained = tried.groupby(same, sort=False, dropna=False).ngroup()
-    return trained.where(tried["gap"].notna(), -1 - np.arange(len(tried)))
+    return trained.where(np.isfinite(tried["gap"].astype(float)), -1 - np.arange(len(tried)))
 
 
 def _all_recipes(names: list[str]) -> str:
