@@ -76,7 +76,7 @@ def sweep(
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
-    estimate: Annotated[bool, typer.Option("--estimate", help="With --dry-run: time and memory here, too.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="As --dry-run, with time and memory here.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
@@ -103,7 +103,7 @@ def sweep(
     }
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
-    if dry_run:
+    if dry_run or estimate:
         plan = plan_sweep(found, **asked, measure=estimate)
         more = (
             estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}

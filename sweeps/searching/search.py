@@ -21,7 +21,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Space
 from fp4dse.sweeps.driver import Sweep, open_sweep
-from fp4dse.sweeps.plan import JOB_LANES
+from fp4dse.sweeps.plan import JOB_LANES, check_space
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
@@ -157,6 +157,7 @@ def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], b
             raise ConfigError(name, value, "a whole number above 0")
     if not space.axes:
         raise ConfigError("space", space.name, "a space with axes; joined spaces have none of their own")
+    check_space(space)
 
 
 def _step(studies: Sequence[Study], sweep: Sweep) -> bool:
