@@ -119,7 +119,9 @@ def search(
     space: SpaceName,
     sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
     trials: Annotated[int, typer.Option(help="Recipes to try for each task, those that the store knows included.")],
-    objectives: Annotated[str, typer.Option(help="Of gap, overhead, loss, points, bits; all are minimized.")] = "gap,overhead",
+    objectives: Annotated[
+        str, typer.Option(help="Of gap, overhead, loss, points, bits; all are minimized.")
+    ] = "gap,overhead",
     task: TaskNames = ["regression"],  # noqa: B006
     data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,

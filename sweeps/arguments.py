@@ -46,8 +46,8 @@ def find_stored(text: str, runs: pd.DataFrame) -> str:
         found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text)])
     if len(found) != 1:
         names = ", ".join(sorted(set(runs["recipe_name"].dropna())))
-        accepted = f"one that was trained here: {names}, a label as tables have it, or a config_id (fp4dse query recipes)"
-        raise ConfigError("recipe", text, accepted)
+        others = "a label as tables have it, or a config_id (fp4dse query recipes)"
+        raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}")
     return found.pop()
 
 
