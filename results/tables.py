@@ -84,7 +84,7 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     value = "val_metric" if has_metric(lines) else "val_loss"
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes([_recipe(tried.loc[twin]) for twin in alike[twins[index]]])
+        recipe = _all_recipes(sorted((_recipe(tried.loc[twin]) for twin in alike[twins[index]]), key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")
@@ -109,7 +109,7 @@ def _twins(tried: pd.DataFrame) -> pd.Series:
 
 
 def _all_recipes(names: list[str]) -> str:
-    """The first name, and of the others what it lacks."""
+    """The first name, and of the others what it lacks. names: the simplest first."""
     first, *others = names
     ends = []
     for other in others:
