@@ -41,7 +41,7 @@ def quickstart(
     budget: Budget = None,
     as_json: AsJson = False,
 ) -> None:
-    """48 recipes × 3 seeds on two small real tasks, in a few minutes: table, store and report."""
+    """48 recipes × 3 seeds on two small tasks, in a few minutes: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep
     from fp4dse.sweeps.progress import conclusion
 
