@@ -21,4 +21,4 @@ TaskNames = Annotated[list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.p
 ExecutorName = Annotated[str, typer.Option(help="local, ray or slurm.")]
 ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]
 SpaceName = Annotated[str, typer.Argument(metavar="SPACE", help="A .toml file, or the name of a shipped space.")]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name, .toml file, or (for compare) config_id.")]
+RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or a .toml file.")]

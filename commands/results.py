@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fp4dse.commands.options import AsJson, Device, RecipeName, StorePath
+from fp4dse.commands.options import AsJson, Device, StorePath
 from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows
 from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
@@ -73,7 +73,7 @@ def query(
 
 @command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
 def compare(
-    recipe_a: RecipeName,
+    recipe_a: Annotated[str, typer.Argument(help="One of the store: its name, label, .toml file or config_id.")],
     recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
     store: StorePath = None,
     margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is 0.5 %.")] = 0.005,

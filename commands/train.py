@@ -41,7 +41,7 @@ def quickstart(
     budget: Budget = None,
     as_json: AsJson = False,
 ) -> None:
-    """48 recipes × 3 seeds on two small real tasks, in a few minutes: table, store and report."""
+    """48 recipes × 3 seeds on two small tasks, in a few minutes: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep
     from fp4dse.sweeps.progress import conclusion
 
@@ -76,7 +76,7 @@ def sweep(
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
-    estimate: Annotated[bool, typer.Option("--estimate", help="With --dry-run: time and memory here, too.")] = False,
+    estimate: Annotated[bool, typer.Option("--estimate", help="As --dry-run, with time and memory here.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
@@ -103,7 +103,7 @@ def sweep(
     }
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
-    if dry_run:
+    if dry_run or estimate:
         plan = plan_sweep(found, **asked, measure=estimate)
         more = (
             estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
@@ -119,7 +119,9 @@ def search(
     space: SpaceName,
     sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
     trials: Annotated[int, typer.Option(help="Recipes to try for each task, those that the store knows included.")],
-    objectives: Annotated[str, typer.Option(help="Of gap, overhead, loss, bits; all are minimized.")] = "gap,overhead",
+    objectives: Annotated[
+        str, typer.Option(help="Of gap, overhead, loss, points, bits; all are minimized.")
+    ] = "gap,overhead",
     task: TaskNames = ["regression"],  # noqa: B006
     data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
     preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,

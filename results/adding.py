@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.design import Factor
-from fp4dse.results.equivalence import MARGIN, differences, without_diverged
+from fp4dse.results.equivalence import MARGIN, differences, without_claims
 from fp4dse.results.intervals import mean_interval
 from fp4dse.results.linear import Table, tables
 from fp4dse.results.paired import SETTING
@@ -76,7 +76,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
             if not len(others):
                 continue
             line = differences(table.y[others] - table.y[place], margin).drop(columns="std")
-            line = without_diverged(line, table.diverged[others] | table.diverged[place])
+            line = without_claims(line, table.diverged[others] | table.diverged[place])
             ids = table.config_ids[others]
             line = line.assign(factor=f.name, from_level=f.levels[f.codes[place]], config_id=ids)
             line = line.assign(level=[f.levels[i] for i in f.codes[others]], label=labels[ids].to_numpy())

@@ -33,9 +33,9 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where
     the recipe is better), low, high (95 %), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST),
-    verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`), more_seeds (whole number, NaN where
-    settled or where two pairs are lacking, inf where 10,000 would not do). BF16 has a line; the reference has none.
-    ConfigError if the store holds no runs of `reference`, or if margin is not positive.
+    verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN
+    where settled or where two pairs are lacking, inf where 10,000 would not do). BF16 has a line; the reference has
+    none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
     """
     _check(runs, reference, margin)
     rows = judged(runs)
@@ -55,7 +55,9 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
         line = differences(log - log[place], margin)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
-        line = without_diverged(line, diverged | diverged[place])
+        pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
+        line = without_claims(line, pruned | pruned[place], "pruned")
+        line = without_claims(line, diverged | diverged[place])
         line = line.drop(index=place)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
@@ -86,11 +88,11 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
     return out
 
 
-def without_diverged(line: pd.DataFrame, diverged: NDArray[np.bool_]) -> pd.DataFrame:
-    """Lines of `differences` where one side diverged on a seed claim nothing: verdict `diverged`."""
+def without_claims(line: pd.DataFrame, spoiled: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
+    """Lines of `differences` where one side diverged on a seed, or was dropped at a rung, claim nothing."""
     claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
-    line.loc[diverged, claims] = np.nan
-    return line.assign(verdict=line["verdict"].mask(diverged, "diverged"))
+    line.loc[spoiled, claims] = np.nan
+    return line.assign(verdict=line["verdict"].mask(spoiled, verdict))
 
 
 def seeds_to_settle(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:

@@ -6,7 +6,8 @@ Balance. Every recipe weighs the same however many seeds it has, and recipes tha
 weight. Levels are coded to sum to zero, so a level's marginal mean is over the others' levels alike, tried often or
 seldom: a sampler that favours good combinations biases nothing that the model can express. Where all combinations were
 tried equally often this is the classical analysis of variance. A pair of levels that was never tried together has no
-effect of its own, and the smallest one that agrees with the rest is assumed for it.
+effect of its own, and the smallest one that agrees with the rest is assumed for it. Where so many lack that nothing is
+left to tell an interaction by, as with one of 2 × 2, it has no effect at all, and its note says so.
 
 Intervals. Seeds are the replicates: each gives an estimate of every effect, and their spread the t-interval. That holds
 however recipes with a technique in common are correlated within a seed. With one seed the recipes are the replicates,
@@ -135,13 +136,14 @@ def _lines(table: Table) -> Iterator[pd.DataFrame]:
     weight = _weights([term.factors[0].codes[finished] for term in mains])
     design = np.hstack([np.ones((len(y), 1)), *(term.block for term in mains)])
     unknown = undetermined(design, weight)
-    pairs, free = [], design.shape[1]
+    pairs, told, free = [], [], design.shape[1]
     for a, b in combinations(mains, 2):
         block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
         columns = slice(start, start := start + block.shape[1])
         pairs.append(_Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
         cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
-        free += max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0)
+        told.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
+        free += told[-1]
     joint = free < len(y)
     if joint:
         design = np.hstack([design, *(term.block for term in pairs)])
@@ -158,8 +160,8 @@ def _lines(table: Table) -> Iterator[pd.DataFrame]:
             term = modelled[f.name]
             unsure = "it changes only together with others" if unknown[term.columns].any() else note
             yield _main(table, term, model, weight, total, unsure, bool(unknown[term.columns].any()))
-    for term in pairs if joint else []:
-        yield _interaction(table, term, model, weight, total, finished)
+    for term, known in zip(pairs, told, strict=True) if joint else []:
+        yield _interaction(table, term, model, weight, total, finished, not known)
 
 
 def _main(table: Table, term: _Term, model: Fit, weight: NDArray, total: float, note: str, lost: bool) -> pd.DataFrame:
@@ -188,12 +190,12 @@ def _main(table: Table, term: _Term, model: Fit, weight: NDArray, total: float, 
 
 
 def _interaction(
-    table: Table, term: _Term, model: Fit, weight: NDArray, total: float, finished: NDArray[np.bool_]
+    table: Table, term: _Term, model: Fit, weight: NDArray, total: float, finished: NDArray[np.bool_], lost: bool
 ) -> pd.DataFrame:
     (f, g), (rows, columns) = term.factors, term.present
     contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
     contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
-    out = _estimates(model, contrasts, False)
+    out = _estimates(model, contrasts, lost)
     cells = [(i, j) for i in rows for j in columns]
     here = [(f.codes == i) & (g.codes == j) for i, j in cells]
     empty = np.array([not (cell & finished).any() for cell in here])
@@ -205,11 +207,11 @@ def _interaction(
         with_factor=g.name,
         with_level=[g.levels[j] for _, j in cells],
         reference=None,
-        share=_share(model, term, weight, total),
+        share=_share(model, term, weight, total) if not lost else np.nan,
         mean=np.nan,
         recipes=[int(cell.sum()) for cell in here],
         diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
-        note=np.where(empty, "no recipe finished", ""),
+        note=np.where(empty, "no recipe finished", "too few of these pairs finished" if lost else ""),
     )
 
 

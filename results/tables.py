@@ -68,9 +68,10 @@ def gap_text(line: pd.Series) -> str:
 def count(lines: pd.DataFrame) -> str:
     """How many recipes, on the front, diverged, failed. lines: of one setting."""
     tried = lines[~lines["is_baseline"]]
+    shared = int(_twins(tried).duplicated(keep=False).sum())
     counts = [f"{tried['on_front'].sum()} on the front"]
     counts += [f"{tried['note'].eq(note).sum()} {note}" for note in ("diverged", "failed")]
-    return f"{counted(len(tried), 'recipe')}: {', '.join(counts)}"
+    return f"{counted(len(tried), 'recipe')}{f' ({shared} share lines)' if shared else ''}: {', '.join(counts)}"
 
 
 def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
@@ -83,7 +84,7 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     value = "val_metric" if has_metric(lines) else "val_loss"
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes([_recipe(tried.loc[twin]) for twin in alike[twins[index]]])
+        recipe = _all_recipes(sorted((_recipe(tried.loc[twin]) for twin in alike[twins[index]]), key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")
@@ -104,11 +105,11 @@ def _twins(tried: pd.DataFrame) -> pd.Series:
     loss scale of 2^10, say."""
     same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
     trained = tried.groupby(same, sort=False, dropna=False).ngroup()
-    return trained.where(tried["gap"].notna(), -1 - np.arange(len(tried)))
+    return trained.where(np.isfinite(tried["gap"].astype(float)), -1 - np.arange(len(tried)))
 
 
 def _all_recipes(names: list[str]) -> str:
-    """The first name, and of the others what it lacks."""
+    """The first name, and of the others what it lacks. names: the simplest first."""
     first, *others = names
     ends = []
     for other in others:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp4dse.dse import ConfigError, Space, load_recipe
+from fp4dse.dse import ConfigError, Space, load_recipe, recipe_files
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
@@ -36,18 +36,19 @@ def find_space(text: str) -> Space:
     return Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
 
 
-def find_config_id(text: str) -> str:
-    """The config_id of a recipe given by name, by `.toml` file, or as the id itself."""
-    return text if re.fullmatch(r"[0-9a-f]{16}", text) else load_recipe(text).config_id
-
-
 def find_stored(text: str, runs: pd.DataFrame) -> str:
-    """The config_id of a recipe that the runs hold. ConfigError names those of them that have a name."""
-    config_id = find_config_id(text)
-    if config_id not in set(runs["config_id"]):
+    """The config_id of a recipe that the runs hold, given as that, by name or `.toml` file, or by the label of tables.
+    ConfigError names those of them that have a name."""
+    ids = runs["config_id"]
+    if text.endswith(".toml") or text in recipe_files():
+        found = {load_recipe(text).config_id} & set(ids)
+    else:
+        found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text)])
+    if len(found) != 1:
         names = ", ".join(sorted(set(runs["recipe_name"].dropna())))
-        raise ConfigError("recipe", text, f"one that was trained here: {names}, or a config_id (fp4dse query recipes)")
-    return config_id
+        others = "a label as tables have it, or a config_id (fp4dse query recipes)"
+        raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}")
+    return found.pop()
 
 
 def default_store(space: str) -> Path:

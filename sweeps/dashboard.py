@@ -84,8 +84,8 @@ def serve(
     try:
         pages = _Followed(optuna_dashboard.wsgi(storage), storage, follower.mirroring)
         server = make_server(HOST, port, pages, _Server, _Quiet)
-    except OSError as error:
-        raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error.strerror})") from None
+    except (OSError, OverflowError) as error:
+        raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error})") from None
     threads = [threading.Thread(target=server.serve_forever, daemon=True)]
     if follow:
         threads.append(threading.Thread(target=follower.run, args=(stop,), daemon=True))

@@ -51,7 +51,8 @@ class Estimate(msgspec.Struct, frozen=True):
     def facts(self) -> dict:
         """For people and scripts."""
         gib = f"{self.memory_bytes / 2**30:.2f} GiB a worker"
-        return {"estimated_time": duration(self.seconds), "estimated_memory": gib, "estimated_from": self.sources}
+        time = f"{duration(self.seconds)} of training; workers start in seconds"
+        return {"estimated_time": time, "estimated_memory": gib, "estimated_from": self.sources}
 
 
 def estimate(plan: Plan, setting: Setting, store: str | Path | None = None) -> Estimate:

@@ -142,6 +142,13 @@ def count_space(space: Space, count: Count | None = None) -> dict:
     return {"space": space.name, **met, "populations": len(populations)}
 
 
+def check_space(space: Space) -> None:
+    """ConfigError if its rules leave no recipe, with what they reject."""
+    if next(iter(space.recipes(count := Count())), None) is None:
+        why = ", ".join(f"{number} rejected: {reason}" for reason, number in count.rejected.items())
+        raise ConfigError("space", space.name, f"a space whose rules leave something ({why})")
+
+
 class Piece(msgspec.Struct):
     """Lanes of one population that are not in a job yet. They take `steps` steps, in jobs of `fewest` to `most`."""
 

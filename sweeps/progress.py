@@ -119,7 +119,7 @@ def conclusion(result: SweepResult) -> str:
     """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
     counts += f", {result.pruned} dropped at rungs" if result.pruned else ""
-    lines = [f"{result.asked} lanes in {duration(result.wall_s)}: {counts}"]
+    lines = [f"{counted(result.asked, 'lane')} in {duration(result.wall_s)}: {counts}"]
     lines += [failure.sentence() for failure in result.failures]
     if result.failed:
         lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")

@@ -18,7 +18,7 @@ from fp4dse.results import open_store
 from fp4dse.results.remote import locate
 from fp4dse.sweeps.driver import open_sweep
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running
-from fp4dse.sweeps.plan import Plan
+from fp4dse.sweeps.plan import Plan, check_space
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
@@ -75,6 +75,8 @@ def plan_sweep(
 ) -> Plan:
     """What `run_sweep` with these arguments would train. Writes nothing, but for what is measured with `measure`: how
     many lanes a job had best (sizes.py), which a large sweep does when it starts."""
+    if isinstance(space, Space):
+        check_space(space)
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
@@ -127,6 +129,8 @@ def run_sweep(
     SIGINT and SIGTERM stop the sweep cleanly. ConfigError on wrong input; StoreError if the store cannot be written,
     and then finished jobs that were not stored are taken in by the next sweep.
     """
+    if isinstance(space, Space):
+        check_space(space)
     begin = time.monotonic()
     asked: dict[str, Any] = {"budget_s": budget_s, "record": record, "progress": progress, "worker": worker}
     asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}

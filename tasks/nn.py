@@ -1,8 +1,7 @@
 """Parts that image models share and that no recipe quantizes: norms, attention core, resizing, pooling.
 
 Images stand channels last, [L, B, H, W, C]. Sums that a gradient needs are lane sums, because a library's reduction
-over several axes chooses its order by the number of lanes. Normalisation over the last axis folds lanes into rows, and
-a row's bits do not depend on how many rows there are.
+over several axes chooses its order by the number of lanes. So are the sums of norms, whose roots are rounded once.
 
 Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype; so do their gradients.
 """
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum, silu
+from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.attention import attention
 
@@ -94,34 +94,45 @@ def affine(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     return _Affine.apply(x, gain, shift)
 
 
+def _standard(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(x - mean) / sqrt(variance + eps) along a dimension of x, float32; mean, variance and 1/sqrt(variance + eps), of
+    length 1 there. In single IEEE operations: a library's norms have other bits on another device."""
+    mean = _mean(x, dim)
+    centred = x - mean
+    variance = _mean(centred * centred, dim)
+    inverse = 1.0 / sqrt(variance + eps)
+    return centred * inverse, mean, variance, inverse
+
+
+def _through_moments(g: Tensor, out: Tensor, inverse: Tensor, dim: int) -> Tensor:
+    """The gradient of `_standard`'s x from g, that of its `out`."""
+    return (g - _mean(g, dim) - out * _mean(g * out, dim)) * inverse
+
+
+def _mean(x: Tensor, dim: int) -> Tensor:
+    total = lane_sum(x, dim).unsqueeze(dim)
+    return total / torch.full_like(total, x.shape[dim])  # by a number, a GPU would multiply with its inverse
+
+
 class _BatchNorm(torch.autograd.Function):
     """(x - mean) / sqrt(variance + eps) · gain + shift over dimension 1 of x [L, M, C], gain and shift [L, C], with the
     gradient through both moments."""
 
     @staticmethod
     def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        wide = x.to(torch.float32)
-        mean = _mean(wide)
-        centred = wide - mean[:, None]
-        variance = _mean(centred * centred)
-        inverse = 1.0 / torch.sqrt(variance + eps)
+        out, mean, variance, inverse = _standard(x.to(torch.float32), 1, eps)
         ctx.save_for_backward(x, gain, mean, inverse)
+        mean, variance = mean[:, 0], variance[:, 0]
         ctx.mark_non_differentiable(mean, variance)
-        return (centred * inverse[:, None] * gain[:, None] + shift[:, None]).to(x.dtype), mean, variance
+        return (out * gain[:, None] + shift[:, None]).to(x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx, g: Tensor, *_):
         x, gain, mean, inverse = ctx.saved_tensors
         g = g.to(torch.float32)
-        out = (x.to(torch.float32) - mean[:, None]) * inverse[:, None]
-        d_gain, d_shift, g = lane_sum(g * out, 1), lane_sum(g, 1), g * gain[:, None]
-        dx = (g - _mean(g)[:, None] - out * _mean(g * out)[:, None]) * inverse[:, None]
-        return dx.to(x.dtype), d_gain, d_shift, None
-
-
-def _mean(x: Tensor) -> Tensor:
-    total = lane_sum(x, 1)
-    return total / torch.full_like(total, x.shape[1])
+        out = (x.to(torch.float32) - mean) * inverse
+        dx = _through_moments(g * gain[:, None], out, inverse, 1)
+        return dx.to(x.dtype), lane_sum(g * out, 1), lane_sum(g, 1), None
 
 
 class BatchNorm(nn.Module):
@@ -148,26 +159,23 @@ class BatchNorm(nn.Module):
             unbiased = variance * (n / max(1, n - 1))
             self.variance.copy_(self.variance * (1 - self.momentum) + unbiased * self.momentum)
         else:
-            out = (rows - self.mean[:, None]) * (1.0 / torch.sqrt(self.variance + self.eps))[:, None]
+            out = (rows - self.mean[:, None]) * (1.0 / sqrt(self.variance + self.eps))[:, None]
             out = affine(out, self.gain, self.shift).to(x.dtype)
         return out.view_as(x)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """torch's own in FP32, which of a BF16 tensor would keep statistics in BF16, or the tensor in FP32."""
-
     @staticmethod
     def forward(ctx, h: Tensor) -> Tensor:
-        out, mean, inverse = torch.native_layer_norm(h.to(torch.float32), h.shape[-1:], None, None, 1e-5)
+        out, mean, _, inverse = _standard(h.to(torch.float32), h.dim() - 1, 1e-5)
         ctx.save_for_backward(h, mean, inverse)
         return out.to(h.dtype)
 
     @staticmethod
     def backward(ctx, g: Tensor):
         h, mean, inverse = ctx.saved_tensors
-        wide = g.to(torch.float32), h.to(torch.float32)
-        gradient = torch.ops.aten.native_layer_norm_backward
-        return gradient(*wide, h.shape[-1:], mean, inverse, None, None, [True, False, False])[0].to(h.dtype)
+        out = (h.to(torch.float32) - mean) * inverse
+        return _through_moments(g.to(torch.float32), out, inverse, h.dim() - 1).to(h.dtype)
 
 
 def layer_norm(h: Tensor) -> Tensor:
@@ -219,7 +227,7 @@ def max_pool_overlapping(x: Tensor) -> Tensor:
 def mean_pool(x: Tensor) -> Tensor:
     """Mean over the pixels or tokens: [L, B, …, C] -> [L, B, C]."""
     rows = x.reshape(*x.shape[:2], -1, x.shape[-1])
-    return (lane_sum(rows.to(torch.float32), 2) / rows.shape[2]).to(x.dtype)
+    return _mean(rows.to(torch.float32), 2)[:, :, 0].to(x.dtype)
 
 
 class _Doubled(torch.autograd.Function):

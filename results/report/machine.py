@@ -57,7 +57,8 @@ def again(found: Findings) -> str:
         others = "; ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in SETTING[2:])
         title = found.titles[tuple(keys)]
         html += f"<li><b>{escape(title)}</b>: learning rates {rates}; seeds {_ranges(seeds)}; {escape(others)}</li>"
-    html += "</ul><p>With SPACE the space that was swept, or any recipe below saved as a file that it names:</p>"
+    html += "</ul><p>With SPACE the space that was swept, or any recipe below saved as a file that it names; "
+    html += "with the --data that there was, and tasks of your own as FILE.py:NAME:</p>"
     html += f"<pre><code>{escape(chr(10).join(dict.fromkeys(commands)))}</code></pre>"
     html += "<p>Recipes on a front, as files that <code>fp4dse</code> takes wherever it takes a recipe:</p>"
     front = found.recipes[found.recipes["on_front"]].drop_duplicates("config_id")

@@ -141,7 +141,7 @@ def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     bases = found.recipes.loc[found.recipes["is_baseline"], "config_id"]
     others = others[~others["config_id"].isin(bases)]
     words = {"same": f"as good within ±{100 * MARGIN:g} %", "open": "not told apart from it", "higher": "worse"}
-    words |= {"lower": "better on the seeds that they share", "diverged": "diverged"}
+    words |= {"lower": "better on the seeds that they share", "diverged": "diverged", "pruned": "dropped at a rung"}
     counts = [f"{number(n)} {words[v]}" for v in words if (n := int(others["verdict"].eq(v).sum()))]
     if counts:
         says.append(f"The other recipes: {', '.join(counts)}.")

@@ -14,7 +14,7 @@ from fp4dse.results import Store, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 
-OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "bits": "bits"}
+OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "points": "points", "bits": "bits"}
 """Objective -> column of the summary; all are to be small."""
 SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
 """What is known of rows before they are there: the rest is the worker's own."""

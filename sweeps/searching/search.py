@@ -21,7 +21,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Space
 from fp4dse.sweeps.driver import Sweep, open_sweep
-from fp4dse.sweeps.plan import JOB_LANES
+from fp4dse.sweeps.plan import JOB_LANES, check_space
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
@@ -150,13 +150,14 @@ def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], b
     if sampler not in SAMPLERS:
         raise ConfigError("--sampler", sampler, ", ".join(SAMPLERS))
     for name in objectives or [""]:
-        if name not in OBJECTIVES:
-            raise ConfigError("--objectives", name, f"some of {', '.join(OBJECTIVES)}, with commas")
+        if name not in OBJECTIVES or list(objectives).count(name) > 1:
+            raise ConfigError("--objectives", name, f"some of {', '.join(OBJECTIVES)}, with commas, each once")
     for name, value in (("--trials", trials), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(name, value, "a whole number above 0")
     if not space.axes:
         raise ConfigError("space", space.name, "a space with axes; joined spaces have none of their own")
+    check_space(space)
 
 
 def _step(studies: Sequence[Study], sweep: Sweep) -> bool:

@@ -19,7 +19,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 2
+REV = 3
 SHOWN = 64
 
 

@@ -23,7 +23,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 2
+REV = 3
 BALANCE = 0.01
 """Weight of the balance loss (2101.03961)."""
 EVAL_PASSES = 16

@@ -115,6 +115,15 @@ def test_against_a_recipe_that_diverged_there_is_no_difference():
     assert set(against(runs, "0000000000000002")["verdict"]) == {"diverged"}
 
 
+def test_against_claims_nothing_of_a_recipe_that_was_dropped_at_a_rung():
+    runs = generated(recipes=4, seeds=3)
+    runs.loc[runs["recipe_label"].eq("recipe 2") & runs["seed"].eq(1), "status"] = "pruned"
+    found = against(runs).set_index("label")
+    assert found.loc["recipe 2", "verdict"] == "pruned"
+    assert np.isnan(found.loc["recipe 2", "difference"])
+    assert "pruned" not in set(found.drop("recipe 2")["verdict"])
+
+
 def test_a_margin_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="margin: found 0; accepted: a log ratio above 0"):
         against(generated(("*.g.rounding",)), margin=0)

@@ -140,6 +140,20 @@ def test_a_pair_of_levels_that_was_never_tried_has_no_interaction_and_leaves_the
     assert main(found, SR, "stochastic")["effect"] == pytest.approx(0.1, abs=1e-5)
 
 
+def test_two_techniques_that_were_never_tried_together_have_no_interaction_at_all():
+    runs = generated(KNOBS, truth=lambda codes: 0.1 * codes[SR])
+    runs = runs[runs["wgrad_rotation"].isin(["none", "rht16"])]
+    both = runs["dgrad_g_rounding"].eq("stochastic") & runs["wgrad_rotation"].eq("rht16")
+    found = effects(runs[~both])
+    pairs = found[found["kind"].eq("interaction")]
+    lost = pairs["factor"].eq(SR) & pairs["with_factor"].eq(RHT)
+    assert lost.sum() == 4
+    assert pairs[lost][["effect", "low", "high", "p", "share"]].isna().all(axis=None)
+    assert set(pairs[lost]["note"]) == {"no recipe finished", "too few of these pairs finished"}
+    assert pairs[~lost]["effect"].notna().all()
+    assert main(found, SR, "stochastic")["effect"] == pytest.approx(0.1, abs=0.01)
+
+
 def test_a_level_that_always_diverges_has_no_effect_but_a_line_with_its_share():
     runs = generated((SR, RHT), truth=lambda codes: 0.1 * codes[SR])
     bad = runs["wgrad_rotation"].eq("rht32")

@@ -2,13 +2,14 @@
 
 import os
 
+import pandas as pd
 import pytest
 
-from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse import ConfigError, Recipe, Space, recipe_to_toml
 from fp4dse.sweeps.arguments import (
     default_store,
-    find_config_id,
     find_space,
+    find_stored,
     latest_store,
     parse_duration,
     parse_lrs,
@@ -17,6 +18,7 @@ from fp4dse.sweeps.arguments import (
     report_path,
     shipped_spaces,
 )
+from tests.sweeps.made import row
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("0,1", [0, 1]), ("7, 4", [7, 4])])
@@ -71,9 +73,16 @@ def test_every_shipped_space_loads_by_its_name():
         assert find_space(name).name == name
 
 
-def test_a_recipe_is_found_by_name_and_by_id():
-    config_id = Recipe.named("nvfp4").config_id
-    assert find_config_id("nvfp4") == find_config_id(config_id) == config_id
+def test_a_recipe_of_a_store_is_found_by_name_id_label_and_file(tmp_path):
+    rotated = next(Space(base="nvfp4", axes={"wgrad.rotation": ["rht16"]}).recipes())
+    runs = pd.DataFrame([row(recipe, 0, 0.5) for recipe in (Recipe.named("nvfp4"), rotated)])
+    (tmp_path / "mine.toml").write_text(recipe_to_toml(rotated))
+    assert find_stored("nvfp4", runs) == Recipe.named("nvfp4").config_id
+    for text in (rotated.config_id, "nvfp4, wgrad rht16", str(tmp_path / "mine.toml")):
+        assert find_stored(text, runs) == rotated.config_id
+    for text in ("mxfp4", "nvfp4, wgrad", "0" * 16):
+        with pytest.raises(ConfigError, match="accepted: one that was trained here: nvfp4, a label"):
+            find_stored(text, runs)
 
 
 def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):

@@ -89,10 +89,10 @@ def test_a_page_follows_its_study_when_it_is_made_anew(served, store):
         get(f"{served}/api/studies/99?after=0")
 
 
-def test_a_port_that_is_taken_is_named(served, store):
-    port = int(served.rpartition(":")[2])
-    with pytest.raises(ConfigError, match=f"--port: found {port}"):
-        serve(store, "zoo", open_storage(default_storage(store.path)), port, follow=False)
+def test_a_port_that_is_taken_or_none_is_named(served, store):
+    for port in (int(served.rpartition(":")[2]), 99_999):
+        with pytest.raises(ConfigError, match=f"--port: found {port}"):
+            serve(store, "zoo", open_storage(default_storage(store.path)), port, follow=False)
 
 
 def test_a_store_that_did_not_change_is_not_mirrored_again(store):

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
-from fp4dse.sweeps import plan_sweep, read_state, run_sweep, stop_sweep
+from fp4dse.sweeps import plan_sweep, read_state, run_search, run_sweep, stop_sweep
 from fp4dse.sweeps import setting as setting_module
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.jobfolder import job_name, write_job
@@ -197,6 +198,15 @@ def test_a_job_that_was_stored_but_whose_folder_was_left_is_stored_once(tmp_path
 def test_two_sweeps_do_not_write_one_store_at_a_time(tmp_path):
     with open_store(tmp_path / "store", create=True).lock(), pytest.raises(StoreError, match="is writing"):
         sweep(tmp_path)
+
+
+def test_a_space_whose_rules_leave_nothing_is_refused_before_anything_is_written(tmp_path):
+    never = {"when": {"wgrad.rotation": ["none", "rht16"]}, "reason": "out of fashion"}
+    space = Space("nothing", axes={"wgrad.rotation": ["none", "rht16"]}, forbid=[never])
+    for run in (run_sweep, plan_sweep, partial(run_search, sampler="random", trials=1)):
+        with pytest.raises(ConfigError, match=r"space: found 'nothing'; .* \(2 rejected: out of fashion\)"):
+            run(space, store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
 
 
 def test_wrong_tasks_and_devices_are_refused_before_anything_is_written(tmp_path):

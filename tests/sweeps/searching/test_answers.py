@@ -4,9 +4,10 @@ import math
 
 import pytest
 
-from fp4dse.dse import Recipe, Space
+from fp4dse.dse import Recipe, Space, points
+from fp4dse.dse.cost import bits_per_element, overhead
 from fp4dse.results import open_store
-from fp4dse.sweeps.searching.answers import Answers
+from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from tests.sweeps.made import SETTING, row
 
 BF16 = Recipe.named("bf16")
@@ -53,3 +54,12 @@ def test_other_tasks_and_other_data_say_nothing(tmp_path):
     rows = [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)]
     rows = [{**of, **other} for of in rows for other in ({"task": "language"}, {"dataset_digest": "of others"})]
     assert answers(tmp_path, rows).values == {}
+
+
+def test_every_objective_is_a_number_of_the_recipe(tmp_path):
+    found = answers(tmp_path, [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)], list(OBJECTIVES))
+    told = dict(zip(OBJECTIVES, found.values[RECIPES[0].config_id], strict=True))
+    assert (told["gap"], told["loss"]) == (pytest.approx(math.log(2)), 2.0)
+    assert told["points"] == points(RECIPES[0])
+    assert told["bits"] == bits_per_element(RECIPES[0])
+    assert told["overhead"] == overhead(RECIPES[0])

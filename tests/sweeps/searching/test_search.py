@@ -213,6 +213,7 @@ def test_seeds_and_rates_of_the_space_are_taken_unless_others_are_given(tmp_path
         ({"sampler": "cmaes"}, "--sampler: found 'cmaes'; accepted: tpe, nsga2"),
         ({"objectives": ["gap", "speed"]}, "--objectives: found 'speed'; accepted: some of gap, overhead"),
         ({"objectives": []}, "--objectives"),
+        ({"objectives": ["loss", "gap", "loss"]}, "--objectives: found 'loss'"),
         ({"trials": 0}, "--trials: found 0"),
         ({"batch": 0}, "--batch: found 0"),
         ({"tasks": [("chess", "small")]}, "chess"),
