@@ -53,7 +53,7 @@ def _rotated_maximum_kernel(
     amax = tl.full((TILE_ROWS, TILE_COLUMNS), 0.0, tl.float32)
     for n in range(TILES):
         row0, column0 = corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
-        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
+        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS, False)
         amax = larger(amax, tl.abs(rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
     tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
@@ -87,6 +87,13 @@ def _count(shape: dict[str, int]) -> int:
 def together(x: Tensor) -> Tensor:
     """x with what belongs to a lane in one piece; the lanes may lie apart."""
     return x if x[0].is_contiguous() else x.contiguous()
+
+
+def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
+    """Whether x is read as words of two bfloat16 numbers."""
+    apart = x.stride(0) if len(x) > 1 else 0
+    in_step = not (apart % 2 or (columns and x.shape[2] % 2) or (x.is_cuda and x.data_ptr() % 4))
+    return x.dtype == torch.bfloat16 and not rotation and in_step
 
 
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
@@ -134,7 +141,7 @@ def launch(
     apart = x.stride(0) - x[0].numel()
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
-    constants = sizes | {"COLUMNS": columns, "CODEC": codec}
+    constants = sizes | {"COLUMNS": columns, "CODEC": codec, "PAIRS": pairs(x, columns, rotation)}
     quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
 
 
@@ -160,7 +167,7 @@ def launch_both(
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | flags(features[n])
+        named = {"B": blocks[n], "PAIRS": pairs(x, n == 1, rotations[n]), "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | flags(features[n])
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
     packed = len(outputs[0]) == 3

@@ -5,21 +5,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.blocks import codes_of, decoded, quantized
+from fp4dse.kernels.fused.blocks import block_maximum, decoded, larger, pair_maximum, quantized, scaled
 from fp4dse.kernels.fused.codecs import coded
-from fp4dse.kernels.fused.numbers import hadamard, unknown
+from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes
+from fp4dse.kernels.fused.numbers import address, as_float, hadamard, opaque, unknown
 
 
 @triton.jit
 def load(ptr, mask):
     """Zero where masked."""
-    return tl.load(ptr, mask=mask, other=0.0)
+    return tl.load(ptr, mask=mask, other=0)
+
+
+@triton.jit
+def singles(x, B: tl.constexpr, COLUMNS: tl.constexpr):
+    """Blocks float32 [n, B] of a tile as `tile` gives it, and their maxima [n]."""
+    if x.dtype == tl.int32:
+        low, high = opaque(as_float(x << 16)), opaque(as_float(x & -0x10000))
+        if COLUMNS:
+            HALF: tl.constexpr = x.shape[0]
+            COUNT: tl.constexpr = x.shape[1] // B
+            word = pair_maximum(tl.reshape(x, (HALF * COUNT, B)))
+            amax = tl.reshape(tl.join(word << 16, word), (HALF, COUNT, 2))
+            amax = as_float(tl.reshape(tl.permute(amax, (0, 2, 1)), (2 * HALF * COUNT,)) & 0x7FFF0000)
+            blocks = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (2 * HALF * COUNT, B))
+        else:
+            word = pair_maximum(tl.reshape(x, (x.shape[0] * x.shape[1] * 2 // B, B // 2)))
+            amax = larger(as_float(word << 16 & 0x7FFFFFFF), as_float(word & 0x7FFF0000))
+            blocks = tl.reshape(tl.join(low, high), (amax.shape[0], B))
+    else:
+        blocks = tl.reshape(x, (x.shape[0] * x.shape[1] // B, B))
+        amax = block_maximum(tl.abs(blocks))
+    return blocks, amax
 
 
 @triton.jit
 def rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
     """x [n, W] as float32, consecutive groups of SIZE of each row rotated with the lane's signs, if any."""
-    x = x.to(tl.float32)
+    if x.dtype != tl.int32:
+        x = x.to(tl.float32)
     if SIZE > 0:
         groups = tl.reshape(x, (x.shape[0] * x.shape[1] // SIZE, SIZE))
         if signs_ptr is not None:
@@ -40,12 +64,34 @@ def tile(
     W: tl.constexpr,
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """The tile [P, W] at (row0, column0) of a lane's operand [rows, width], zero beyond its end.
 
     x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
     """
-    if COLUMNS:
+    if PAIRS and COLUMNS:
+        # the order of axes and addresses that hide what follows what: a thread takes 16 words of a column
+        row, chunk = tl.arange(0, P // 2), tl.arange(0, W // 16) * 16
+        mask = (row < (rows - row0) >> 1)[:, None]
+        if not WHOLE:
+            mask = mask & (chunk < width - column0)[None, :]
+        corner = x_ptr + ((lane * width + column0) * rows + row0)
+        there = (corner + row[:, None] * 2 + chunk[None, :] * rows).to(tl.int64)[:, :, None]
+        there = address(there, tl.arange(0, 16)[None, None, :], rows * 2)
+        x = load(there.to(tl.pointer_type(tl.int32)), mask[:, :, None])
+        x = tl.reshape(x, (P // 2, W))
+    elif PAIRS:
+        chunk = tl.arange(0, P * W // 16)
+        row, column = chunk // (W // 16), chunk % (W // 16) * 8
+        mask = row < rows - row0
+        if not WHOLE:
+            mask = mask & (column * 2 < width - column0)
+        corner = x_ptr.to(tl.pointer_type(tl.int32)) + ((lane * rows + row0) * width + column0 >> 1)
+        there = corner + (row * (width >> 1) + column)[:, None] + tl.arange(0, 4)[None, :]
+        x = tl.permute(tl.join(load(there, mask[:, None]), load(there + 4, mask[:, None])), (0, 2, 1))
+        x = tl.reshape(x, (P, W // 2))
+    elif COLUMNS:
         # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
         row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
         chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
@@ -55,6 +101,7 @@ def tile(
         column = chunk[:, None, None] + tl.arange(0, 16)[None, :, None]
         corner = x_ptr + (lane * width + column0) * rows + row0
         x = tl.permute(load(corner + column * rows + row[None, None, :], mask), (2, 0, 1))
+        x = tl.reshape(x, (P, W))
     else:
         # in two parts, so that a thread takes 16 neighbours, of which it cannot load more than 8 at a time
         chunk = tl.arange(0, P * W // 16)
@@ -65,7 +112,8 @@ def tile(
         corner = x_ptr + (lane * rows + row0) * width + column0
         there = corner + (row * width + column)[:, None] + tl.arange(0, 8)[None, :]
         x = tl.permute(tl.join(load(there, mask[:, None]), load(there + 8, mask[:, None])), (0, 2, 1))
-    return tl.reshape(x, (P, W))
+        x = tl.reshape(x, (P, W))
+    return x
 
 
 @triton.jit
@@ -82,6 +130,7 @@ def write(
     B: tl.constexpr,
     WHOLE: tl.constexpr,
     HELD: tl.constexpr,
+    COLUMNS: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
@@ -93,20 +142,24 @@ def write(
     [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
     `quantized`. CODEC: one of fused.CODECS.
     """
-    P: tl.constexpr = x.shape[0]
-    W: tl.constexpr = x.shape[1]
+    PAIRS: tl.constexpr = x.dtype == tl.int32
+    P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
+    W: tl.constexpr = x.shape[1] * (2 if PAIRS and not COLUMNS else 1)
     row, column = tl.arange(0, P), tl.arange(0, W // B)
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
-    blocks = tl.reshape(x, (P * W // B, B))
+    blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,))
-    if CODEC == "block":
-        q, scale = quantized(blocks, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
+    NEAREST: tl.constexpr = scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
+    if NEAREST:
+        y, scale = scaled(blocks, amax, numbers, UNUSUAL)
+    elif CODEC == "block":
+        q, scale = quantized(blocks, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
         if scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + column)[None, :]
         number = tl.reshape(number, (P * W // B,))
-        out = coded(blocks, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
+        out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     inside = row < rows - row0
     if scales_ptr is None:
         out = tl.reshape(out, (P, W))
@@ -115,13 +168,19 @@ def write(
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
         tl.store(there, out.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        codes, stored = codes_of(blocks, q, scale, numbers)
+        stored = scale_codes(scale, numbers[3])
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // B - column0 // B)[None, :]
         there = scales_ptr + ((lane * rows + row0) * (width // B) + column0 // B)
         there += row[:, None] * (width // B) + column[None, :]
         tl.store(there, tl.reshape(stored, (P, W // B)).to(tl.uint8), mask=mask)
-        column = tl.arange(0, W // 2)
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // 2 - column0 // 2)[None, :]
-        there = out_ptr + ((lane * rows + row0) * (width // 2) + column0 // 2)
-        there += row[:, None] * (width // 2) + column[None, :]
-        tl.store(there, tl.reshape(codes, (P, W // 2)).to(tl.uint8), mask=mask)
+        if NEAREST:
+            codes = nearest_codes(blocks, y, scale == scale, numbers[2])
+            out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
+        else:
+            codes = codes_of(blocks, q, scale, numbers[2]).to(tl.uint8)
+        OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
+        column = tl.arange(0, W // OF_ONE)
+        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // OF_ONE - column0 // OF_ONE)[None, :]
+        there = out_ptr + ((lane * rows + row0) * (width // OF_ONE) + column0 // OF_ONE)
+        there += row[:, None] * (width // OF_ONE) + column[None, :]
+        tl.store(there, tl.reshape(codes, (P, W // OF_ONE)), mask=mask)
