@@ -300,9 +300,8 @@ def quantized(
 def scaled(x, amax, numbers, UNUSUAL: tl.constexpr):
     """Magnitudes of x [n, B] in units of scales, not yet limited, and scales [n], NaN for unusable blocks."""
     inv_val_max, tensor, element, usual, _, row, _ = numbers
-    magnitude = tl.abs(x)
     scale, mult = block_scales(amax, inv_val_max, tensor, usual, row, UNUSUAL)
-    return magnitude * (mult * element[3])[:, None], tl.where(amax < tensor[2], scale, float("nan"))
+    return tl.abs(x) * (mult * element[3])[:, None], tl.where(amax < tensor[2], scale, float("nan"))
 
 
 @triton.jit

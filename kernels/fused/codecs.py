@@ -51,7 +51,15 @@ _SQUARES = tl.constexpr(sum((level - n % 16) ** 2 << 8 * n for n, level in enume
 
 @triton.jit
 def coded(
-    x, amax, chunk, number, numbers, CODEC: tl.constexpr, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr
+    x,
+    amax,
+    chunk,
+    number,
+    numbers,
+    CODEC: tl.constexpr,
+    HELD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    UNUSUAL: tl.constexpr,
 ):
     """What the GEMM consumes of blocks x, float32 [n, B], by a codec other than `block`; arguments as in `quantized`.
 

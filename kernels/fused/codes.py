@@ -18,10 +18,19 @@ import triton.language as tl
 
 from fp4dse.kernels.fused.numbers import as_float, as_int, inverse_of_power, mantissa_of, prmt, saturated, unit_of
 
+
+def _as_int32(n: int) -> int:
+    return (n + 2**31) % 2**32 - 2**31
+
+
 _BENT, _UNIFORM = tl.constexpr(8388606.0), tl.constexpr(8388608.0)  # 2^23 - 2, 2^23
 _STEEP = tl.constexpr(2.0**21)  # over a step from one float32 below 8 to the next
-_NIBBLES = tl.constexpr(0x11111111)
-_SIGNS = tl.constexpr(-0x77777778)  # 0x88888888
+# their bits, eight times, 4 bits apart, as int32
+_BENT_CODES, _UNIFORM_CODES = (
+    tl.constexpr(_as_int32(0x4AFFFFFC * 0x11111111)),
+    tl.constexpr(_as_int32(0x4B000000 * 0x11111111)),
+)
+_ODD_SIGNS = tl.constexpr(_as_int32(0x80808080))
 
 
 @triton.jit
@@ -32,10 +41,10 @@ def halves(x):
 
 
 @triton.jit
-def nearest_codes(x, y, usable, element):
-    """Codes of blocks x [n, B] float32 with magnitudes y >= 0 in units of their scales: int32 [n, B / 8], 8 a word.
+def nearest_codes(y, signs, usable, element):
+    """Codes of magnitudes y [n, B] >= 0 in units of their scales, 8 a word: int32 [n, B / 8].
 
-    usable: [n]; the others get zeros.
+    signs: their bits of the codes, likewise. usable: [n]; the others get zeros.
     """
     pmin, inv_ulps, largest, _ = element
     per_step = inverse_of_power(pmin * inv_ulps)
@@ -48,18 +57,43 @@ def nearest_codes(x, y, usable, element):
     low, high = halves(t)
     low, high = halves(low + high * 16)
     low, high = halves(low + high * 256)
-    word = low + high * 65536 - as_int(base) * _NIBBLES
-    even, odd = halves(as_int(x))
-    word += (_sign_bytes(odd) & -0x0F0F0F10 | _sign_bytes(even) & 0x0F0F0F0F) & _SIGNS
+    word = low + high * 65536 - tl.where(bent, _BENT_CODES, _UNIFORM_CODES) + signs
     return tl.where(usable[:, None], word, 0)
 
 
 @triton.jit
-def _sign_bytes(x):
-    """Four neighbours a word, a byte each, that is 0 or 255: int32 [n, m] -> [n, m / 4]."""
-    a, b = halves(x)
-    a, b = halves(prmt(a, b, 0xFB))
-    return prmt(a, b, 0x5410)
+def signs_of(x, B: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sign bits of the codes of a tile x, as `tile` gives it, 8 codes a word: int32 [n, B / 8]."""
+    if x.dtype == tl.int32:
+        if COLUMNS:
+            HALF: tl.constexpr = x.shape[0]
+            COUNT: tl.constexpr = x.shape[1] // B
+            even, odd = halves(tl.reshape(x, (HALF * COUNT, B)))
+            even_first, even_second = _gathered(even)
+            odd_first, odd_second = _gathered(odd)
+            signs = tl.join(_merged(even_first, odd_first), _merged(even_second, odd_second))
+            signs = tl.permute(tl.reshape(signs, (HALF, COUNT, B // 8, 2)), (0, 3, 1, 2))
+            signs = tl.reshape(signs, (2 * HALF * COUNT, B // 8))
+        else:
+            even, odd = _gathered(tl.reshape(x, (x.shape[0] * x.shape[1] * 2 // B, B // 2)))
+            signs = _merged(even, odd)
+    else:
+        even, odd = halves(as_int(tl.reshape(x, (x.shape[0] * x.shape[1] // B, B))))
+        signs = _merged(_gathered(even)[1], _gathered(odd)[1])
+    return signs
+
+
+@triton.jit
+def _gathered(word):
+    """The signs of the lower and of the upper halves of four neighbours, bytes 0 or 255: [n, m] -> [n, m / 4] each."""
+    a, b = halves(word)
+    a, b = halves(prmt(a, b, 0xFBD9))
+    return prmt(a, b, 0x5410), prmt(a, b, 0x7632)
+
+
+@triton.jit
+def _merged(even, odd):
+    return odd & _ODD_SIGNS | even & 0x08080808
 
 
 @triton.jit

@@ -50,10 +50,11 @@ def _rotated_maximum_kernel(
     program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
+    x_ptr += lane * rows * width
     amax = tl.full((TILE_ROWS, TILE_COLUMNS), 0.0, tl.float32)
     for n in range(TILES):
         row0, column0 = corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
-        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS, False)
+        x = tile(x_ptr, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS, False)
         amax = larger(amax, tl.abs(rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
     tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
@@ -92,7 +93,7 @@ def together(x: Tensor) -> Tensor:
 def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
     """Whether x is read as words of two bfloat16 numbers."""
     apart = x.stride(0) if len(x) > 1 else 0
-    in_step = not (apart % 2 or (columns and x.shape[2] % 2) or (x.is_cuda and x.data_ptr() % 4))
+    in_step = not (apart % 2 or (columns and x.shape[2] % 2) or x.data_ptr() % 4)
     return x.dtype == torch.bfloat16 and not rotation and in_step
 
 
@@ -167,7 +168,12 @@ def launch_both(
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        named = {"B": blocks[n], "PAIRS": pairs(x, n == 1, rotations[n]), "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | flags(features[n])
+        named = {
+            "B": blocks[n],
+            "PAIRS": pairs(x, n == 1, rotations[n]),
+            "ROTATION": rotations[n],
+            "FACTOR": factor(rotations[n]),
+        } | flags(features[n])
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
     packed = len(outputs[0]) == 3

@@ -54,26 +54,57 @@ def _operand(
     what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
+    x_ptr += lane * rows * width
     if not COLUMNS:
         at = row0 + (TILES - 1) * TILE_ROWS
-        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
+        x = tile(x_ptr, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
     if first:
         tl.store(dec_ptr + lane, numbers[6])
     if COLUMNS:
         for n in range(TILES):
-            place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
+            place = row0, rows, column0 + n * TILE_COLUMNS, width
             x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE, PAIRS)
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, COLUMNS, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
+            write(
+                x,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
     else:
         for n in range(TILES):
-            place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
+            place = row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
             x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
-            x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
-            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, COLUMNS, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
+            x = tile(x_ptr, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
+            write(
+                x_rotated,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from fp4dse.kernels.fused.blocks import block_maximum, decoded, larger, pair_maximum, quantized, scaled
 from fp4dse.kernels.fused.codecs import coded
-from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes
+from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes, signs_of
 from fp4dse.kernels.fused.numbers import address, as_float, hadamard, opaque, unknown
 
 
@@ -55,7 +55,6 @@ def rotated(x, signs_ptr, lane, SIZE: tl.constexpr, FACTOR: tl.constexpr):
 @triton.jit
 def tile(
     x_ptr,
-    lane,
     row0,
     rows,
     column0,
@@ -71,24 +70,22 @@ def tile(
     x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
     """
     if PAIRS and COLUMNS:
-        # the order of axes and addresses that hide what follows what: a thread takes 16 words of a column
+        # of which nothing is known to follow on anything, so that a thread takes 16 numbers of one pair of rows
         row, chunk = tl.arange(0, P // 2), tl.arange(0, W // 16) * 16
         mask = (row < (rows - row0) >> 1)[:, None]
         if not WHOLE:
             mask = mask & (chunk < width - column0)[None, :]
-        corner = x_ptr + ((lane * width + column0) * rows + row0)
-        there = (corner + row[:, None] * 2 + chunk[None, :] * rows).to(tl.int64)[:, :, None]
-        there = address(there, tl.arange(0, 16)[None, None, :], rows * 2)
-        x = load(there.to(tl.pointer_type(tl.int32)), mask[:, :, None])
-        x = tl.reshape(x, (P // 2, W))
+        there = x_ptr + row[:, None] * 2 + chunk[None, :] * rows + (column0 * rows + row0)
+        there = address(there.to(tl.int64)[:, :, None], tl.arange(0, 16)[None, None, :], rows * 2)
+        x = tl.reshape(load(there.to(tl.pointer_type(tl.int32)), mask[:, :, None]), (P // 2, W))
     elif PAIRS:
         chunk = tl.arange(0, P * W // 16)
         row, column = chunk // (W // 16), chunk % (W // 16) * 8
         mask = row < rows - row0
         if not WHOLE:
             mask = mask & (column * 2 < width - column0)
-        corner = x_ptr.to(tl.pointer_type(tl.int32)) + ((lane * rows + row0) * width + column0 >> 1)
-        there = corner + (row * (width >> 1) + column)[:, None] + tl.arange(0, 4)[None, :]
+        there = x_ptr.to(tl.pointer_type(tl.int32)) + (row * (width >> 1) + column)[:, None] + tl.arange(0, 4)[None, :]
+        there += row0 * width + column0 >> 1
         x = tl.permute(tl.join(load(there, mask[:, None]), load(there + 4, mask[:, None])), (0, 2, 1))
         x = tl.reshape(x, (P, W // 2))
     elif COLUMNS:
@@ -99,7 +96,7 @@ def tile(
         if not WHOLE:
             mask = mask & (chunk < width - column0)[:, None, None]
         column = chunk[:, None, None] + tl.arange(0, 16)[None, :, None]
-        corner = x_ptr + (lane * width + column0) * rows + row0
+        corner = x_ptr + (column0 * rows + row0)
         x = tl.permute(load(corner + column * rows + row[None, None, :], mask), (2, 0, 1))
         x = tl.reshape(x, (P, W))
     else:
@@ -109,7 +106,7 @@ def tile(
         mask = row < rows - row0
         if not WHOLE:
             mask = mask & (column < width - column0)
-        corner = x_ptr + (lane * rows + row0) * width + column0
+        corner = x_ptr + (row0 * width + column0)
         there = corner + (row * width + column)[:, None] + tl.arange(0, 8)[None, :]
         x = tl.permute(tl.join(load(there, mask[:, None]), load(there + 8, mask[:, None])), (0, 2, 1))
         x = tl.reshape(x, (P, W))
@@ -164,23 +161,24 @@ def write(
     if scales_ptr is None:
         out = tl.reshape(out, (P, W))
         column = tl.arange(0, W)
-        there = out_ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
+        there = out_ptr + lane * rows * width + row[:, None] * width + column[None, :]
+        there += row0 * width + column0
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
         tl.store(there, out.to(out_ptr.dtype.element_ty), mask=mask)
     else:
         stored = scale_codes(scale, numbers[3])
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // B - column0 // B)[None, :]
-        there = scales_ptr + ((lane * rows + row0) * (width // B) + column0 // B)
-        there += row[:, None] * (width // B) + column[None, :]
+        there = scales_ptr + lane * rows * (width // B) + row[:, None] * (width // B) + column[None, :]
+        there += row0 * (width // B) + column0 // B
         tl.store(there, tl.reshape(stored, (P, W // B)).to(tl.uint8), mask=mask)
         if NEAREST:
-            codes = nearest_codes(blocks, y, scale == scale, numbers[2])
+            codes = nearest_codes(y, signs_of(x, B, COLUMNS), scale == scale, numbers[2])
             out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
         else:
             codes = codes_of(blocks, q, scale, numbers[2]).to(tl.uint8)
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         column = tl.arange(0, W // OF_ONE)
         mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // OF_ONE - column0 // OF_ONE)[None, :]
-        there = out_ptr + ((lane * rows + row0) * (width // OF_ONE) + column0 // OF_ONE)
-        there += row[:, None] * (width // OF_ONE) + column[None, :]
+        there = out_ptr + lane * rows * (width // OF_ONE) + row[:, None] * (width // OF_ONE) + column[None, :]
+        there += row0 * (width // OF_ONE) + column0 // OF_ONE
         tl.store(there, tl.reshape(codes, (P, W // OF_ONE)), mask=mask)
