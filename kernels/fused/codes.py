@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.numbers import as_float, as_int, inverse_of_power, mantissa_of, prmt, saturated, unit_of
+from fp4dse.kernels.fused.numbers import as_int, inverse_of_power, mantissa_of, prmt, saturated, unit_of
 
 
 def _as_int32(n: int) -> int:

@@ -142,7 +142,7 @@ def write(
     PAIRS: tl.constexpr = x.dtype == tl.int32
     P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
     W: tl.constexpr = x.shape[1] * (2 if PAIRS and not COLUMNS else 1)
-    row, column = tl.arange(0, P), tl.arange(0, W // B)
+    row = tl.arange(0, P)
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
     chunk = tl.reshape(chunk, (P * W // 16,))
@@ -154,31 +154,30 @@ def write(
         if scales_ptr is None:
             out = decoded(blocks, q, scale)
     else:
-        number = (row0 + row)[:, None] * (width // B) + (column0 // B + column)[None, :]
+        number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
         number = tl.reshape(number, (P * W // B,))
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
-    inside = row < rows - row0
     if scales_ptr is None:
-        out = tl.reshape(out, (P, W))
-        column = tl.arange(0, W)
-        there = out_ptr + lane * rows * width + row[:, None] * width + column[None, :]
-        there += row0 * width + column0
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width - column0)[None, :]
-        tl.store(there, out.to(out_ptr.dtype.element_ty), mask=mask)
+        _put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
     else:
-        stored = scale_codes(scale, numbers[3])
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // B - column0 // B)[None, :]
-        there = scales_ptr + lane * rows * (width // B) + row[:, None] * (width // B) + column[None, :]
-        there += row0 * (width // B) + column0 // B
-        tl.store(there, tl.reshape(stored, (P, W // B)).to(tl.uint8), mask=mask)
+        stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
+        _put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
         if NEAREST:
             codes = nearest_codes(y, signs_of(x, B, COLUMNS), scale == scale, numbers[2])
             out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
         else:
-            codes = codes_of(blocks, q, scale, numbers[2]).to(tl.uint8)
+            codes = codes_of(blocks, q, scale, numbers[2])
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
-        column = tl.arange(0, W // OF_ONE)
-        mask = inside[:, None] if WHOLE else inside[:, None] & (column < width // OF_ONE - column0 // OF_ONE)[None, :]
-        there = out_ptr + lane * rows * (width // OF_ONE) + row[:, None] * (width // OF_ONE) + column[None, :]
-        there += row0 * (width // OF_ONE) + column0 // OF_ONE
-        tl.store(there, tl.reshape(codes, (P, W // OF_ONE)), mask=mask)
+        codes = tl.reshape(codes, (P, W // OF_ONE))
+        _put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
+
+
+@triton.jit
+def _put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
+    """Store a tile x at (row0, column0) of a lane's [rows, width], but for what lies beyond its end."""
+    row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
+    mask = (row < rows - row0)[:, None]
+    if not WHOLE:
+        mask = mask & (column < width - column0)[None, :]
+    there = ptr + ((lane * rows + row0) * width + column0) + row[:, None] * width + column[None, :]
+    tl.store(there, x.to(ptr.dtype.element_ty), mask=mask)
