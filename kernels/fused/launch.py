@@ -64,6 +64,7 @@ def _rotated_maximum_kernel(
 # that programs of a large tensor take several; a small one is spread over the device first.
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
+_TILES_OF = (4, 1)  # of rows, of columns
 _HEIGHTS, _REGISTERS = (64, 256), (72, 80)  # of programs that write both operands: decoded, packed
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
@@ -194,10 +195,11 @@ def _sizes(
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, span(block, rotation, codec), columns)
-    tiles = _count(shape)
-    of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
+    of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
-    return shape | constants | flags(features), triton.cdiv(tiles, of_program)
+    along = "TILE_COLUMNS" if columns else "TILE_ROWS"
+    programs = _count(shape | {along: shape[along] * of_program})
+    return shape | constants | flags(features), programs
 
 
 @cache

@@ -155,7 +155,8 @@ def quantize_kernel(
     x_ptr += lane * apart
     if not COLUMNS:
         width = TILE_COLUMNS
-    row0, column0 = corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
+    HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
+    row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), COLUMNS)
     start = lane, program == 0, row0, column0
     pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
     rest = site, rows, width, seeds_ptr, step_ptr, stream

@@ -25,9 +25,11 @@ def singles(x, B: tl.constexpr, COLUMNS: tl.constexpr):
         if COLUMNS:
             HALF: tl.constexpr = x.shape[0]
             COUNT: tl.constexpr = x.shape[1] // B
-            word = pair_maximum(tl.reshape(x, (HALF * COUNT, B)))
-            amax = tl.reshape(tl.join(word << 16, word), (HALF, COUNT, 2))
-            amax = as_float(tl.reshape(tl.permute(amax, (0, 2, 1)), (2 * HALF * COUNT,)) & 0x7FFF0000)
+            # in two parts, so that the last step is a maximum of each block: then random bits are drawn where they go
+            word = pair_maximum(tl.reshape(x, (HALF * COUNT * 2, B // 2)))
+            parts = tl.reshape(tl.join(word << 16, word), (HALF, COUNT, 2, 2)) & 0x7FFF0000
+            parts = tl.reshape(tl.permute(parts, (0, 3, 1, 2)), (2 * HALF * COUNT, 2))
+            amax = block_maximum(as_float(parts))
             blocks = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (2 * HALF * COUNT, B))
         else:
             word = pair_maximum(tl.reshape(x, (x.shape[0] * x.shape[1] * 2 // B, B // 2)))

@@ -247,7 +247,8 @@ def test_results_do_not_depend_on_tile_sizes(place, monkeypatch):
     lanes = [NAMED["nvfp4"], rounded(NAMED["nvfp4"], Stochastic())]
     x = odd_rows(2, 64, 40)
     expected = [both(place, x, lanes, columns)[0] for columns in (False, True)]
-    for name, size in (("_TILE", 512), ("_EDGE", 32), ("_MANY", 1), ("_MAXIMUM_TILE", 1024)):
+    sizes = {"_TILE": 512, "_EDGE": 32, "_MANY": 1, "_TILES_OF": (3, 2), "_MAXIMUM_TILE": 1024}
+    for name, size in sizes.items():
         monkeypatch.setattr(place.module, name, size)
         for columns in (False, True):
             assert_same_bits(both(place, x, lanes, columns)[0], expected[columns])
