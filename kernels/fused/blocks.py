@@ -1,6 +1,6 @@
 """What quantizes the blocks of a tile on a GPU, by one lane's row of the descriptor tables: `reference` as Triton code.
 
-`numbers_of` reads the row once a program, `quantized` and `packed` use it on every tile, with the bits of
+`numbers_of` reads the row once a program, `quantized` and `scaled` use it on every tile, with the bits of
 `reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
 arithmetic is in `numbers`.
 """
@@ -85,7 +85,7 @@ def block_maximum(magnitude):
 
 @triton.jit
 def pair_maximum(word):
-    """max |x| of both bfloat16 numbers of words along the last axis but for their signs, NaN where there is one."""
+    """max |x| of both bfloat16 numbers of words [n, m] -> [n], with any signs, NaN if one is. The tests have a twin."""
     return tl.reduce(word, 1, larger_of_pairs)
 
 
@@ -278,8 +278,9 @@ def quantized(
 ):
     """Element magnitudes [n, B] and scales [n], NaN for unusable blocks, of x: float32 [n, B].
 
-    chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from `numbers_of`. HELD: blocks are
-    runs of 16, and a thread holds whole ones. UNUSUAL: 1 for `Features.scales`, and 2 for `Features.ties`.
+    amax: maxima of its blocks, [n]. chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from
+    `numbers_of`. HELD: blocks are runs of 16, and a thread holds whole ones. UNUSUAL: 1 for `Features.scales`, and 2
+    for `Features.ties`.
     """
     inv_val_max, tensor, element, usual, draws, row, dec = numbers
     magnitude = tl.abs(x)

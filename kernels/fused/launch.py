@@ -92,10 +92,16 @@ def together(x: Tensor) -> Tensor:
 
 
 def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
-    """Whether x is read as words of two bfloat16 numbers."""
+    """Whether x is read as words of two bfloat16 numbers, which then must begin with a word and not be rotated."""
     apart = x.stride(0) if len(x) > 1 else 0
-    in_step = not (apart % 2 or (columns and x.shape[2] % 2) or x.data_ptr() % 4)
-    return x.dtype == torch.bfloat16 and not rotation and in_step
+    whole = not (apart % 2 or x.data_ptr() % 4 or (columns and x.shape[2] % 2))
+    return x.dtype == torch.bfloat16 and not rotation and whole and _compares_pairs(x.device)
+
+
+@cache
+def _compares_pairs(device: torch.device) -> bool:
+    """Whether it has the maximum of two pairs of magnitudes."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 6)
 
 
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:

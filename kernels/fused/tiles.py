@@ -69,7 +69,9 @@ def tile(
 ):
     """The tile [P, W] at (row0, column0) of a lane's operand [rows, width], zero beyond its end.
 
-    x: [L, rows, width], or [L, width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the width.
+    x_ptr: of the lane's x [rows, width], or [width, rows] where COLUMNS. WHOLE: no column of the tile lies beyond the
+    width. PAIRS: x holds bfloat16 numbers, and two that lie side by side are read as one word, int32, the first in its
+    lower half: the tile is [P, W / 2], or [P / 2, W] where COLUMNS, two of whose rows share words.
     """
     if PAIRS and COLUMNS:
         # of which nothing is known to follow on anything, so that a thread takes 16 numbers of one pair of rows
@@ -135,7 +137,7 @@ def write(
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
 ):
-    """Quantize a tile x, float32 [P, W], of a lane's operand [rows, width], and write it.
+    """Quantize a tile x, float32 [P, W] or words as `tile` gives them, of a lane's operand [rows, width], and write it.
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
     [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
