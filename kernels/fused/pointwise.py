@@ -111,7 +111,7 @@ def _sum_kernel(x_ptr, out_ptr, total, m, n0, n1, n2, n3, n4, TILE: tl.constexpr
     tl.store(out_ptr + at, tl.where(paired, low + high, low), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])  # which may be 1, and philox wants a number
 def _words_kernel(
     out_ptr, seeds_ptr, step_ptr, site_ptr, stream, first_ptr, count, HAS_FIRST: tl.constexpr, TILE: tl.constexpr
 ):
@@ -128,7 +128,7 @@ def _words_kernel(
     tl.store(out + 3, c3.to(tl.int32, bitcast=True), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def _signs_kernel(out_ptr, seeds_ptr, step_ptr, site_ptr, stream, SIZE: tl.constexpr):
     lane = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, SIZE)

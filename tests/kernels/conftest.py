@@ -17,20 +17,35 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        launch, squares = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in ("launch", "squares"))
-        yield SimpleNamespace(device="cuda", module=launch, squares=squares)
+        names = "launch", "squares", "attention"
+        launch, squares, attention = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
+        yield SimpleNamespace(device="cuda", module=launch, squares=squares, attention=attention)
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "codes", "tiles", "programs", "launch", "elements", "squares"):
+        for name in (
+            "numbers",
+            "blocks",
+            "codecs",
+            "codes",
+            "tiles",
+            "programs",
+            "launch",
+            "elements",
+            "squares",
+            "attention_kernels",
+            "attention",
+        ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
-        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
         for module in ("codecs", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
@@ -41,8 +56,11 @@ def place(request):
         patch.setattr(modules["codes"], "prmt", _prmt)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
+        _mend_dot(patch)
+        _mend_bounds(patch)
+        named = {"module": modules["launch"], "squares": modules["squares"], "attention": modules["attention"]}
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=modules["launch"], squares=modules["squares"])
+            yield SimpleNamespace(device="cpu", **named)
 
 
 def _maximum_of_bits(magnitude):
@@ -107,3 +125,30 @@ def _mend_minimum(patch):
     from triton.runtime import interpreter
 
     patch.setattr(interpreter.InterpreterBuilder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin))
+
+
+def _mend_dot(patch):
+    """The interpreter multiplies the bits of bfloat16 numbers, as integers."""
+    from triton.runtime import interpreter
+
+    def wide(x):
+        data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
+        return torch.from_numpy(np.ascontiguousarray(data))
+
+    def dot(self, a, b, d, *_):
+        return interpreter.TensorHandle((wide(a) @ wide(b)).numpy() + d.data, d.dtype.scalar)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+def _mend_bounds(patch):
+    """Loops whose bounds are computed: the interpreter's numbers are arrays of one element, not integers."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def mended(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    patch.setattr(interpreter, "_patch_lang_tensor", mended)
