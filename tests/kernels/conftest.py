@@ -27,6 +27,7 @@ def place(request):
             "numbers",
             "blocks",
             "codecs",
+            "codes",
             "tiles",
             "programs",
             "launch",
@@ -48,10 +49,14 @@ def place(request):
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
-        for module in ("blocks", "codecs", "launch"):
+        for module in ("codecs", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
+        patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
-        patch.setattr(modules["tiles"], "unknown", lambda x: x)
+        for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
+            patch.setattr(modules["tiles"], name, twin)
+        patch.setattr(modules["codes"], "saturated", _saturated)
+        patch.setattr(modules["codes"], "prmt", _prmt)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)
@@ -64,6 +69,34 @@ def _maximum_of_bits(magnitude):
     """As integers NaN is larger than infinity."""
     bits = tl.reduce(magnitude.to(tl.int32, bitcast=True), 1, tl.standard._elementwise_max)
     return bits.to(tl.float32, bitcast=True)
+
+
+def _maximum_of_pairs(word):
+    """One after the other, the pair of them again one word."""
+    low, high = (tl.reduce(bits & 0x7FFF, 1, tl.standard._elementwise_max) for bits in (word, word >> 16))
+    return low | high << 16
+
+
+def _same(x):
+    return x
+
+
+def _address(start, n, apart):
+    return start + n.to(tl.int64) * apart
+
+
+def _saturated(x, factor, add):
+    """The product is exact; NaN gives 0."""
+    return tl.minimum(tl.maximum(x * factor + add, 0.0), 1.0)
+
+
+def _prmt(a, b, selector):
+    word = a * 0
+    for place in range(4):
+        chosen = selector >> 4 * place & 15
+        byte = (b if chosen & 4 else a) >> (chosen & 3) * 8 & 255
+        word = word | (-(byte >> 7) & 255 if chosen & 8 else byte) << 8 * place
+    return word
 
 
 def _toward_zero(y, power):
