@@ -22,9 +22,9 @@ from torch import Tensor
 LINE = 16
 """Numbers in a line of a CPU's cache, in FP32."""
 LARGE_WORK, LARGE_RESULT = 2**34, 2**20
-"""Operations, and numbers of the result, from which on a product is large. 2^34 take a GPU of 600 Top/s 30 µs, ten times
-what a launch costs. 2^20 are 64 tiles of 128 × 128: with each cut in two or four along the contraction, as cuBLAS cuts
-them, a GPU of 132 processors is full."""
+"""Operations, and numbers of the result, from which on a product is large. 2^34 take a GPU of 600 Top/s 30 µs, ten
+times what a launch costs. 2^20 are 64 tiles of 128 × 128: cut in two or four along the contraction, as cuBLAS does,
+they keep a GPU of 132 processors busy."""
 ALIGNED = 16
 """Bytes of which cuBLAS's fastest kernels want addresses to be multiples."""
 

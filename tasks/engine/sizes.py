@@ -1,8 +1,9 @@
 """How many lanes a device holds, and with how many it trains most lanes per second.
 
 A population takes fixed + L · per_lane bytes. Both follow from the peaks of two small ones, which train a few steps and
-evaluate, or from the peak of one lane where four are too many; what does not fit all the same is split by the sweep. More lanes are faster until a step is bound by the
-device and not by launches, so that the best number is found by doubling.
+evaluate, or from the peak of one lane where these do not fit; what does not fit all the same is split by the sweep.
+More lanes are faster until a step is bound by the device and not by launches, so that the best number is found by
+doubling.
 """
 
 from __future__ import annotations
