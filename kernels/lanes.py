@@ -66,10 +66,10 @@ class LaneNumerics:
         steps: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if len({r.signature() for r in recipes}) != 1:
-            raise ValueError("lanes of one population must share their structural signature")
         if not recipes or len(recipes) != len(seeds):
             raise ValueError(f"a population needs a lane or more and a seed each: {len(recipes)}, {len(seeds)}")
+        if len({r.signature() for r in recipes}) != 1:
+            raise ValueError("lanes of one population must share their structural signature")
         device = torch.device(device)
         first = recipes[0].canonical()
         self.recipe = first

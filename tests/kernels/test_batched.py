@@ -75,6 +75,13 @@ def test_what_fills_lines_does_not_stay_in_a_product():
     assert got[1].isnan().all()
 
 
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+def test_matrices_that_fill_lines_are_multiplied_as_torch_does(columns):
+    for rows, wide, k in ((16, 1, 16), (48, 10, 1024), (64, 64, 32), (40, 24, 48), (160, 3, 8192)):
+        a, b = (laid(operand(3, n, k, seed=n), c) for n, c in zip((rows, wide), columns, strict=True))
+        assert torch.equal(batched.multiply(a, b), torch.bmm(a, b.mT))
+
+
 def test_products_one_by_one_are_those_of_the_batch():
     a, b = operand(3, 40, 64), operand(3, 24, 64, seed=1)
     for x, y in itertools.product((a, laid(a, True)), (b, laid(b, True))):
