@@ -33,7 +33,7 @@ def singles(x, B: tl.constexpr, COLUMNS: tl.constexpr):
             blocks = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (2 * HALF * COUNT, B))
         else:
             word = pair_maximum(tl.reshape(x, (x.shape[0] * x.shape[1] * 2 // B, B // 2)))
-            amax = larger(as_float(word << 16 & 0x7FFFFFFF), as_float(word & 0x7FFF0000))
+            amax = block_maximum(as_float(tl.join(word << 16, word) & 0x7FFF0000))
             blocks = tl.reshape(tl.join(low, high), (amax.shape[0], B))
     else:
         blocks = tl.reshape(x, (x.shape[0] * x.shape[1] // B, B))
