@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.blocks import block_maximum, decoded, larger, pair_maximum, quantized, scaled
+from fp4dse.kernels.fused.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.fused.codecs import coded
 from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes, signs_of
 from fp4dse.kernels.fused.numbers import address, as_float, hadamard, opaque, unknown
