@@ -8,6 +8,9 @@ one by as many degrees of freedom as their spread allows (the moment estimator o
 A seed that is hard for all recipes, or on which BF16 was lucky, moves all gaps alike. That part is estimated apart (per
 seed, the median over recipes) and drawn once for all recipes: it moves the hypervolume and never the front.
 
+Recipes whose gaps are equal on every seed trained to the same bits (a loss scale that changes nothing, say). They are
+drawn once: of two that cost the same either both are on the front or none is, and the dearer one never is.
+
     p_front       share of draws in which the recipe is on the front
     hypervolume   area between the front and a fixed reference point; its interval is the reflected one, 2·h - h*,
                   because a front of noisy means is too good, and a front of noisier draws too good once more
@@ -176,8 +179,11 @@ def _drawn(
     """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk]."""
     for keys, lines in competing.groupby(list(SETTING), sort=False):
         recipes, gaps = parts[keys]
-        spread = spread_over_seeds(gaps[recipes.get_indexer(lines["config_id"])])
-        yield lines, spread, _draws(spread, resamples, np.random.default_rng(seed))
+        distinct, which = np.unique(gaps[recipes.get_indexer(lines["config_id"])], axis=0, return_inverse=True)
+        spread = spread_over_seeds(distinct)
+        draws = _draws(spread, resamples, np.random.default_rng(seed))
+        everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
+        yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)
 
 
 def _draws(spread: Spread, resamples: int, rng: np.random.Generator) -> Iterator[tuple[NDArray, NDArray]]:

@@ -8,14 +8,20 @@ These are the roundings of the fused kernels that others train with (2205.14135,
 are accumulated in FP32, scores and softmax stay in FP32, and what leaves is rounded once, to the dtype that came in.
 P is made anew in the backward pass, a chunk of queries at a time, so that memory grows with the length and not with its
 square. Lanes are folded into the batch.
+
+On a CUDA device kernels compute it (kernels/fused/attention.py): the same roundings, with sums and exponentials in the
+device's way. What follows is for the CPU, for heads that they do not take, and what they are compared with.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.arithmetic.reduce import has_kernels
 from fp4dse.kernels.gemm import bf16
 
 CHUNK = 256
@@ -32,6 +38,10 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         ctx.causal, ctx.dtypes = causal, (q.dtype, k.dtype, v.dtype)
         q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+        if (kernels := _kernels(q, k, v)) is not None:
+            out, *kept = kernels.forward(q, k, v, causal, ctx.dtypes[2])
+            ctx.save_for_backward(q, k, v, out, *kept)
+            return out
         parts = [bf16(_weights(q, k, rows, causal), v[:, : _seen(rows, v, causal)].mT) for rows in _chunks(q)]
         out = torch.cat(parts, dim=1).to(ctx.dtypes[2])
         ctx.save_for_backward(q, k, v, out)
@@ -39,7 +49,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        q, k, v, out = ctx.saved_tensors
+        q, k, v, out, *kept = ctx.saved_tensors
+        if kept:
+            return *_kernels(q, k, v).backward(g, q, k, v, out, *kept, ctx.causal, ctx.dtypes), None
         g, scale = g.to(torch.float32).contiguous(), q.shape[-1] ** -0.5
         mean = lane_sum(g * out, 2)[..., None]  # of the gradient of a row's weights, under these weights
         dq, dk, dv = [], torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
@@ -52,6 +64,15 @@ class _Attention(torch.autograd.Function):
             dk[:, :end] += bf16(d_scores.mT, q[:, rows].mT)
         gradients = torch.cat(dq, dim=1) * scale, dk * scale, dv
         return *(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True)), None
+
+
+def _kernels(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """The module that computes it by kernels, if it takes them."""
+    if not has_kernels(q):
+        return None
+    from fp4dse.kernels.fused import attention
+
+    return attention if attention.why_not(q, k, v) is None else None
 
 
 def _chunks(q: Tensor) -> list[slice]:

@@ -1,6 +1,6 @@
 """What quantizes the blocks of a tile on a GPU, by one lane's row of the descriptor tables: `reference` as Triton code.
 
-`numbers_of` reads the row once a program, `quantized` and `packed` use it on every tile, with the bits of
+`numbers_of` reads the row once a program, `quantized` and `scaled` use it on every tile, with the bits of
 `reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
 arithmetic is in `numbers`.
 """
@@ -17,12 +17,12 @@ from fp4dse.kernels.fused.numbers import (
     binade_of,
     down,
     inverse_of_power,
+    larger_of_pairs,
     mantissa_of,
     nearest,
     random_steps,
     round_wide,
     smaller,
-    unit_of,
 )
 from fp4dse.kernels.fused.operators import WIDE
 
@@ -81,6 +81,12 @@ def _plus(a, b):
 def block_maximum(magnitude):
     """[n, B] -> [n], NaN where the block holds one. The tests have a twin: the interpreter's maximum drops NaN."""
     return tl.reduce(magnitude, 1, larger)
+
+
+@triton.jit
+def pair_maximum(word):
+    """max |x| of both bfloat16 numbers of words [n, m] -> [n], with any signs, NaN if one is. The tests have a twin."""
+    return tl.reduce(word, 1, larger_of_pairs)
 
 
 @triton.jit
@@ -247,7 +253,7 @@ def _encoded(
 @triton.jit
 def lane_sum(x):
     """Sum of each row of x [n, B], in the order of `reduce.lane_sum`: first half + second half, until one is left."""
-    for _ in tl.static_range(10):  # BLOCKS end at 2^10
+    for _ in tl.static_range(16):  # no row is longer than 2^16
         if x.shape[1] > 1:
             x = tl.reduce(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), 1, _plus)
     return tl.reshape(x, (x.shape[0],))
@@ -268,16 +274,16 @@ def _error(magnitude, q, scale, dec, absolute):
 
 @triton.jit
 def quantized(
-    x, chunk, numbers, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, ADAPTIVE: tl.constexpr, UNUSUAL: tl.constexpr
+    x, amax, chunk, numbers, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, ADAPTIVE: tl.constexpr, UNUSUAL: tl.constexpr
 ):
     """Element magnitudes [n, B] and scales [n], NaN for unusable blocks, of x: float32 [n, B].
 
-    chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from `numbers_of`. HELD: blocks are
-    runs of 16, and a thread holds whole ones. UNUSUAL: 1 for `Features.scales`, and 2 for `Features.ties`.
+    amax: maxima of its blocks, [n]. chunk: numbers in the lane of its runs of 16, [n · B / 16]. numbers: from
+    `numbers_of`. HELD: blocks are runs of 16, and a thread holds whole ones. UNUSUAL: 1 for `Features.scales`, and 2
+    for `Features.ties`.
     """
     inv_val_max, tensor, element, usual, draws, row, dec = numbers
     magnitude = tl.abs(x)
-    amax = block_maximum(magnitude)
     if HELD:
         chunk -= as_int(amax) >> 31  # changes nothing, but so a thread draws for the numbers that it holds
     rest = tensor, element, usual, draws, row
@@ -292,27 +298,14 @@ def quantized(
 
 
 @triton.jit
-def decoded(x, q, scale):
-    """What the GEMM consumes, float32 [n, B]: q · scale with the sign of x."""
-    return as_float(as_int(q * scale[:, None]) | (as_int(x) & -0x80000000))
+def scaled(x, amax, numbers, UNUSUAL: tl.constexpr):
+    """Magnitudes of x [n, B] in units of scales, not yet limited, and scales [n], NaN for unusable blocks."""
+    inv_val_max, tensor, element, usual, _, row, _ = numbers
+    scale, mult = block_scales(amax, inv_val_max, tensor, usual, row, UNUSUAL)
+    return tl.abs(x) * (mult * element[3])[:, None], tl.where(amax < tensor[2], scale, float("nan"))
 
 
 @triton.jit
-def codes_of(x, q, scale, numbers):
-    """4-bit codes, two a byte, int32 [n, B/2], and scale codes, int32 [n], of what `quantized` returns for x."""
-    element, usual = numbers[2], numbers[3]
-    usable = scale == scale
-    mantissa = mantissa_of(element[1])
-    # codes as the upper bits of numbers, multiplied to their place in the uppermost byte
-    unit = tl.where(usable, unit_of(element[0]), 0.0)
-    low, high = tl.split(tl.reshape(as_int(q * unit[:, None]), (x.shape[0], x.shape[1] // 2, 2)))
-    byte = low * (2 << mantissa) + high * (32 << mantissa)
-    low, high = tl.split(tl.reshape(as_int(x), (x.shape[0], x.shape[1] // 2, 2)))
-    sign = tl.where(usable, -0x80000000, 0)[:, None]
-    byte = byte | high & sign | low >> 4 & (sign >> 4 & 1 << 27)
-    if usual[0] > 0:
-        of_scale, shift = unit_of(usual[1]), 23 - mantissa_of(usual[2])
-        stored = tl.where(usable, as_int(scale * of_scale) >> shift, (as_int(usual[3] * of_scale) >> shift) + 1)
-    else:
-        stored = tl.where(usable, as_int(scale) >> 23, 255)
-    return byte >> 24, stored
+def decoded(x, q, scale):
+    """What the GEMM consumes, float32 [n, B]: q · scale with the sign of x."""
+    return as_float(as_int(q * scale[:, None]) | (as_int(x) & -0x80000000))

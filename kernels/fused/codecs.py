@@ -51,14 +51,21 @@ _SQUARES = tl.constexpr(sum((level - n % 16) ** 2 << 8 * n for n, level in enume
 
 @triton.jit
 def coded(
-    x, chunk, number, numbers, CODEC: tl.constexpr, HELD: tl.constexpr, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr
+    x,
+    amax,
+    chunk,
+    number,
+    numbers,
+    CODEC: tl.constexpr,
+    HELD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    UNUSUAL: tl.constexpr,
 ):
     """What the GEMM consumes of blocks x, float32 [n, B], by a codec other than `block`; arguments as in `quantized`.
 
     number: numbers of the blocks in the lane, [n].
     """
     magnitude = tl.abs(x)
-    amax = block_maximum(magnitude)
     if HELD:
         chunk -= as_int(amax) >> 31  # as in `quantized`
     if CODEC == "eden":

@@ -50,10 +50,11 @@ def _rotated_maximum_kernel(
     program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
+    x_ptr += lane * rows * width
     amax = tl.full((TILE_ROWS, TILE_COLUMNS), 0.0, tl.float32)
     for n in range(TILES):
         row0, column0 = corner(program * TILES + n, width, TILE_ROWS, TILE_COLUMNS, COLUMNS)
-        x = tile(x_ptr, lane, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS)
+        x = tile(x_ptr, row0, rows, column0, width, TILE_ROWS, TILE_COLUMNS, COLUMNS, not COLUMNS, False)
         amax = larger(amax, tl.abs(rotated(x, signs_ptr, lane, ROTATION, FACTOR)))
     amax = block_maximum(tl.reshape(block_maximum(amax), (1, TILE_ROWS)))
     tl.store(out_ptr + lane * programs + program + tl.arange(0, 1), amax)
@@ -63,6 +64,7 @@ def _rotated_maximum_kernel(
 # that programs of a large tensor take several; a small one is spread over the device first.
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
+_TILES_OF = (4, 1)  # of rows, of columns
 _HEIGHTS, _REGISTERS = (64, 256), (72, 80)  # of programs that write both operands: decoded, packed
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
@@ -87,6 +89,19 @@ def _count(shape: dict[str, int]) -> int:
 def together(x: Tensor) -> Tensor:
     """x with what belongs to a lane in one piece; the lanes may lie apart."""
     return x if x[0].is_contiguous() else x.contiguous()
+
+
+def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
+    """Whether x is read as words of two bfloat16 numbers, which then must begin with a word and not be rotated."""
+    apart = x.stride(0) if len(x) > 1 else 0
+    whole = not (apart % 2 or x.data_ptr() % 4 or (columns and x.shape[2] % 2))
+    return x.dtype == torch.bfloat16 and not rotation and whole and _compares_pairs(x.device)
+
+
+@cache
+def _compares_pairs(device: torch.device) -> bool:
+    """Whether it has the maximum of two pairs of magnitudes."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 6)
 
 
 def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
@@ -134,7 +149,7 @@ def launch(
     apart = x.stride(0) - x[0].numel()
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
-    constants = sizes | {"COLUMNS": columns, "CODEC": codec}
+    constants = sizes | {"COLUMNS": columns, "CODEC": codec, "PAIRS": pairs(x, columns, rotation)}
     quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
 
 
@@ -160,7 +175,12 @@ def launch_both(
         out, *scales, dec = outputs[n]
         amax = dec if maxima[n] is None else maxima[n]
         pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
-        named = {"B": blocks[n], "ROTATION": rotations[n], "FACTOR": factor(rotations[n])} | flags(features[n])
+        named = {
+            "B": blocks[n],
+            "PAIRS": pairs(x, n == 1, rotations[n]),
+            "ROTATION": rotations[n],
+            "FACTOR": factor(rotations[n]),
+        } | flags(features[n])
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
     tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
     packed = len(outputs[0]) == 3
@@ -181,10 +201,11 @@ def _sizes(
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, span(block, rotation, codec), columns)
-    tiles = _count(shape)
-    of_program = _TILES if len(x) * tiles >= _MANY and not columns else 1
+    of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
     constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
-    return shape | constants | flags(features), triton.cdiv(tiles, of_program)
+    along = "TILE_COLUMNS" if columns else "TILE_ROWS"
+    programs = _count(shape | {along: shape[along] * of_program})
+    return shape | constants | flags(features), programs
 
 
 @cache

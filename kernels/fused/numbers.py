@@ -88,6 +88,44 @@ def unknown(x):
 
 
 @triton.jit
+def saturated(x, factor, add):
+    """x · factor + add, rounded once, then clamped to [0, 1]; NaN gives 0. The tests have a twin."""
+    return tl.inline_asm_elementwise(
+        "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, factor, add], tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def prmt(a, b, SELECTOR: tl.constexpr):
+    """Four bytes of a (0 to 3) and b (4 to 7), int32, lowest first; with 8 more, only their signs. Tests: a twin."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, SELECTOR], tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def address(start, n, apart):
+    """start + n · apart, int64, of int32 n and apart, where it is needed: nothing of it is kept. Tests: a twin."""
+    return tl.inline_asm_elementwise(
+        "mad.wide.s32 $0, $1, $2, $3;", "=l,r,r,l", [n, apart, start], tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def opaque(x):
+    """x, float32, in a way that the compiler cannot look through. The tests have a twin, as of `toward_zero`."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def larger_of_pairs(a, b):
+    """The larger magnitudes of two pairs of bfloat16 numbers, NaN if one is, with any signs. Tests: a twin."""
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def unit_of(pmin):
     """The factor that makes the subnormal numbers of a format those of float32.
 

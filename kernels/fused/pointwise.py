@@ -30,7 +30,7 @@ _BIG = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """`activations.sigmoid`, operation by operation."""
     y = tl.maximum(-tl.abs(x), -87.0, propagate_nan=_ALL)
     n = (y * _LOG2E + _TO_INTEGER) - _TO_INTEGER  # to nearest, ties to even
@@ -50,14 +50,14 @@ def _sigmoid(x):
 def _silu_kernel(x_ptr, y_ptr, n, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     x = tl.load(x_ptr + at, at < n, 0.0)
-    tl.store(y_ptr + at, x * _sigmoid(x), at < n)
+    tl.store(y_ptr + at, x * sigmoid(x), at < n)
 
 
 @triton.jit
 def _silu_gradient_kernel(x_ptr, g_ptr, out_ptr, n, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     x, g = tl.load(x_ptr + at, at < n, 0.0), tl.load(g_ptr + at, at < n, 0.0)
-    s = _sigmoid(x)
+    s = sigmoid(x)
     tl.store(out_ptr + at, g * (s * (1.0 + x * (1.0 - s))), at < n)
 
 
@@ -111,7 +111,7 @@ def _sum_kernel(x_ptr, out_ptr, total, m, n0, n1, n2, n3, n4, TILE: tl.constexpr
     tl.store(out_ptr + at, tl.where(paired, low + high, low), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])  # which may be 1, and philox wants a number
 def _words_kernel(
     out_ptr, seeds_ptr, step_ptr, site_ptr, stream, first_ptr, count, HAS_FIRST: tl.constexpr, TILE: tl.constexpr
 ):
@@ -128,7 +128,7 @@ def _words_kernel(
     tl.store(out + 3, c3.to(tl.int32, bitcast=True), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream"])
 def _signs_kernel(out_ptr, seeds_ptr, step_ptr, site_ptr, stream, SIZE: tl.constexpr):
     lane = tl.program_id(0).to(tl.int64)
     number = tl.arange(0, SIZE)

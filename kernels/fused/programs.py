@@ -39,6 +39,7 @@ def _operand(
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
     WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
     TENSOR_SCALE: tl.constexpr,
@@ -53,26 +54,57 @@ def _operand(
     what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed.
     """
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
+    x_ptr += lane * rows * width
     if not COLUMNS:
         at = row0 + (TILES - 1) * TILE_ROWS
-        x = tile(x_ptr, lane, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
+        x = tile(x_ptr, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
     if first:
         tl.store(dec_ptr + lane, numbers[6])
     if COLUMNS:
         for n in range(TILES):
-            place = lane, row0, rows, column0 + n * TILE_COLUMNS, width
-            x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE)
+            place = row0, rows, column0 + n * TILE_COLUMNS, width
+            x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE, PAIRS)
             x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
-            write(x, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
+            write(
+                x,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
     else:
         for n in range(TILES):
-            place = lane, row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
+            place = row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
             x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
             at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
             left = tl.where(n < TILES - 1, rows, 0)
-            x = tile(x_ptr, lane, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE)
-            write(x_rotated, out_ptr, scales_ptr, *place, numbers, B, WHOLE, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL, CODEC)
+            x = tile(x_ptr, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
+            write(
+                x_rotated,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
 
 
 @triton.jit
@@ -108,6 +140,7 @@ def quantize_kernel(
     TILE_COLUMNS: tl.constexpr,
     TILES: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PAIRS: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
     TENSOR_SCALE: tl.constexpr,
@@ -122,7 +155,8 @@ def quantize_kernel(
     x_ptr += lane * apart
     if not COLUMNS:
         width = TILE_COLUMNS
-    row0, column0 = corner(program, width, TILE_ROWS * (1 if COLUMNS else TILES), TILE_COLUMNS, COLUMNS)
+    HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
+    row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), COLUMNS)
     start = lane, program == 0, row0, column0
     pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
     rest = site, rows, width, seeds_ptr, step_ptr, stream
@@ -136,6 +170,7 @@ def quantize_kernel(
         TILES,
         COLUMNS,
         not COLUMNS,
+        PAIRS,
         ROTATION,
         FACTOR,
         TENSOR_SCALE,
@@ -171,6 +206,7 @@ def both_kernel(
     step_ptr,
     stream,
     B_1: tl.constexpr,
+    PAIRS_1: tl.constexpr,
     ROTATION_1: tl.constexpr,
     FACTOR_1: tl.constexpr,
     TENSOR_SCALE_1: tl.constexpr,
@@ -178,6 +214,7 @@ def both_kernel(
     ADAPTIVE_1: tl.constexpr,
     UNUSUAL_1: tl.constexpr,
     B_2: tl.constexpr,
+    PAIRS_2: tl.constexpr,
     ROTATION_2: tl.constexpr,
     FACTOR_2: tl.constexpr,
     TENSOR_SCALE_2: tl.constexpr,
@@ -216,6 +253,7 @@ def both_kernel(
         TILES_1,
         False,
         False,
+        PAIRS_1,
         ROTATION_1,
         FACTOR_1,
         TENSOR_SCALE_1,
@@ -240,6 +278,7 @@ def both_kernel(
         TILES_2,
         True,
         False,
+        PAIRS_2,
         ROTATION_2,
         FACTOR_2,
         TENSOR_SCALE_2,

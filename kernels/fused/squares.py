@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic.philox import STREAMS
-from fp4dse.kernels.fused.blocks import decoded, numbers_of, quantized
+from fp4dse.kernels.fused.blocks import block_maximum, decoded, numbers_of, quantized
 from fp4dse.kernels.fused.launch import flags
 
 _COLUMNS = 64
@@ -53,7 +53,9 @@ def _kernel(
     column = tl.program_id(0) * W + (tl.arange(0, W // E) * E)[:, None] + (of_tile % E)[None, :]
     at = row[None, :] * width + column  # [W / E, E · E]
     x = tl.load(x_ptr + lane * stride + at).to(tl.float32)
-    q, scale = quantized(x, tl.arange(0, W * E // 16), numbers, False, False, ADAPTIVE, UNUSUAL)
+    q, scale = quantized(
+        x, block_maximum(tl.abs(x)), tl.arange(0, W * E // 16), numbers, False, False, ADAPTIVE, UNUSUAL
+    )
     tl.store(out_ptr + lane * rows * width + at, decoded(x, q, scale).to(out_ptr.dtype.element_ty))
 
 

@@ -15,7 +15,7 @@ const filters = data.filters.map(f => ({...f, bits: unpack(f.bits), stride: Math
 const texts = data.labels.map((label, i) => `${label} ${data.names[i]} ${data.ids[i]}`.toLowerCase());
 const id = name => document.getElementById(name);
 const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
-const state = {sort: null, up: true, page: 0, shown: [], front: []};
+const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map()};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 const percent = gap => (gap < 0 ? "\u2212" : "+") + Math.abs(100 * gap).toFixed(2);
@@ -44,6 +44,26 @@ const chosen = () => {
   const out = [];
   for (let i = 0; i < data.count; i++) if (C.setting[i] === setting && keep[C.recipe[i]]) out.push(i);
   return out;
+};
+
+// Recipes that trained to the same bits at the same cost are shown once: line -> those that it stands for.
+const apart = (lines, cost) => {
+  const first = new Map();
+  state.twins.clear();
+  return lines.filter(i => {
+    if (!Number.isFinite(C.gap[i])) return true;
+    const key = [C.gap[i], C.gap_low[i], C.gap_high[i], C.val_loss[i], C.lr[i], cost[i]].join();
+    const own = first.get(key);
+    if (own === undefined) { first.set(key, i); state.twins.set(i, []); return true; }
+    state.twins.get(own).push(i);
+    return false;
+  });
+};
+const count = lines => lines.reduce((sum, i) => sum + 1 + (state.twins.get(i)?.length ?? 0), 0);
+const named = (i, most) => {  // what the labels of its twins have and its own has not
+  const twins = state.twins.get(i) ?? [], own = label(i).split(", ");
+  const more = twins.slice(0, most).map(t => label(t).split(", ").filter(part => !own.includes(part)).join(", ") || label(t));
+  return twins.length ? `the same bits: ${more.join("; ")}${twins.length > most ? `; ${twins.length - most} more` : ""}` : "";
 };
 
 // What nothing else beats on both counts; equal points stay together.
@@ -107,6 +127,7 @@ const hover = i => {
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
+    + (state.twins.get(i)?.length ? `<br>${state.twins.get(i).length} more of the same bits` : "")
     + `<br>${data.ids[C.recipe[i]]}`;
 };
 const marks = (points, name, symbol, colour, size) => ({type: "scatter", mode: "markers", name, hoverinfo: "text",
@@ -165,7 +186,11 @@ const figure = () => {
     legend: {orientation: "h", y: -0.18, yanchor: "top"}};
   if (Report.coarse) layout.dragmode = false;
   const hidden = rest.length - others.length - far.length;
-  const parts = [`${state.shown.length.toLocaleString("en")} recipes shown, ${front.length} on their front.`];
+  const all = count(state.shown);
+  const parts = [`${all.toLocaleString("en")} recipes shown, ${count(front)} on their front.`];
+  if (all > state.shown.length) {
+    parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
+  }
   if (hidden) parts.push(`${hidden.toLocaleString("en")} lie under the mark of another and are not drawn; the table has them.`);
   const lost = state.shown.length - able.length;
   if (lost) parts.push(`${lost} do not quantize or have no ${axis.title}.`);
@@ -190,7 +215,8 @@ const columns = () => {
   return [
     of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
     of("recipe", "label", label, i => escape(label(i)) + (data.names[C.recipe[i]] && data.names[C.recipe[i]] !== label(i)
-      ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")),
+      ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")
+      + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
     of("gap to BF16, %", "n", i => C.gap[i], gapText),
     of("chance of the front", "n", i => C.p_front[i], chance),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
@@ -219,7 +245,8 @@ const table = () => {
     + `${escape(c.title)}</button></th>`).join("")}</tr>`;
   body.innerHTML = lines.slice(PAGE * state.page, PAGE * (state.page + 1)).map(i =>
     `<tr class="${place.has(i) ? "front" : ""}">${all.map(c => `<td class="${c.kind}">${c.html(i)}</td>`).join("")}</tr>`).join("");
-  id("page-says").textContent = `${lines.length.toLocaleString("en")} recipes, page ${state.page + 1} of ${pages}`;
+  const many = count(lines), room = many > lines.length ? ` in ${lines.length.toLocaleString("en")} lines` : "";
+  id("page-says").textContent = `${many.toLocaleString("en")} recipes${room}, page ${state.page + 1} of ${pages}`;
   id("previous").disabled = state.page === 0;
   id("next").disabled = state.page === pages - 1;
 };
@@ -229,8 +256,9 @@ const table = () => {
 let ready = false;
 const update = () => {
   const begin = performance.now();
-  state.shown = chosen();
-  state.front = frontOf(state.shown, C[data.axes[+id("axis").value].name]);
+  const cost = C[data.axes[+id("axis").value].name];
+  state.shown = apart(chosen(), cost);
+  state.front = frontOf(state.shown, cost);
   table();
   document.querySelectorAll(".of").forEach(part => { part.hidden = part.dataset.setting !== id("setting").value; });
   const done = () => { document.body.dataset.took = (performance.now() - begin).toFixed(1); };

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse.place import Place
-from fp4dse.kernels import LaneNumerics, QuantLinear, silu
+from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.attention import attention
 from fp4dse.tasks.language.experts import Experts
-from fp4dse.tasks.language.operators import embedding, rms_norm, rope, rope_tables
+from fp4dse.tasks.language.operators import added_rms_norm, embedding, heads_apart, rope_tables, swiglu
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -83,12 +83,12 @@ class Mlp(nn.Module):
         self.down = QuantLinear(parameters[f"{prefix}down"], None, numerics, next(layers), place)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.up(x).chunk(2, dim=-1)
-        return self.down(silu(gate.contiguous(), self.sigmoid) * up)
+        return self.down(swiglu(self.up(x), self.sigmoid))
 
 
 class Block(nn.Module):
-    """One block: (h [L, B, T, D], cos, sin) -> h and its balance loss [L], None without experts."""
+    """One block: (h [L, B, T, D], the branch that h has yet to receive or None, cos, sin) -> h, the branch of the MLP,
+    which the next norm adds to it, and the balance loss [L], None without experts."""
 
     def __init__(
         self, shape: Shape, i: int, parameters: dict[str, Tensor], numerics: LaneNumerics, layers: Iterator[int]
@@ -110,19 +110,18 @@ class Block(nn.Module):
         else:
             self.mlp = mlps[0]
 
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
-        h = h + self._attention(rms_norm(h, self.norm1), cos, sin)
-        x = rms_norm(h, self.norm2)
+    def forward(
+        self, h: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        h, x = added_rms_norm(h, branch, self.norm1)
+        h, x = added_rms_norm(h, self._attention(x, cos, sin), self.norm2)
         y, balance = self.experts(x) if self.experts is not None else (self.mlp(x), None)
-        return h + y, balance
+        return h, y, balance
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         lanes, batch, length, width = x.shape
-        size = width // self.heads
-        qkv = self.qkv(x).view(lanes, batch, length, 3, self.heads, size).permute(3, 0, 1, 4, 2, 5)
-        q, k, v = qkv.reshape(3, -1, length, size).unbind(0)  # lanes folded into the batch
-        mixed = attention(rope(q, cos, sin), rope(k, cos, sin), v, causal=True)
-        mixed = mixed.view(lanes, batch, self.heads, length, size).transpose(2, 3)
+        mixed = attention(*heads_apart(self.qkv(x), self.heads, cos, sin), causal=True)  # lanes folded into the batch
+        mixed = mixed.view(lanes, batch, self.heads, length, -1).transpose(2, 3)
         return self.out(mixed.reshape(lanes, batch, length, width))
 
 
@@ -141,12 +140,13 @@ class Decoder(nn.Module):
         self.cos, self.sin = rope_tables(shape.context, shape.width // shape.heads, numerics.seeds.device)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        h = embedding(self.embed, tokens).to(self.numerics.dtype)
+        h, branch = embedding(self.embed, tokens).to(self.numerics.dtype), None
         balances = []
         for block in self.blocks:
-            h, balance = block(h, self.cos, self.sin)
+            h, branch, balance = block(h, branch, self.cos, self.sin)
             balances += [] if balance is None else [balance]
-        logits = self.head(rms_norm(h, self.norm))
+        _, x = added_rms_norm(h, branch, self.norm)
+        logits = self.head(x)
         if not balances or not self.numerics.training:
             return logits, torch.zeros(len(tokens), device=tokens.device)
         return logits, sum(balances[1:], balances[0]) * (1.0 / len(balances))

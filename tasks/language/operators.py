@@ -6,17 +6,23 @@ operations, gathers, batched products with the lanes folded into the batch, and 
 
     RMS norm     y = g x / sqrt(mean x² + eps)                                       (1910.07467)
     RoPE         pairs (x_i, x_{i + d/2}) turned by the angle t · base^(-2i/d)       (2104.09864)
+    SwiGLU       silu(gate) ∘ up                                                     (2002.05202)
 
-Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype.
+Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype. On a GPU each is one kernel in
+either direction (`kernels.fused.norms`, `kernels.fused.decoder`), with the bits of what is written out here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from fp4dse.kernels import lane_sum
+from fp4dse.kernels import lane_sum, silu
+from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.grid import sqrt
+from fp4dse.kernels.arithmetic.reduce import has_kernels
 
 EPS = 1e-5
 ROPE_BASE = 10_000.0
@@ -25,6 +31,12 @@ ROPE_BASE = 10_000.0
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, gain: Tensor) -> Tensor:
+        if has_kernels(x):
+            from fp4dse.kernels.fused import norms
+
+            _, y, inverse = norms.rms_norm(x, gain, EPS)
+            ctx.save_for_backward(x, inverse, gain)
+            return y
         wide = x.to(torch.float32)
         inverse = 1.0 / sqrt(_row_mean(wide * wide) + EPS)  # [L, …, 1]
         ctx.save_for_backward(x, inverse, gain)
@@ -33,6 +45,10 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g: Tensor):
         x, inverse, gain = ctx.saved_tensors
+        if has_kernels(x):
+            from fp4dse.kernels.fused import norms
+
+            return norms.rms_norm_gradient(x, inverse, gain, g)
         normal, g = x.to(torch.float32) * inverse, g.to(torch.float32)
         along = g * normal
         d_gain = lane_sum(along.reshape(len(x), -1, x.shape[-1]), 1)
@@ -43,6 +59,35 @@ class _RmsNorm(torch.autograd.Function):
 def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
     """x [L, …, D] with mean square 1 along its rows, times gain [L, D]."""
     return _RmsNorm.apply(x, gain)
+
+
+class _AddedRmsNorm(torch.autograd.Function):
+    """On a GPU: the sum is read while it is there, and its two gradients are added where one is made."""
+
+    @staticmethod
+    def forward(ctx, h: Tensor, branch: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+        from fp4dse.kernels.fused import norms
+
+        h, y, inverse = norms.rms_norm(h, gain, EPS, branch)
+        ctx.save_for_backward(h, inverse, gain)
+        ctx.set_materialize_grads(False)
+        return h, y
+
+    @staticmethod
+    def backward(ctx, passing: Tensor | None, g: Tensor):
+        from fp4dse.kernels.fused import norms
+
+        h, inverse, gain = ctx.saved_tensors
+        dh, d_gain = norms.rms_norm_gradient(h, inverse, gain, g, passing)
+        return dh, dh, d_gain
+
+
+def added_rms_norm(h: Tensor, branch: Tensor | None, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """h + branch, or h where there is none, and its RMS norm times gain [L, D]; h, branch [L, …, D]."""
+    if branch is not None and has_kernels(h):
+        return _AddedRmsNorm.apply(h, branch, gain)
+    h = h if branch is None else h + branch
+    return h, rms_norm(h, gain)
 
 
 def _row_mean(x: Tensor) -> Tensor:
@@ -65,6 +110,56 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.to(torch.float32).chunk(2, dim=-1)
     cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class _HeadsApart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from fp4dse.kernels.fused import decoder
+
+        ctx.save_for_backward(cos, sin)
+        ctx.shape = qkv.shape
+        return decoder.heads_apart(qkv, heads, cos, sin)
+
+    @staticmethod
+    def backward(ctx, q: Tensor, k: Tensor, v: Tensor):
+        from fp4dse.kernels.fused import decoder
+
+        return decoder.heads_together(q, k, v, ctx.shape, *ctx.saved_tensors), None, None, None
+
+
+def heads_apart(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k, turned by RoPE, and v of qkv [L, B, T, 3·D]: [L·B·heads, T, D / heads] each, lanes within the batch."""
+    if has_kernels(qkv):
+        return _HeadsApart.apply(qkv, heads, cos, sin)
+    lanes, batch, length, width = qkv.shape
+    cut = qkv.view(lanes, batch, length, 3, heads, width // 3 // heads).permute(3, 0, 1, 4, 2, 5)
+    q, k, v = cut.reshape(3, -1, *cut.shape[-2:]).unbind(0)
+    return rope(q, cos, sin), rope(k, cos, sin), v
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        from fp4dse.kernels.fused import decoder
+
+        ctx.save_for_backward(x)
+        return decoder.swiglu(x)
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        from fp4dse.kernels.fused import decoder
+
+        (x,) = ctx.saved_tensors
+        return decoder.swiglu_gradient(x, g)
+
+
+def swiglu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = activations.sigmoid) -> Tensor:
+    """silu(gate) ∘ up of x [..., 2·F], gate before up: [..., F]. sigmoid: as `silu` takes it."""
+    if has_kernels(x):
+        return _SwiGlu.apply(x)
+    gate, up = x.chunk(2, dim=-1)
+    return silu(gate.contiguous(), sigmoid) * up
 
 
 class _Embedding(torch.autograd.Function):
@@ -94,6 +189,12 @@ def sum_by_token(g: Tensor, tokens: Tensor, size: int) -> Tensor:
     the token's own rows.
     """
     tokens, order = torch.sort(tokens, dim=1, stable=True)
+    every = torch.arange(size, device=tokens.device).expand(len(tokens), size).contiguous()
+    after = torch.searchsorted(tokens, every, right=True)  # where the rows of a token end
+    if g.dtype == torch.float32 and has_kernels(g):
+        from fp4dse.kernels.fused import decoder
+
+        return decoder.sum_by_token(g, order, after)
     sums = _rows(g, order)
     step = 1
     while step < tokens.shape[1]:
@@ -101,8 +202,6 @@ def sum_by_token(g: Tensor, tokens: Tensor, size: int) -> Tensor:
         later = torch.where(same, sums[:, step:] + sums[:, :-step], sums[:, step:])
         sums = torch.cat([sums[:, :step], later], dim=1)
         step *= 2
-    every = torch.arange(size, device=tokens.device).expand(len(tokens), size).contiguous()
-    after = torch.searchsorted(tokens, every, right=True)  # where the rows of a token end
     last = (after - 1).clamp(min=0)
     present = (tokens.gather(1, last) == every)[..., None]
     return torch.where(present, _rows(sums, last), 0.0)

@@ -1,8 +1,8 @@
 """Language as a task: what is measured, and models from seconds on a CPU to a billion parameters.
 
 The widths named after their number of parameters are those of arXiv 2509.17791, counted with a vocabulary of 32,000; on
-bytes they are smaller. Learning rates rise over the first `warmup` of the steps and fall linearly to zero over the last
-`decay` of them.
+bytes they are smaller. `10M` is ours, and has as many on bytes. Learning rates rise over the first `warmup` of the
+steps and fall linearly to zero over the last `decay` of them.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ _PRESETS = {
     "tiny": _Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
     "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
     "9M": _Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
+    "10M": _Preset(Shape(384, 1024, 6, 6, 256), 8, 1500, 1e-3),
     "60M": _Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
     "350M": _Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
     "1B": _Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),

@@ -17,34 +17,86 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        launch, squares = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in ("launch", "squares"))
-        yield SimpleNamespace(device="cuda", module=launch, squares=squares)
+        names = "launch", "squares", "attention", "norms", "decoder"
+        launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
+        yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = {}
-        for name in ("numbers", "blocks", "codecs", "tiles", "programs", "launch", "elements", "squares"):
+        for name in (
+            "numbers",
+            "blocks",
+            "codecs",
+            "codes",
+            "tiles",
+            "programs",
+            "launch",
+            "elements",
+            "squares",
+            "attention_kernels",
+            "attention",
+            "pointwise",
+            "norms",
+            "decoder",
+        ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, modules[name])
             with pytest.MonkeyPatch.context() as while_loading:
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
-        # what the interpreter lacks: maxima that keep NaN, quick sums, and assembly
+        # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
-        for module in ("blocks", "codecs", "launch"):
+        patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
+        patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
+        for module in ("codecs", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
+        patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
-        patch.setattr(modules["tiles"], "unknown", lambda x: x)
+        for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
+            patch.setattr(modules["tiles"], name, twin)
+        patch.setattr(modules["codes"], "saturated", _saturated)
+        patch.setattr(modules["codes"], "prmt", _prmt)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
+        _mend_dot(patch)
+        _mend_bounds(patch)
         with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=modules["launch"], squares=modules["squares"])
+            yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
 
 def _maximum_of_bits(magnitude):
     """As integers NaN is larger than infinity."""
     bits = tl.reduce(magnitude.to(tl.int32, bitcast=True), 1, tl.standard._elementwise_max)
     return bits.to(tl.float32, bitcast=True)
+
+
+def _maximum_of_pairs(word):
+    """One after the other, the pair of them again one word."""
+    low, high = (tl.reduce(bits & 0x7FFF, 1, tl.standard._elementwise_max) for bits in (word, word >> 16))
+    return low | high << 16
+
+
+def _same(x):
+    return x
+
+
+def _address(start, n, apart):
+    return start + n.to(tl.int64) * apart
+
+
+def _saturated(x, factor, add):
+    """The product is exact; NaN gives 0."""
+    return tl.minimum(tl.maximum(x * factor + add, 0.0), 1.0)
+
+
+def _prmt(a, b, selector):
+    word = a * 0
+    for place in range(4):
+        chosen = selector >> 4 * place & 15
+        byte = (b if chosen & 4 else a) >> (chosen & 3) * 8 & 255
+        word = word | (-(byte >> 7) & 255 if chosen & 8 else byte) << 8 * place
+    return word
 
 
 def _toward_zero(y, power):
@@ -75,3 +127,30 @@ def _mend_minimum(patch):
     from triton.runtime import interpreter
 
     patch.setattr(interpreter.InterpreterBuilder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin))
+
+
+def _mend_dot(patch):
+    """The interpreter multiplies the bits of bfloat16 numbers, as integers."""
+    from triton.runtime import interpreter
+
+    def wide(x):
+        data = (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data
+        return torch.from_numpy(np.ascontiguousarray(data))
+
+    def dot(self, a, b, d, *_):
+        return interpreter.TensorHandle((wide(a) @ wide(b)).numpy() + d.data, d.dtype.scalar)
+
+    patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+def _mend_bounds(patch):
+    """Loops whose bounds are computed: the interpreter's numbers are arrays of one element, not integers."""
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def mended(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    patch.setattr(interpreter, "_patch_lang_tensor", mended)

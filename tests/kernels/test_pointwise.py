@@ -81,15 +81,17 @@ def test_a_lane_sum_hands_its_gradient_to_every_term():
     assert torch.equal(x.grad, torch.arange(3.0).expand(2, 7, 3))
 
 
-def test_random_words(place):
+@pytest.mark.parametrize("stream", philox.STREAMS.values(), ids=philox.STREAMS)
+def test_random_words(place, stream):
     seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor((1 << 28) + 77)
     there = [t.to(place.device) for t in (seeds, step, site)]
-    for count in (2, 200):
-        expected = philox.words(seeds, 2, step, site, count)
-        assert torch.equal(place.module.words(there[0], 2, *there[1:], count).cpu(), expected)
-        later = torch.tensor(41)
-        expected = philox.words(seeds, 2, step, site, count, later)
-        assert torch.equal(place.module.words(there[0], 2, *there[1:], count, later.to(place.device)).cpu(), expected)
+    for count in (1, 2, 200):
+        expected = philox.words(seeds, stream, step, site, count)
+        assert torch.equal(place.module.words(there[0], stream, *there[1:], count).cpu(), expected)
+        first = torch.tensor(41)
+        expected = philox.words(seeds, stream, step, site, count, first)
+        got = place.module.words(there[0], stream, *there[1:], count, first.to(place.device))
+        assert torch.equal(got.cpu(), expected)
 
 
 @pytest.mark.parametrize("size", [16, 128])

@@ -30,6 +30,18 @@ def test_two_recipes_that_are_alike_share_the_front_evenly():
     assert found["p_front"].min() == pytest.approx(ndtr(-abs(gaps[0] - gaps[1]) / error), abs=0.06)
 
 
+def test_recipes_of_the_same_bits_are_drawn_as_one():
+    runs = generated(("*.g.rounding",), seeds=5, noise=0.02)
+    runs["overhead"] = 0.5
+    one = runs[runs["recipe_label"].eq("recipe 0")]
+    twin = one.assign(config_id="twin", recipe_label="twin")
+    dearer = twin.assign(config_id="dearer", recipe_label="dearer", overhead=0.6)
+    alone = front_chance(runs, "overhead").set_index("label")["p_front"]
+    found = front_chance(pd.concat([runs, twin, dearer], ignore_index=True), "overhead").set_index("label")["p_front"]
+    assert 0 < found["recipe 0"] == found["twin"] == alone["recipe 0"]
+    assert found["dearer"] == 0
+
+
 def test_the_shared_part_of_a_seed_moves_no_chance_and_widens_the_hypervolume():
     quiet = generated(KNOBS, seeds=3, common=0.0, seed=3)
     loud = quiet.assign(val_loss=quiet["val_loss"] * np.where(quiet["is_baseline"], np.exp(0.05 * quiet["seed"]), 1))

@@ -2,9 +2,11 @@
 
 import re
 
+import msgspec
 import numpy as np
 import pytest
 
+from fp4dse.dse import Recipe
 from fp4dse.kernels.inspection.gaussian import gaussian_statistics
 from fp4dse.results import front, summarize, write_report
 from fp4dse.results.report.browser import browser, filtered, opened, why_no_browser
@@ -176,3 +178,22 @@ def test_a_store_with_little_in_it_opens_without_an_error(chromium, store, row, 
     run(chromium, "document.querySelectorAll('section').forEach(part => part.scrollIntoView())")
     assert chromium.get_log("browser") == []
     assert len(cells(chromium, 1)) == len(losses) - ("bf16" in losses)
+
+
+def test_recipes_of_the_same_bits_share_a_line(chromium, store, row, tmp_path):
+    plain = Recipe.named("nvfp4")
+    training = msgspec.structs.replace(plain.training, loss_scale=1024.0)
+    scaled = msgspec.structs.replace(plain, training=training)
+    losses = {
+        Recipe.named("bf16"): (0.5, 0.51),
+        plain: (0.6, 0.62),
+        scaled: (0.6, 0.62),
+        Recipe.named("mxfp4"): (0.7, 0.7),
+    }
+    store.add([row(recipe, seed, loss) for recipe, found in losses.items() for seed, loss in enumerate(found)], "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    assert [text.split(" (")[0] for text in cells(chromium, 1)] == ["mxfp4", "nvfp4"]
+    assert cells(chromium, 1)[1] == "nvfp4 (the same bits: loss scale 1024)"
+    assert run(chromium, "document.getElementById('page-says').textContent") == "3 recipes in 2 lines, page 1 of 1"
+    assert run(chromium, "document.getElementById('front-says').textContent").startswith("3 recipes shown")
