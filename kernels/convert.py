@@ -95,7 +95,7 @@ class Steps:
         """Those of the present step. Later steps do not change them: a backward pass may come late."""
         if device not in self._now:
             if device not in self._numerics:
-                self._numerics[device] = LaneNumerics([self.recipe], [self.seed], device, self.steps, alone=True)
+                self._numerics[device] = LaneNumerics([self.recipe], [self.seed], device, self.steps)
             now = copy.copy(self._numerics[device])
             now.step = torch.full((), self.step, dtype=torch.int64, device=device)
             now.training = self.training

@@ -15,8 +15,8 @@ accumulation in FP32 is the chip's:
                    have them. Only on request
 
 A backend says why it cannot take operands. `pick` takes the fastest exact one. What it takes depends on the device
-and on the operands' `product_format`, which all lanes of a population share, so that a lane's bits do not depend on
-its company.
+and on the operands' `product_format`, which all lanes of a population share, and how lanes are multiplied on the shape
+alone (batched.py), so that a lane's bits do not depend on its company.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.batched import multiply
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
@@ -83,25 +84,20 @@ def named(name: str, device: str, quantizers_a: Sequence[Quantizer], quantizers_
 
 def fp32(a: Tensor, b: Tensor) -> Tensor:
     """Operands as they are."""
-    if not a.is_cuda:
-        return torch.bmm(a, b.mT)
-    with _math("ieee"):
-        return torch.bmm(a, b.mT)
+    return _multiplied(a, b, "ieee")
 
 
 def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
     """Operands whose last 13 bits are zero, which is all that TF32 drops."""
-    with _math("tf32"):
-        return torch.bmm(a, b.mT)
+    return _multiplied(a, b, "tf32")
 
 
 def bf16(a: Tensor, b: Tensor) -> Tensor:
     """Operands rounded to BF16, product in FP32. The CPU has no such product, but the same numbers in FP32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     if not a.is_cuda:
-        return torch.bmm(a.to(torch.float32), b.to(torch.float32).mT)
-    with _math("ieee"):
-        return torch.bmm(a, b.mT, out_dtype=torch.float32)
+        a, b = a.to(torch.float32), b.to(torch.float32)
+    return _multiplied(a, b, "ieee")
 
 
 def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
@@ -142,6 +138,13 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = wanted.to(FP8)
     fits = (rows.to(torch.float32) == wanted).all(dim=2, keepdim=True)
     return rows, torch.where(fits, power, float("nan"))
+
+
+def _multiplied(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+    if not a.is_cuda:
+        return multiply(a, b)
+    with _math(fp32):
+        return multiply(a, b)
 
 
 @contextmanager

@@ -50,10 +50,8 @@ class Products(NamedTuple):
 class LaneNumerics:
     """Recipes of equal structural signature with their seeds, ready to run: `gemm(stage, …)`.
 
-    recipes, seeds: one a lane, L >= 2 (batched products of a single matrix take another algorithm, so a lane on its
-    own would not have the bits that it has in company; `alone`: a single one that will never have any). steps: of the
-    training, if it has an end: the recipe's finish is a share of them. dtype: of what passes between layers, float32 or
-    bfloat16.
+    recipes, seeds: one a lane, one lane or more. steps: of the training, if it has an end: the recipe's finish is a
+    share of them. dtype: of what passes between layers, float32 or bfloat16.
 
     `step` is a device scalar that the training loop advances, and `part` tells the parts of a batch within a step
     apart. While `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots
@@ -66,13 +64,12 @@ class LaneNumerics:
         seeds: Sequence[int],
         device: torch.device | str = "cpu",
         steps: int | None = None,
-        alone: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if not recipes or len(recipes) != len(seeds):
+            raise ValueError(f"a population needs a lane or more and a seed each: {len(recipes)}, {len(seeds)}")
         if len({r.signature() for r in recipes}) != 1:
             raise ValueError("lanes of one population must share their structural signature")
-        if len(recipes) < (1 if alone else 2) or len(recipes) != len(seeds):
-            raise ValueError(f"a population needs two lanes or more and a seed each: {len(recipes)}, {len(seeds)}")
         device = torch.device(device)
         first = recipes[0].canonical()
         self.recipe = first
@@ -272,12 +269,13 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
 
 @torch.no_grad()
 def warm_up(recipes: Sequence[Recipe]) -> None:
-    """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
+    """Compile all that a population of these recipes, one a lane, calls on the CPU, with this number of threads: for
+    one lane, or for any number of several, since the compiler makes variants of its own for sizes of one.
 
     Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
     nothing is left to compile.
     """
-    recipes = list(dict.fromkeys(recipes)) * 2
+    recipes = list(dict.fromkeys(recipes)) * min(2, len(recipes))
     numerics = LaneNumerics(recipes, range(len(recipes)))
     shapes = [((40, 256), (50, 256))]  # no block is a whole operand
     # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
@@ -289,5 +287,6 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
                 numerics.gemm(stage, 0, a, 2, b, 2)
         for slot in numerics.slots.values():
             slot.state.clear()  # of other shapes
-    for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
+    lanes = min(2, numerics.lanes)
+    for shape in ((lanes, 3, 4), (lanes, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

@@ -31,7 +31,7 @@ from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear
 
 LANES = 2
-"""A population has two lanes at least; times are of one."""
+"""Times are of one: a small product of a single lane would count twice (batched.py)."""
 ALIKE, STEADY = 5, 0.05
 """How many of the fastest turns must agree, and how far apart they may be, relatively."""
 FEWEST, LEAST_S, MOST_S = 16, 1.0, 10.0

@@ -109,18 +109,19 @@ def calibrate(job: Job, steps: int) -> Pace:
         two, short, long = pool.submit(_measure, msgspec.structs.replace(job, lanes=lanes)).result()
     rate = max(long[1] - short[1], 0.0) / (CALIBRATION_STEPS - FEW_STEPS) / len(lanes)
     after = max(short[1] - FEW_STEPS * rate * len(lanes), 0.0)
-    lane_bytes = max(long[2] - two[2], 0) / max(len(lanes) - 2, 1)
+    few = min(2, len(lanes))
+    lane_bytes = max(long[2] - two[2], 0) / max(len(lanes) - few, 1)
     return Pace(
         fixed_s=short[0] + after,
         lane_s=rate * steps,
-        base_bytes=max(two[2] - 2 * lane_bytes, 0),
+        base_bytes=max(two[2] - few * lane_bytes, 0),
         lane_bytes=lane_bytes,
         source=f"a calibration of {len(lanes)} lanes, {CALIBRATION_STEPS} steps",
     )
 
 
 def _measure(job: Job) -> list[tuple[float, float, int]]:
-    """(setup_s, train_s, peak bytes so far) of two lanes, of all for a few steps, and of all for some more."""
+    """(setup_s, train_s, peak bytes so far) of two lanes at most, of all for a few steps, and of all for some more."""
     import torch
 
     from fp4dse.tasks import train

@@ -42,8 +42,8 @@ def check_device(device: str) -> None:
 
 
 def check_task(task: TaskFacts, device: str) -> None:
-    """ConfigError where training could not begin: the data are less than a batch, or not even two lanes of the model
-    fit (what its parameters take, without activations and data)."""
+    """ConfigError where training could not begin: the data are less than a batch, or not even one lane of the model
+    fits (what its parameters take, without activations and data)."""
     what = f"{task.name}:{task.preset}"
     if task.samples is not None and task.samples < task.batch:
         found = task.origin[2] if len(task.origin) > 2 else None
@@ -51,9 +51,9 @@ def check_task(task: TaskFacts, device: str) -> None:
             "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {task.samples})"
         )
     memory = _memory(device)
-    needed = 2 * task.size * BYTES_PER_PARAMETER
+    needed = task.size * BYTES_PER_PARAMETER
     if needed > memory:
-        takes = f"two lanes of its {task.size / 1e6:.0f}M parameters take {needed / 2**30:.0f} GiB or more"
+        takes = f"a lane of its {task.size / 1e6:.0f}M parameters takes {needed / 2**30:.0f} GiB or more"
         raise ConfigError("--task", what, f"a model that fits in the {memory / 2**30:.0f} GiB of {device} ({takes})")
 
 

@@ -13,6 +13,7 @@ from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, lane_sum, quantize, silu
 from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.arithmetic.rotation import hadamard
+from fp4dse.kernels.batched import is_large
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
@@ -163,7 +164,7 @@ def test_a_lane_has_the_same_bits_in_any_company():
     recipes = [Recipe.named(n) for n in (*NAMES, "nvfp4", "ue5m3-sr")]
     x, w = torch.randn(5, 256, 192, device="cuda"), torch.randn(5, 64, 192, device="cuda")
     together = LaneNumerics(recipes, range(5), "cuda").gemm("dgrad", 1, x, 2, w, 2)
-    for chosen in ([3, 1], [4, 2, 1]):
+    for chosen in ([3, 1], [4, 2, 1], [2]):
         few = LaneNumerics([recipes[i] for i in chosen], chosen, "cuda").gemm("dgrad", 1, x[chosen], 2, w[chosen], 2)
         assert torch.equal(few, together[chosen])
 
@@ -251,21 +252,49 @@ def test_products_are_those_of_float64_within_the_error_of_the_accumulator(name)
     assert (rounded.abs() > 2.0**-18 * torch.bmm(wide.double().abs(), wide.double().abs().mT)).any()
 
 
+PRODUCTS = [
+    *[(64, 48, 256), (33, 10, 48), (7, 1, 17), (512, 10, 256), (512, 1, 1024), (10, 256, 512), (1, 64, 8192)],
+    *[(128, 352, 16384), (352, 128, 16384), (16384, 128, 352), (256, 128, 16384), (1152, 128, 8192)],
+    *[(1024, 1024, 8184), (1024, 1024, 8192), (1000, 1056, 8400), (1000, 1057, 8400), (1001, 1056, 8401)],
+]
+"""(rows, columns, contraction): narrow, odd and long ones, of language:9M, and on both sides of what is large."""
+
+
 @pytest.mark.parametrize("name", GEMMS)
-@pytest.mark.parametrize(("rows", "columns", "k"), [(64, 48, 256), (33, 10, 48), (7, 1, 17)])
-def test_a_product_has_the_same_bits_in_any_company(name, rows, columns, k):
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize(("rows", "columns", "k"), PRODUCTS)
+def test_a_product_has_the_same_bits_in_any_company(name, rows, columns, k, along):
     a, b = torch.randn(5, rows, k, device="cuda"), torch.randn(5, columns, k, device="cuda")
     if name == "fp8-exact":
         a, b = (q.float() for q, _ in (fp8_rows(a), fp8_rows(b)))
-    together = GEMMS[name].run(a, b)
+
+    def product(lanes):
+        x, y = a[lanes].to(GEMMS[name].operand), b[lanes].to(GEMMS[name].operand)
+        return GEMMS[name].run(x, y) if along == "rows" else GEMMS[name].run(x.mT.contiguous().mT, y.mT.contiguous().mT)
+
+    together = product([0, 1, 2, 3, 4])
     assert together.isfinite().all()
-    for chosen in ([3, 1], [4, 2, 1]):
-        assert torch.equal(GEMMS[name].run(a[chosen], b[chosen]), together[chosen])
+    for chosen in ([3, 1], [4, 2, 1], [2]):
+        assert torch.equal(product(chosen), together[chosen])
+
+
+@pytest.mark.parametrize("name", ["bf16-exact", "tf32-exact", "fp32"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_large_product_takes_no_memory_beyond_its_result(name, lanes):
+    a, b = (torch.randn(lanes, n, 4096, device="cuda").to(GEMMS[name].operand) for n in (2048, 1024))
+    assert is_large(a, b)
+    GEMMS[name].run(a, b)  # cuBLAS makes its workspace
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = GEMMS[name].run(a, b)
+    assert torch.cuda.max_memory_allocated() - before == out.nbytes
 
 
 @pytest.mark.parametrize("name", GEMMS)
-def test_a_captured_product_has_the_same_bits_and_waits_for_nothing(name):
-    a, b = integers(12, 2, 64, 64), integers(12, 2, 32, 64)
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(("rows", "columns", "k"), [(64, 32, 64), (2048, 1024, 4096)], ids=["small", "large"])
+def test_a_captured_product_has_the_same_bits_and_waits_for_nothing(name, lanes, rows, columns, k):
+    a, b = integers(12, lanes, rows, k), integers(12, lanes, columns, k)
     expected = GEMMS[name].run(a, b)
     torch.cuda.synchronize()
     with warnings.catch_warnings():
@@ -335,6 +364,7 @@ def test_training_is_independent_of_company_and_close_to_the_cpu(name, preset, b
     mixed = train(task, [wild, lanes[4], lanes[1]], "cuda").lanes
     assert mixed[0].status == "diverged"
     assert mixed[1:] == [together[4], together[1]]
+    assert [train(task, lanes[i : i + 1], "cuda").lanes[0] for i in (4, 1)] == [together[4], together[1]]
     assert train(task, lanes, "cuda").lanes == together
     for here, there in zip(train(task, lanes).lanes, together, strict=True):
         assert there.val_loss == pytest.approx(here.val_loss, rel=0.2)
@@ -363,11 +393,12 @@ def test_a_captured_step_does_not_wait_for_the_device():
 
 @pytest.mark.parametrize(("task", "preset"), [("regression", "smoke"), ("vision", "smoke"), ("vision", "smoke+bf16")])
 @pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["ue5m3-graphcore"], ["tetrajet-qema"]], ids="+".join)
-def test_lanes_that_stay_do_not_notice_that_others_leave(task, preset, names):
+@pytest.mark.parametrize("few", [2, 1])
+def test_lanes_that_stay_do_not_notice_that_others_leave(task, preset, names, few):
     task = msgspec.structs.replace(get_task(task, preset), steps=20)
     lanes = [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in (0, 1, 2)]
     whole, fewer = Population(task, lanes, "cuda"), Population(task, lanes, "cuda")
-    stay = [len(lanes) - 1, 0]
+    stay = [len(lanes) - 1, 0][:few]
     for step in range(20):
         whole.train_step(step)
         fewer.train_step(step)

@@ -30,7 +30,7 @@ EAGER_STEPS = 3
 
 
 class Population:
-    """Lanes of one task in lock-step, two or more. What a lane's future depends on is `state`, the lane axis first.
+    """Lanes of one task in lock-step, one or more. What a lane's future depends on is `state`, the lane axis first.
 
     A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
     taken anew, steps at which all that are held stay, and both in a recipe's finish.
@@ -116,8 +116,8 @@ class Population:
     @torch.no_grad()
     def keep(self, positions: Sequence[int], done: int) -> None:
         """Go on with the lanes at these positions alone, after `done` steps. Their trajectories do not change."""
-        if len(positions) < 2:
-            raise ValueError(f"positions: found {len(positions)}; accepted: two or more, of which one may be a copy")
+        if not positions:
+            raise ValueError("positions: found none; accepted: one or more")
         chosen = torch.tensor(list(positions), device=self.device)
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
         self.graphs.clear()  # and their memory

@@ -1,8 +1,9 @@
 """How many lanes a device holds, and with how many it trains most lanes per second.
 
 A population takes fixed + L · per_lane bytes. Both follow from the peaks of two small ones, which train a few steps and
-evaluate; what does not fit all the same is split by the sweep. More lanes are faster until a step is bound by the
-device and not by launches, so that the best number is found by doubling.
+evaluate, or from the peak of one lane where these do not fit; what does not fit all the same is split by the sweep.
+More lanes are faster until a step is bound by the device and not by launches, so that the best number is found by
+doubling.
 """
 
 from __future__ import annotations
@@ -42,15 +43,14 @@ class Memory(msgspec.Struct, frozen=True):
     per_lane: int
 
     def lanes(self, memory: float) -> int:
-        """How many lanes fit into so many bytes; 0 if not even two."""
-        fit = int((memory * SHARE - self.fixed) // max(1, self.per_lane))
-        return fit if fit >= 2 else 0
+        """How many lanes fit into so many bytes; 0 if not even one."""
+        return max(0, int((memory * SHARE - self.fixed) // max(1, self.per_lane)))
 
 
 def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None) -> int:
     """How many lanes of a task fit; recipes share their structural signature. memory: bytes, None for what is free.
 
-    Returns 0 where not even two do.
+    Returns 0 where not even one does.
     """
     of = memory_of(task, recipes, device)
     return 0 if of is None else of.lanes(free_memory(device) if memory is None else memory)
@@ -77,7 +77,7 @@ def search_lanes(
 ) -> Iterator[int]:
     """The best number of lanes so far, whenever another number was measured."""
     fit = min(most, plan_lanes(task, recipes, device, memory))
-    lanes, best, rate = least, max(2, min(least, fit)), 0.0
+    lanes, best, rate = least, max(1, min(least, fit)), 0.0
     yield best
     while lanes <= fit:
         try:
@@ -91,7 +91,7 @@ def search_lanes(
 
 
 def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
-    """The memory model of a population; None where two lanes do not fit."""
+    """The memory model of a population; None where one lane does not fit."""
     small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
@@ -99,9 +99,17 @@ def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | No
             small, large = large, 4 * large
             peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
-        return None
+        return _memory_of_few(task, recipes, device)
     per_lane = max(0, peaks[1] - peaks[0]) // (large - small)
     return Memory(max(0, peaks[0] - small * per_lane), per_lane)
+
+
+def _memory_of_few(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
+    """From the peak of a single lane, all of which then counts as the lane's own."""
+    try:
+        return Memory(0, peak_bytes(task, recipes, device, 1))
+    except torch.OutOfMemoryError:
+        return None
 
 
 def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, steps: int = 5) -> int:

@@ -41,7 +41,7 @@ def train(
 ) -> JobResult:
     """Train the lanes, which must share their structural signature, and evaluate them on held-out data.
 
-    `report` is called about every `every_s` seconds. A single lane is given a dead companion (see LaneNumerics).
+    `report` is called about every `every_s` seconds.
 
     record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
     rungs       at each, lanes that `keep_lanes` does not choose are evaluated and dropped; the others train on as if
@@ -69,7 +69,7 @@ def train(
         if now - last > every_s:
             last = now
             report(Progress("train", run.standing.done, task.steps, run.losses()))
-        if checkpoint and now - saved > save_every_s:
+        if checkpoint and now - saved > save_every_s and not run.over:
             save()
             saved = time.monotonic()
     report(Progress("evaluate", task.steps, task.steps, run.losses()))
@@ -117,8 +117,8 @@ class Run:
             self.identity = files.identity(task, lanes, device, rungs, record)
             if checkpoint.exists():
                 self.standing, state = files.load(checkpoint, self.identity)
-        members = in_company(self.standing.members)
-        self.population = Population(task, [lanes[i] for i in members], device, record, list(self.rungs))
+        members = [lanes[i] for i in self.standing.members]
+        self.population = Population(task, members, device, record, list(self.rungs))
         if state is not None:
             self.population.load_state(state, self.standing.done)
 
@@ -141,15 +141,15 @@ class Run:
     def losses(self) -> list[float | None]:
         """Current training loss of each lane, None where it is dead or gone."""
         out: list[float | None] = [None] * len(self.lanes)
-        if self.standing.done:
-            for i, loss in zip(self.standing.members, self.population.losses(self.standing.done - 1), strict=False):
+        if self.standing.done and self.standing.members:
+            for i, loss in zip(self.standing.members, self.population.losses(self.standing.done - 1), strict=True):
                 out[i] = loss
         return out
 
     def results(self) -> list[LaneResult]:
         """What became of every lane."""
         if self.standing.members:
-            self.standing.outcomes |= dict(zip(self.standing.members, final(self.population), strict=False))
+            self.standing.outcomes |= dict(zip(self.standing.members, final(self.population), strict=True))
         return [self.standing.outcomes[i] for i in range(len(self.lanes))]
 
     def save(self) -> None:
@@ -166,7 +166,7 @@ class Run:
         lanes = [self.lanes[i] for i in members]
         assert self.keep_lanes is not None
         chosen = self.keep_lanes(
-            [None if p in dead else loss for p, loss in enumerate(population.record.until(rung.step)[: len(members)])],
+            [None if p in dead else loss for p, loss in enumerate(population.record.until(rung.step))],
             [self.overheads[i] for i in members],
             [lane.seed for lane in lanes],
             [lane.lr for lane in lanes],
@@ -189,8 +189,7 @@ class Run:
 
     def _dead(self) -> dict[int, int]:
         """Positions of the lanes that have diverged, and the steps at which they did. Waits for the device."""
-        steps = self.population.diverged.tolist()[: len(self.standing.members)]
-        return {p: at for p, at in enumerate(steps) if at >= 0}
+        return {p: at for p, at in enumerate(self.population.diverged.tolist()) if at >= 0}
 
     def _leave(self, stay: list[int], dead: dict[int, int]) -> None:
         members = self.standing.members
@@ -200,12 +199,7 @@ class Run:
             return
         self.standing.members = [members[p] for p in stay]
         if stay:
-            self.population.keep(in_company(stay), self.standing.done)
-
-
-def in_company(members: list[int]) -> list[int]:
-    """The members, a single one twice: products of one matrix alone take another algorithm."""
-    return members * 2 if len(members) == 1 else members
+            self.population.keep(stay, self.standing.done)
 
 
 def _peak_memory(device: str) -> int:

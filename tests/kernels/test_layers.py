@@ -9,6 +9,7 @@ from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantLinear, lane_sum, quantize, silu
 from fp4dse.kernels.arithmetic.activations import exp_nonpositive
 from fp4dse.kernels.arithmetic.rotation import hadamard, rotate, rotate_back
+from fp4dse.kernels.batched import multiply
 
 OFF = Quantizer.named("none")
 
@@ -41,7 +42,7 @@ def run(recipe: Recipe, m: int = 48, k: int = 32, n: int = 24, lanes: int = 3):
 
 
 def plain(x, w, g):
-    return torch.bmm(x, w.mT), torch.bmm(g, w), torch.bmm(g.mT, x)
+    return multiply(x, w), multiply(g, w.mT), multiply(g.mT, x.mT)
 
 
 def test_quantizers_off_equals_plain_bit_for_bit():
@@ -116,7 +117,7 @@ def test_a_lane_has_the_same_bits_in_any_company():
     x[0] = float("nan")
     beside_nan = LaneNumerics(recipes, range(5)).gemm("dgrad", 1, x, 2, w.mT, 1)
     assert torch.equal(together[1:], beside_nan[1:])
-    for chosen in ([3, 1], [4, 2, 1], [1, 2, 3, 4]):
+    for chosen in ([3, 1], [4, 2, 1], [1, 2, 3, 4], [2]):
         few = LaneNumerics([recipes[i] for i in chosen], chosen).gemm("dgrad", 1, x[chosen], 2, w[chosen].mT, 1)
         assert torch.equal(few, together[chosen])
 
@@ -124,8 +125,9 @@ def test_a_lane_has_the_same_bits_in_any_company():
 def test_lanes_of_different_structure_are_refused():
     with pytest.raises(ValueError, match="structural signature"):
         LaneNumerics([Recipe.named("nvfp4"), Recipe.named("mxfp4")], [0, 1])
-    with pytest.raises(ValueError, match="two lanes or more"):
-        LaneNumerics([Recipe.named("nvfp4")], [0])
+    for recipes, seeds in (([], []), ([Recipe.named("nvfp4")], [0, 1])):
+        with pytest.raises(ValueError, match=f"a lane or more and a seed each: {len(recipes)}, {len(seeds)}"):
+            LaneNumerics(recipes, seeds)
 
 
 def test_bf16_and_untouched_operands_share_a_population():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks import get_task
@@ -17,13 +18,27 @@ TASK, RECIPES = get_task("regression", "smoke"), [Recipe.named("bf16")]
 def test_lanes_fit_into_the_planned_share_of_the_memory():
     model = Memory(fixed=1000, per_lane=100)
     assert model.lanes(2000 / sizes.SHARE) == 10
-    assert model.lanes(1150 / sizes.SHARE) == 0  # one lane is no population
+    assert model.lanes(1150 / sizes.SHARE) == 1
+    assert model.lanes(1050 / sizes.SHARE) == 0
 
 
 def test_the_model_follows_from_two_peaks(monkeypatch):
     monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 500 + 70 * lanes)
     assert memory_of(TASK, RECIPES, "cpu") == Memory(500, 70)
     assert plan_lanes(TASK, RECIPES, "cpu", memory=1200 / sizes.SHARE) == 10
+
+
+@pytest.mark.parametrize(("room", "fit"), [(3, 3), (1, 1), (0.9, 0)])
+def test_where_a_few_lanes_are_too_many_one_tells_how_many_fit(monkeypatch, room, fit):
+    """A device that holds `room` lanes of 1000 bytes."""
+
+    def peak(task, recipes, device, lanes):
+        if lanes > room:
+            raise torch.OutOfMemoryError
+        return 1000 * lanes
+
+    monkeypatch.setattr(sizes, "peak_bytes", peak)
+    assert plan_lanes(TASK, RECIPES, "cpu", memory=1000 * room / sizes.SHARE) == fit
 
 
 def test_what_does_not_grow_does_not_hide_what_does(monkeypatch):

@@ -1,0 +1,90 @@
+"""Products of a batch of matrices in which a matrix has the same bits alone, in any company and at any place.
+
+Libraries choose how to multiply for the batch as a whole. cuBLAS and MKL give a matrix the same bits in every batch of
+two or more, but take another algorithm for one matrix, and MKL's depends on where in a line of the cache a matrix
+begins. So how a batch is made here is a rule on the shape of its matrices (and on dtype, device and strides, which
+follow from it):
+
+    small     as a batch. A single matrix is multiplied twice, which costs little where it is small
+    large     on a GPU: matrix by matrix, however many there are. One of these fills a GPU by itself, so that nothing is
+              lost by it, and a model that is trained alone pays nothing for a company that it does not have
+    odd       on a CPU: matrices that fill no whole lines of the cache are put where each begins a line
+
+cuBLAS chooses by the alignment of pointers too. What does not begin and go on at multiples of 16 bytes is never large.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LINE = 16
+"""Numbers in a line of a CPU's cache, in FP32."""
+LARGE_WORK, LARGE_RESULT = 2**34, 2**20
+"""Operations, and numbers of the result, from which on a product is large. 2^34 take a GPU of 600 Top/s 30 µs, ten
+times what a launch costs. 2^20 are 64 tiles of 128 × 128: cut in two or four along the contraction, as cuBLAS does,
+they keep a GPU of 132 processors busy."""
+ALIGNED = 16
+"""Bytes of which cuBLAS's fastest kernels want addresses to be multiples."""
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ in float32 [L, R, S]. float32 operands, on a GPU also bfloat16."""
+    if not a.is_cuda:
+        return _in_lines(a, b)
+    if is_large(a, b):
+        return one_by_one(a, b)
+    if len(a) > 1:
+        return _batch(a, b)
+    return _batch(twice(a), twice(b))[:1]
+
+
+def is_large(a: Tensor, b: Tensor) -> bool:
+    """Whether products of matrices of this shape, dtype and strides are made one by one on a GPU."""
+    result = a.shape[1] * b.shape[1]
+    work = 2 * result * a.shape[2]
+    return work >= LARGE_WORK and result >= LARGE_RESULT and b.shape[1] % 4 == 0 and _aligned(a) and _aligned(b)
+
+
+def one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """The products, each written where it is to lie."""
+    out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=torch.float32)
+    more = {} if a.dtype == torch.float32 else {"out_dtype": torch.float32}
+    for x, y, product in zip(a, b, out, strict=True):
+        torch.mm(x, y.mT, out=product, **more)
+    return out
+
+
+def twice(x: Tensor) -> Tensor:
+    """x [1, R, K] as a batch of two: the same memory where any batch would be aligned like it, else a copy."""
+    if _aligned(x):
+        return x.expand(2, -1, -1)
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
+    return x.new_empty_strided((2, *x.shape[1:]), (extent, *x.stride()[1:])).copy_(x)
+
+
+def _aligned(x: Tensor) -> bool:
+    """Whether rows (columns, where x lies along them) follow one another at multiples of ALIGNED bytes. Lanes then do
+    too."""
+    return max(x.stride()[1:]) * x.element_size() % ALIGNED == 0
+
+
+def _batch(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b.mT)
+    return torch.bmm(a, b.mT, out_dtype=torch.float32)
+
+
+def _in_lines(a: Tensor, b: Tensor) -> Tensor:
+    """The products on a CPU, of matrices that begin at lines of the cache; zeros that fill them add nothing."""
+    if len(a) == 1:
+        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    (lanes, rows, length), columns = a.shape, b.shape[1]
+    if rows * length % LINE or columns * length % LINE:
+        a, b = (F.pad(x, (0, -length % LINE)) for x in (a, b))
+    size = rows * columns
+    if not size % LINE:
+        return torch.bmm(a, b.mT)
+    out = a.new_empty(lanes, size + -size % LINE)[:, :size].view(lanes, rows, columns)
+    return torch.bmm(a, b.mT, out=out).contiguous()

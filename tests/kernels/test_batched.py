@@ -1,0 +1,118 @@
+"""A matrix's product has the same bits alone, in any company, and at any place in it."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fp4dse.kernels import batched
+from fp4dse.kernels.gemm import GEMMS
+
+SHAPES = [
+    *itertools.product((1, 3, 7, 16, 33, 64), (1, 5, 10, 24, 63), (1, 9, 16, 50, 127, 256)),
+    *itertools.product((1, 7, 16), (1, 10), (1024, 8192, 8201)),
+    *[(130, 9, 2048), (255, 5, 128), (15, 9, 9), (192, 15, 255), (130, 8, 63), (250, 130, 96)],
+]
+"""(rows, columns, contraction): narrow results, long contractions, sizes that fill no lines."""
+LANES = (1, 2, 3, 7, 64)
+
+
+def operand(lanes, rows, k, dtype=torch.float32, seed=0):
+    return torch.randn(lanes, rows, k, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def laid(x, columns):
+    """x [L, R, K], along its columns or not."""
+    return x.mT.contiguous().mT if columns else x.contiguous()
+
+
+def differing(run, a, b, lanes=LANES):
+    """How often a lane's product in company of some size is not what it is among all."""
+    among, wrong = run(a, b), 0
+    for n in lanes:
+        chosen = torch.randperm(len(a), generator=torch.Generator().manual_seed(n))[:n]
+        few = run(*(laid(x[chosen], x.stride(1) == 1 and x.shape[2] > 1) for x in (a, b)))
+        wrong += n - int((few == among[chosen]).all(2).all(1).sum())
+    return wrong
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+@pytest.mark.parametrize("name", ["fp32", "bf16-rounded"])
+def test_a_product_has_the_same_bits_in_any_company(name, columns, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, wide, k in SHAPES[:: 3 if (name, threads) == ("fp32", 1) else 11]:
+            a, b = laid(operand(64, rows, k), columns[0]), laid(operand(64, wide, k, seed=1), columns[1])
+            assert differing(GEMMS[name].run, a, b) == 0, (rows, wide, k)
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(*[st.integers(1, 70)] * 2, st.integers(1, 300), st.booleans(), st.booleans(), st.sampled_from([2, 3, 9]))
+@example(2, 15, 63, False, False, 9)
+@example(30, 9, 65, True, True, 9)
+def test_a_matrix_in_any_place_is_multiplied_as_if_alone(rows, wide, k, a_columns, b_columns, lanes):
+    a, b = laid(operand(1, rows, k), a_columns), laid(operand(1, wide, k, seed=1), b_columns)
+    alone = batched.multiply(a, b)
+    of_all = batched.multiply(*(laid(x.repeat(lanes, 1, 1), c) for x, c in ((a, a_columns), (b, b_columns))))
+    assert torch.equal(of_all, alone.expand(lanes, -1, -1))
+    exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+    assert ((alone - exact).abs() <= 2.0**-18 * size).all()
+
+
+def test_what_fills_lines_does_not_stay_in_a_product():
+    """NaN beside an odd matrix is another lane's: the zeros are new."""
+    a, b = operand(3, 5, 7), operand(3, 3, 7, seed=1)
+    expected = batched.multiply(a, b)
+    a[1] = torch.nan
+    got = batched.multiply(a, b)
+    assert got.is_contiguous()
+    assert torch.equal(got[[0, 2]], expected[[0, 2]])
+    assert got[1].isnan().all()
+
+
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+def test_matrices_that_fill_lines_are_multiplied_as_torch_does(columns):
+    for rows, wide, k in ((16, 1, 16), (48, 10, 1024), (64, 64, 32), (40, 24, 48), (160, 3, 8192)):
+        a, b = (laid(operand(3, n, k, seed=n), c) for n, c in zip((rows, wide), columns, strict=True))
+        assert torch.equal(batched.multiply(a, b), torch.bmm(a, b.mT))
+
+
+def test_products_one_by_one_are_those_of_the_batch():
+    a, b = operand(3, 40, 64), operand(3, 24, 64, seed=1)
+    for x, y in itertools.product((a, laid(a, True)), (b, laid(b, True))):
+        assert torch.allclose(batched.one_by_one(x, y), torch.bmm(x, y.mT), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(64, 48), (5, 8), (7, 9), (1, 3), (3, 1)])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_twice_lies_as_it_lay(shape, columns, dtype):
+    x = laid(operand(1, *shape, dtype), columns)
+    pair = batched.twice(x)
+    assert pair.shape == (2, *shape)
+    assert pair.stride()[1:] == x.stride()[1:]
+    assert torch.equal(pair, torch.cat([x, x]))
+    shared = pair.data_ptr() == x.data_ptr()
+    assert shared == (max(x.stride()[1:]) * x.element_size() % 16 == 0)
+
+
+def large(rows, columns, k, dtype=torch.bfloat16, lanes=1):
+    return batched.is_large(*(torch.empty(lanes, n, k, dtype=dtype, device="meta") for n in (rows, columns)))
+
+
+def test_large_products_are_told_by_their_shape():
+    for lanes in (1, 2, 16):
+        assert large(16384, 1024, 1024, lanes=lanes)  # language:350M
+        assert large(1024, 2736, 16384, lanes=lanes)  # its weight gradient
+        assert not large(16384, 352, 128, lanes=lanes)  # language:9M
+        assert not large(128, 352, 2**19, lanes=lanes)  # a long contraction fills no GPU
+    assert large(1024, 1024, 2**13)
+    assert not large(1024, 1024, 2**13 - 8)
+    assert not large(1024, 1023, 2**14)
+    assert not large(2048, 1024, 2**14 + 4)
+    assert large(2048, 1024, 2**14 + 4, torch.float32)
