@@ -12,10 +12,12 @@ import os
 import shutil
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fp4dse.kernels import native, reference
 from fp4dse.kernels.arithmetic import activations, philox
@@ -100,6 +102,24 @@ def _decode_drawn(
     return reference.decode_operand(x, floats, ints, random, adaptive, **more)
 
 
+def _in_pairs(function: Callable) -> Callable:
+    """The function of tensors with the lane axis first, given a single lane twice: for sizes of one the compiler makes
+    variants of its own, which takes longer than computing them twice."""
+
+    def twice(x: Any) -> Any:
+        return torch.cat([x, x]) if isinstance(x, Tensor) and x.dim() and len(x) == 1 else x
+
+    def first(x: Any) -> Any:
+        return x[:1] if isinstance(x, Tensor) else x
+
+    def run(x: Tensor, *arguments, **more):
+        if len(x) > 1:
+            return function(x, *arguments, **more)
+        return tree_map(first, function(twice(x), *tree_map(twice, arguments), **tree_map(twice, more)))
+
+    return run
+
+
 def _compiled() -> Backend:
     import torch._dynamo
     import torch._inductor.config
@@ -114,7 +134,7 @@ def _compiled() -> Backend:
     torch._inductor.config.cpp.min_chunk_size = 1
     compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
     functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks)
-    compiled, words, sigmoid, quantize = map(compile_, functions)
+    compiled, words, sigmoid, quantize = (_in_pairs(compile_(function)) for function in functions)
 
     def decode(
         x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more

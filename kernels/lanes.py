@@ -269,13 +269,12 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
 
 @torch.no_grad()
 def warm_up(recipes: Sequence[Recipe]) -> None:
-    """Compile all that a population of these recipes, one a lane, calls on the CPU, with this number of threads: for
-    one lane, or for any number of several, since the compiler makes variants of its own for sizes of one.
+    """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
 
     Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
     nothing is left to compile.
     """
-    recipes = list(dict.fromkeys(recipes)) * min(2, len(recipes))
+    recipes = list(dict.fromkeys(recipes)) * 2
     numerics = LaneNumerics(recipes, range(len(recipes)))
     shapes = [((40, 256), (50, 256))]  # no block is a whole operand
     # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
@@ -287,6 +286,5 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
                 numerics.gemm(stage, 0, a, 2, b, 2)
         for slot in numerics.slots.values():
             slot.state.clear()  # of other shapes
-    lanes = min(2, numerics.lanes)
-    for shape in ((lanes, 3, 4), (lanes, 3, 4, 5)):  # a layer's output without and with tokens
+    for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
         silu(torch.ones(shape), numerics.backend.sigmoid)

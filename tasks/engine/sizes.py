@@ -8,6 +8,7 @@ doubling.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,17 @@ def search_lanes(
 
 def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
     """The memory model of a population; None where one lane does not fit."""
+    if (found := _memory_of_several(task, recipes, device)) is not None:
+        return found
+    gc.collect()  # what did not fit
+    try:
+        return Memory(0, peak_bytes(task, recipes, device, 1))  # all of it counts as the lane's own
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _memory_of_several(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
+    """None where they do not fit."""
     small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
@@ -99,17 +111,9 @@ def memory_of(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | No
             small, large = large, 4 * large
             peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
-        return _memory_of_few(task, recipes, device)
+        return None
     per_lane = max(0, peaks[1] - peaks[0]) // (large - small)
     return Memory(max(0, peaks[0] - small * per_lane), per_lane)
-
-
-def _memory_of_few(task: Task, recipes: Sequence[Recipe], device: str) -> Memory | None:
-    """From the peak of a single lane, all of which then counts as the lane's own."""
-    try:
-        return Memory(0, peak_bytes(task, recipes, device, 1))
-    except torch.OutOfMemoryError:
-        return None
 
 
 def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, steps: int = 5) -> int:
