@@ -8,9 +8,10 @@ follow from it):
     small     as a batch. A single matrix is multiplied twice, which costs little where it is small
     large     on a GPU: matrix by matrix, however many there are. One of these fills a GPU by itself, so that nothing is
               lost by it, and a model that is trained alone pays nothing for a company that it does not have
+    narrow    on a GPU: results of a few rows, short contractions, and rows that do not begin at multiples of 16 bytes.
+              There cuBLAS's choice depends on how many matrices there are; a kernel of ours (fused/products.py) has one
+              order
     odd       on a CPU: matrices that fill no whole lines of the cache are put where each begins a line
-
-cuBLAS chooses by the alignment of pointers too. What does not begin and go on at multiples of 16 bytes is never large.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fp4dse.kernels.arithmetic.reduce import has_kernels
+
 LINE = 16
 """Numbers in a line of a CPU's cache, in FP32."""
+NARROW = 16
+"""Rows, columns or numbers along the contraction, below which a product is narrow."""
 LARGE_WORK, LARGE_RESULT = 2**34, 2**20
 """Operations, and numbers of the result, from which on a product is large. 2^34 take a GPU of 600 Top/s 30 µs, ten
 times what a launch costs. 2^20 are 64 tiles of 128 × 128: cut in two or four along the contraction, as cuBLAS does,
@@ -29,10 +34,17 @@ ALIGNED = 16
 """Bytes of which cuBLAS's fastest kernels want addresses to be multiples."""
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ in float32 [L, R, S]. float32 operands, on a GPU also bfloat16."""
+def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ in float32 [L, R, S]. float32 operands, on a GPU also bfloat16.
+
+    fp32: `ieee` or `tf32`, what cuBLAS is set to when this is called.
+    """
     if not a.is_cuda:
         return _in_lines(a, b)
+    if is_narrow(a, b) and has_kernels(a):
+        from fp4dse.kernels.fused import products
+
+        return products.multiply(a, b, fp32)
     if is_large(a, b):
         return one_by_one(a, b)
     if len(a) > 1:
@@ -40,11 +52,17 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return _batch(twice(a), twice(b))[:1]
 
 
+def is_narrow(a: Tensor, b: Tensor) -> bool:
+    """Whether a kernel of ours makes products of matrices of this shape, dtype and strides on a GPU."""
+    sizes = a.shape[1], b.shape[1], a.shape[2]
+    return min(sizes) < NARROW or b.shape[1] % 4 > 0 or not (_aligned(a) and _aligned(b))
+
+
 def is_large(a: Tensor, b: Tensor) -> bool:
     """Whether products of matrices of this shape, dtype and strides are made one by one on a GPU."""
     result = a.shape[1] * b.shape[1]
     work = 2 * result * a.shape[2]
-    return work >= LARGE_WORK and result >= LARGE_RESULT and b.shape[1] % 4 == 0 and _aligned(a) and _aligned(b)
+    return work >= LARGE_WORK and result >= LARGE_RESULT and not is_narrow(a, b)
 
 
 def one_by_one(a: Tensor, b: Tensor) -> Tensor:
@@ -65,9 +83,9 @@ def twice(x: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor) -> bool:
-    """Whether rows (columns, where x lies along them) follow one another at multiples of ALIGNED bytes. Lanes then do
-    too."""
-    return max(x.stride()[1:]) * x.element_size() % ALIGNED == 0
+    """Whether lanes begin at multiples of ALIGNED bytes and rows (columns, where x lies along them) go on at such."""
+    places = x.storage_offset(), x.stride(0), max(x.stride()[1:])
+    return all(place * x.element_size() % ALIGNED == 0 for place in places)
 
 
 def _batch(a: Tensor, b: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _multiplied(a: Tensor, b: Tensor, fp32: str) -> Tensor:
     if not a.is_cuda:
         return multiply(a, b)
     with _math(fp32):
-        return multiply(a, b)
+        return multiply(a, b, fp32)
 
 
 @contextmanager

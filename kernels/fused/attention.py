@@ -38,11 +38,11 @@ _SHORT = 128
 """Queries that a program may take whole."""
 
 _TILES = {
-    ("forward", False): (128, 64, 4, 3),
-    ("forward", True): (128, 64, 8, 3),
-    ("keys", False): (64, 128, 8, 2),
+    ("forward", False): (64, 64, 4, 2),
+    ("forward", True): (64, 64, 4, 3),
+    ("keys", False): (64, 64, 4, 3),
     ("keys", True): (32, 128, 8, 2),
-    ("queries", False): (128, 64, 8, 2),
+    ("queries", False): (64, 64, 4, 2),
     ("queries", True): (64, 64, 8, 2),
 }
 """(queries, keys, warps, stages) by kernel and whether heads have more than 64 numbers."""

@@ -116,3 +116,33 @@ def test_large_products_are_told_by_their_shape():
     assert not large(1024, 1023, 2**14)
     assert not large(2048, 1024, 2**14 + 4)
     assert large(2048, 1024, 2**14 + 4, torch.float32)
+
+
+@pytest.mark.parametrize("columns", [*itertools.product((False, True), (False, True))], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_products_by_a_kernel_have_the_same_bits_in_any_company(place, columns, dtype):
+    for rows, wide, k in ((1, 1, 1), (7, 10, 130), (70, 1, 64), (10, 65, 9)):
+        a, b = (
+            laid(operand(3, n, k, dtype, n), c).to(place.device) for n, c in zip((rows, wide), columns, strict=True)
+        )
+        got = place.products.multiply(a, b, "ieee")
+        exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+        assert ((got - exact).abs() <= 2.0**-18 * size).all()
+        for chosen in ([1], [2, 0]):
+            assert torch.equal(place.products.multiply(a[chosen], b[chosen], "ieee"), got[chosen])
+
+
+def test_an_empty_contraction_is_zero(place):
+    a, b = (torch.ones(2, n, 0, device=place.device) for n in (3, 4))
+    assert torch.equal(place.products.multiply(a, b, "ieee").cpu(), torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "k"), [(512, 10, 256), (10, 256, 512), (64, 64, 8), (129, 68, 8193), (64, 63, 64)]
+)
+def test_few_rows_short_contractions_and_rows_that_are_not_aligned_are_narrow(rows, columns, k):
+    a, b = (torch.empty(2, n, k, device="meta") for n in (rows, columns))
+    assert batched.is_narrow(a, b)
+    assert not batched.is_narrow(*(torch.empty(2, n, 64, device="meta") for n in (64, 48)))
+    parts = torch.empty(2, 4099, device="meta")[:, :4096].view(2, 64, 64)  # lanes that lie apart
+    assert batched.is_narrow(parts, parts)
