@@ -11,6 +11,9 @@ follow from it):
     odd       on a CPU: matrices that fill no whole lines of the cache are put where each begins a line
 
 cuBLAS chooses by the alignment of pointers too. What does not begin and go on at multiples of 16 bytes is never large.
+
+Not mended: where MKL has more than twice as many threads as matrices it shares each among several, and some shapes then
+have other bits than in larger batches (docs/log.md). Workers have one thread unless they are asked to have more.
 """
 
 from __future__ import annotations
