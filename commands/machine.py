@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -39,12 +40,18 @@ def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
 
 @command(epilog="Example: fp4dse selftest --device cuda")
 def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
-    """Check this machine's quantizers against their definitions and frozen vectors; exit code 1 on any mismatch."""
+    """Check this machine's quantizers against their definitions and frozen vectors; exit code 1 on any mismatch.
+
+    A CPU takes minutes, most of them to compile; what is done is told on standard error.
+    """
     from fp4dse.kernels.selftest import selftest as checks
     from fp4dse.tasks import check_device
 
     check_device(device)
-    rows = [{"check": check.name, "cases": check.cases, "wrong": check.wrong} for check in checks(device)]
+    rows = []
+    for check in checks(device):
+        rows.append({"check": check.name, "cases": check.cases, "wrong": check.wrong})
+        print(f"{check.name}: {check.wrong} wrong", file=sys.stderr)
     print_rows(["check", "cases", "wrong"], rows, as_json)
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 

@@ -66,6 +66,8 @@ def query(
         raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
     elif out:
         write_atomic(out, FORMATS[form](answer))
+    elif form == "parquet" and sys.stdout.isatty():
+        raise ConfigError("--format", form, "table, csv, json, latex on a terminal; parquet with --out FILE")
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(FORMATS[form](answer))

@@ -45,7 +45,7 @@ def find_stored(text: str, runs: pd.DataFrame) -> str:
     else:
         found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text)])
     if len(found) != 1:
-        names = ", ".join(sorted(set(runs["recipe_name"].dropna())))
+        names = ", ".join(sorted(set(runs["recipe_name"].dropna()))) or "none"
         others = "a label as tables have it, or a config_id (fp4dse query recipes)"
         raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}")
     return found.pop()

@@ -90,6 +90,6 @@ def needed(what: str) -> Callable[[], Images]:
     """The data of a preset that has none of its own."""
 
     def missing() -> Images:
-        raise ConfigError("data", None, f"--data PATH with {what}: none is bundled for this preset")
+        raise ConfigError("--data", None, f"a PATH with {what}: none is bundled for this preset")
 
     return missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.blocks import block_maximum, decoded, larger, pair_maximum, quantized, scaled
+from fp4dse.kernels.fused.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.fused.codecs import coded
 from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes, signs_of
 from fp4dse.kernels.fused.numbers import address, as_float, hadamard, opaque, unknown
@@ -33,7 +33,7 @@ def singles(x, B: tl.constexpr, COLUMNS: tl.constexpr):
             blocks = tl.reshape(tl.permute(tl.join(low, high), (0, 2, 1)), (2 * HALF * COUNT, B))
         else:
             word = pair_maximum(tl.reshape(x, (x.shape[0] * x.shape[1] * 2 // B, B // 2)))
-            amax = larger(as_float(word << 16 & 0x7FFFFFFF), as_float(word & 0x7FFF0000))
+            amax = block_maximum(as_float(tl.join(word << 16, word) & 0x7FFF0000))
             blocks = tl.reshape(tl.join(low, high), (amax.shape[0], B))
     else:
         blocks = tl.reshape(x, (x.shape[0] * x.shape[1] // B, B))

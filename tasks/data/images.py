@@ -82,7 +82,9 @@ def load_images(data: str, size: int | None = None) -> Images:
             if read in (published.cifar, published.mnist) and "size=" in data:
                 raise ConfigError(f"option of data {source.path}", "size", "none: published images keep their size")
             return _images(source, *parts)
-    raise ConfigError("data", data, "CIFAR-10/100 or MNIST files, Parquet files, or a folder of images for each class")
+    raise ConfigError(
+        "--data", data, "CIFAR-10/100 or MNIST files, Parquet files, or a folder of images for each class"
+    )
 
 
 def parse_source(data: str, size: int | None = None) -> Source:
@@ -99,7 +101,7 @@ def parse_source(data: str, size: int | None = None) -> Source:
             raise ConfigError(f"size of data {path}", given, "a whole number of pixels, 1 to 4096")
         options["size"] = int(given)
     if not Path(path).exists():
-        raise ConfigError("data", path, "a file or folder that exists")
+        raise ConfigError("--data", path, "a file or folder that exists")
     return Source(Path(path), label=label if named else None, **options)  # type: ignore[arg-type]
 
 

@@ -218,7 +218,7 @@ def test_presets_of_the_paper_have_its_numbers():
     assert (small.batch, small.lr, small.steps) == (512, 1e-3, 20 * 97)
     assert (big.batch, big.lr, big.steps) == (20, 1e-4, 3 * 3325)
     for task in (small, big):
-        with pytest.raises(ConfigError, match="data: found nothing; accepted: --data PATH with"):
+        with pytest.raises(ConfigError, match="data: found nothing; accepted: a PATH with"):
             task.problem([0])
 
 

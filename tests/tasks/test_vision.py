@@ -93,7 +93,7 @@ def test_presets_without_data_of_their_own_say_what_they_need():
     for name in ("vit-paper", "resnet-paper", "resnet-cifar", "cnn-paper", "cnn-mnist-paper"):
         task = get_task("vision", name)
         for ask in (lambda task=task: task.digest, lambda task=task: task.problem([0])):
-            with pytest.raises(ConfigError, match=r"data: found nothing; accepted: --data PATH with"):
+            with pytest.raises(ConfigError, match=r"data: found nothing; accepted: a PATH with"):
                 ask()
 
 
