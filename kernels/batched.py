@@ -12,6 +12,9 @@ follow from it):
               There cuBLAS's choice depends on how many matrices there are; a kernel of ours (fused/products.py) has one
               order
     odd       on a CPU: matrices that fill no whole lines of the cache are put where each begins a line
+
+Not mended: where MKL has more than twice as many threads as matrices it shares each among several, and some shapes then
+have other bits than in larger batches (docs/log.md). Workers have one thread unless they are asked to have more.
 """
 
 from __future__ import annotations
