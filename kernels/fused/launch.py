@@ -65,7 +65,7 @@ def _rotated_maximum_kernel(
 _TILE, _EDGE = 2048, 64  # elements of a tile of rows, edge of a tile of columns
 _TILES, _MANY = 4, 8192
 _TILES_OF = (4, 1)  # of rows, of columns
-_HEIGHTS, _REGISTERS = (64, 256), (72, 80)  # of programs that write both operands: decoded, packed
+_HEIGHTS, _REGISTERS = (64, 128), (72, 80)  # of programs that write both operands: decoded, packed
 _PARTS = (1024, 512)  # elements of a tile of rows for each warp, of such programs
 _MAXIMUM_TILE = 8192
 
