@@ -16,7 +16,7 @@ Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, wi
 Seeds = Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2). Default: the space's, or 3.")]
 Rates = Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's.")]
 Rungs = Annotated[int, typer.Option(help="Rungs at which the worse lanes of a population are dropped.")]
-Keep = Annotated[float, typer.Option(help="Share that goes on at a rung.")]
+Keep = Annotated[float | None, typer.Option(help="Share that goes on at a rung. Default: 0.5.")]
 TaskNames = Annotated[list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")]
 ExecutorName = Annotated[str, typer.Option(help="local, ray or slurm.")]
 ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]

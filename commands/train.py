@@ -70,7 +70,7 @@ def sweep(
     jobs: Jobs = None,
     budget: Budget = None,
     rungs: Rungs = 0,
-    keep: Keep = 0.5,
+    keep: Keep = None,
     executor: ExecutorName = "local",
     option: ExecutorOptions = [],  # noqa: B006
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
@@ -136,7 +136,7 @@ def search(
     sampler_seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     budget: Budget = None,
     rungs: Rungs = 0,
-    keep: Keep = 0.5,
+    keep: Keep = None,
     executor: ExecutorName = "local",
     option: ExecutorOptions = [],  # noqa: B006
     as_json: AsJson = False,
@@ -225,7 +225,7 @@ def run_one(
 def rungs(
     replay: Annotated[Path, typer.Option(help="A store with a finished sweep that had no rungs.")],
     rungs: Rungs = 3,
-    keep: Keep = 0.5,
+    keep: Annotated[float, typer.Option(help="Share that goes on at a rung.")] = 0.5,
     as_json: AsJson = False,
 ) -> None:
     """What rungs would have saved in a finished sweep, and how often they would have dropped the best recipe."""

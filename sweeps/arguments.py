@@ -77,10 +77,13 @@ def report_path(store: str | Place) -> Path:
 def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | None = None) -> list[tuple[str, ...]]:
     """`task`, `task:preset` or `FILE.py:NAME` each, as get_task is asked; whether they exist is asked elsewhere."""
     asked: list[tuple[str, ...]] = []
+    texts = list(texts)
     for text in texts:
         task, colon, own = text.rpartition(":")
         pair = (task, own) if colon else (own, preset or DEFAULT_PRESET)
         asked.append(pair if data is None else (*pair, data))
+    if preset is not None and all(":" in text for text in texts):
+        raise ConfigError("--preset", preset, "nothing where every --task names its own")
     if data is not None and len({task for task, *_ in asked}) > 1:
         raise ConfigError("--data", data, "data for one task (several --task are given)")
     return asked
@@ -125,9 +128,15 @@ def parse_options(texts: Iterable[str]) -> dict[str, str]:
     return options
 
 
-def parse_halving(rungs: int, keep: float) -> Halving | None:
+def parse_halving(rungs: int, keep: float | None) -> Halving | None:
     """No rungs are no halving."""
-    return Halving(rungs, keep) if rungs else None
+    if rungs < 0:
+        raise ConfigError("--rungs", rungs, "0 for none, or a whole number above 0")
+    if not rungs and keep is not None:
+        raise ConfigError("--keep", keep, "nothing without --rungs")
+    if not rungs:
+        return None
+    return Halving(rungs) if keep is None else Halving(rungs, keep)
 
 
 def parse_duration(text: str | None) -> float | None:

@@ -12,12 +12,14 @@ from fp4dse.sweeps.arguments import (
     find_stored,
     latest_store,
     parse_duration,
+    parse_halving,
     parse_lrs,
     parse_seeds,
     parse_tasks,
     report_path,
     shipped_spaces,
 )
+from fp4dse.sweeps.rungs import Halving
 from tests.sweeps.made import row
 
 
@@ -57,6 +59,7 @@ def test_wrong_learning_rates_are_refused(text):
 def test_a_task_carries_its_preset_or_takes_the_common_one():
     assert parse_tasks(["vision", "regression:smoke"]) == [("vision", "small"), ("regression", "smoke")]
     assert parse_tasks(["vision"], "paper") == [("vision", "paper")]
+    assert parse_tasks(["vision", "language:tiny"], "smoke") == [("vision", "smoke"), ("language", "tiny")]
     assert parse_tasks(["a:b/mine.py:TASK"]) == [("a:b/mine.py", "TASK")]
 
 
@@ -100,3 +103,18 @@ def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):
 def test_reports_of_stores_side_by_side_have_different_names(tmp_path):
     assert report_path(default_store("a")) == default_store("a").with_name("report.html")
     assert report_path(tmp_path / "s1") != report_path(tmp_path / "s2")
+
+
+def test_a_preset_that_no_task_takes_is_refused():
+    with pytest.raises(ConfigError, match="--preset: found 'paper'; accepted: nothing where every --task names its own"):
+        parse_tasks(["vision:small", "mine.py:TASK"], "paper")
+
+
+def test_rungs_and_what_they_keep():
+    assert parse_halving(0, None) is None
+    assert parse_halving(2, None) == Halving(2, 0.5)
+    assert parse_halving(2, 0.7) == Halving(2, 0.7)
+    with pytest.raises(ConfigError, match="--keep: found 0.7; accepted: nothing without --rungs"):
+        parse_halving(0, 0.7)
+    with pytest.raises(ConfigError, match="--rungs: found -1; accepted: 0"):
+        parse_halving(-1, None)
