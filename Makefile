@@ -18,7 +18,7 @@ quickstart: install
 
 # One thread a worker: two workers that each take every core are slower than one, and threads that wait would spin.
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: .venv/dev.stamp
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)

@@ -107,7 +107,7 @@ def test_a_job_that_is_killed_is_told_by_its_signal_and_the_worker_goes_on(paren
     assert parent.work(Job(task="regression", preset="smoke", lanes=lanes()))[0] == 0
 
 
-LONG = Job(task="regression", preset="small", lanes=lanes() * 20)
+LONG = Job(task="regression", preset="small", lanes=lanes() * 8)
 
 
 def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path):
@@ -173,7 +173,7 @@ for job in setting.plan(recipes, [0, 1, 2], None, set()).jobs:
     warm_up([lane.recipe for lane in job.lanes])
     torch.compiler.set_stance("fail_on_recompile")
     task = msgspec.structs.replace(get_task(job.task, job.preset), steps=1)
-    assert train(task, job.lanes[:1]).lanes == train(task, job.lanes).lanes[:1]
+    assert train(task, job.lanes[:1]).lanes == train(task, job.lanes[:3]).lanes[:1]
 """
 
 
