@@ -1,6 +1,5 @@
 """The quantizers compute what their definitions say: exhaustive where the space is tiny, oracles where it is not."""
 
-
 import msgspec
 import pytest
 import torch
