@@ -132,11 +132,11 @@ def parse_halving(rungs: int, keep: float | None) -> Halving | None:
     """No rungs are no halving."""
     if rungs < 0:
         raise ConfigError("--rungs", rungs, "0 for none, or a whole number above 0")
-    if not rungs and keep is not None:
+    if rungs:
+        return Halving(rungs) if keep is None else Halving(rungs, keep)
+    if keep is not None:
         raise ConfigError("--keep", keep, "nothing without --rungs")
-    if not rungs:
-        return None
-    return Halving(rungs) if keep is None else Halving(rungs, keep)
+    return None
 
 
 def parse_duration(text: str | None) -> float | None:
