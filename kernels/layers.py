@@ -32,8 +32,8 @@ class _QuantLinear(torch.autograd.Function):
         ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
     ) -> Tensor:
         rows = im2col(x, window) if window else x
-        out = numerics.forward(layer, rows, w, keep=ctx.needs_input_grad[:2])
-        ctx.again = window is not None and out.x is rows
+        ctx.again = window is not None and numerics.repeats(layer)
+        out = numerics.forward(layer, rows, w, keep=ctx.needs_input_grad[:2], copies_x=not ctx.again)
         kept = x if ctx.again else out.x
         ctx.save_for_backward(kept, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
         ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
@@ -51,7 +51,7 @@ class _QuantLinear(torch.autograd.Function):
                 dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
             if ctx.needs_input_grad[1]:
-                x = im2col(x, ctx.window) if ctx.again else x
+                x = numerics.copy_of_x(layer, im2col(x, ctx.window)) if ctx.again else x
                 dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
                 db = lane_sum(g.to(torch.float32), 1)

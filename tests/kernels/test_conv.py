@@ -1,15 +1,17 @@
 """A convolution is the product of its im2col matrix: plain torch's values with the quantizers off, the six slots on."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
 from fp4dse.kernels.columns import Window, col2im, im2col
 
-OFF = Quantizer.named("none")
+OFF, NVFP4 = Quantizer.named("none"), Quantizer.named("nvfp4")
 SHAPES = [  # batch, height, width, channels in, channels out, kernel, stride, padding
     (2, 8, 8, 3, 16, (3, 3), 1, 1),
     (3, 7, 9, 16, 8, (3, 3), 2, 1),
@@ -28,6 +30,13 @@ def recipe_with(slot: str | None = None, quantizer: Quantizer = OFF, **rotations
         return kind(**slots, rotation=rotations.get(name))
 
     return Recipe(fprop=stage(Fprop, "fprop"), dgrad=stage(Dgrad, "dgrad"), wgrad=stage(Wgrad, "wgrad"))
+
+
+def from_forward(q: Quantizer, rotation: Hadamard | None = None) -> Recipe:
+    """dW takes the columns as q of the forward pass left them, and quantizes them again."""
+    return Recipe(
+        fprop=Fprop(x=q, w=q, rotation=rotation), dgrad=Dgrad(g=q, w=q), wgrad=Wgrad(g=q, x=q, source="forward")
+    )
 
 
 def numerics(recipe: Recipe, lanes: int) -> LaneNumerics:
@@ -150,13 +159,34 @@ def test_an_image_smaller_than_the_kernel_is_refused():
         layer(torch.ones(2, 1, 4, 4, 1))
 
 
-@pytest.mark.parametrize(("recipe", "keeps_columns"), [("bf16", False), ("nvfp4-sr-rht", False), ("tetrajet", True)])
-def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns(recipe, keeps_columns):
-    """But for recipes whose dW takes what the forward pass quantized."""
+def kept_numbers(recipe, w, x):
+    """How many are kept by a forward pass for the backward pass."""
     kept = []
-    w = torch.randn(2, 8, 3, 3, 16)
-    layer = QuantConv2d(w, None, LaneNumerics([Recipe.named(recipe)] * 2, [0, 1]), 1, padding=1)
-    x = torch.randn(2, 2, 6, 6, 16, requires_grad=True)
+    layer = QuantConv2d(w, None, LaneNumerics([recipe] * 2, [0, 1]), 1, padding=1)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-        layer(x)
-    assert sum(kept) == w.numel() + x.numel() * (9 if keeps_columns else 1)
+        layer(x.requires_grad_())
+    return sum(kept)
+
+
+def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns():
+    """But where dW takes what the forward pass quantized by maxima that have moved on by then."""
+    w, x = torch.randn(2, 8, 3, 3, 16), torch.randn(2, 2, 6, 6, 16)
+    image, columns = (w.numel() + times * x.numel() for times in (1, 9))
+    for name in ("bf16", "nvfp4-sr-rht", "tetrajet"):
+        assert kept_numbers(Recipe.named(name), w, x) == image
+    held = msgspec.structs.replace(NVFP4.tensor_scale, amax="held", steps=4)
+    for tensor_scale, wanted in ((NVFP4.tensor_scale, image), (held, columns)):
+        q = msgspec.structs.replace(NVFP4, tensor_scale=tensor_scale)
+        assert kept_numbers(from_forward(q), w, x) == wanted
+
+
+@pytest.mark.parametrize("rotation", [None, Hadamard(size=16)])
+@pytest.mark.parametrize("slot", ["mxfp4", "nvfp4", "none"])
+def test_columns_that_are_quantized_again_are_those_of_the_forward_pass(monkeypatch, slot, rotation):
+    """Stochastic bits and rotation signs too."""
+    q = msgspec.structs.replace(Quantizer.named(slot), rounding=Stochastic()) if slot != "none" else OFF
+    recipe = from_forward(q, rotation)
+    found = run(recipe, SHAPES[1])
+    monkeypatch.setattr(LaneNumerics, "repeats", lambda self, layer: False)
+    for ours, theirs in zip(found[1], run(recipe, SHAPES[1])[1], strict=True):
+        assert torch.equal(ours, theirs)
