@@ -149,15 +149,20 @@ class LaneNumerics:
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
         return Forward(_product(self._gemm("fprop", layer), qx, qw), copy_x, copy_w, qx.kept, qw.kept)
 
+    def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """What x of this dtype may be rounded to before a stage takes it, without a change of what comes out."""
+        of = self._of(stage, layer)
+        slot, (other,) = of.slots[f"{stage}.x"], (of.slots[f"{stage}.{o}"] for o in STAGES[stage] if o != "x")
+        rounds_first = slot.block is None and slot.bf16 == "all" and not of.rotations[stage]
+        return torch.bfloat16 if rounds_first and other.compensated is None else dtype
+
     def repeats(self, layer: int) -> bool:
         """Whether `copy_of_x` finds in the backward pass what the forward pass had: nothing that moves on."""
         slot = self._of("fprop", layer).slots["fprop.x"]
         return "wgrad" not in self.requantized or slot.block is None or not slot.maxima.has_state
 
     def copy_of_x(self, layer: int, x: Tensor) -> Tensor:
-        """What the backward product takes for x [L, M, K]: x, or what the forward pass made of it, made again."""
-        if "wgrad" not in self.requantized:
-            return x
+        """The forward's quantized copy of x [L, M, K], made again."""
         keys = self.keys(layer)._replace(counting=False)  # it has been counted
         operand = self._operand("fprop", layer, "x", x, 2, keys, self._turn("fprop", layer))
         return self._copy(layer, operand, x)

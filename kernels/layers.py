@@ -31,7 +31,7 @@ class _QuantLinear(torch.autograd.Function):
     def forward(
         ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
     ) -> Tensor:
-        rows = im2col(x, window) if window else x
+        rows = _columns(x, window, numerics, "fprop", layer) if window else x
         ctx.again = window is not None and numerics.repeats(layer)
         out = numerics.forward(layer, rows, w, keep=ctx.needs_input_grad[:2], copies_x=not ctx.again)
         kept = x if ctx.again else out.x
@@ -51,11 +51,19 @@ class _QuantLinear(torch.autograd.Function):
                 dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
             if ctx.needs_input_grad[1]:
-                x = numerics.copy_of_x(layer, im2col(x, ctx.window)) if ctx.again else x
+                if ctx.again and "wgrad" in numerics.requantized:
+                    x = numerics.copy_of_x(layer, _columns(x, ctx.window, numerics, "fprop", layer))
+                elif ctx.again:
+                    x = _columns(x, ctx.window, numerics, "wgrad", layer)
                 dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
                 db = lane_sum(g.to(torch.float32), 1)
         return dx, dw, db, None, None, None
+
+
+def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, layer: int) -> Tensor:
+    """The columns of images x, rounded already if that is all that the stage does to them."""
+    return im2col(x.to(numerics.enough(stage, layer, x.dtype)), window)
 
 
 def product(

@@ -190,3 +190,12 @@ def test_columns_that_are_quantized_again_are_those_of_the_forward_pass(monkeypa
     monkeypatch.setattr(LaneNumerics, "repeats", lambda self, layer: False)
     for ours, theirs in zip(found[1], run(recipe, SHAPES[1])[1], strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("slot", "wanted"), [("none", torch.float32), ("bf16", torch.bfloat16), ("nvfp4", torch.float32)]
+)
+def test_columns_are_bf16_where_they_would_be_rounded_first(slot, wanted):
+    lanes = LaneNumerics([recipe_with("fprop.x", Quantizer.named(slot))] * 2, [0, 1])
+    assert lanes.enough("fprop", 0, torch.float32) == wanted
+    assert lanes.enough("wgrad", 0, torch.float32) == torch.float32
