@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
+from fp4dse.dse.estimator import Through
 from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
@@ -143,7 +144,7 @@ class LaneNumerics:
         self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
     ) -> Forward:
         """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w.
-        copies_x: whether to make what the backward pass takes for x; else it gets that from `copy_of_x`."""
+        copies_x: whether to make what the backward pass takes for x; else it gets that from `again`."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
         copy_x = self._copy(layer, qx, x) if copies_x and "wgrad" in self.requantized else x
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
@@ -156,16 +157,22 @@ class LaneNumerics:
         rounds_first = slot.block is None and slot.bf16 == "all" and not of.rotations[stage]
         return torch.bfloat16 if rounds_first and other.compensated is None else dtype
 
-    def repeats(self, layer: int) -> bool:
-        """Whether `copy_of_x` finds in the backward pass what the forward pass had: nothing that moves on."""
+    def looks_back(self, layer: int) -> bool:
+        """Whether the backward pass needs what the forward pass made of x: its copy, or what its gradient passes."""
         slot = self._of("fprop", layer).slots["fprop.x"]
-        return "wgrad" not in self.requantized or slot.block is None or not slot.maxima.has_state
+        return "wgrad" in self.requantized or (slot.block is not None and slot.through != Through())
 
-    def copy_of_x(self, layer: int, x: Tensor) -> Tensor:
-        """The forward's quantized copy of x [L, M, K], made again."""
+    def repeats(self, layer: int) -> bool:
+        """Whether `again` finds in the backward pass what the forward pass had: nothing that moves on."""
+        slot = self._of("fprop", layer).slots["fprop.x"]
+        return slot.block is None or not slot.maxima.has_state
+
+    def again(self, layer: int, x: Tensor) -> tuple[Tensor, Kept | None]:
+        """What `forward` gave for x [L, M, K], made again: what the backward product takes for it, if that is a copy,
+        and what its gradient needs."""
         keys = self.keys(layer)._replace(counting=False)  # it has been counted
-        operand = self._operand("fprop", layer, "x", x, 2, keys, self._turn("fprop", layer))
-        return self._copy(layer, operand, x)
+        operand = self._operand("fprop", layer, "x", x, 2, keys, self._turn("fprop", layer), keep=True)
+        return self._copy(layer, operand, x) if "wgrad" in self.requantized else x, operand.kept
 
     def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""

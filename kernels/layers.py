@@ -32,11 +32,14 @@ class _QuantLinear(torch.autograd.Function):
         ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
     ) -> Tensor:
         rows = _columns(x, window, numerics, "fprop", layer) if window else x
-        ctx.again = window is not None and numerics.repeats(layer)
-        out = numerics.forward(layer, rows, w, keep=ctx.needs_input_grad[:2], copies_x=not ctx.again)
+        looks_back = numerics.looks_back(layer)
+        ctx.again = window is not None and (not looks_back or numerics.repeats(layer))
+        keep_x, keep_w = ctx.needs_input_grad[:2]
+        out = numerics.forward(layer, rows, w, keep=(keep_x and not ctx.again, keep_w), copies_x=not ctx.again)
         kept = x if ctx.again else out.x
         ctx.save_for_backward(kept, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
         ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
+        ctx.looks_back = looks_back
         y = out.y if b is None else out.y + b[:, None, :]
         return y.to(numerics.dtype)  # [L, M, N]
 
@@ -47,15 +50,16 @@ class _QuantLinear(torch.autograd.Function):
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
         kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
+            if ctx.again:
+                x = _columns(x, ctx.window, numerics, "fprop" if ctx.looks_back else "wgrad", layer)
+                if ctx.looks_back:
+                    x, kept_x = numerics.again(layer, x)
+            if ctx.needs_input_grad[1]:
+                dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
+            x = None  # columns take much, and so do their gradients
             if ctx.needs_input_grad[0]:
                 dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
-            if ctx.needs_input_grad[1]:
-                if ctx.again and "wgrad" in numerics.requantized:
-                    x = numerics.copy_of_x(layer, _columns(x, ctx.window, numerics, "fprop", layer))
-                elif ctx.again:
-                    x = _columns(x, ctx.window, numerics, "wgrad", layer)
-                dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
                 db = lane_sum(g.to(torch.float32), 1)
         return dx, dw, db, None, None, None

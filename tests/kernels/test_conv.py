@@ -159,33 +159,34 @@ def test_an_image_smaller_than_the_kernel_is_refused():
         layer(torch.ones(2, 1, 4, 4, 1))
 
 
-def kept_numbers(recipe, w, x):
-    """How many are kept by a forward pass for the backward pass."""
-    kept = []
+def kept_times(recipe):
+    """How many numbers a forward pass keeps for the backward pass, for each number of a further image."""
+    w, kept = torch.randn(2, 8, 3, 3, 16), []
     layer = QuantConv2d(w, None, LaneNumerics([recipe] * 2, [0, 1]), 1, padding=1)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
-        layer(x.requires_grad_())
-    return sum(kept)
+    for batch in (2, 4):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, to=sizes: (to.append(t.numel()), t)[1], lambda t: t):
+            layer(torch.randn(2, batch, 6, 6, 16, requires_grad=True))
+        kept.append(sum(sizes))
+    return (kept[1] - kept[0]) / (2 * 2 * 6 * 6 * 16)
 
 
 def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns():
-    """But where dW takes what the forward pass quantized by maxima that have moved on by then."""
-    w, x = torch.randn(2, 8, 3, 3, 16), torch.randn(2, 2, 6, 6, 16)
-    image, columns = (w.numel() + times * x.numel() for times in (1, 9))
-    for name in ("bf16", "nvfp4-sr-rht", "tetrajet"):
-        assert kept_numbers(Recipe.named(name), w, x) == image
+    """But where the backward pass needs what the forward pass quantized by maxima that have moved on by then."""
+    for name in ("bf16", "nvfp4-sr-rht", "tetrajet", "quartet"):
+        assert kept_times(Recipe.named(name)) == 1
     held = msgspec.structs.replace(NVFP4.tensor_scale, amax="held", steps=4)
-    for tensor_scale, wanted in ((NVFP4.tensor_scale, image), (held, columns)):
+    for tensor_scale, times in ((NVFP4.tensor_scale, 1), (held, 9)):
         q = msgspec.structs.replace(NVFP4, tensor_scale=tensor_scale)
-        assert kept_numbers(from_forward(q), w, x) == wanted
+        assert kept_times(from_forward(q)) == times
 
 
 @pytest.mark.parametrize("rotation", [None, Hadamard(size=16)])
 @pytest.mark.parametrize("slot", ["mxfp4", "nvfp4", "none"])
-def test_columns_that_are_quantized_again_are_those_of_the_forward_pass(monkeypatch, slot, rotation):
-    """Stochastic bits and rotation signs too."""
+def test_what_the_backward_pass_quantizes_again_is_what_the_forward_pass_had(monkeypatch, slot, rotation):
+    """Stochastic bits, rotation signs and what an estimator masks too."""
     q = msgspec.structs.replace(Quantizer.named(slot), rounding=Stochastic()) if slot != "none" else OFF
-    recipe = from_forward(q, rotation)
+    recipe = msgspec.structs.replace(from_forward(q, rotation), estimator=Recipe.named("quartet").estimator)
     found = run(recipe, SHAPES[1])
     monkeypatch.setattr(LaneNumerics, "repeats", lambda self, layer: False)
     for ours, theirs in zip(found[1], run(recipe, SHAPES[1])[1], strict=True):
