@@ -209,8 +209,8 @@ def lane_sum(x: Tensor, dim: int) -> Tensor:
         out = x.new_empty(before, sizes[-1], m)
         total = out.numel()
         tile = min(_TILE, triton.next_power_of_2(total))
-        places = grid(triton.cdiv(total, tile))
-        _sum_kernel[places](x, out, total, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
+        grid = (triton.cdiv(total, tile),)
+        _sum_kernel[grid](x, out, total, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
         x, n = out, sizes[-1]
     return x.view(kept)
 

@@ -178,7 +178,7 @@ def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
     if len(lanes) > 1:
         return f"out of memory: {len(lanes)} lanes of {what} want more than the {room}"
     less = [] if task.dtype == "bfloat16" else [f"--task {what}+bf16"]
-    parts = lanes[0].recipe.training.accumulate * 2
+    parts = 2 * max(lanes[0].recipe.training.accumulate, task.parts)
     if parts <= MOST_PARTS and task.batch % parts == 0:
         less.append(f"training.accumulate = {parts} or more (batches in parts of {task.batch // parts})")
     takes_less = ", ".join([*less, "a device with more memory"])
