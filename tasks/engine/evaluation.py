@@ -20,6 +20,7 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
     p, task, numerics = population, population.task, population.numerics
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
+    p.make_room()
     numerics.training = False
     for start in range(0, p.problem.val_x.shape[1], task.eval_rows):
         loss, found = _pass(p, start)
@@ -48,6 +49,7 @@ def rehearse(population: Population) -> None:
     """One pass of the evaluation, where it might not fit beside what training holds: then memory runs out now and not
     when all is trained. Nothing that later steps depend on changes."""
     if is_tight(population):
+        population.make_room()
         population.numerics.training = False
         _pass(population, 0)
         population.numerics.training = True
