@@ -202,6 +202,18 @@ def test_a_captured_step_trains_as_an_eager_one(task, between, names, monkeypatc
     assert captured.lanes == eager.lanes
 
 
+def test_steps_that_give_back_their_memory_are_captured_again(monkeypatch):
+    """Where little is left, for a finish, what is recorded and evaluations; nothing changes."""
+    task = msgspec.structs.replace(get_task("vision", "smoke"), steps=25)
+    lanes = [Lane(Recipe.named("nvidia-nvfp4-finish"), task.lr, seed) for seed in (0, 1)]
+    usual = train(task, lanes, "cuda", record=True)
+    monkeypatch.setattr("fp4dse.tasks.engine.population.is_crowded", lambda device: True)
+    monkeypatch.setattr("fp4dse.tasks.engine.evaluation.is_tight", lambda population: True)
+    crowded = train(task, lanes, "cuda", record=True)
+    assert not any("graph" in reason for reason in crowded.fallbacks), crowded.fallbacks
+    assert crowded.lanes == usual.lanes
+
+
 def test_a_recipe_gets_the_products_that_it_asks_for():
     exact = Recipe.named("mxfp4")
     x, w = torch.randn(2, 64, 96, device="cuda"), torch.randn(2, 48, 96, device="cuda")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fp4dse.kernels.arithmetic import reduce
 from fp4dse.kernels.fused.blocks import lane_sum
+from fp4dse.kernels.fused.grids import grid
 
 _ABSENT = tl.constexpr(1 << 30)
 _LEVELS = 11
@@ -118,9 +119,9 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, branch: Tensor | None = None) 
     y, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
     rows, levels, row_levels, warps = _sizes(x)
     tensors = x, x if branch is None else branch.contiguous(), gain, total, y, inverse
-    grid = triton.cdiv(rows, 1 << row_levels), len(x)
     flags = {"ADDS": branch is not None, "D": x.shape[-1], "LEVELS": levels, "ROWS": 1 << row_levels}
-    _forward_kernel[grid](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
+    places = grid(triton.cdiv(rows, 1 << row_levels), len(x))
+    _forward_kernel[places](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
     return total, y, inverse
 
 
@@ -136,7 +137,7 @@ def rms_norm_gradient(
     tensors = x, inverse, gain, g, x if passing is None else passing.contiguous(), dx, d_gain
     flags = {"ADDS": passing is not None, "D": x.shape[-1], "LEVELS": levels, "ROW_LEVELS": row_levels}
     sizes = rows, roots, gain.stride(0)
-    _backward_kernel[roots, len(x)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
+    _backward_kernel[grid(roots, len(x))](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
     return dx, reduce.lane_sum(d_gain, 1)
 
 

@@ -25,6 +25,9 @@ BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
 
+MOST = 2**34
+"""Elements from which on a lane is too large: runs of 16 of them, and lines of memory, are numbered in 32 bits."""
+
 CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
@@ -108,8 +111,8 @@ def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0
         return f"rotation: found {rotation}; accepted: 0 (none), {', '.join(map(str, ROTATIONS))}"
     if codec not in CODECS:
         return f"codec: found {codec}; accepted: {', '.join(CODECS)}"
-    if not (x.numel() > 0 and len(x) < 2**16 and x[0].numel() < 2**30):
-        return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^30 - 1 elements"
+    if not (x.numel() > 0 and len(x) < 2**16 and x[0].numel() < MOST):
+        return f"x: found {tuple(x.shape)}; accepted: 1 to 65,535 lanes of 1 to 2^34 - 1 elements"
     return None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.numbers import draws16, philox
 
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
@@ -174,7 +175,7 @@ def silu(x: Tensor) -> Tensor:
     """`activations.silu` of float32 x of any shape."""
     x, n = x.contiguous(), x.numel()
     y = torch.empty_like(x)
-    _silu_kernel[(triton.cdiv(n, _TILE),)](x, y, n, TILE=_TILE, **_BIG)
+    _silu_kernel[grid(triton.cdiv(n, _TILE))](x, y, n, TILE=_TILE, **_BIG)
     return y
 
 
@@ -182,15 +183,14 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     """The gradient of x from g, that of silu(x)."""
     x, g, n = x.contiguous(), g.contiguous(), x.numel()
     out = torch.empty_like(x)
-    _silu_gradient_kernel[(triton.cdiv(n, _TILE),)](x, g, out, n, TILE=_TILE, **_BIG)
+    _silu_gradient_kernel[grid(triton.cdiv(n, _TILE))](x, g, out, n, TILE=_TILE, **_BIG)
     return out
 
 
 def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
     """x [L, …], contiguous, times a [L], then times b [L]; in place."""
     n = x[0].numel()
-    grid = triton.cdiv(n, _TILE), len(x)
-    _scale_kernel[grid](
+    _scale_kernel[grid(triton.cdiv(n, _TILE), len(x))](
         x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, TILE=_TILE, **_BIG
     )
     return x
@@ -222,16 +222,16 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     at, tile = (first if isinstance(first, Tensor) else step), 128
     if not has_first and first:
         raise ValueError(f"first: found {first}; accepted: 0 or a tensor")
-    grid = triton.cdiv(count, tile), len(seeds)
     pointers = out, seeds.contiguous(), step, site, stream, at
-    _words_kernel[grid](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
+    places = grid(triton.cdiv(count, tile), len(seeds))
+    _words_kernel[places](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
     return out
 
 
 def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     """`philox.signs` of a power of two on a device."""
     out = torch.empty(len(seeds), count, device=seeds.device)
-    _signs_kernel[(len(seeds),)](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
+    _signs_kernel[grid(len(seeds))](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
     return out
 
 
@@ -247,8 +247,7 @@ def adamw(
     """`adam.adamw`, in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in adam.NUMBERS,
     decaying bool [P]: which elements have weight decay, None for none."""
     n = flat.shape[1]
-    grid = triton.cdiv(n, _TILE), len(flat)
     bits = alive.view(torch.uint8)
     marks = bits if decaying is None else decaying.view(torch.uint8)
     tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
-    _adamw_kernel[grid](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)
+    _adamw_kernel[grid(triton.cdiv(n, _TILE), len(flat))](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)

@@ -80,7 +80,7 @@ def tile(
         if not WHOLE:
             mask = mask & (chunk < width - column0)[None, :]
         there = x_ptr + row[:, None] * 2 + chunk[None, :] * rows + (column0 * rows + row0)
-        there = address(there.to(tl.int64)[:, :, None], tl.arange(0, 16)[None, None, :], rows * 2)
+        there = address(there.to(tl.int64)[:, :, None], tl.arange(0, 16)[None, None, :], (rows * 2).to(tl.int32))
         x = tl.reshape(load(there.to(tl.pointer_type(tl.int32)), mask[:, :, None]), (P // 2, W))
     elif PAIRS:
         chunk = tl.arange(0, P * W // 16)
@@ -95,7 +95,7 @@ def tile(
     elif COLUMNS:
         # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
         row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
-        chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
+        chunk = tl.arange(0, W // 16) * 16 + unknown(tl.cast(width * 0, tl.int32))  # so that addresses are not kept
         mask = (row < rows - row0)[None, None, :]
         if not WHOLE:
             mask = mask & (chunk < width - column0)[:, None, None]
@@ -149,7 +149,7 @@ def write(
     row = tl.arange(0, P)
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
-    chunk = tl.reshape(chunk, (P * W // 16,))
+    chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
     NEAREST: tl.constexpr = scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
         y, scale = scaled(blocks, amax, numbers, UNUSUAL)
@@ -159,7 +159,7 @@ def write(
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
-        number = tl.reshape(number, (P * W // B,))
+        number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     if scales_ptr is None:
         _put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
