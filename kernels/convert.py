@@ -23,9 +23,9 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.place import Kind, Place
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
-from fp4dse.kernels.conv import im2col
+from fp4dse.kernels.columns import Window
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.layers import _QuantLinear
+from fp4dse.kernels.layers import product
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -130,13 +130,11 @@ class Converted(nn.Module):
         """The layer in float32."""
         raise NotImplementedError
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [..., K] times weight [N, K], plus the bias: [..., N], with the recipe's quantizers."""
-        rows = x.reshape(1, -1, x.shape[-1])
-        numerics = self.fp4dse.numerics(x.device)
+    def product(self, x: Tensor, weight: Tensor, window: Window | None = None) -> Tensor:
+        """`layers.product` of x [1, …], a weight [N, K] and the bias, with the recipe's quantizers: [M, N]."""
         bias = None if self.bias is None else self.bias.to(torch.float32)[None]
-        y = _QuantLinear.apply(rows, weight.to(torch.float32)[None], bias, numerics, self.fp4dse_layer)
-        return y.view(*x.shape[:-1], -1)
+        numerics = self.fp4dse.numerics(x.device)
+        return product(x, weight.to(torch.float32)[None], bias, numerics, self.fp4dse_layer, window)[0]
 
     @staticmethod
     def why_not(layer: Any) -> str | None:
@@ -148,7 +146,7 @@ class ConvertedLinear(Converted, nn.Linear):
     """nn.Linear."""
 
     def compute(self, x: Tensor) -> Tensor:
-        return self.product(x, self.weight)
+        return self.product(x.reshape(1, -1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
 
 
 class ConvertedConv2d(Converted, nn.Conv2d):
@@ -156,9 +154,10 @@ class ConvertedConv2d(Converted, nn.Conv2d):
 
     def compute(self, x: Tensor) -> Tensor:
         images = x if x.dim() == 4 else x[None]
-        kernel, stride, padding = (self.kernel_size[0], self.kernel_size[1]), self.stride[0], int(self.padding[0])
-        columns = im2col(images.permute(0, 2, 3, 1)[None], kernel, stride, padding)[0]
-        y = self.product(columns, self.weight.permute(0, 2, 3, 1).flatten(1)).permute(0, 3, 1, 2)
+        window = Window((self.kernel_size[0], self.kernel_size[1]), self.stride[0], int(self.padding[0]))
+        places = window.places(*images.shape[2:])
+        y = self.product(images.permute(0, 2, 3, 1)[None], self.weight.permute(0, 2, 3, 1).flatten(1), window)
+        y = y.view(len(images), *places, -1).permute(0, 3, 1, 2)
         return y if x.dim() == 4 else y[0]
 
     @staticmethod

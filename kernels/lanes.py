@@ -139,12 +139,33 @@ class LaneNumerics:
         """
         return _product(self._gemm(stage, layer), *self._operands(stage, layer, a, a_dim, b, b_dim))
 
-    def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w."""
+    def forward(
+        self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
+    ) -> Forward:
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w.
+        copies_x: whether to make what the backward pass takes for x; else it gets that from `copy_of_x`."""
         qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
-        copy_x = self._copy(layer, qx, x) if "wgrad" in self.requantized else x
+        copy_x = self._copy(layer, qx, x) if copies_x and "wgrad" in self.requantized else x
         copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
         return Forward(_product(self._gemm("fprop", layer), qx, qw), copy_x, copy_w, qx.kept, qw.kept)
+
+    def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """What x of this dtype may be rounded to before a stage takes it, without a change of what comes out."""
+        of = self._of(stage, layer)
+        slot, (other,) = of.slots[f"{stage}.x"], (of.slots[f"{stage}.{o}"] for o in STAGES[stage] if o != "x")
+        rounds_first = slot.block is None and slot.bf16 == "all" and not of.rotations[stage]
+        return torch.bfloat16 if rounds_first and other.compensated is None else dtype
+
+    def repeats(self, layer: int) -> bool:
+        """Whether `copy_of_x` finds in the backward pass what the forward pass had: nothing that moves on."""
+        slot = self._of("fprop", layer).slots["fprop.x"]
+        return "wgrad" not in self.requantized or slot.block is None or not slot.maxima.has_state
+
+    def copy_of_x(self, layer: int, x: Tensor) -> Tensor:
+        """The forward's quantized copy of x [L, M, K], made again."""
+        keys = self.keys(layer)._replace(counting=False)  # it has been counted
+        operand = self._operand("fprop", layer, "x", x, 2, keys, self._turn("fprop", layer))
+        return self._copy(layer, operand, x)
 
     def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""
@@ -174,27 +195,32 @@ class LaneNumerics:
         b_dim: int,
         keep: tuple[bool, bool] = (False, False),
     ) -> tuple[Operand, Operand]:
+        turn, keys = self._turn(stage, layer), self.keys(layer)
+        first, second = STAGES[stage]
+        return (
+            self._operand(stage, layer, first, a, a_dim, keys, turn, keep[0]),
+            self._operand(stage, layer, second, b, b_dim, keys, turn, keep[1]),
+        )
+
+    def _operand(
+        self, stage: str, layer: int, name: str, x: Tensor, dim: int, keys: Keys, turn: Turn | None, keep: bool = False
+    ) -> Operand:
+        """One operand of a stage, contracted over `dim` of x."""
         of = self._of(stage, layer)
-        slots = [of.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
-        rotation, unit = of.rotations[stage], _unit(of, stage)
-        length = a.shape[a_dim]
-        a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
-        turn = None
-        if rotation:
-            length += -length % rotation.size  # a rotation fills its last group
-            turn = Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order)
-        keys = self.keys(layer, length)
+        slot, other = (of.slots[f"{stage}.{o}"] for o in (name, *(o for o in STAGES[stage] if o != name)))
+        length = x.shape[dim]
+        x = blocks.pad(x.detach(), dim, _unit(of, stage))
+        if turn:
+            length += -length % turn.size  # a rotation fills its last group
+        keys = keys._replace(length=length)
         gemm = GEMMS[of.gemms[stage]]
+        # what clamping cuts off an operand is multiplied with the other as it is
+        fused = turn and slot.rotates(turn, keys, keep) and other.compensated is None
+        if turn and not fused:
+            x = rotate(x.to(torch.float32), turn.size, dim, turn.signs, turn.order)
         dtype = torch.float32 if gemm.whole else gemm.operand
-        operands = []
-        for slot, other, t, dim, kept in zip(slots, slots[::-1], (a, b), (a_dim, b_dim), keep, strict=True):
-            # what clamping cuts off an operand is multiplied with the other as it is
-            fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
-            if turn and not fused:
-                t = rotate(t.to(torch.float32), turn.size, dim, turn.signs, turn.order)
-            operand = slot.quantize(t, dim, keys, dtype, kept, turn if fused else None)
-            operands.append(operand.whole() if gemm.whole else operand)
-        return operands[0], operands[1]
+        operand = slot.quantize(x, dim, keys, dtype, keep, turn if fused else None)
+        return operand.whole() if gemm.whole else operand
 
     def keys(self, layer: int, length: int = 0) -> Keys:
         """What random numbers and state of a layer are keyed by, now."""
@@ -221,6 +247,11 @@ class LaneNumerics:
         """Count from zero again."""
         for slot in self.slots.values():
             slot.counts.clear()
+
+    def _turn(self, stage: str, layer: int) -> Turn | None:
+        """The rotation of both operands of a stage."""
+        rotation = self._of(stage, layer).rotations[stage]
+        return Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order) if rotation else None
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.columns import Window, col2im, im2col
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
 
@@ -22,14 +23,20 @@ class _QuantLinear(torch.autograd.Function):
     gradients pass through the forward's quantizers as the recipe's estimator says: straight, unless it names another.
 
     Quantizers and accumulators are FP32. The bias is added to the accumulator, and what leaves is rounded once, to
-    `numerics.dtype`; the gradient of x to x's own. x is kept for the backward pass as it came.
+    `numerics.dtype`; the gradient of x to x's own. x is kept for the backward pass as it came, and with a window X is
+    made of it again.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int) -> Tensor:
-        out = numerics.forward(layer, x, w, keep=ctx.needs_input_grad[:2])
-        ctx.save_for_backward(out.x, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
-        ctx.numerics, ctx.layer, ctx.dtype = numerics, layer, x.dtype
+    def forward(
+        ctx, x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
+    ) -> Tensor:
+        rows = _columns(x, window, numerics, "fprop", layer) if window else x
+        ctx.again = window is not None and numerics.repeats(layer)
+        out = numerics.forward(layer, rows, w, keep=ctx.needs_input_grad[:2], copies_x=not ctx.again)
+        kept = x if ctx.again else out.x
+        ctx.save_for_backward(kept, out.w, *(out.kept_x or NOTHING_KEPT), *(out.kept_w or NOTHING_KEPT))
+        ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
         y = out.y if b is None else out.y + b[:, None, :]
         return y.to(numerics.dtype)  # [L, M, N]
 
@@ -41,12 +48,37 @@ class _QuantLinear(torch.autograd.Function):
         kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
             if ctx.needs_input_grad[0]:
-                dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x).to(ctx.dtype)
+                dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)
+                dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
             if ctx.needs_input_grad[1]:
+                if ctx.again and "wgrad" in numerics.requantized:
+                    x = numerics.copy_of_x(layer, _columns(x, ctx.window, numerics, "fprop", layer))
+                elif ctx.again:
+                    x = _columns(x, ctx.window, numerics, "wgrad", layer)
                 dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
                 db = lane_sum(g.to(torch.float32), 1)
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
+
+
+def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, layer: int) -> Tensor:
+    """The columns of images x, rounded already if that is all that the stage does to them."""
+    return im2col(x.to(numerics.enough(stage, layer, x.dtype)), window)
+
+
+def product(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    numerics: LaneNumerics,
+    layer: int,
+    window: Window | None = None,
+) -> Tensor:
+    """X Wᵀ + b of w [L, N, K] and b [L, N], quantized: [L, M, N] of `numerics.dtype`, which x is rounded to.
+
+    X [L, M, K] is x itself, or the columns of images x [L, B, H, W, C] that the window sees.
+    """
+    return _QuantLinear.apply(x.to(numerics.dtype), w, b, numerics, layer, window)
 
 
 class _AddBias(torch.autograd.Function):
@@ -86,6 +118,6 @@ class QuantLinear(nn.Module):
         numerics.add_layer(layer, place)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.to(self.numerics.dtype).reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]
-        y = _QuantLinear.apply(rows, self.weight, self.bias, self.numerics, self.layer)
+        rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]
+        y = product(rows, self.weight, self.bias, self.numerics, self.layer)
         return y.view(*x.shape[:-1], y.shape[-1])

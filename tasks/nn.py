@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum, silu
@@ -206,15 +207,41 @@ def self_attention(qkv: Tensor, heads: int) -> Tensor:
     return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
+class _MadeAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.function = function
+        return function(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.function(x)
+        return torch.autograd.grad(y, x, g)[0], None
+
+
 def max_pool(x: Tensor) -> Tensor:
-    """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient."""
+    """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
+    keeps for the backward pass is x."""
+    return _MadeAgain.apply(x, _largest_of_two)
+
+
+def _largest_of_two(x: Tensor) -> Tensor:
     x = x[:, :, : x.shape[2] // 2 * 2, : x.shape[3] // 2 * 2]
     rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
     return torch.maximum(rows[:, :, :, 0::2], rows[:, :, :, 1::2])
 
 
 def max_pool_overlapping(x: Tensor) -> Tensor:
-    """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative."""
+    """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
+    backward pass is x."""
+    return _MadeAgain.apply(x, _largest_of_three)
+
+
+def _largest_of_three(x: Tensor) -> Tensor:
     for dim in (2, 3):
         size = (x.shape[dim] + 1) // 2
         padded = F.pad(x, (0, 0, 0, 0, 1, 1) if dim == 2 else (0, 0, 1, 1))

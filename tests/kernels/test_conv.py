@@ -1,15 +1,17 @@
 """A convolution is the product of its im2col matrix: plain torch's values with the quantizers off, the six slots on."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
-from fp4dse.kernels.conv import im2col
+from fp4dse.kernels.columns import Window, col2im, im2col
 
-OFF = Quantizer.named("none")
+OFF, NVFP4 = Quantizer.named("none"), Quantizer.named("nvfp4")
 SHAPES = [  # batch, height, width, channels in, channels out, kernel, stride, padding
     (2, 8, 8, 3, 16, (3, 3), 1, 1),
     (3, 7, 9, 16, 8, (3, 3), 2, 1),
@@ -28,6 +30,13 @@ def recipe_with(slot: str | None = None, quantizer: Quantizer = OFF, **rotations
         return kind(**slots, rotation=rotations.get(name))
 
     return Recipe(fprop=stage(Fprop, "fprop"), dgrad=stage(Dgrad, "dgrad"), wgrad=stage(Wgrad, "wgrad"))
+
+
+def from_forward(q: Quantizer, rotation: Hadamard | None = None) -> Recipe:
+    """dW takes the columns as q of the forward pass left them, and quantizes them again."""
+    return Recipe(
+        fprop=Fprop(x=q, w=q, rotation=rotation), dgrad=Dgrad(g=q, w=q), wgrad=Wgrad(g=q, x=q, source="forward")
+    )
 
 
 def numerics(recipe: Recipe, lanes: int) -> LaneNumerics:
@@ -76,13 +85,11 @@ def test_quantizers_off_equals_the_convolution_of_torch(shape):
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_quantizers_off_equals_the_plain_product_of_columns_bit_for_bit(shape):
     (x, w, b, g), (y, dx, dw, _) = run(recipe_with(), shape)
-    leaf = x.clone().requires_grad_()
-    columns = im2col(leaf, shape[5], *shape[-2:])
-    flat, matrix, rows = columns.detach().flatten(1, 3), w.flatten(2), g.flatten(1, 3)
+    window = Window(*shape[5:])
+    flat, matrix, rows = im2col(x, window), w.flatten(2), g.flatten(1, 3)
     assert torch.equal(y.flatten(1, 3), torch.bmm(flat, matrix.mT) + b[:, None])
     assert torch.equal(dw.flatten(2), torch.bmm(rows.mT, flat))
-    columns.backward(torch.bmm(rows, matrix).view_as(columns))
-    assert torch.equal(dx, leaf.grad)
+    assert torch.equal(dx, col2im(torch.bmm(rows, matrix), window, x.shape, x.dtype))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -97,8 +104,8 @@ def test_each_slot_quantizes_along_the_contraction_of_its_product(slot):
     q = Quantizer.named("mxfp4")  # blocks of 32: the sizes are such that none needs padding
     shape = (2, 4, 8, 32, 64, (3, 3), 1, 1)
     (x, w, b, g), got = run(recipe_with(slot, q), shape)
-    columns = im2col(x, (3, 3), 1, 1).flatten(1, 3)  # [L, 64, 288]
-    operands = {"x": columns, "w": w.flatten(2), "g": g.flatten(1, 3)}
+    window = Window((3, 3), 1, 1)
+    operands = {"x": im2col(x, window), "w": w.flatten(2), "g": g.flatten(1, 3)}
     stage, name = slot.split(".")
     last = slot in ("fprop.x", "fprop.w", "dgrad.g")  # else the contraction is the operand's rows
     seen = operands[name] if last else operands[name].mT
@@ -109,10 +116,7 @@ def test_each_slot_quantizes_along_the_contraction_of_its_product(slot):
     elif stage == "wgrad":
         wanted, ours = torch.bmm(operands["g"].mT, operands["x"]), got[2].flatten(2)
     else:
-        leaf = x.clone().requires_grad_()
-        cut = im2col(leaf, (3, 3), 1, 1)
-        cut.backward(torch.bmm(operands["g"], operands["w"]).view_as(cut))
-        wanted, ours = leaf.grad, got[1]
+        wanted, ours = col2im(torch.bmm(operands["g"], operands["w"]), window, x.shape, x.dtype), got[1]
     assert torch.allclose(ours, wanted, rtol=1e-4, atol=1e-4)
     (_, plain) = run(recipe_with(), shape)
     unchanged = [torch.equal(a, b) for a, b in zip(got[:3], plain[:3], strict=True)]
@@ -121,10 +125,10 @@ def test_each_slot_quantizes_along_the_contraction_of_its_product(slot):
 
 def test_columns_are_ordered_by_kernel_row_then_column_then_channel():
     x = torch.arange(2 * 3 * 2, dtype=torch.float32).view(1, 1, 2, 3, 2).expand(2, -1, -1, -1, -1)
-    columns = im2col(x, (2, 2))
-    assert columns.shape == (2, 1, 1, 2, 8)
-    assert columns[0, 0, 0, 0].tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
-    assert columns[0, 0, 0, 1].tolist() == [2, 3, 4, 5, 8, 9, 10, 11]
+    columns = im2col(x, Window((2, 2)))
+    assert columns.shape == (2, 2, 8)
+    assert columns[0, 0].tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert columns[0, 1].tolist() == [2, 3, 4, 5, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2])
@@ -153,3 +157,45 @@ def test_an_image_smaller_than_the_kernel_is_refused():
     layer = QuantConv2d(torch.ones(2, 1, 5, 5, 1), None, numerics(recipe_with(), 2), 0)
     with pytest.raises(ValueError, match="image of 4×4 with padding 0: kernel"):
         layer(torch.ones(2, 1, 4, 4, 1))
+
+
+def kept_numbers(recipe, w, x):
+    """How many are kept by a forward pass for the backward pass."""
+    kept = []
+    layer = QuantConv2d(w, None, LaneNumerics([recipe] * 2, [0, 1]), 1, padding=1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        layer(x.requires_grad_())
+    return sum(kept)
+
+
+def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns():
+    """But where dW takes what the forward pass quantized by maxima that have moved on by then."""
+    w, x = torch.randn(2, 8, 3, 3, 16), torch.randn(2, 2, 6, 6, 16)
+    image, columns = (w.numel() + times * x.numel() for times in (1, 9))
+    for name in ("bf16", "nvfp4-sr-rht", "tetrajet"):
+        assert kept_numbers(Recipe.named(name), w, x) == image
+    held = msgspec.structs.replace(NVFP4.tensor_scale, amax="held", steps=4)
+    for tensor_scale, wanted in ((NVFP4.tensor_scale, image), (held, columns)):
+        q = msgspec.structs.replace(NVFP4, tensor_scale=tensor_scale)
+        assert kept_numbers(from_forward(q), w, x) == wanted
+
+
+@pytest.mark.parametrize("rotation", [None, Hadamard(size=16)])
+@pytest.mark.parametrize("slot", ["mxfp4", "nvfp4", "none"])
+def test_columns_that_are_quantized_again_are_those_of_the_forward_pass(monkeypatch, slot, rotation):
+    """Stochastic bits and rotation signs too."""
+    q = msgspec.structs.replace(Quantizer.named(slot), rounding=Stochastic()) if slot != "none" else OFF
+    recipe = from_forward(q, rotation)
+    found = run(recipe, SHAPES[1])
+    monkeypatch.setattr(LaneNumerics, "repeats", lambda self, layer: False)
+    for ours, theirs in zip(found[1], run(recipe, SHAPES[1])[1], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("slot", "wanted"), [("none", torch.float32), ("bf16", torch.bfloat16), ("nvfp4", torch.float32)]
+)
+def test_columns_are_bf16_where_they_would_be_rounded_first(slot, wanted):
+    lanes = LaneNumerics([recipe_with("fprop.x", Quantizer.named(slot))] * 2, [0, 1])
+    assert lanes.enough("fprop", 0, torch.float32) == wanted
+    assert lanes.enough("wgrad", 0, torch.float32) == torch.float32

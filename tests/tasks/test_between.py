@@ -7,7 +7,6 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, add_bias, lanes, silu
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.conv import im2col
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward
@@ -53,7 +52,6 @@ OPERATIONS = {
     "affine": (nn.affine, [(3, 7, 8), (3, 8), (3, 8)]),
     "mean pool": (nn.mean_pool, [X]),
     "doubled": (nn.doubled, [X]),
-    "columns": (lambda x: im2col(x, (3, 3), 1, 1), [X]),
     "rms norm": (lambda x: operators.rms_norm(x, randn(3, 8, seed=3)), [X]),
     "rope": (lambda x: operators.rope(x, *operators.rope_tables(9, 8)), [(5, 9, 8)]),
     "bias": (lambda x: add_bias(x, randn(3, 8, seed=3)), [(3, 7, 8)]),
