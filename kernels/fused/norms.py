@@ -37,7 +37,8 @@ def leaf(place, root, n, LEVELS: tl.constexpr):
 
 
 @triton.jit
-def _columns(D: tl.constexpr, LEVELS: tl.constexpr):
+def columns(D: tl.constexpr, LEVELS: tl.constexpr):
+    """Numbers of the leaves of a row of D."""
     place = tl.arange(0, 1 << LEVELS)
     return place if D == 1 << LEVELS else leaf(place, 0, D, LEVELS)
 
@@ -59,7 +60,7 @@ def _forward_kernel(
     ROWS: tl.constexpr,
 ):
     lane = tl.program_id(1).to(tl.int64)
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), _columns(D, LEVELS)
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), columns(D, LEVELS)
     at = (lane * rows + row)[:, None] * D + column[None, :]
     mask = (row < rows)[:, None] & (column < D)[None, :]
     x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
@@ -93,7 +94,7 @@ def _backward_kernel(
 ):
     """The rows under one sum of the tree of d_gain, of which there are `roots` a lane."""
     lane, root = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    row, column = leaf(tl.arange(0, 1 << ROW_LEVELS), root, rows, ROW_LEVELS), _columns(D, LEVELS)
+    row, column = leaf(tl.arange(0, 1 << ROW_LEVELS), root, rows, ROW_LEVELS), columns(D, LEVELS)
     at = (lane * rows + row)[:, None] * D + column[None, :]
     mask = (row < rows)[:, None] & (column < D)[None, :]
     inverse = tl.load(inverse_ptr + lane * rows + row, row < rows, 0.0)[:, None]

@@ -17,7 +17,7 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        names = "launch", "squares", "attention", "norms", "decoder", "products"
+        names = "launch", "squares", "attention", "norms", "layer_norms", "group_norms", "decoder", "products"
         launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
         yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
@@ -37,6 +37,9 @@ def place(request):
             "attention",
             "pointwise",
             "norms",
+            "layer_norms",
+            "group_norm_kernels",
+            "group_norms",
             "decoder",
             "products",
         ):
