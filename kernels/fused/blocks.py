@@ -260,6 +260,15 @@ def lane_sum(x):
 
 
 @triton.jit
+def column_sum(x):
+    """Sum of each column of x [B, n], as `lane_sum` of rows."""
+    for _ in tl.static_range(16):
+        if x.shape[0] > 1:
+            x = tl.reduce(tl.reshape(x, (2, x.shape[0] // 2, x.shape[1])), 0, _plus)
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
 def total(x):
     """Sum of each row of integers x [n, B], in any order."""
     return tl.reduce(x, 1, _plus)

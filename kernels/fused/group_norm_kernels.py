@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.blocks import lane_sum
-from fp4dse.kernels.fused.layer_norms import column_sum
+from fp4dse.kernels.fused.blocks import column_sum, lane_sum
 from fp4dse.kernels.fused.norms import leaf
 from fp4dse.kernels.fused.pointwise import sigmoid
 

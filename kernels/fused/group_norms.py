@@ -26,19 +26,20 @@ from fp4dse.kernels.fused.group_norm_kernels import backward_kernel, forward_ker
 from fp4dse.kernels.fused.layer_norms import rows_of
 
 _HELD = 14
-"""2^14 numbers of a tensor are the most that a program holds; of fewer, 2^10 are a warp's."""
-_PART, _SMALL = 13, 11
-"""2^13 numbers are a part of the pixels; tiles of whole groups take more groups up to 2^11."""
+"""2^14 numbers of a tensor are the most that a program holds; of leaves, whose numbers take registers, a quarter."""
+_SMALL, _PART, _EACH = 11, 13, 12
+"""Tiles of whole groups take more groups up to 2^11 numbers; 2^13 are of a part of a sum, 2^12 of what has none."""
 _LINE, _LONG_LINE = 3, 5
 """2^3 channels are read together, if there are as many, or 2^5: 32 bytes of FP32, or 128."""
 
 
 class _Tile(NamedTuple):
-    """2^rows × 2^channels numbers, with 2^levels channels for each group, or 0 if it does not have whole groups."""
+    """2^rows × 2^channels numbers, 2^of_a_warp a warp's; 2^levels channels for each group, if it has whole groups."""
 
     rows: int
     channels: int
-    levels: int
+    levels: int = 0
+    of_a_warp: int = 10
 
     @property
     def flags(self) -> dict[str, int]:
@@ -46,7 +47,8 @@ class _Tile(NamedTuple):
 
     @property
     def launch(self) -> dict[str, int | bool]:
-        return {"num_warps": 1 << max(min(self.rows + self.channels - 10, 4), 0), "enable_fp_fusion": False}
+        warps = 1 << max(min(self.rows + self.channels - self.of_a_warp, 4), 0)
+        return {"num_warps": warps, "enable_fp_fusion": False}
 
 
 def _bits(count: int) -> int:
@@ -59,17 +61,23 @@ def _whole(rows: int, groups: int, of_group: int, line: int = _LINE) -> _Tile | 
     levels = _bits(of_group)
     more = max(line - levels, _SMALL - levels - _bits(rows), 0)
     tile = _Tile(_bits(rows), levels + min(more, _bits(groups)), levels)
-    return tile if tile.rows + tile.channels <= _HELD else None
+    held = _HELD if of_group == 1 << levels else _HELD - 2
+    return tile if tile.rows + tile.channels <= held else None
 
 
 def _part(rows: int, channels: int) -> _Tile:
     wide = min(_bits(channels), _LONG_LINE)
-    return _Tile(min(_PART - wide, _bits(rows)), wide, 0)
+    return _Tile(min(_PART - wide, _bits(rows)), wide)
+
+
+def _each(rows: int, channels: int) -> _Tile:
+    wide = min(_bits(channels), _LONG_LINE)
+    return _Tile(min(_EACH - wide, _bits(rows)), wide, of_a_warp=9)
 
 
 def why_not(x: Tensor, groups: int) -> str | None:
     """The reason why the kernels do not take x [..., C], or None if they do."""
-    most = 1 << _PART
+    most = 1 << 13
     if x.numel() == 0 or x.shape[-1] // groups > most:
         return f"x: found {tuple(x.shape)} in {groups} groups; accepted: groups of 1 to {most} channels"
     return None
@@ -123,7 +131,7 @@ def group_norm(
     if whole is None:
         _moments(norm, _sums(norm, "x"), mean)
         _moments(norm, _sums(norm, "squares", mean), variance, inverse, eps=eps)
-    tile = whole or _part(rows, channels)
+    tile = whole or _each(rows, channels)
     tensors = x, norm.gain, norm.shift, y, mean, variance, inverse
     grid, parts = _grid(norm, images, rows, tile)
     numbers = rows, channels, parts, *norm.strides, norm.count, eps
@@ -150,14 +158,14 @@ def group_norm_gradient(
     if whole is None:
         means = x.new_empty(2, images, groups, dtype=torch.float32)
         _moments(norm, _sums(norm, "gradients", mean, inverse, g), means, sums=sums)
-    tile = whole or _part(rows, channels)
+    tile = whole or _each(rows, channels)
     tensors = x, mean, inverse, norm.gain, norm.shift, g, dx, sums, means
     grid, parts = _grid(norm, images, rows, tile)
     numbers = images, rows, channels, parts, *norm.strides, norm.count
     backward_kernel[grid](*tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch)
     if gain is None:
         return dx, None, None
-    d_gain, d_shift = sums.to(gain.dtype).view(2, *gain.shape)
+    d_gain, d_shift = sums.to(gain.dtype).unbind(0)
     return dx, d_gain, d_shift
 
 
@@ -195,8 +203,8 @@ def _moments(
     parts, (images, _, channels) = parts.flatten(0, -3), norm.x.shape
     if (tile := _whole(parts.shape[1], norm.groups, norm.of_group, line=0)) is None:
         parts = reduce.lane_sum(parts, 1)[:, None]
-        tile = _whole(1, norm.groups, norm.of_group, line=0)
-        assert tile is not None  # as `why_not` says
+        levels = _bits(norm.of_group)
+        tile = _Tile(0, levels, levels)
     tensors = parts, norm.gain, parts if sums is None else sums, means, means if inverse is None else inverse
     grid, _ = _grid(norm, len(parts), parts.shape[1], tile)
     numbers = images, parts.shape[1], channels, norm.strides[0], norm.count, eps

@@ -16,18 +16,14 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic import reduce
-from fp4dse.kernels.fused.blocks import lane_sum
+from fp4dse.kernels.fused.blocks import column_sum, lane_sum
 from fp4dse.kernels.fused.norms import columns, leaf
 
 _LEVELS = 11
-"""2^11 numbers of a program, if the rows are not longer, and four times so many where rows are summed, too."""
+"""2^11 numbers are a warp's, as in `norms`."""
+_SUMMED = 12
+"""2^12 numbers, of eight warps, where rows are summed, too: the more there are, the fewer sums are left to add."""
 _LONGEST = 1 << 14
-
-
-@triton.jit
-def column_sum(x):
-    """Sum of each column of x [n, B], n a power of two, in the order of `reduce.lane_sum`."""
-    return lane_sum(tl.trans(x))
 
 
 @triton.jit
@@ -170,7 +166,7 @@ def layer_norm_gradient(
     _backward_kernel[(images * roots,)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
     if gain is None:
         return dx, None, None
-    d_gain, d_shift = reduce.lane_sum(sums, 2).to(gain.dtype).view(2, *gain.shape)
+    d_gain, d_shift = reduce.lane_sum(sums, 2).to(gain.dtype).view(2, *gain.shape).unbind(0)
     return dx, d_gain, d_shift
 
 
@@ -186,8 +182,11 @@ def _sizes(x: Tensor, scales: bool) -> tuple[int, int, int, int, int]:
     width = x.shape[-1]
     rows = x.shape[-2] if scales else x.numel() // width
     levels = (width - 1).bit_length()
-    most = max(_LEVELS + 2 - levels, 0) if scales else min(max(_LEVELS - levels, 0), 3)
-    row_levels = min(most, (rows - 1).bit_length())
-    of_a_warp = _LEVELS if width == 1 << levels else _LEVELS - 2  # numbers of leaves take registers, too
-    warps = min(1 << max(levels + row_levels - of_a_warp, 0), 16)
+    if scales:
+        row_levels = min(max(_SUMMED - levels, 0), (rows - 1).bit_length())
+        warps = min(1 << max(levels + row_levels - 9, 0), 16)
+    else:
+        row_levels = min(max(_LEVELS - levels, 0), 3)
+        of_a_warp = _LEVELS if width == 1 << levels else _LEVELS - 2  # numbers of leaves take registers, too
+        warps = min(1 << max(levels + row_levels - of_a_warp, 0), 16)
     return x.numel() // (rows * width), rows, levels, row_levels, warps
