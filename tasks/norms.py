@@ -4,9 +4,9 @@
     dx = (g' - mean g' - out · mean(g' out)) / sqrt(variance + eps)        g' = g · gain
 
 Library norms choose the order of their sums by the size of the whole tensor, and take another inverse root on each
-device. Here sums are lane sums, and all else is single IEEE operations. What group and batch norm sum over is pixels
-first, [N, P, C] -> [N, C], then the channels of a group; so the sums of g and g · out that are the gradients of shift and
-gain also give both means, Σ over channels of gain · d_shift and gain · d_gain.
+device. Here sums are lane sums, and all else is single IEEE operations. Group and batch norm sum over pixels first,
+[N, P, C] -> [N, C], then over the channels of a group; so the sums of g and g · out that are the gradients of shift and
+gain also give both means, by Σ over channels of gain · d_shift and gain · d_gain.
 
 Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype; so do their gradients. On a GPU
 they are kernels (`kernels.fused.layer_norms`, `kernels.fused.group_norms`), with the bits of what is written out here.

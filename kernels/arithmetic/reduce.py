@@ -30,9 +30,9 @@ def lane_sum(x: Tensor, dim: int) -> Tensor:
 
 def _tree(x: Tensor, dim: int) -> Tensor:
     if x.dtype == torch.float32 and x.numel() and has_kernels(x):
-        from fp4dse.kernels.fused import pointwise
+        from fp4dse.kernels.fused import sums
 
-        return pointwise.lane_sum(x, dim)
+        return sums.lane_sum(x, dim)
     while x.shape[dim] > 1:
         n = x.shape[dim]
         half = n // 2

@@ -9,9 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.fused.blocks import column_sum, lane_sum
-from fp4dse.kernels.fused.norms import leaf
 from fp4dse.kernels.fused.pointwise import sigmoid
+from fp4dse.kernels.fused.trees import column_sum, lane_sum, leaf
 
 _ABSENT = tl.constexpr(1 << 30)
 

@@ -1,13 +1,13 @@
 """Group and batch norm of images, channels last, with the gain and shift that follow them and the SiLU after those.
 
     out = (x - mean) · inverse        inverse = 1 / sqrt(mean (x - mean)² + eps)        y = out · gain + shift
-    dx = (g' - mean g' - out · mean(g' out)) · inverse, g' = g · gain        dgain = Σ over pixels of g out, dshift = Σ g
+    dx = (g' - mean g' - out · mean(g' out)) · inverse, g' = g · gain        dgain = Σ g out, dshift = Σ g, over pixels
 
 x is [N, P, C]: N images of P pixels, or N lanes of P pixels and as many groups as channels. Sums go down the pixels, in
-the order of `reduce.lane_sum`, and then over the channels of a group, so that means of g' and g' out come from dgain and
-dshift, and tiles of pixels and whole groups can be read as they lie in memory. One that a program can hold is read once.
-Else sums are made in stages, of parts of the pixels, then of these parts and the groups; and with the moments given, the
-kernels are element-wise.
+the order of `reduce.lane_sum`, and then over the channels of a group. So means of g' and g' out come from dgain and
+dshift, and tiles of pixels and whole groups can be read as they lie in memory. One that a program can hold is read
+once. Else sums are made in stages, of parts of the pixels, then of these parts and the groups; and with the moments
+given, the kernels are element-wise.
 
 Every operation is a single IEEE rounding in the order of `tasks.norms.group_norm` and `activations.silu`, so that the
 bits are theirs; between the two it is rounded to x's dtype, as between two functions.

@@ -5,7 +5,7 @@ row once.
     dx = (g' - mean g' - out · mean(g' out)) · inverse, g' = g · gain        dgain = Σ over rows of g out, dshift = Σ g
 
 Every operation is a single IEEE rounding in the order of `tasks.norms.layer_norm`, sums in that of `reduce.lane_sum`
-(`norms` says how), so that the bits are theirs. Rows of one image, [T, D], share gain and shift.
+(`trees`), so that the bits are theirs. Rows of one image, [T, D], share gain and shift.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic import reduce
-from fp4dse.kernels.fused.blocks import column_sum, lane_sum
-from fp4dse.kernels.fused.norms import columns, leaf
+from fp4dse.kernels.fused.trees import column_sum, columns, lane_sum, leaf
 
 _LEVELS = 11
 """2^11 numbers are a warp's, as in `norms`."""

@@ -155,7 +155,7 @@ def test_silu_of_group_norm(check, held, limits, scales, dtype):
 @pytest.mark.parametrize("limits", [(14, 13), (5, 8), (4, 6)], ids=["whole", "in parts", "in many parts"])
 def test_batch_norm(check, held, limits, dtype):
     held(*limits)
-    for pixels, channels in ((1, 3), (41, 6), (64, 16), (300, 5), (7, 40)):
+    for pixels, channels in ((1, 3), (41, 6), (64, 16), (130, 5)):
         x, gain, shift = 3 * randn(2, pixels, channels, dtype=dtype) + 1, randn(2, channels), randn(2, channels, seed=1)
         check(lambda *tensors: norms._GroupNorm.apply(*tensors, tensors[0].shape[2], False), x, gain, shift)
 
