@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, lane_sum, silu
 from fp4dse.kernels.arithmetic.grid import sqrt
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.arithmetic.reduce import has_kernels, wide_sum
 
 EPS = 1e-5
 
@@ -48,8 +48,8 @@ class _Affine(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g: Tensor):
         x, gain = ctx.saved_tensors
+        d_shift = wide_sum(g, 1).to(gain.dtype) if ctx.shifts else None
         g, dtype = g.to(torch.float32), gain.dtype
-        d_shift = lane_sum(g, 1).to(dtype) if ctx.shifts else None
         return (g * gain[:, None]).to(x.dtype), lane_sum(g * x, 1).to(dtype), d_shift
 
 

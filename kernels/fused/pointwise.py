@@ -2,8 +2,8 @@
 tensor factors, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter because a step is bound by memory:
-eager PyTorch reads and writes the whole tensor for each of the 25 operations of a sigmoid.
+`gemm.scaled`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter because a step is bound by
+memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a sigmoid.
 """
 
 from __future__ import annotations

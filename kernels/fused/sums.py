@@ -6,6 +6,7 @@ Else every program makes each of its sums from 16 numbers, read where they lie.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,7 +22,7 @@ _FAR = 1 << 31  # sums that 32 bits do not count
 
 @triton.jit
 def _level0(x_ptr, at, m, mask):
-    return tl.load(x_ptr + at * m, mask, 0.0)
+    return tl.load(x_ptr + at * m, mask, 0.0).to(tl.float32)
 
 
 @triton.jit
@@ -67,7 +68,7 @@ def _column_kernel(x_ptr, out_ptr, n, m, roots, LEVELS: tl.constexpr, COLUMNS: t
     a = (tl.program_id(0) // blocks // roots).to(tl.int64)
     row, column = leaf(tl.arange(0, 1 << LEVELS), root, n, LEVELS), block * COLUMNS + tl.arange(0, COLUMNS)
     mask = (row < n)[:, None] & (column < m)[None, :]
-    x = tl.load(x_ptr + ((a * n + row) * m)[:, None] + column[None, :], mask, -0.0)
+    x = tl.load(x_ptr + ((a * n + row) * m)[:, None] + column[None, :], mask, -0.0).to(tl.float32)
     tl.store(out_ptr + (a * roots + root) * m + column, column_sum(x), column < m)
 
 
@@ -77,19 +78,20 @@ def _row_kernel(x_ptr, out_ptr, total, n, m, LEVELS: tl.constexpr, ROWS: tl.cons
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     number = leaf(tl.arange(0, 1 << LEVELS), 0, n, LEVELS)
     start = (at // m).to(tl.int64) * n * m + at % m
-    x = tl.load(x_ptr + start[:, None] + (number * m)[None, :], (at < total)[:, None] & (number < n)[None, :], -0.0)
-    tl.store(out_ptr + at, row_sum(x), at < total)
+    mask = (at < total)[:, None] & (number < n)[None, :]
+    x = tl.load(x_ptr + start[:, None] + (number * m)[None, :], mask, -0.0)
+    tl.store(out_ptr + at, row_sum(x.to(tl.float32)), at < total)
 
 
 def lane_sum(x: Tensor, dim: int) -> Tensor:
-    """`reduce.lane_sum` of float32 x over one dimension that is not empty."""
+    """`reduce.lane_sum` of x, as float32, over one dimension that is not empty."""
     kept = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
     before, n = x.shape[: dim % x.dim()].numel(), x.shape[dim]
     m = x.numel() // (before * n)
     x = x.contiguous().view(before, n, m)
     while x.shape[1] > 1:
         x = _some_levels(x)
-    return x.view(kept)
+    return x.view(kept).to(torch.float32)
 
 
 def _some_levels(x: Tensor) -> Tensor:
@@ -97,14 +99,14 @@ def _some_levels(x: Tensor) -> Tensor:
     before, n, m = x.shape
     levels = (n - 1).bit_length()
     if m < _WIDE and levels <= _ROW:
-        out, rows = x.new_empty(before, 1, m), 1 << max(_ROW - levels, 0)
+        out, rows = _empty(x, 1), 1 << max(_ROW - levels, 0)
         grid = (triton.cdiv(out.numel(), rows),)
         _row_kernel[grid](x, out, out.numel(), n, m, LEVELS=levels, ROWS=rows, num_warps=2, enable_fp_fusion=False)
     elif m < _WIDE or levels <= _LEVELS:
         sizes = [n]
         for _ in range(_LEVELS):
             sizes.append((sizes[-1] + 1) // 2)
-        out = x.new_empty(before, sizes[-1], m)
+        out = _empty(x, sizes[-1])
         tile = min(_SUMS, triton.next_power_of_2(out.numel()))
         flags = {"FAR": out.numel() >= _FAR, "TILE": tile, "num_warps": max(1, tile // 64), "enable_fp_fusion": False}
         _sum_kernel[(triton.cdiv(out.numel(), tile),)](x, out, out.numel(), m, *sizes, **flags)
@@ -114,8 +116,12 @@ def _some_levels(x: Tensor) -> Tensor:
             wide = min(wide, max(_HELD - levels, 2))
         levels = min(levels, _HELD - wide)
         roots = triton.cdiv(n, 1 << levels)
-        out = x.new_empty(before, roots, m)
+        out = _empty(x, roots)
         grid, warps = (before * roots * triton.cdiv(m, 1 << wide),), max(1, 1 << levels + wide >> 10)
         flags = {"LEVELS": levels, "COLUMNS": 1 << wide, "num_warps": warps, "enable_fp_fusion": False}
         _column_kernel[grid](x, out, n, m, roots, **flags)
     return out
+
+
+def _empty(x: Tensor, rows: int) -> Tensor:
+    return x.new_empty(x.shape[0], rows, x.shape[2], dtype=torch.float32)

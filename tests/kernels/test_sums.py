@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic.reduce import lane_sum, wide_sum
 
 
 def same(here: torch.Tensor, there: torch.Tensor) -> bool:
@@ -24,6 +24,14 @@ def test_sums_of_many_columns(place, monkeypatch, n, m):
     for little in (0, 1 << 21):
         monkeypatch.setattr(place.sums, "_LITTLE", little)
         assert same(place.sums.lane_sum(x.to(place.device), 1), lane_sum(x, 1))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 3), (2, 9, 5), (3, 5, 40), (2, 300, 17), (1, 2500, 2)])
+def test_sums_of_bfloat16_are_those_of_the_same_numbers_in_float32(place, shape):
+    x = torch.randn(shape).to(torch.bfloat16)
+    expected = lane_sum(x.to(torch.float32), 1)
+    assert torch.equal(wide_sum(x, 1), expected)
+    assert same(place.sums.lane_sum(x.to(place.device), 1), expected)
 
 
 def test_sums_of_more_rows_than_a_grid_has_in_its_second_dimension(place):
