@@ -157,12 +157,12 @@ class _GroupNorm(torch.autograd.Function):
         if kernels := _group_kernels(x, groups):
             y, mean, variance, inverse = kernels.group_norm(x, groups, gain, shift, EPS, smooths)
         else:
-            wide = x.to(torch.float32).view(*x.shape[:2], groups, -1)
-            mean = _group_mean(lane_sum(wide, 1), x)
-            centred = wide - _beside(mean)
-            variance = _group_mean(lane_sum(centred * centred, 1), x)
+            wide = x.to(torch.float32)
+            mean = _group_mean(lane_sum(wide, 1), x, groups)
+            centred = wide - _of_channels(mean, x)
+            variance = _group_mean(lane_sum(centred * centred, 1), x, groups)
             inverse = 1.0 / sqrt(variance + EPS)
-            y = _scaled((centred * _beside(inverse)).view(x.shape), gain, shift).to(x.dtype)
+            y = _scaled(centred * _of_channels(inverse, x), gain, shift).to(x.dtype)
         ctx.save_for_backward(x, gain, shift, mean, inverse)
         ctx.groups, ctx.smooths = groups, smooths
         ctx.mark_non_differentiable(mean, variance)
@@ -175,19 +175,15 @@ class _GroupNorm(torch.autograd.Function):
         if kernels := _group_kernels(x, ctx.groups):
             of_all = kernels.group_norm_gradient(x, ctx.groups, mean, inverse, gain, shift, g, ctx.smooths)
             return *of_all, None, None
-        wide, g = (t.to(torch.float32).view(*x.shape[:2], ctx.groups, -1) for t in (x, g))
-        out = (wide - _beside(mean)) * _beside(inverse)
-        d_gain, d_shift = lane_sum(g * out, 1), lane_sum(g, 1)  # [N, G, C / G]
-        if gain is None:
-            along, level = _group_mean(d_gain, x), _group_mean(d_shift, x)
-        else:
-            scale = gain.reshape(d_gain.shape)
-            along, level = _group_mean(d_gain * scale, x), _group_mean(d_shift * scale, x)
-            g = g * scale[:, None]
-        dx = ((g - _beside(level) - out * _beside(along)) * _beside(inverse)).view(x.shape).to(x.dtype)
-        if gain is None:
-            return dx, None, None, None, None
-        return dx, d_gain.view(gain.shape).to(gain.dtype), d_shift.view(gain.shape).to(gain.dtype), None, None
+        inverse, g = _of_channels(inverse, x), g.to(torch.float32)
+        out = (x.to(torch.float32) - _of_channels(mean, x)) * inverse
+        along, level = sums = lane_sum(g * out, 1), lane_sum(g, 1)  # [N, C]
+        if gain is not None:
+            along, level, g = along * gain, level * gain, g * gain[:, None]
+        along, level = (_of_channels(_group_mean(t, x, ctx.groups), x) for t in (along, level))
+        dx = ((g - level - out * along) * inverse).to(x.dtype)
+        d_gain, d_shift = (None if gain is None else t.to(gain.dtype) for t in sums)
+        return dx, d_gain, d_shift, None, None
 
 
 def group_norm(x: Tensor, groups: int, gain: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
@@ -215,13 +211,15 @@ def _images(x: Tensor, *of_each: Tensor | None) -> tuple[Tensor | None, ...]:
     return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]), *flat
 
 
-def _group_mean(sums: Tensor, x: Tensor) -> Tensor:
-    """Sums over pixels [N, G, C / G] of what is as large as x -> means [N, G]."""
-    return divided(lane_sum(sums, 2), x.shape[1] * sums.shape[2])
+def _group_mean(sums: Tensor, x: Tensor, groups: int) -> Tensor:
+    """Sums [N, C] over the pixels of what is as large as x -> means [N, groups]."""
+    of_group = x.shape[2] // groups
+    return divided(lane_sum(sums.view(-1, groups, of_group), 2), x.shape[1] * of_group)
 
 
-def _beside(moment: Tensor) -> Tensor:
-    return moment[:, None, :, None]
+def _of_channels(moment: Tensor, x: Tensor) -> Tensor:
+    """What groups have, [N, groups] -> what each of their channels has, beside pixels, [N, 1, C]."""
+    return moment.repeat_interleave(x.shape[2] // moment.shape[1], dim=1)[:, None]
 
 
 class BatchNorm(nn.Module):

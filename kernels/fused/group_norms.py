@@ -84,7 +84,7 @@ def why_not(x: Tensor, groups: int) -> str | None:
 
 
 class _Norm(NamedTuple):
-    """What the launches of one norm have in common; strides of gain and shift; count: numbers that a moment is of."""
+    """What the launches of one norm have in common; `numbers`: how many a moment is of."""
 
     x: Tensor
     groups: int
@@ -94,7 +94,7 @@ class _Norm(NamedTuple):
     smooths: bool
 
     @property
-    def count(self) -> float:
+    def numbers(self) -> float:
         return float(self.x.shape[1] * self.of_group)
 
     @property
@@ -134,7 +134,7 @@ def group_norm(
     tile = whole or _each(rows, channels)
     tensors = x, norm.gain, norm.shift, y, mean, variance, inverse
     grid, parts = _grid(norm, images, rows, tile)
-    numbers = rows, channels, parts, *norm.strides, norm.count, eps
+    numbers = rows, channels, parts, *norm.strides, norm.numbers, eps
     forward_kernel[grid](*tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch)
     return y, mean, variance, inverse
 
@@ -161,7 +161,7 @@ def group_norm_gradient(
     tile = whole or _each(rows, channels)
     tensors = x, mean, inverse, norm.gain, norm.shift, g, dx, sums, means
     grid, parts = _grid(norm, images, rows, tile)
-    numbers = images, rows, channels, parts, *norm.strides, norm.count
+    numbers = images, rows, channels, parts, *norm.strides, norm.numbers
     backward_kernel[grid](*tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch)
     if gain is None:
         return dx, None, None
@@ -207,6 +207,6 @@ def _moments(
         tile = _Tile(0, levels, levels)
     tensors = parts, norm.gain, parts if sums is None else sums, means, means if inverse is None else inverse
     grid, _ = _grid(norm, len(parts), parts.shape[1], tile)
-    numbers = images, parts.shape[1], channels, norm.strides[0], norm.count, eps
+    numbers = images, parts.shape[1], channels, norm.strides[0], norm.numbers, eps
     flags = {"SCALES": norm.scales and sums is not None, "INVERTS": inverse is not None, "OF_GROUP": norm.of_group}
     moments_kernel[grid](*tensors, *numbers, **flags, **tile.flags, **tile.launch)

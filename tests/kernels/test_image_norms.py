@@ -9,8 +9,8 @@ from fp4dse.tasks import norms
 from fp4dse.tasks.norms import added_layer_norm, group_norm, layer_norm, smooth_group_norm
 
 DTYPES = [torch.float32, torch.bfloat16]
-WIDTHS = [1, 2, 3, 40, 128, 1000]
-IMAGES = [(1, 1, 1), (1, 8, 4), (9, 10, 5), (64, 24, 1), (49, 16, 8), (64, 24, 8), (6, 7, 7)]
+WIDTHS = [1, 2, 3, 40, 128, 300]
+IMAGES = [(1, 1, 1), (1, 8, 4), (9, 10, 5), (16, 24, 1), (25, 16, 8), (32, 24, 8), (6, 7, 7)]
 """Pixels, channels, groups."""
 
 
@@ -79,7 +79,7 @@ def halves(both):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_layer_norm(check, width, dtype):
-    for shape in ([1, 1], [3, 3, 7], [2, 8]):
+    for shape in ([1, 1], [3, 2, 5], [2, 8]):
         check(layer_norm, 3 * randn(*shape, width, dtype=dtype) + 1)
 
 
@@ -92,7 +92,7 @@ def test_layer_norm_with_gain_and_shift(check, width, tokens, dtype):
 
 
 def test_rows_of_an_image_that_a_program_cannot_hold(check):
-    x = randn(1, 2, 37, 500)
+    x = randn(1, 2, 19, 500)
     check(lambda x, both: layer_norm(x, *halves(both)), x, per_image(x))
 
 
@@ -155,7 +155,7 @@ def test_silu_of_group_norm(check, held, limits, scales, dtype):
 @pytest.mark.parametrize("limits", [(14, 13), (5, 8), (4, 6)], ids=["whole", "in parts", "in many parts"])
 def test_batch_norm(check, held, limits, dtype):
     held(*limits)
-    for pixels, channels in ((1, 3), (41, 6), (64, 16), (130, 5)):
+    for pixels, channels in ((1, 3), (41, 6), (130, 5)):
         x, gain, shift = 3 * randn(2, pixels, channels, dtype=dtype) + 1, randn(2, channels), randn(2, channels, seed=1)
         check(lambda *tensors: norms._GroupNorm.apply(*tensors, tensors[0].shape[2], False), x, gain, shift)
 
