@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic.reduce import wide_sum
 from fp4dse.kernels.columns import Window, col2im, im2col
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
@@ -57,7 +57,7 @@ class _QuantLinear(torch.autograd.Function):
                     x = _columns(x, ctx.window, numerics, "wgrad", layer)
                 dw = numerics.through("w", layer, numerics.gemm("wgrad", layer, g, 1, x, 1), kept_w)  # [L, N, K]
             if ctx.needs_input_grad[2]:
-                db = lane_sum(g.to(torch.float32), 1)
+                db = wide_sum(g, 1)
         return dx, dw, db, None, None, None
 
 
@@ -90,7 +90,7 @@ class _AddBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return g, lane_sum(g.to(torch.float32), 1)
+        return g, wide_sum(g, 1)
 
 
 def add_bias(y: Tensor, b: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.fused.blocks import lane_sum
 from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.pointwise import sigmoid
+from fp4dse.kernels.fused.trees import lane_sum
 
 _TILE = 1024
 _BIG = {"num_warps": 4, "enable_fp_fusion": False}

@@ -1,10 +1,9 @@
 """What stands between the products of a training step, as kernels that read each tensor once: SiLU and its gradient,
-tensor factors, lane sums, random words and AdamW.
+tensor factors, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter
-because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
-sigmoid.
+`gemm.scaled`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter because a step is bound by
+memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a sigmoid.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ _C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in activations._COEFFICIEN
 _TO_INTEGER = tl.constexpr(12582912.0)  # as in numbers
 
 _TILE = 1024
-_LEVELS = 4  # of a lane sum in one launch
 _BIG = {"num_warps": 4, "enable_fp_fusion": False}
 
 
@@ -70,46 +68,6 @@ def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr
     if BOTH:
         x = x * tl.load(b_ptr + lane)
     tl.store(x_ptr + lane * n + at, x, at < n)
-
-
-@triton.jit
-def _level0(x_ptr, at, m, mask):
-    return tl.load(x_ptr + at * m, mask, 0.0)
-
-
-@triton.jit
-def _level1(x_ptr, at, m, mask, n0):
-    low = _level0(x_ptr, at, m, mask)
-    paired = at < n0 // 2
-    return tl.where(paired, low + _level0(x_ptr, at + (n0 + 1) // 2, m, mask & paired), low)
-
-
-@triton.jit
-def _level2(x_ptr, at, m, mask, n0, n1):
-    low = _level1(x_ptr, at, m, mask, n0)
-    paired = at < n1 // 2
-    return tl.where(paired, low + _level1(x_ptr, at + (n1 + 1) // 2, m, mask & paired, n0), low)
-
-
-@triton.jit
-def _level3(x_ptr, at, m, mask, n0, n1, n2):
-    low = _level2(x_ptr, at, m, mask, n0, n1)
-    paired = at < n2 // 2
-    return tl.where(paired, low + _level2(x_ptr, at + (n2 + 1) // 2, m, mask & paired, n0, n1), low)
-
-
-@triton.jit
-def _sum_kernel(x_ptr, out_ptr, total, m, n0, n1, n2, n3, n4, TILE: tl.constexpr):
-    """Four levels of the tree: x [A, n0, m] -> [A, n4, m], `total` numbers. To row j of n comes row j + ⌈n/2⌉, if
-    there is one."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = at < total
-    row, column = at // m % n4, at % m
-    start = x_ptr + at // (n4 * m) * (n0 * m) + column
-    low = _level3(start, row, m, mask, n0, n1, n2)
-    paired = row < n3 // 2
-    high = _level3(start, row + (n3 + 1) // 2, m, mask & paired, n0, n1, n2)
-    tl.store(out_ptr + at, tl.where(paired, low + high, low), mask)
 
 
 @triton.jit(do_not_specialize=["stream"])  # which may be 1, and philox wants a number
@@ -194,25 +152,6 @@ def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
         x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, TILE=_TILE, **_BIG
     )
     return x
-
-
-def lane_sum(x: Tensor, dim: int) -> Tensor:
-    """`reduce.lane_sum` of float32 x over one dimension that is not empty."""
-    kept = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
-    before, n = x.shape[: dim % x.dim()].numel(), x.shape[dim]
-    m = x.numel() // (before * n)
-    x = x.contiguous().view(before, n, m)
-    while n > 1:
-        sizes = [n]
-        for _ in range(_LEVELS):
-            sizes.append((sizes[-1] + 1) // 2)
-        out = x.new_empty(before, sizes[-1], m)
-        total = out.numel()
-        tile = min(_TILE, triton.next_power_of_2(total))
-        grid = (triton.cdiv(total, tile),)
-        _sum_kernel[grid](x, out, total, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
-        x, n = out, sizes[-1]
-    return x.view(kept)
 
 
 def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:

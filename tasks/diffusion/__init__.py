@@ -19,7 +19,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 3
+REV = 4
 SHOWN = 64
 
 

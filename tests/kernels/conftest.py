@@ -17,7 +17,18 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        names = "launch", "squares", "attention", "norms", "decoder", "products", "columns"
+        names = (
+            "launch",
+            "squares",
+            "attention",
+            "norms",
+            "layer_norms",
+            "group_norms",
+            "decoder",
+            "products",
+            "columns",
+            "sums",
+        )
         launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
         yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
@@ -25,6 +36,7 @@ def place(request):
         modules = {}
         for name in (
             "numbers",
+            "trees",
             "blocks",
             "codecs",
             "codes",
@@ -37,9 +49,13 @@ def place(request):
             "attention",
             "pointwise",
             "norms",
+            "layer_norms",
+            "group_norm_kernels",
+            "group_norms",
             "decoder",
             "products",
             "columns",
+            "sums",
         ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
@@ -48,7 +64,8 @@ def place(request):
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
-        patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("trees", "blocks"):
+            patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
         for module in ("codecs", "launch", "squares", "tiles"):
