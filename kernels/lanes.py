@@ -84,6 +84,7 @@ class LaneNumerics:
         self.measuring = True
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.gemm_why_not: tuple[str, ...] = ()
+        self.through_why_not: tuple[str, ...] = ()
         self.quantized = self._products(recipes, first.gemm)
         self.slots, self.rotations, self.gemms = self.quantized
         self.baseline = self.quantized if first.is_plain else self._products([BASELINE] * len(recipes), "exact")
@@ -93,7 +94,7 @@ class LaneNumerics:
         self.precise_stages: frozenset[str] = frozenset()
 
     def _products(self, recipes: Sequence[Recipe], gemm: str) -> Products:
-        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not`."""
+        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not` and `through_why_not`."""
         device = self.step.device
         gemms = {}
         for stage, operands in STAGES.items():
@@ -101,6 +102,11 @@ class LaneNumerics:
             gemms[stage], reasons = pick(str(device), a, b, gemm)
             self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
         slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
+        self.through_why_not += tuple(
+            f"{name}: gradient through the reference ({slot.why_not_through})"
+            for name, slot in slots.items()
+            if slot.why_not_through
+        )
         return Products(slots, {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}, gemms)
 
     def add_layer(self, layer: int, place: Place) -> str | None:
@@ -151,15 +157,15 @@ class LaneNumerics:
         if kept is None:
             return g
         of = self._of("fprop", layer)
-        rotation, signs = of.rotations["fprop"], None
+        slot, other = (of.slots[f"fprop.{name}"] for name in (operand, *(o for o in STAGES["fprop"] if o != operand)))
+        keys = self.keys(layer)._replace(counting=False)  # what is kept tells whether something was counted
+        turn = self._turn(of, "fprop", layer)
         padded = blocks.pad(g, 2, _unit(of, "fprop"))
-        if rotation:
-            signs = self._signs("fprop", layer, rotation)
-            padded = rotate(padded, rotation.size, 2, signs, rotation.order)
-        out = of.slots[f"fprop.{operand}"].backward(padded, kept)
-        if rotation:
-            out = rotate_back(out, rotation.size, 2, signs, rotation.order)
-        return out[:, :, : g.shape[2]]
+        if turn is None or (kept.q is None and _turns(slot, other, turn, keys, True)):
+            return slot.backward(padded, kept, keys, turn)[:, :, : g.shape[2]]
+        padded = rotate(padded, turn.size, 2, turn.signs, turn.order)
+        out = slot.backward(padded, kept, keys)
+        return rotate_back(out, turn.size, 2, turn.signs, turn.order)[:, :, : g.shape[2]]
 
     def _gemm(self, stage: str, layer: int) -> Gemm:
         return GEMMS[self._of(stage, layer).gemms[stage]]
@@ -176,20 +182,17 @@ class LaneNumerics:
     ) -> tuple[Operand, Operand]:
         of = self._of(stage, layer)
         slots = [of.slots[f"{stage}.{operand}"] for operand in STAGES[stage]]
-        rotation, unit = of.rotations[stage], _unit(of, stage)
+        unit = _unit(of, stage)
         length = a.shape[a_dim]
         a, b = blocks.pad(a.detach(), a_dim, unit), blocks.pad(b.detach(), b_dim, unit)
-        turn = None
-        if rotation:
-            length += -length % rotation.size  # a rotation fills its last group
-            turn = Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order)
+        if turn := self._turn(of, stage, layer):
+            length += -length % turn.size  # a rotation fills its last group
         keys = self.keys(layer, length)
         gemm = GEMMS[of.gemms[stage]]
         dtype = torch.float32 if gemm.whole else gemm.operand
         operands = []
         for slot, other, t, dim, kept in zip(slots, slots[::-1], (a, b), (a_dim, b_dim), keep, strict=True):
-            # what clamping cuts off an operand is multiplied with the other as it is
-            fused = turn and slot.rotates(turn, keys, kept) and other.compensated is None
+            fused = turn is not None and _turns(slot, other, turn, keys, kept)
             if turn and not fused:
                 t = rotate(t.to(torch.float32), turn.size, dim, turn.signs, turn.order)
             operand = slot.quantize(t, dim, keys, dtype, kept, turn if fused else None)
@@ -222,6 +225,11 @@ class LaneNumerics:
         for slot in self.slots.values():
             slot.counts.clear()
 
+    def _turn(self, of: Products, stage: str, layer: int) -> Turn | None:
+        """The rotation of both operands of a stage."""
+        rotation = of.rotations[stage]
+        return Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order) if rotation else None
+
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""
         if rotation.signs == "none":
@@ -242,6 +250,11 @@ class LaneNumerics:
 
 BASELINE = Recipe.named("bf16")
 """What precise layers and stages compute as."""
+
+
+def _turns(slot: Slot, other: Slot, turn: Turn, keys: Keys, keep: bool) -> bool:
+    """Whether the slot's kernel rotates: what clamping cuts off an operand is multiplied with the other as it is."""
+    return slot.rotates(turn, keys, keep) and other.compensated is None
 
 
 def _unit(of: Products, stage: str) -> int:

@@ -17,7 +17,7 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        names = "launch", "squares", "attention", "norms", "decoder", "products"
+        names = "launch", "squares", "attention", "norms", "decoder", "products", "estimators"
         launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
         yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
@@ -25,6 +25,7 @@ def place(request):
         modules = {}
         for name in (
             "numbers",
+            "elementary",
             "blocks",
             "codecs",
             "codes",
@@ -39,6 +40,7 @@ def place(request):
             "norms",
             "decoder",
             "products",
+            "estimators",
         ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
@@ -50,7 +52,7 @@ def place(request):
         patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
-        for module in ("codecs", "launch", "squares", "tiles"):
+        for module in ("codecs", "estimators", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)
