@@ -178,7 +178,7 @@ def _kernel(
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
     f, largest = numbers[5][0], numbers[2][2]
     prescale = tl.load(f + _PRESCALE)
-    dec = tl.div_rn(numbers[6], prescale * tl.load(f + _POSTSCALE))
+    dec = tl.div_rn(numbers[6].to(tl.float32), prescale * tl.load(f + _POSTSCALE))
 
     # the forward pass once more
     x, amax = singles(rotated(x, signs_ptr, lane, ROTATION, FACTOR), B, False)
