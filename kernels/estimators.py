@@ -189,6 +189,13 @@ NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
 """Relaxation -> what its kernel takes of it."""
 
 
+def form(spec: Through) -> tuple[str, bool, str, str]:
+    """What the kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
+    rounding."""
+    element, rounding = (str(part.__struct_config__.tag) for part in (spec.element, spec.scale_rounding))
+    return element, spec.masked, spec.scale, rounding
+
+
 def numbers(spec: Through, element: FloatFormat, device: torch.device) -> Tensor:
     """What the kernel takes of an estimator, float64: three numbers of the relaxation of elements, three of that of
     scales, the spline's knots, and its slopes."""

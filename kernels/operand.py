@@ -24,7 +24,7 @@ from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
-from fp4dse.kernels.estimators import numbers, rounded_slope, through
+from fp4dse.kernels.estimators import form, numbers, rounded_slope, through
 from fp4dse.kernels.fused.operators import (
     BLOCKS,
     features,
@@ -231,7 +231,7 @@ class Slot:
             assert self.backend.through is not None
             at = keys.seeds, keys.step, self._site(keys, 0), kept.amax, *(turn[:2] if turn else (0, None))
             tables = self.block, *self.tables, self.features
-            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.through, self.numbers)
+            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *form(self.through))
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
         if self.through.scale_rounding != STE():

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.dse.estimator import Through
 from fp4dse.kernels import estimators
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
 from fp4dse.kernels.arithmetic.philox import STREAMS
@@ -129,7 +127,11 @@ def _rounded_slope(
     """`estimators.rounded_slope`, [n]."""
     float_scale, pmin, inv_ulps, largest, _, _, _ = numbers[3]
     if float_scale == 0:
-        pmin, inv_ulps, largest = as_float(as_int(pmin) * 0 + _E8M0_MIN), pmin * 0 + 1.0, as_float(as_int(pmin) * 0 + _E8M0_MAX)
+        pmin, inv_ulps, largest = (
+            as_float(as_int(pmin) * 0 + _E8M0_MIN),
+            pmin * 0 + 1.0,
+            as_float(as_int(pmin) * 0 + _E8M0_MAX),
+        )
     grid = pmin, inv_ulps, largest
     if CODEC == "softmax":
         amax = soft_maximum(magnitude, amax)
@@ -224,7 +226,7 @@ def _kernel(
     put(out, out_ptr, lane, row0, rows, 0, W, True)
 
 
-def through(
+def launch(
     g: Tensor,
     x: Tensor,
     block: int,
@@ -238,19 +240,20 @@ def through(
     rotation: int,
     signs: Tensor | None,
     codec: str,
-    spec: Through,
     numbers: Tensor,
-) -> Tensor:
-    """As `operators.through`; signs: [L, rotation]."""
-    g, x = g.contiguous(), together(x)
-    out, width = torch.empty_like(g), span(block, rotation, codec)
+    element: str,
+    masked: bool,
+    scale: str,
+    scale_rounding: str,
+    out: Tensor,
+) -> None:
+    """Write the gradient into out; arguments as in `fused.through`."""
+    x, width = together(x), span(block, rotation, codec)
     rows, height = x[0].numel() // width, max(1, _TILE // width)
-    kinds = (str(part.__struct_config__.tag) for part in (spec.element, spec.scale_rounding))
-    form = dict(zip(("ELEMENT", "SCALE_ROUNDING"), kinds, strict=True)) | {"MASKED": spec.masked, "SCALE": spec.scale}
-    sizes = {"B": block, "ROWS": height, "W": width, "ROTATION": rotation, "FACTOR": factor(rotation), "CODEC": codec}
-    tables = floats, ints, floats if tensor_amax is None else tensor_amax.contiguous(), numbers
+    pointers = g.contiguous(), x, signs, out, floats, ints, floats if tensor_amax is None else tensor_amax, numbers
     keys = site, rows, x.stride(0), seeds, step, STREAMS["rounding"]
-    constants = sizes | flags(features) | form
+    sizes = {"B": block, "ROWS": height, "W": width, "ROTATION": rotation, "FACTOR": factor(rotation), "CODEC": codec}
+    forms = {"ELEMENT": element, "MASKED": masked, "SCALE": scale, "SCALE_ROUNDING": scale_rounding}
+    constants = sizes | flags(features) | forms
     grid = triton.cdiv(rows, height), len(x)
-    _kernel[grid](g, x, signs, out, *tables, *keys, **constants, num_warps=4, enable_fp_fusion=False)
-    return out
+    _kernel[grid](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)

@@ -262,6 +262,7 @@ def squares(x: Tensor, edge: int, *tables) -> tuple[Tensor, Tensor]:
         return squares.squares(x, edge, *tables)
 
 
+@torch.library.custom_op("fp4dse::through", mutates_args=())
 def through(
     g: Tensor,
     x: Tensor,
@@ -276,21 +277,33 @@ def through(
     rotation: int,
     signs: Tensor | None,
     codec: str,
-    spec: Through,
     numbers: Tensor,
+    element: str,
+    masked: bool,
+    scale: str,
+    scale_rounding: str,
 ) -> Tensor:
-    """The gradient of x, float32 [L, R, C], from g of its shape, that of what `operand` made of it with rows as they
-    are; both before the rotation.
+    """The gradient of x, float32 [L, R, C], from g, float32 [L, R, C], that of what `operand` made of it, blocks along
+    C; both before the rotation. What `estimators.through` computes, for quantizers that `why_not_through` lets pass.
 
     Arguments as `operand` had them; tensor_amax: the maxima that it took, None where no lane has a tensor scale.
-    spec, with its `estimators.numbers`: of a population whose quantizers `why_not_through` lets pass.
+    numbers and what follows: of the estimator, see `estimators.numbers` and `estimators.form`.
     """
-    from fp4dse.kernels.fused.estimators import through as run
+    from fp4dse.kernels.fused.estimators import launch
 
     _check(x, False, block, torch.float32, rotation, codec)
+    if g.shape != x.shape or g.dtype != torch.float32:
+        raise ValueError(f"g: found {g.dtype} {tuple(g.shape)}; accepted: float32 {tuple(x.shape)}")
     keys = seeds, step, site, tensor_amax, rotation, _for_lanes(signs, len(x))
+    out = torch.empty_like(g, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(x):
-        return run(g, x, block, floats, ints, features, *keys, codec, spec, numbers)
+        launch(g, x, block, floats, ints, features, *keys, codec, numbers, element, masked, scale, scale_rounding, out)
+    return out
+
+
+@through.register_fake
+def _(g, *of_through):
+    return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 
 def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
