@@ -141,7 +141,7 @@ def _rounded_slope(
     return _relaxed(u, u, grid, numbers_ptr, None, KIND, MASKED) * slope
 
 
-@triton.jit(do_not_specialize=["site", "stream"])
+@triton.jit(do_not_specialize=["rows", "site", "stream"])
 def _kernel(
     g_ptr,
     x_ptr,

@@ -470,7 +470,7 @@ def test_a_codec_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["mxfp4"]])
     common = 32, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
     for codec, message in (
-        ("softmax", r"codec: found softmax; accepted: block, eden, .* dialects"),
+        ("radix4", r"codec: found radix4; accepted: block, eden, .* softmax"),
         ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
     ):
         with pytest.raises(ValueError, match=message):
