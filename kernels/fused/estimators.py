@@ -66,33 +66,35 @@ def _relaxed(z, q, grid, numbers_ptr, knots_ptr, KIND: tl.constexpr, MASKED: tl.
     """The derivative of a relaxation at z, where the forward pass made q of it: one of `estimators.FACTORS`.
 
     grid: smallest binade, step relative to a binade, and largest number. knots_ptr: None for a spline of thirds.
+    Masked relaxations count in the last interval alone, which is the same for all.
     """
     magnitude, largest = tl.abs(z), grid[2]
+    place = largest if MASKED else magnitude
     a, b, c = tl.load(numbers_ptr), tl.load(numbers_ptr + 1).to(tl.float32), tl.load(numbers_ptr + 2).to(tl.float32)
     if KIND == "clipped":
         out = tl.where(magnitude <= largest, 1.0, 0.0)
     elif KIND == "dge":
-        centre, width = _interval(magnitude, grid)
+        centre, width = _interval(place, grid)
         t = tl.div_rn(magnitude - centre, width * 0.5)
         out = tl.where(magnitude <= largest, smaller(power(tl.abs(t), a) * b, c), 0.0)
     elif KIND == "power-law":
-        centre, width = _interval(magnitude, grid)
+        centre, width = _interval(place, grid)
         u = tl.abs(magnitude - centre)
         out = tl.where(u > 0, power(u, a) * b * (width * 0.5), 0.0)
     elif KIND == "sigmoid":
-        centre, width = _interval(magnitude, grid)
+        centre, width = _interval(place, grid)
         e = exp_nonpositive(-tl.abs(tl.div_rn((magnitude - centre) * 12.0, width * a.to(tl.float32))))
         half = e + 1.0
         out = larger(tl.div_rn(e, half * half) * b, c)
     elif KIND == "spline":
         if knots_ptr is None:
-            centre, width = _interval(magnitude, grid)
+            centre, width = _interval(place, grid)
             slope = tl.where(tl.abs(magnitude - centre) * 6.0 < width, 3.0, 0.0)
         else:
-            slope = tl.full(magnitude.shape, 0.0, tl.float32) + tl.load(knots_ptr + _KNOTS).to(tl.float32)
+            slope = place * 0.0 + tl.load(knots_ptr + _KNOTS).to(tl.float32)
             for n in tl.static_range(_KNOTS):
                 knot, after = tl.load(knots_ptr + n), tl.load(knots_ptr + _KNOTS + 1 + n)
-                slope = tl.where(magnitude < knot.to(tl.float32), slope, after.to(tl.float32))
+                slope = tl.where(place < knot.to(tl.float32), slope, after.to(tl.float32))
         out = larger(slope, a.to(tl.float32))
     elif KIND == "trust":
         coarsest = power_below(_second_largest(grid)) * grid[1]

@@ -23,7 +23,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import canonical_faults, quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
-from fp4dse.kernels import LaneNumerics, QuantLinear, lanes
+from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.fused import operators as fused
 
@@ -203,6 +203,21 @@ def test_padded_bfloat16_operands_have_the_bits_of_the_reference(place, monkeypa
     q = replace(NV, rounding=Stochastic())
     x = hard(3, 15, 40).to(torch.bfloat16)
     agree(place, monkeypatch, [recipe(q, Through(Sigmoid(), True, "softmax"), rotation)] * 3, x)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 16), (2, 37, 80), (3, 130, 16)], ids=str)
+def test_odd_shapes(place, monkeypatch, shape):
+    """Several programs, of which the last has few rows or one; lanes of a tensor that lie apart."""
+    lanes = [replace(NV, rounding=r) for r in (Stochastic(), Nearest(), Stochastic(bits=8))][: shape[0]]
+    memory = torch.randn(shape[0], shape[1] * shape[2] + 8, generator=torch.Generator().manual_seed(0))
+    x = memory[:, : shape[1] * shape[2]].view(shape)
+    agree(place, monkeypatch, [recipe(q, Through(Sigmoid(), scale="diagonal")) for q in lanes], x)
+
+
+def test_a_masked_spline_is_flat_beyond_its_last_knot_which_is_the_largest_element():
+    for element in ELEMENTS.values():
+        knots, slopes = estimators._spline_table(element, torch.device("cpu"))
+        assert (knots[-1], slopes[-1]) == (element.max, 0)
 
 
 @pytest.mark.parametrize("amax", ["previous", "held"])
