@@ -242,9 +242,10 @@ class BatchNorm(nn.Module):
         if self.numerics.training:
             out, mean, variance = _GroupNorm.apply(rows, self.gain, self.shift, x.shape[-1], False)
             n = rows.shape[1]
-            self.mean.copy_(self.mean * (1 - self.momentum) + mean * self.momentum)
-            unbiased = variance * (n / max(1, n - 1))
-            self.variance.copy_(self.variance * (1 - self.momentum) + unbiased * self.momentum)
+            new = torch._foreach_mul([mean, variance * (n / max(1, n - 1))], self.momentum)
+            running = [self.mean, self.variance]  # together: on a GPU these are launches, and little else
+            torch._foreach_mul_(running, 1 - self.momentum)
+            torch._foreach_add_(running, new)
         else:
             out = (rows - self.mean[:, None]) * (1.0 / sqrt(self.variance + EPS))[:, None]
             out = affine(out, self.gain, self.shift).to(x.dtype)

@@ -1,12 +1,20 @@
 """One kernel for each norm of image models has the bits of the plain functions, forward and backward."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 
-from fp4dse.kernels import fused
+from fp4dse.dse import Recipe
+from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.kernels.arithmetic import activations
 from fp4dse.tasks import norms
+from fp4dse.tasks.diffusion.dit import dit
+from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.norms import added_layer_norm, group_norm, layer_norm, smooth_group_norm
+from fp4dse.tasks.vision.resnet import resnet
+from fp4dse.tasks.vision.vit import vit
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 2, 3, 40, 128, 300]
@@ -166,6 +174,39 @@ def test_numbers_that_are_large_small_and_strange_stay_in_their_lane(check):
     for function in (lambda x: group_norm(x, 4), layer_norm, lambda x: smooth_group_norm(x, 8, activations.sigmoid)):
         (y,), (dx,) = check(function, x)
         assert all(found[0].isfinite().all() for found in (y, dx))
+
+
+MODELS = {
+    "vit": vit(4, 8, 2, 2),
+    "resnet": resnet((4, 8), (1, 1)),
+    "dit": dit(4, 8, 2, 2),
+    "unet": unet(8, (1, 2), 1, (1,), 8, groups=4),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model(place, monkeypatch, name, dtype):
+    model, seeds = MODELS[name], [0, 1]
+    images, times = randn(2, 2, 8, 8, 1), torch.tensor([[3, 700], [0, 999]])
+    inputs = (images, times) if name in ("dit", "unet") else images
+
+    def trained():
+        numerics = LaneNumerics([Recipe.named("bf16")] * 2, seeds, place.device, dtype=dtype)
+        numerics.training = True
+        parameters = model.init(SimpleNamespace(shape=(8, 8, 1), classes=3), seeds)
+        built = model.build({key: x.to(place.device) for key, x in parameters.items()}, numerics)
+        out = built(tree_map(lambda t: t.to(place.device), inputs))
+        (out * randn(*out.shape, seed=1).to(out)).to(torch.float32).sum().backward()
+        return [out.detach().cpu(), *(p.grad.cpu() for p in built.parameters())]
+
+    monkeypatch.setattr(norms, "has_kernels", lambda _: False)
+    expected = trained()
+    monkeypatch.setattr(norms, "has_kernels", lambda _: True)
+    for module in ("layer_norms", "group_norms"):
+        monkeypatch.setattr(fused, module, getattr(place, module), raising=False)
+    for here, there in zip(expected, trained(), strict=True):
+        assert same(here, there)
 
 
 @pytest.mark.gpu
