@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic.reduce import wide_sum
 from fp4dse.kernels.columns import Window, col2im, im2col
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
@@ -48,7 +48,8 @@ class _QuantLinear(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         x, w, *kept = ctx.saved_tensors
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
-        kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
+        halves = kept[: len(kept) // 2], kept[len(kept) // 2 :]
+        kept_x, kept_w = (Kept(*half) if half[0] is not None else None for half in halves)
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
             if ctx.again:
                 x = _columns(x, ctx.window, numerics, "fprop" if ctx.looks_back else "wgrad", layer)
@@ -61,7 +62,7 @@ class _QuantLinear(torch.autograd.Function):
                 dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)
                 dx = col2im(dx, ctx.window, ctx.shape, ctx.dtype) if ctx.window else dx.to(ctx.dtype)
             if ctx.needs_input_grad[2]:
-                db = lane_sum(g.to(torch.float32), 1)
+                db = wide_sum(g, 1)
         return dx, dw, db, None, None, None
 
 
@@ -94,7 +95,7 @@ class _AddBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g: Tensor):
-        return g, lane_sum(g.to(torch.float32), 1)
+        return g, wide_sum(g, 1)
 
 
 def add_bias(y: Tensor, b: Tensor) -> Tensor:

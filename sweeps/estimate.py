@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
+from fp4dse.dse import ConfigError
 from fp4dse.results import Store, open_store
 from fp4dse.results.schema import recipe_columns
 from fp4dse.sweeps.plan import Plan
@@ -103,10 +104,14 @@ def _from_store(known: pd.DataFrame, task: tuple[str, str], signature: str) -> P
 
 
 def calibrate(job: Job, steps: int) -> Pace:
-    """Train some of the job's lanes briefly, in a process of its own; `steps` are the task's."""
+    """Train some of the job's lanes briefly, in a process of its own; `steps` are the task's. ConfigError if not even
+    one fits into the device's memory."""
     lanes = job.lanes[:CALIBRATION_LANES]
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        two, short, long = pool.submit(_measure, msgspec.structs.replace(job, lanes=lanes)).result()
+    while isinstance(found := _in_a_process(msgspec.structs.replace(job, lanes=lanes)), str):
+        if len(lanes) == 1:
+            raise ConfigError("--task", f"{job.task}:{job.preset}", f"what fits ({found})")
+        lanes = lanes[: len(lanes) // 2]
+    two, short, long = found
     rate = max(long[1] - short[1], 0.0) / (CALIBRATION_STEPS - FEW_STEPS) / len(lanes)
     after = max(short[1] - FEW_STEPS * rate * len(lanes), 0.0)
     few = min(2, len(lanes))
@@ -120,17 +125,28 @@ def calibrate(job: Job, steps: int) -> Pace:
     )
 
 
-def _measure(job: Job) -> list[tuple[float, float, int]]:
-    """(setup_s, train_s, peak bytes so far) of two lanes at most, of all for a few steps, and of all for some more."""
+def _in_a_process(job: Job) -> list[tuple[float, float, int]] | str:
+    """What `_measure` returns."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_measure, job).result()
+
+
+def _measure(job: Job) -> list[tuple[float, float, int]] | str:
+    """(setup_s, train_s, peak bytes so far) of two lanes at most, of all for a few steps, and of all for some more; or
+    why they do not fit into memory."""
     import torch
 
     from fp4dse.tasks import train
+    from fp4dse.tasks.engine.sizes import why_not_fit
     from fp4dse.tasks.worker import task_of
 
     torch.set_num_threads(job.threads)
     task = task_of(job)
     measured = []
     for lanes, steps in ((job.lanes[:2], 1), (job.lanes, FEW_STEPS), (job.lanes, CALIBRATION_STEPS)):
-        result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)
+        try:
+            result = train(msgspec.structs.replace(task, steps=steps), lanes, job.device)
+        except (MemoryError, torch.OutOfMemoryError):
+            return why_not_fit(task, lanes, job.device)
         measured.append((result.setup_s, result.train_s, result.peak_memory_bytes))
     return measured

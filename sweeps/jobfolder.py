@@ -104,8 +104,8 @@ def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult | None]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def last_words(folder: Path) -> str:
-    """The end of a worker's standard error, `STDERR_LINES` lines at most."""
+def last_words(folder: Path, count: int = STDERR_LINES) -> str:
+    """The end of a worker's standard error, `count` lines at most."""
     try:
         with open(folder / "stderr.txt", "rb") as file:
             file.seek(0, 2)
@@ -114,7 +114,7 @@ def last_words(folder: Path) -> str:
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-STDERR_LINES:])[-STDERR_CHARACTERS:]
+    return " | ".join(lines[-count:])[-STDERR_CHARACTERS:]
 
 
 def failed_folder(work: Path) -> Path:

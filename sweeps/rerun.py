@@ -18,7 +18,7 @@ from fp4dse.results.schema import KEY
 from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
 from fp4dse.sweeps.places import work_folder
 from fp4dse.sweeps.rows import result_rows
-from fp4dse.tasks import environment, get_task, train
+from fp4dse.tasks import environment, train
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
 
 CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + ["metric_name", "steps"]
@@ -64,14 +64,21 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict, list[str]]]:
 
 
 def run_one(job: Job, context: dict, store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:
-    """Train the job here and store its rows. Whatever training raises comes out as it is."""
+    """Train the job here and store its rows. ConfigError if it does not fit into memory; whatever else training raises
+    comes out as it is."""
     import torch
+
+    from fp4dse.tasks.engine.sizes import why_not_fit
+    from fp4dse.tasks.worker import task_of
 
     torch.set_num_threads(job.threads)
     begin = time.monotonic()
-    result = train(get_task(job.task, job.preset), job.lanes, job.device, report)
+    task, name = task_of(job), job_name(job)
+    try:
+        result = train(task, job.lanes, job.device, report)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError("job", name, f"one that fits ({why_not_fit(task, job.lanes, job.device)})") from error
     result.environment = environment(job.device, job.threads)
-    name = job_name(job)
     try:
         store.add(result_rows(job, result, context), name)
     except StoreError as error:

@@ -4,6 +4,7 @@ run it against a clock of its own.
     a job that …                       what follows
     comes back                         it is stored
     does not fit into memory           is cut in halves, down to one lane
+    … alone, on a device of its own    is given up
     is lost (a signal, a node)         is tried again, up to RETRIES["lost"] times, each after a longer pause
     ends with an error                 is tried once more after a pause, then given up
     is over its time                   is given up

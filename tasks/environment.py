@@ -50,14 +50,14 @@ def check_task(task: TaskFacts, device: str) -> None:
         raise ConfigError(
             "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {task.samples})"
         )
-    memory = _memory(device)
+    memory = total_memory(device)
     needed = task.size * BYTES_PER_PARAMETER
     if needed > memory:
         takes = f"a lane of its {task.size / 1e6:.0f}M parameters takes {needed / 2**30:.0f} GiB or more"
         raise ConfigError("--task", what, f"a model that fits in the {memory / 2**30:.0f} GiB of {device} ({takes})")
 
 
-def _memory(device: str) -> int:
+def total_memory(device: str) -> int:
     """Bytes that the device has in all."""
     if device.startswith("cuda"):
         import torch
@@ -109,7 +109,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("python", platform.python_version(), ""),
         ("torch", str(torch.__version__), ""),
         ("cpu", _cpu_name(), f"{os.cpu_count()} cores, {vector}"),
-        ("memory", f"{_memory('cpu') / 2**30:.0f} GiB", ""),
+        ("memory", f"{total_memory('cpu') / 2**30:.0f} GiB", ""),
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
         ("quantizer path", "eager" if reason else "compiled", note),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),

@@ -10,6 +10,8 @@ from fp4dse.dse import Recipe
 
 OUT_OF_MEMORY = 17
 """Exit code of a job whose population did not fit."""
+TOO_LARGE = 20
+"""Exit code of a job of one lane that did not fit into a device that it had for itself."""
 ELSEWHERE = 19
 """Exit code of a job that is for another kind of device than this worker's."""
 STOPPED = 18

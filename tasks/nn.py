@@ -1,7 +1,7 @@
-"""Parts that image models share and that no recipe quantizes: norms, attention core, resizing, pooling.
+"""Parts that image models share: their layers, and what no recipe quantizes, attention core, resizing, pooling.
 
 Images stand channels last, [L, B, H, W, C]. Sums that a gradient needs are lane sums, because a library's reduction
-over several axes chooses its order by the number of lanes. So are the sums of norms, whose roots are rounded once.
+over several axes chooses its order by the number of lanes. Norms are in `norms`.
 
 Whatever dtype comes in, they compute in FP32 and round what leaves once, to that dtype; so do their gradients.
 """
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Kind, Place
-from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum, silu
-from fp4dse.kernels.arithmetic.grid import sqrt
+from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.attention import attention
+from fp4dse.tasks.norms import divided
 
 Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
@@ -75,126 +75,6 @@ def layers(
         else:
             made[key] = QuantLinear(weight, bias, numerics, i, place)
     return nn.ModuleDict(made)
-
-
-class _Affine(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        ctx.save_for_backward(x, gain)
-        return (x.to(torch.float32) * gain[:, None] + shift[:, None]).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        x, gain = ctx.saved_tensors
-        g, dtype = g.to(torch.float32), gain.dtype
-        return (g * gain[:, None]).to(x.dtype), lane_sum(g * x, 1).to(dtype), lane_sum(g, 1).to(dtype)
-
-
-def affine(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """x [N, M, C] · gain [N, C] + shift [N, C]."""
-    return _Affine.apply(x, gain, shift)
-
-
-def _standard(x: Tensor, dim: int, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(x - mean) / sqrt(variance + eps) along a dimension of x, float32; mean, variance and 1/sqrt(variance + eps), of
-    length 1 there. In single IEEE operations: a library's norms have other bits on another device."""
-    mean = _mean(x, dim)
-    centred = x - mean
-    variance = _mean(centred * centred, dim)
-    inverse = 1.0 / sqrt(variance + eps)
-    return centred * inverse, mean, variance, inverse
-
-
-def _through_moments(g: Tensor, out: Tensor, inverse: Tensor, dim: int) -> Tensor:
-    """The gradient of `_standard`'s x from g, that of its `out`."""
-    return (g - _mean(g, dim) - out * _mean(g * out, dim)) * inverse
-
-
-def _mean(x: Tensor, dim: int) -> Tensor:
-    total = lane_sum(x, dim).unsqueeze(dim)
-    return total / torch.full_like(total, x.shape[dim])  # by a number, a GPU would multiply with its inverse
-
-
-class _BatchNorm(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) · gain + shift over dimension 1 of x [L, M, C], gain and shift [L, C], with the
-    gradient through both moments."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        out, mean, variance, inverse = _standard(x.to(torch.float32), 1, eps)
-        ctx.save_for_backward(x, gain, mean, inverse)
-        mean, variance = mean[:, 0], variance[:, 0]
-        ctx.mark_non_differentiable(mean, variance)
-        return (out * gain[:, None] + shift[:, None]).to(x.dtype), mean, variance
-
-    @staticmethod
-    def backward(ctx, g: Tensor, *_):
-        x, gain, mean, inverse = ctx.saved_tensors
-        g = g.to(torch.float32)
-        out = (x.to(torch.float32) - mean) * inverse
-        dx = _through_moments(g * gain[:, None], out, inverse, 1)
-        return dx.to(x.dtype), lane_sum(g * out, 1), lane_sum(g, 1), None
-
-
-class BatchNorm(nn.Module):
-    """Batch normalisation of each lane by itself: x [L, …, C], statistics over all between, gain and shift [L, C].
-
-    Running mean and (unbiased) variance [L, C] are state; with them it evaluates, while `numerics.training` is False.
-    """
-
-    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum=0.1, eps=1e-5) -> None:
-        super().__init__()
-        self.gain, self.shift = nn.Parameter(gain), nn.Parameter(shift)
-        self.mean: Tensor
-        self.variance: Tensor
-        self.register_buffer("mean", torch.zeros_like(gain))
-        self.register_buffer("variance", torch.ones_like(gain))
-        self.numerics, self.momentum, self.eps = numerics, momentum, eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(len(x), -1, x.shape[-1])
-        if self.numerics.training:
-            out, mean, variance = _BatchNorm.apply(rows, self.gain, self.shift, self.eps)
-            n = rows.shape[1]
-            self.mean.copy_(self.mean * (1 - self.momentum) + mean * self.momentum)
-            unbiased = variance * (n / max(1, n - 1))
-            self.variance.copy_(self.variance * (1 - self.momentum) + unbiased * self.momentum)
-        else:
-            out = (rows - self.mean[:, None]) * (1.0 / sqrt(self.variance + self.eps))[:, None]
-            out = affine(out, self.gain, self.shift).to(x.dtype)
-        return out.view_as(x)
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, h: Tensor) -> Tensor:
-        out, mean, _, inverse = _standard(h.to(torch.float32), h.dim() - 1, 1e-5)
-        ctx.save_for_backward(h, mean, inverse)
-        return out.to(h.dtype)
-
-    @staticmethod
-    def backward(ctx, g: Tensor):
-        h, mean, inverse = ctx.saved_tensors
-        out = (h.to(torch.float32) - mean) * inverse
-        return _through_moments(g.to(torch.float32), out, inverse, h.dim() - 1).to(h.dtype)
-
-
-def layer_norm(h: Tensor) -> Tensor:
-    """Over the last axis, without gain."""
-    return _LayerNorm.apply(h)
-
-
-def group_norm(x: Tensor, groups: int) -> Tensor:
-    """x [L, B, H, W, C]: each image's `groups` of neighbouring channels to mean 0 and variance 1, without gain."""
-    lanes, batch, height, width, channels = x.shape
-    cut = x.view(lanes * batch, height * width, groups, channels // groups).transpose(1, 2)
-    rows = cut.reshape(lanes * batch * groups, -1)
-    return layer_norm(rows).view(cut.shape).transpose(1, 2).reshape(x.shape)
-
-
-def smooth(x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-    """SiLU of x [L, …], as three dimensions: a compiled function is made for few."""
-    return silu(x.reshape(len(x), -1, x.shape[-1]), sigmoid).view_as(x)
 
 
 def self_attention(qkv: Tensor, heads: int) -> Tensor:
@@ -254,7 +134,7 @@ def _largest_of_three(x: Tensor) -> Tensor:
 def mean_pool(x: Tensor) -> Tensor:
     """Mean over the pixels or tokens: [L, B, …, C] -> [L, B, C]."""
     rows = x.reshape(*x.shape[:2], -1, x.shape[-1])
-    return _mean(rows.to(torch.float32), 2)[:, :, 0].to(x.dtype)
+    return divided(lane_sum(rows.to(torch.float32), 2), rows.shape[2]).to(x.dtype)
 
 
 class _Doubled(torch.autograd.Function):

@@ -52,6 +52,8 @@ class Task(msgspec.Struct, frozen=True):
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
+    parts       a power of two: into how many a batch is cut at least, which go through the model one after the other
+                where all of it would not fit. A recipe's `accumulate` counts if it is larger
     dtype       of what passes between layers, forward and backward: what a layer takes and gives, the residual stream.
                 What computes, computes in FP32 and rounds once
     size        parameters of one lane; 0 where nobody has counted
@@ -81,6 +83,7 @@ class Task(msgspec.Struct, frozen=True):
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512
+    parts: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     size: int = 0
     samples: Callable[[], int] | None = None

@@ -10,8 +10,8 @@ once and never trains; a job's child finds them done, and whatever happens to it
     checkpoint.pt      beside OUT.json, while the job is not done: where it stood when it was last saved
     STDERR.txt         standard error of both is added to it
 
-A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, STOPPED when it was asked
-to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
+A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, TOO_LARGE when it never
+will, STOPPED when it was asked to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
 
 SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no
 other is begun. `--budget SECONDS` asks by itself when so many have passed.
@@ -44,7 +44,8 @@ from fp4dse.kernels import warm_up
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Stopped, train
-from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
+from fp4dse.tasks.engine.sizes import has_for_itself, why_not_fit
+from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 from fp4dse.tasks.leash import die_with
 from fp4dse.tasks.task import Task
 
@@ -144,9 +145,10 @@ def run(job: Job, out: Path) -> int:
         print(f"it is for {', '.join(job.only_on.values())}; here is {found}", file=sys.stderr)
         return ELSEWHERE
     checkpoint = out.with_name(CHECKPOINT)
+    task = task_of(job)
     try:
         result = train(
-            task_of(job),
+            task,
             job.lanes,
             job.device,
             _report,
@@ -161,19 +163,24 @@ def run(job: Job, out: Path) -> int:
         print(error, file=sys.stderr)
         return STOPPED
     except (MemoryError, torch.OutOfMemoryError) as error:
-        print(f"out of memory: {error}", file=sys.stderr)
-        return OUT_OF_MEMORY
+        return _without_memory(task, job, error)
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # what torch's CPU allocator says
             raise
-        print(f"out of memory: {error}", file=sys.stderr)
-        return OUT_OF_MEMORY
+        return _without_memory(task, job, error)
     result.environment = here
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(result))
     temporary.replace(out)
     checkpoint.unlink(missing_ok=True)
     return 0
+
+
+def _without_memory(task: Task, job: Job, error: BaseException) -> int:
+    """Say what did not fit, as the last line; returns the exit code."""
+    print(error, file=sys.stderr)
+    print(why_not_fit(task, job.lanes, job.device), file=sys.stderr)
+    return TOO_LARGE if len(job.lanes) == 1 and has_for_itself(job.device) else OUT_OF_MEMORY
 
 
 def task_of(job: Job) -> Task:

@@ -25,6 +25,7 @@ from fp4dse.kernels.fused.numbers import (
     smaller,
 )
 from fp4dse.kernels.fused.operators import WIDE
+from fp4dse.kernels.fused.trees import lane_sum, plus
 
 KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; the others: see `by_scales`
 """Columns of the descriptor tables that the kernels heed."""
@@ -70,11 +71,6 @@ _WIDE = tl.constexpr(WIDE)
 def larger(a, b):
     """The larger of two numbers, NaN if one is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _plus(a, b):
-    return a + b
 
 
 @triton.jit
@@ -251,18 +247,9 @@ def _encoded(
 
 
 @triton.jit
-def lane_sum(x):
-    """Sum of each row of x [n, B], in the order of `reduce.lane_sum`: first half + second half, until one is left."""
-    for _ in tl.static_range(16):  # no row is longer than 2^16
-        if x.shape[1] > 1:
-            x = tl.reduce(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), 1, _plus)
-    return tl.reshape(x, (x.shape[0],))
-
-
-@triton.jit
 def total(x):
     """Sum of each row of integers x [n, B], in any order."""
-    return tl.reduce(x, 1, _plus)
+    return tl.reduce(x, 1, plus)
 
 
 @triton.jit

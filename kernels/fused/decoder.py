@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.fused.blocks import lane_sum
+from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.pointwise import sigmoid
+from fp4dse.kernels.fused.trees import lane_sum
 
 _TILE = 1024
 _BIG = {"num_warps": 4, "enable_fp_fusion": False}
@@ -175,8 +176,8 @@ def _launch_heads(
     columns = triton.next_power_of_2(size // 2)
     rows = max(_TILE // columns, 1)
     tensors = qkv, q, k, v, cos.contiguous(), sin.contiguous()
-    grid, flags = (count, triton.cdiv(length, rows)), {"BACKWARD": backward, "ROWS": rows, "COLUMNS": columns}
-    _heads_kernel[grid](*tensors, length, heads, size // 2, **flags, **_BIG)
+    flags = {"BACKWARD": backward, "ROWS": rows, "COLUMNS": columns}
+    _heads_kernel[grid(count, triton.cdiv(length, rows))](*tensors, length, heads, size // 2, **flags, **_BIG)
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -199,8 +200,8 @@ def _launch_swiglu(x: Tensor, g: Tensor, out: Tensor, backward: bool) -> None:
     width = x.shape[-1] // 2
     columns = min(triton.next_power_of_2(width), 256)
     rows, count = _TILE // columns, x.numel() // (2 * width)
-    grid = triton.cdiv(count, rows), triton.cdiv(width, columns)
-    _swiglu_kernel[grid](x, g, out, count, width, BACKWARD=backward, ROWS=rows, COLUMNS=columns, **_BIG)
+    places = grid(triton.cdiv(count, rows), triton.cdiv(width, columns))
+    _swiglu_kernel[places](x, g, out, count, width, BACKWARD=backward, ROWS=rows, COLUMNS=columns, **_BIG)
 
 
 def sum_by_token(g: Tensor, order: Tensor, ends: Tensor) -> Tensor:
@@ -210,8 +211,7 @@ def sum_by_token(g: Tensor, order: Tensor, ends: Tensor) -> Tensor:
     size = ends.shape[1]
     out = g.new_empty(lanes, size, width)
     columns = min(triton.next_power_of_2(width), 64)
-    grid = size, lanes, triton.cdiv(width, columns)
     tensors, depth = (g.contiguous(), order.contiguous(), ends.contiguous(), out), triton.cdiv(rows, _CHUNK)
     flags = {"CHUNK": _CHUNK, "LEVELS": _LEVELS, "DEPTH": depth.bit_length(), "COLUMNS": columns}
-    _token_kernel[grid](*tensors, rows, size, width, **flags, **_BIG)
+    _token_kernel[grid(size, lanes, triton.cdiv(width, columns))](*tensors, rows, size, width, **flags, **_BIG)
     return out

@@ -15,6 +15,7 @@ from torch import Tensor
 from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.fused.blocks import column, rounded
+from fp4dse.kernels.fused.grids import grid, is_large
 from fp4dse.kernels.fused.numbers import as_float, as_int, binade_of, half_words, inverse_of_power
 
 _ELEM_PMIN, _ELEM_ULPS, _ELEM_MAX = column("elem_pmin"), column("elem_ulps"), column("elem_max")
@@ -78,15 +79,17 @@ def _elements_kernel(
     STOCHASTIC: tl.constexpr,
     UNUSUAL: tl.constexpr,
     FOURS: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
-    """One tile of a lane's elements, x float32 [L, elements], blocks one after the other; scale, mult: [L, blocks]."""
+    """One tile of a lane's elements, x float32 [L, elements], blocks one after the other; scale, mult: [L, blocks].
+    LARGE: see grids.py."""
     lane = tl.program_id(1).to(tl.int64)
     f, i = floats_ptr + lane * _N_FLOATS, ints_ptr + lane * _N_INTS
     pmin, inv_ulps, largest = tl.load(f + _ELEM_PMIN), inverse_of_power(tl.load(f + _ELEM_ULPS)), tl.load(f + _ELEM_MAX)
     key = tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), site
     draws = tl.load(i + _STOCHASTIC), tl.load(i + _RANDOM_SHIFT), key
     chunk = tl.program_id(0) * (TILE // 16) + tl.arange(0, TILE // 16)
-    at = chunk[:, None] * 16 + tl.arange(0, 16)[None, :]
+    at = (chunk.to(tl.int64) if LARGE else chunk)[:, None] * 16 + tl.arange(0, 16)[None, :]
     mask = at < elements
     block = lane * (elements // of_block) + at // of_block
     x = tl.load(x_ptr + lane * elements + at, mask=mask, other=0.0)
@@ -127,6 +130,7 @@ def launch_elements(
     elements = x[0].numel()
     pointers = x, guide, scale, mult, out, floats, ints, site, elements, of_block
     flags = {"STOCHASTIC": bool(features[1]), "UNUSUAL": 2 * bool(features[4]), "FOURS": fours}
+    flags["LARGE"] = is_large(elements)
     common = seeds, step, STREAMS["rounding"]
-    grid = triton.cdiv(elements, _TILE), lanes
-    _elements_kernel[grid](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)
+    places = grid(triton.cdiv(elements, _TILE), lanes)
+    _elements_kernel[places](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)

@@ -17,16 +17,17 @@ from torch import Tensor
 from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.fused.blocks import block_maximum, larger
+from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.operators import span
 from fp4dse.kernels.fused.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.fused.tiles import load, rotated, tile
 
 
 @triton.jit
-def _maximum_kernel(x_ptr, out_ptr, n, stride, TILE: tl.constexpr):
+def _maximum_kernel(x_ptr, out_ptr, n, stride, TILE: tl.constexpr, LARGE: tl.constexpr):
     """max |x| of one tile of one lane. x: bfloat16 or float32 [L, n], lanes `stride` apart; out: [L, tiles]."""
     programs, lane = tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    offsets = (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * TILE + tl.arange(0, TILE)
     magnitude = tl.abs(load(x_ptr + lane * stride + offsets, offsets < n).to(tl.float32))
     amax = block_maximum(tl.reshape(magnitude, (1, TILE)))
     tl.store(out_ptr + lane * programs + tl.program_id(0) + tl.arange(0, 1), amax)
@@ -45,9 +46,12 @@ def _rotated_maximum_kernel(
     COLUMNS: tl.constexpr,
     ROTATION: tl.constexpr,
     FACTOR: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
     """max |x| of TILES tiles of one lane after rotation; x as in `tile`. out: [L, programs]."""
     program, programs, lane = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    if LARGE:
+        program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
     if not COLUMNS:
         width = TILE_COLUMNS
     x_ptr += lane * rows * width
@@ -111,16 +115,22 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         tiles = triton.cdiv(n, _MAXIMUM_TILE)
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
         x = together(x)
-        sizes = n, x.stride(0)
-        _maximum_kernel[tiles, lanes](x, partial, *sizes, TILE=_MAXIMUM_TILE, num_warps=4, enable_fp_fusion=False)
+        constants = {"TILE": _MAXIMUM_TILE, "LARGE": is_large(n), "num_warps": 4, "enable_fp_fusion": False}
+        _maximum_kernel[grid(tiles, lanes)](x, partial, n, x.stride(0), **constants)
         return partial.amax(1)
     x = x.contiguous()
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, rotation, columns)
     programs = triton.cdiv(_count(shape), _TILES)
     partial = x.new_empty(lanes, programs, dtype=torch.float32)
-    rotate = {"TILES": _TILES, "ROTATION": rotation, "FACTOR": factor(rotation), "COLUMNS": columns}
-    _rotated_maximum_kernel[programs, lanes](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
+    rotate = {
+        "TILES": _TILES,
+        "ROTATION": rotation,
+        "FACTOR": factor(rotation),
+        "COLUMNS": columns,
+        "LARGE": is_large(n),
+    }
+    _rotated_maximum_kernel[grid(programs, lanes)](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
     return partial.amax(1)
 
 
@@ -150,7 +160,8 @@ def launch(
     pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
     common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": codec, "PAIRS": pairs(x, columns, rotation)}
-    quantize_kernel[programs, len(x)](*pointers, *common, **constants, enable_fp_fusion=False)
+    constants["LARGE"] = is_large(x[0].numel())
+    quantize_kernel[grid(programs, len(x))](*pointers, *common, **constants, enable_fp_fusion=False)
 
 
 def launch_both(
@@ -186,13 +197,15 @@ def launch_both(
     packed = len(outputs[0]) == 3
     height = max(_HEIGHTS[packed], unit)
     warps = max(4, unit * tile_columns // 1024)
-    grid = triton.cdiv(width, tile_columns), triton.cdiv(rows, height), lanes
-    constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit}
+    across, down = triton.cdiv(width, tile_columns), triton.cdiv(rows, height)
+    large = is_large(x[0].numel()) or down > OTHERS
+    constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit, "LARGE": large}
     constants["TILES_1"] = max(1, height * tile_columns // (_PARTS[packed] * warps))
     common = rows, width, seeds, step, STREAMS["rounding"]
     if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
         constants["maxnreg"] = _REGISTERS[packed]
-    both_kernel[grid](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
+    places = grid(down, across, lanes) if large else grid(across, down, lanes)
+    both_kernel[places](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def _sizes(

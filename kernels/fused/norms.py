@@ -3,11 +3,8 @@
     y = x · inverse · gain        inverse = 1 / sqrt(mean x² + eps)
     dx = (g' - n · mean(g' n)) · inverse        g' = g · gain, n = x · inverse        dgain = Σ over rows of g n
 
-Sums have the order of `reduce.lane_sum`, whatever the width. Its tree has n_i = ⌈n / 2^i⌉ sums after i levels, and to
-sum j of level i comes that of number j + n_i of the level before, if there is one. So a leaf is found from the bits of
-a place in a full tree of 2^K leaves, and leaves that the full tree has too many are -0, which no addition feels. In a
-power of two, a leaf's number is its place. Every operation is a single IEEE rounding in the order of the functions
-of `tasks.language.operators`, so that the bits are theirs.
+Sums have the order of `reduce.lane_sum`, whatever the width (`trees`). Every operation is a single IEEE rounding in
+the order of the functions of `tasks.language.operators`, so that the bits are theirs.
 """
 
 from __future__ import annotations
@@ -18,28 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic import reduce
-from fp4dse.kernels.fused.blocks import lane_sum
+from fp4dse.kernels.fused.grids import grid
+from fp4dse.kernels.fused.trees import columns, lane_sum, leaf
 
-_ABSENT = tl.constexpr(1 << 30)
 _LEVELS = 11
 """2^11 numbers are a warp's: then the sums of most rows need no shared memory."""
-
-
-@triton.jit
-def leaf(place, root, n, LEVELS: tl.constexpr):
-    """Number of the leaf of `place` under sum `root` of level LEVELS over n numbers; not below n if there is none."""
-    index = place * 0 + root
-    for i in tl.static_range(LEVELS):
-        high = (n + (1 << (LEVELS - i)) - 1) >> (LEVELS - i)
-        index += (place >> i & 1) * high
-        index = tl.where(index < (n + (1 << (LEVELS - i - 1)) - 1) >> (LEVELS - i - 1), index, _ABSENT)
-    return index
-
-
-@triton.jit
-def _columns(D: tl.constexpr, LEVELS: tl.constexpr):
-    place = tl.arange(0, 1 << LEVELS)
-    return place if D == 1 << LEVELS else leaf(place, 0, D, LEVELS)
 
 
 @triton.jit
@@ -59,7 +39,7 @@ def _forward_kernel(
     ROWS: tl.constexpr,
 ):
     lane = tl.program_id(1).to(tl.int64)
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), _columns(D, LEVELS)
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), columns(D, LEVELS)
     at = (lane * rows + row)[:, None] * D + column[None, :]
     mask = (row < rows)[:, None] & (column < D)[None, :]
     x = tl.load(x_ptr + at, mask, 0.0).to(tl.float32)
@@ -93,7 +73,7 @@ def _backward_kernel(
 ):
     """The rows under one sum of the tree of d_gain, of which there are `roots` a lane."""
     lane, root = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    row, column = leaf(tl.arange(0, 1 << ROW_LEVELS), root, rows, ROW_LEVELS), _columns(D, LEVELS)
+    row, column = leaf(tl.arange(0, 1 << ROW_LEVELS), root, rows, ROW_LEVELS), columns(D, LEVELS)
     at = (lane * rows + row)[:, None] * D + column[None, :]
     mask = (row < rows)[:, None] & (column < D)[None, :]
     inverse = tl.load(inverse_ptr + lane * rows + row, row < rows, 0.0)[:, None]
@@ -118,9 +98,9 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, branch: Tensor | None = None) 
     y, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
     rows, levels, row_levels, warps = _sizes(x)
     tensors = x, x if branch is None else branch.contiguous(), gain, total, y, inverse
-    grid = triton.cdiv(rows, 1 << row_levels), len(x)
     flags = {"ADDS": branch is not None, "D": x.shape[-1], "LEVELS": levels, "ROWS": 1 << row_levels}
-    _forward_kernel[grid](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
+    places = grid(triton.cdiv(rows, 1 << row_levels), len(x))
+    _forward_kernel[places](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
     return total, y, inverse
 
 
@@ -136,7 +116,7 @@ def rms_norm_gradient(
     tensors = x, inverse, gain, g, x if passing is None else passing.contiguous(), dx, d_gain
     flags = {"ADDS": passing is not None, "D": x.shape[-1], "LEVELS": levels, "ROW_LEVELS": row_levels}
     sizes = rows, roots, gain.stride(0)
-    _backward_kernel[roots, len(x)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
+    _backward_kernel[grid(roots, len(x))](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
     return dx, reduce.lane_sum(d_gain, 1)
 
 

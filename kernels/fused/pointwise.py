@@ -1,10 +1,9 @@
 """What stands between the products of a training step, as kernels that read each tensor once: SiLU and its gradient,
-tensor factors, lane sums, random words and AdamW.
+tensor factors, random words and AdamW.
 
 Every operation is a single IEEE rounding in the order of the functions that they stand for (`activations.silu`,
-`gemm.scaled`, `reduce.lane_sum`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter
-because a step is bound by memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a
-sigmoid.
+`gemm.scaled`, `philox.words`, `adam.adamw`), so that the bits are theirs. They matter because a step is bound by
+memory: eager PyTorch reads and writes the whole tensor for each of the 25 operations of a sigmoid.
 """
 
 from __future__ import annotations
@@ -14,35 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.fused.elementary import exp_nonpositive
+from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.numbers import draws16, philox
 
-_ALL = tl.constexpr(tl.PropagateNan.ALL)
-_LOG2E = tl.constexpr(activations._LOG2E)
-_LN2_HIGH, _LN2_LOW = tl.constexpr(activations._LN2_HIGH), tl.constexpr(activations._LN2_LOW)
-_C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in activations._COEFFICIENTS[:6])
-_TO_INTEGER = tl.constexpr(12582912.0)  # as in numbers
-
 _TILE = 1024
-_LEVELS = 4  # of a lane sum in one launch
 _BIG = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
 def sigmoid(x):
     """`activations.sigmoid`, operation by operation."""
-    y = tl.maximum(-tl.abs(x), -87.0, propagate_nan=_ALL)
-    n = (y * _LOG2E + _TO_INTEGER) - _TO_INTEGER  # to nearest, ties to even
-    r = (y - n * _LN2_HIGH) - n * _LN2_LOW
-    p = r * _C0 + _C1
-    p = p * r + _C2
-    p = p * r + _C3
-    p = p * r + _C4
-    p = p * r + _C5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    e = p * (n.to(tl.int32) + 127 << 23).to(tl.float32, bitcast=True)
+    e = exp_nonpositive(-tl.abs(x))
     return tl.div_rn(tl.where(x >= 0, 1.0, e), 1.0 + e)
 
 
@@ -69,46 +52,6 @@ def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr
     if BOTH:
         x = x * tl.load(b_ptr + lane)
     tl.store(x_ptr + lane * n + at, x, at < n)
-
-
-@triton.jit
-def _level0(x_ptr, at, m, mask):
-    return tl.load(x_ptr + at * m, mask, 0.0)
-
-
-@triton.jit
-def _level1(x_ptr, at, m, mask, n0):
-    low = _level0(x_ptr, at, m, mask)
-    paired = at < n0 // 2
-    return tl.where(paired, low + _level0(x_ptr, at + (n0 + 1) // 2, m, mask & paired), low)
-
-
-@triton.jit
-def _level2(x_ptr, at, m, mask, n0, n1):
-    low = _level1(x_ptr, at, m, mask, n0)
-    paired = at < n1 // 2
-    return tl.where(paired, low + _level1(x_ptr, at + (n1 + 1) // 2, m, mask & paired, n0), low)
-
-
-@triton.jit
-def _level3(x_ptr, at, m, mask, n0, n1, n2):
-    low = _level2(x_ptr, at, m, mask, n0, n1)
-    paired = at < n2 // 2
-    return tl.where(paired, low + _level2(x_ptr, at + (n2 + 1) // 2, m, mask & paired, n0, n1), low)
-
-
-@triton.jit
-def _sum_kernel(x_ptr, out_ptr, total, m, n0, n1, n2, n3, n4, TILE: tl.constexpr):
-    """Four levels of the tree: x [A, n0, m] -> [A, n4, m], `total` numbers. To row j of n comes row j + ⌈n/2⌉, if
-    there is one."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    mask = at < total
-    row, column = at // m % n4, at % m
-    start = x_ptr + at // (n4 * m) * (n0 * m) + column
-    low = _level3(start, row, m, mask, n0, n1, n2)
-    paired = row < n3 // 2
-    high = _level3(start, row + (n3 + 1) // 2, m, mask & paired, n0, n1, n2)
-    tl.store(out_ptr + at, tl.where(paired, low + high, low), mask)
 
 
 @triton.jit(do_not_specialize=["stream"])  # which may be 1, and philox wants a number
@@ -174,7 +117,7 @@ def silu(x: Tensor) -> Tensor:
     """`activations.silu` of float32 x of any shape."""
     x, n = x.contiguous(), x.numel()
     y = torch.empty_like(x)
-    _silu_kernel[(triton.cdiv(n, _TILE),)](x, y, n, TILE=_TILE, **_BIG)
+    _silu_kernel[grid(triton.cdiv(n, _TILE))](x, y, n, TILE=_TILE, **_BIG)
     return y
 
 
@@ -182,37 +125,17 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     """The gradient of x from g, that of silu(x)."""
     x, g, n = x.contiguous(), g.contiguous(), x.numel()
     out = torch.empty_like(x)
-    _silu_gradient_kernel[(triton.cdiv(n, _TILE),)](x, g, out, n, TILE=_TILE, **_BIG)
+    _silu_gradient_kernel[grid(triton.cdiv(n, _TILE))](x, g, out, n, TILE=_TILE, **_BIG)
     return out
 
 
 def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
     """x [L, …], contiguous, times a [L], then times b [L]; in place."""
     n = x[0].numel()
-    grid = triton.cdiv(n, _TILE), len(x)
-    _scale_kernel[grid](
+    _scale_kernel[grid(triton.cdiv(n, _TILE), len(x))](
         x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, TILE=_TILE, **_BIG
     )
     return x
-
-
-def lane_sum(x: Tensor, dim: int) -> Tensor:
-    """`reduce.lane_sum` of float32 x over one dimension that is not empty."""
-    kept = [size for d, size in enumerate(x.shape) if d != dim % x.dim()]
-    before, n = x.shape[: dim % x.dim()].numel(), x.shape[dim]
-    m = x.numel() // (before * n)
-    x = x.contiguous().view(before, n, m)
-    while n > 1:
-        sizes = [n]
-        for _ in range(_LEVELS):
-            sizes.append((sizes[-1] + 1) // 2)
-        out = x.new_empty(before, sizes[-1], m)
-        total = out.numel()
-        tile = min(_TILE, triton.next_power_of_2(total))
-        grid = (triton.cdiv(total, tile),)
-        _sum_kernel[grid](x, out, total, m, *sizes, TILE=tile, num_warps=max(1, tile // 256), enable_fp_fusion=False)
-        x, n = out, sizes[-1]
-    return x.view(kept)
 
 
 def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
@@ -222,16 +145,16 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     at, tile = (first if isinstance(first, Tensor) else step), 128
     if not has_first and first:
         raise ValueError(f"first: found {first}; accepted: 0 or a tensor")
-    grid = triton.cdiv(count, tile), len(seeds)
     pointers = out, seeds.contiguous(), step, site, stream, at
-    _words_kernel[grid](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
+    places = grid(triton.cdiv(count, tile), len(seeds))
+    _words_kernel[places](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
     return out
 
 
 def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     """`philox.signs` of a power of two on a device."""
     out = torch.empty(len(seeds), count, device=seeds.device)
-    _signs_kernel[(len(seeds),)](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
+    _signs_kernel[grid(len(seeds))](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
     return out
 
 
@@ -247,8 +170,7 @@ def adamw(
     """`adam.adamw`, in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in adam.NUMBERS,
     decaying bool [P]: which elements have weight decay, None for none."""
     n = flat.shape[1]
-    grid = triton.cdiv(n, _TILE), len(flat)
     bits = alive.view(torch.uint8)
     marks = bits if decaying is None else decaying.view(torch.uint8)
     tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
-    _adamw_kernel[grid](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)
+    _adamw_kernel[grid(triton.cdiv(n, _TILE), len(flat))](*tensors, n, DECAYS=decaying is not None, TILE=_TILE, **_BIG)

@@ -148,9 +148,12 @@ def quantize_kernel(
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
     CODEC: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
-    """One operand of x. apart: numbers that lie between the lanes of x."""
+    """One operand of x. apart: numbers that lie between the lanes of x. LARGE: see grids.py."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
+    if LARGE:
+        program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
     lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     x_ptr += lane * apart
     if not COLUMNS:
@@ -225,12 +228,18 @@ def both_kernel(
     WIDTH: tl.constexpr,
     TILES_1: tl.constexpr,
     TILES_2: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
     """The operand of rows of HEIGHT by WIDTH numbers of x [L, rows, width] (1), and that of columns (2).
 
-    The second one finds them in the multiprocessor's cache.
+    The second one finds them in the multiprocessor's cache. LARGE: see grids.py.
     """
-    row, column = tl.num_programs(1) - 1 - tl.program_id(1), tl.num_programs(0) - 1 - tl.program_id(0)
+    DOWN: tl.constexpr = 0 if LARGE else 1
+    ACROSS: tl.constexpr = 1 - DOWN
+    row, column = tl.num_programs(DOWN) - 1 - tl.program_id(DOWN), tl.num_programs(ACROSS) - 1 - tl.program_id(ACROSS)
+    if LARGE:
+        row, column = row.to(tl.int64), column.to(tl.int64)
+        rows, width = tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
     lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
     row0, column0 = row * HEIGHT, column * WIDTH
     first = row + column == 0

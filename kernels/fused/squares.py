@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.fused.blocks import block_maximum, decoded, numbers_of, quantized
+from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.launch import flags
 
 _COLUMNS = 64
@@ -42,15 +43,18 @@ def _kernel(
     TENSOR_SCALE: tl.constexpr,
     ADAPTIVE: tl.constexpr,
     UNUSUAL: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
-    """E rows and W columns of a lane, a tile after the other; stride: from lane to lane of x."""
+    """E rows and W columns of a lane, a tile after the other; stride: from lane to lane of x. LARGE: see grids.py."""
     lane = tl.program_id(2).to(tl.int64)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, 0, TENSOR_SCALE, "block")
     if tl.program_id(0) + tl.program_id(1) == 0:
         tl.store(dec_ptr + lane, numbers[6])
     of_tile = tl.arange(0, E * E)
-    row = tl.program_id(1) * E + of_tile // E
-    column = tl.program_id(0) * W + (tl.arange(0, W // E) * E)[:, None] + (of_tile % E)[None, :]
+    DOWN: tl.constexpr = 0 if LARGE else 1
+    down = tl.program_id(DOWN).to(tl.int64) if LARGE else tl.program_id(DOWN)
+    row = down * E + of_tile // E
+    column = tl.program_id(1 - DOWN) * W + (tl.arange(0, W // E) * E)[:, None] + (of_tile % E)[None, :]
     at = row[None, :] * width + column  # [W / E, E · E]
     x = tl.load(x_ptr + lane * stride + at).to(tl.float32)
     q, scale = quantized(
@@ -77,10 +81,12 @@ def squares(
     lanes, rows, width = x.shape
     out, dec = x.new_empty(x.shape, dtype=dtype), x.new_empty(lanes, dtype=torch.float32)
     columns = math.gcd(width, _COLUMNS)
-    grid = width // columns, rows // edge, lanes
+    across, down = width // columns, rows // edge
+    large = is_large(rows * width) or down > OTHERS
     tables = floats, ints, dec if amax is None else amax.contiguous()
-    compiled = flags(features)
+    compiled = flags(features) | {"E": edge, "W": columns, "LARGE": large}
     del compiled["STOCHASTIC"]
     sizes = rows, width, x.stride(0), seeds, step, STREAMS["rounding"]
-    _kernel[grid](x, out, dec, *tables, *sizes, E=edge, W=columns, **compiled, num_warps=1, enable_fp_fusion=False)
+    places = grid(down, across, lanes) if large else grid(across, down, lanes)
+    _kernel[places](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
     return out, dec

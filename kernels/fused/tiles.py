@@ -80,7 +80,7 @@ def tile(
         if not WHOLE:
             mask = mask & (chunk < width - column0)[None, :]
         there = x_ptr + row[:, None] * 2 + chunk[None, :] * rows + (column0 * rows + row0)
-        there = address(there.to(tl.int64)[:, :, None], tl.arange(0, 16)[None, None, :], rows * 2)
+        there = address(there.to(tl.int64)[:, :, None], tl.arange(0, 16)[None, None, :], (rows * 2).to(tl.int32))
         x = tl.reshape(load(there.to(tl.pointer_type(tl.int32)), mask[:, :, None]), (P // 2, W))
     elif PAIRS:
         chunk = tl.arange(0, P * W // 16)
@@ -95,7 +95,7 @@ def tile(
     elif COLUMNS:
         # this hides that more than two neighbours follow: a thread takes two rows, and of each 16 numbers
         row = tl.arange(0, P) // 2 * 2 + tl.arange(0, P) % 2
-        chunk = tl.arange(0, W // 16) * 16 + unknown(width * 0)  # so that addresses are not kept
+        chunk = tl.arange(0, W // 16) * 16 + unknown(tl.cast(width * 0, tl.int32))  # so that addresses are not kept
         mask = (row < rows - row0)[None, None, :]
         if not WHOLE:
             mask = mask & (chunk < width - column0)[:, None, None]
@@ -149,7 +149,7 @@ def write(
     row = tl.arange(0, P)
     chunk = (row0 + row)[:, None] * (width // 16) + (column0 // 16 + tl.arange(0, W // 16))[None, :]
     blocks, amax = singles(x, B, COLUMNS)
-    chunk = tl.reshape(chunk, (P * W // 16,))
+    chunk = tl.reshape(chunk, (P * W // 16,)).to(tl.int32)
     NEAREST: tl.constexpr = scales_ptr is not None and not STOCHASTIC and not ADAPTIVE and UNUSUAL < 2
     if NEAREST:
         y, scale = scaled(blocks, amax, numbers, UNUSUAL)
@@ -159,13 +159,13 @@ def write(
             out = decoded(blocks, q, scale)
     else:
         number = (row0 + row)[:, None] * (width // B) + (column0 // B + tl.arange(0, W // B))[None, :]
-        number = tl.reshape(number, (P * W // B,))
+        number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     if scales_ptr is None:
-        _put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
+        put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
     else:
         stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
-        _put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
+        put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
         if NEAREST:
             codes = nearest_codes(y, signs_of(x, B, COLUMNS), scale == scale, numbers[2])
             out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
@@ -173,11 +173,11 @@ def write(
             codes = codes_of(blocks, q, scale, numbers[2])
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         codes = tl.reshape(codes, (P, W // OF_ONE))
-        _put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
+        put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
 
 
 @triton.jit
-def _put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
+def put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
     """Store a tile x at (row0, column0) of a lane's [rows, width], but for what lies beyond its end."""
     row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
     mask = (row < rows - row0)[:, None]

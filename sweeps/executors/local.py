@@ -23,7 +23,7 @@ import msgspec
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
 from fp4dse.sweeps.executors.worker import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
-from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, Ended, Job, Progress
+from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
 """Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
@@ -190,8 +190,9 @@ def _judge(run: LocalRun) -> Outcome:
         kind, reason = "stopped", "its time was up"
     elif code == ELSEWHERE:
         kind, reason = "elsewhere", last_words(run.folder)
-    elif code == OUT_OF_MEMORY:
-        kind, reason = "memory", "out of memory"
+    elif code in (OUT_OF_MEMORY, TOO_LARGE):
+        kind = "memory" if code == OUT_OF_MEMORY else "large"
+        reason = last_words(run.folder, 1) or "out of memory"
     elif code == -signal.SIGKILL:
         kind, reason = "memory", "killed by the system, which it does when memory runs out"
     else:

@@ -16,7 +16,7 @@ import msgspec
 
 from fp4dse.tasks.job import Job, JobResult, Progress
 
-Kind = Literal["done", "memory", "lost", "failed", "timeout", "stopped", "elsewhere"]
+Kind = Literal["done", "memory", "large", "lost", "failed", "timeout", "stopped", "elsewhere"]
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -33,9 +33,10 @@ class Pace(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """How a job ended.
 
-    kind     done (`result` is there), memory (it did not fit), lost (what ran it went away: a signal, a node), failed
-             (it ended with an error), timeout, stopped (by the driver, or because its time was nearly up), elsewhere
-             (it is for another kind of device than the worker that it was given to)
+    kind     done (`result` is there), memory (it did not fit), large (one lane did not fit into a device that it had
+             for itself), lost (what ran it went away: a signal, a node), failed (it ended with an error), timeout,
+             stopped (by the driver, or because its time was nearly up), elsewhere (it is for another kind of device
+             than the worker that it was given to)
     reason   one line for people where it is not done
     pace     what can be learnt from it about the time that others will take
     """

@@ -19,16 +19,17 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 3
+REV = 4
 SHOWN = 64
 
 
 class Preset(ImagePreset, frozen=True):
-    """samples: of each lane, in `sampler` steps of a deterministic sampler."""
+    """samples: of each lane, in `sampler` steps of a deterministic sampler. eval_rows: as in Task."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     samples: int = 256
     sampler: int = 25
+    eval_rows: int = 512
 
 
 def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers) -> Preset:
@@ -45,7 +46,7 @@ SIZES = {
     "cifar": _epochs(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4),
     "paper": _epochs(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, sampler=100, decay=0.7, betas=ADAM),
     "ffhq-paper": Preset(
-        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128, 1024, 100
+        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128, 1024, 100, 64
     ),
     "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
@@ -86,6 +87,7 @@ def _task(preset: str, size: Preset) -> Task:
         lr=size.lr,
         betas=size.betas,
         decay=size.decay,
+        eval_rows=size.eval_rows,
     )
 
 

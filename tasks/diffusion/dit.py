@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
@@ -19,7 +18,8 @@ from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import affine, drawn, layer_norm, layers, patches, seed_keys, self_attention, smooth, unpatched
+from fp4dse.tasks.nn import drawn, layers, patches, seed_keys, self_attention, unpatched
+from fp4dse.tasks.norms import added_layer_norm, affine, smooth
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -56,25 +56,23 @@ class DiT(nn.Module):
         c = self.embedding(times, self.layer, self.sigmoid)  # [L, B, D]
         h = self.layer["embed"](patches(x, self.patch))
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
+        branch = None
         for i in range(self.depth):
             shift1, scale1, gate1, shift2, scale2, gate2 = self.layer[f"block{i}_mod"](c).chunk(6, dim=-1)
-            mixed = self_attention(
-                self.layer[f"block{i}_qkv"](_modulated(layer_norm(h), 1.0 + scale1, shift1)), self.heads
-            )
-            h = h + _modulated(self.layer[f"block{i}_out"](mixed), gate1)
-            hidden = self.layer[f"block{i}_up"](_modulated(layer_norm(h), 1.0 + scale2, shift2))
-            h = h + _modulated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
+            h, normal = added_layer_norm(h, branch, 1.0 + scale1, shift1)
+            mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
+            h, normal = added_layer_norm(h, _gated(self.layer[f"block{i}_out"](mixed), gate1), 1.0 + scale2, shift2)
+            hidden = self.layer[f"block{i}_up"](normal)
+            branch = _gated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
         shift, scale = self.layer["mod"](c).chunk(2, dim=-1)
-        out = self.layer["head"](_modulated(layer_norm(h), 1.0 + scale, shift))
+        out = self.layer["head"](added_layer_norm(h, branch, 1.0 + scale, shift)[1])
         height, columns, channels = x.shape[2:]
         return unpatched(out, self.patch, (height, columns, channels))
 
 
-def _modulated(h: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
-    """h [L, B, T, D] · gain [L, B, D] + shift [L, B, D], for each image its own."""
-    gain = gain.flatten(0, 1)
-    shift = torch.zeros_like(gain) if shift is None else shift.flatten(0, 1)
-    return affine(h.flatten(0, 1), gain, shift).view_as(h)
+def _gated(h: Tensor, gate: Tensor) -> Tensor:
+    """h [L, B, T, D] · gate [L, B, D], for each image its own."""
+    return affine(h.flatten(0, 1), gate.flatten(0, 1)).view_as(h)
 
 
 def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:

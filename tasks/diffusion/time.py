@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.tasks.diffusion.schedule import TIMES
-from fp4dse.tasks.nn import smooth
+from fp4dse.tasks.norms import smooth
 
 
 def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,8 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import affine, doubled, drawn, group_norm, layers, self_attention, smooth
+from fp4dse.tasks.nn import doubled, drawn, layers, self_attention
+from fp4dse.tasks.norms import group_norm, smooth_group_norm
 
 KINDS: dict[str, Kind] = {
     "stem": "embedding",
@@ -105,10 +106,8 @@ class UNet(nn.Module):
     def _block(self, block: _Block, x: Tensor, c: Tensor) -> Tensor:
         part = {name: f"{block.name}_{name}" for name in ("conv1", "conv2", "time", "skip", "qkv", "out")}
         h = self.layer[part["conv1"]](self._active(x))
-        scale, shift = self.layer[part["time"]](c).flatten(0, 1).chunk(2, dim=-1)  # [L·B, C]
-        rows = group_norm(h, self.groups).view(len(scale), -1, h.shape[-1])
-        h = affine(rows, 1.0 + scale, shift).view_as(h)
-        h = self.layer[part["conv2"]](smooth(h, self.sigmoid))
+        scale, shift = self.layer[part["time"]](c).chunk(2, dim=-1)  # [L, B, C]
+        h = self.layer[part["conv2"]](smooth_group_norm(h, self.groups, self.sigmoid, 1.0 + scale, shift))
         h = h + (self.layer[part["skip"]](x) if part["skip"] in self.layer else x)
         if block.attends:
             tokens = group_norm(h, self.groups).flatten(2, 3)
@@ -117,7 +116,7 @@ class UNet(nn.Module):
         return h
 
     def _active(self, x: Tensor) -> Tensor:
-        return smooth(group_norm(x, self.groups), self.sigmoid)
+        return smooth_group_norm(x, self.groups, self.sigmoid)
 
 
 def _init(plan: Sequence[_Block], base: int, time: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:

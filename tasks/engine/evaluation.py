@@ -8,6 +8,7 @@ from torch import Tensor
 from fp4dse.kernels import lane_mean
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import LaneResult, number
 from fp4dse.tasks.task import Finish
 
@@ -19,20 +20,48 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
     p, task, numerics = population, population.task, population.numerics
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
-    n = p.problem.val_x.shape[1]
+    p.make_room()
     numerics.training = False
-    for start in range(0, n, task.eval_rows):
-        numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
-        x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
-        y = p.problem.val_y[p.data_index, start : start + task.eval_rows]
-        inputs, targets = p.prepared(x, y)
-        out = outputs(p.model, inputs)
-        weight = x.shape[1] / n
-        losses.append(lane_mean(task.loss(out, targets)) * weight)
-        for name, metric in task.metrics.items():
-            metrics[name].append(lane_mean(metric(out, targets)) * weight)
+    for start in range(0, p.problem.val_x.shape[1], task.eval_rows):
+        loss, found = _pass(p, start)
+        losses.append(loss)
+        for name, value in found.items():
+            metrics[name].append(value)
     numerics.training = True
     return _sum(losses), {name: _sum(parts) for name, parts in metrics.items()}
+
+
+def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The share of a pass, over the held-out samples from `start` on, in the mean loss and metrics, [L] each."""
+    task, n = p.task, p.problem.val_x.shape[1]
+    p.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
+    x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
+    y = p.problem.val_y[p.data_index, start : start + task.eval_rows]
+    inputs, targets = p.prepared(x, y)
+    out = outputs(p.model, inputs)
+    weight = x.shape[1] / n
+    metrics = {name: lane_mean(metric(out, targets)) * weight for name, metric in task.metrics.items()}
+    return lane_mean(task.loss(out, targets)) * weight, metrics
+
+
+@torch.no_grad()
+def rehearse(population: Population) -> None:
+    """One pass of the evaluation, where it might not fit beside what training holds: then memory runs out now and not
+    when all is trained. Nothing that later steps depend on changes."""
+    if is_tight(population):
+        population.make_room()
+        population.numerics.training = False
+        _pass(population, 0)
+        population.numerics.training = True
+
+
+def is_tight(population: Population) -> bool:
+    """Whether a pass might not fit: on a GPU, if it takes no more for a sample than training does at most."""
+    p = population
+    if p.stream is None:
+        return False
+    rows = p.task.eval_rows * p.optimizer.accumulate / p.task.batch
+    return torch.cuda.max_memory_reserved(p.device) * (1 + rows) > total_memory(p.device)
 
 
 @torch.no_grad()

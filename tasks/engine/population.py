@@ -17,6 +17,7 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
+from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure
@@ -134,6 +135,7 @@ class Population:
         self.numerics.measuring = self.numerics.measures(step)
         phase = self.numerics.measuring, self.numerics.phase(step)
         if self.recorder and step in self.recorder.steps:
+            self.make_room()
             self.recorder.add(step, measure(self.task, self.model, self.numerics, self.optimizer, *self._batch()))
         if self.stream is None:
             self._step()
@@ -144,10 +146,19 @@ class Population:
             graph.replay()
             return
         self.warm[phase] += 1
+        self.make_room()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):  # on which it is going to be captured
             self._step()
         torch.cuda.current_stream().wait_stream(self.stream)
+
+    def make_room(self) -> None:
+        """Give back the memory of captured steps, where what is to run now might not fit beside them. They are captured
+        again."""
+        if self.graphs and is_crowded(self.device):
+            torch.cuda.synchronize(self.device)
+            self.graphs.clear()
+            torch.cuda.empty_cache()
 
     def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
         """The step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
@@ -185,6 +196,11 @@ class Population:
     def losses(self, step: int) -> list[float | None]:
         """Training losses of one of the last steps, None where the lane is dead. Waits for the device."""
         return [number(v) for v in torch.where(self.alive, self.record.now(step), torch.nan).tolist()]
+
+
+def is_crowded(device: str) -> bool:
+    """Whether this process holds so much of a GPU that another step might not fit."""
+    return torch.cuda.memory_reserved(device) > total_memory(device) / 2
 
 
 def gathered(data: Tensor, rows: Tensor) -> Tensor:

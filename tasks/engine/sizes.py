@@ -20,6 +20,7 @@ import torch
 from fp4dse.dse import Recipe
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.engine.population import Population, with_steps
+from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import Lane
 from fp4dse.tasks.task import Task
 
@@ -33,6 +34,10 @@ FIRST = 8
 GAIN = 1.05
 """What a doubling must bring, in lanes per second, to be worth it."""
 STEPS, LEAST_S = 8, 0.2
+OTHERS = 0.1
+"""Share of a GPU that contexts, libraries and desktops may take: who has more is another program that trains."""
+MOST_PARTS = 64
+"""Of a batch (training.accumulate)."""
 BEGUN = 20_000
 """Steps of a training that is begun to be timed."""
 
@@ -162,6 +167,47 @@ def step_seconds(
 def lanes_of(task: Task, recipes: Sequence[Recipe], count: int, seeds: int = 4) -> list[Lane]:
     """So many lanes of the recipes in turn, with few seeds, so that making their data takes little."""
     return [Lane(recipes[i % len(recipes)], task.lr * 2.0 ** -(i // seeds % 8), i % seeds) for i in range(count)]
+
+
+def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
+    """One line about lanes for which memory did not suffice: what was taken of what there is, and what takes less."""
+    what = f"{task.name}:{task.preset}"
+    room = f"{gib(total_memory(device))} of {_name(device)}"
+    if torch.device(device).type == "cuda":
+        room += f" (taken: {gib(_reserved(device))} by this job, {gib(taken_by_others(device))} by others)"
+    if len(lanes) > 1:
+        return f"out of memory: {len(lanes)} lanes of {what} want more than the {room}"
+    less = [] if task.dtype == "bfloat16" else [f"--task {what}+bf16"]
+    parts = 2 * max(lanes[0].recipe.training.accumulate, task.parts)
+    if parts <= MOST_PARTS and task.batch % parts == 0:
+        less.append(f"training.accumulate = {parts} or more (batches in parts of {task.batch // parts})")
+    takes_less = ", ".join([*less, "a device with more memory"])
+    return f"out of memory: one lane of {what} wants more than the {room}; what would help: {takes_less}"
+
+
+def _name(device: str) -> str:
+    """Of a device, for people."""
+    return torch.cuda.get_device_properties(device).name if torch.device(device).type == "cuda" else "this machine"
+
+
+def gib(count: float) -> str:
+    """Bytes for people."""
+    return f"{count / 2**30:.1f} GiB"
+
+
+def has_for_itself(device: str) -> bool:
+    """Whether nobody else takes much of a GPU: what does not fit now will not fit later."""
+    return torch.device(device).type == "cuda" and taken_by_others(device) < OTHERS * total_memory(device)
+
+
+def taken_by_others(device: str) -> int:
+    """Bytes of a GPU that this process has not."""
+    return max(0, total_memory(device) - free_memory(device) - _reserved(device, now=True))
+
+
+def _reserved(device: str, now: bool = False) -> int:
+    """Bytes of a GPU that this process has, or had at most."""
+    return torch.cuda.memory_reserved(device) if now else torch.cuda.max_memory_reserved(device)
 
 
 def free_memory(device: str) -> int:

@@ -10,8 +10,8 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.engine import checkpoint as files
-from fp4dse.tasks.engine.evaluation import diverged, evaluate, final, partial
-from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.engine.evaluation import diverged, evaluate, final, partial, rehearse
+from fp4dse.tasks.engine.population import EAGER_STEPS, Population
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
 from fp4dse.tasks.task import Task
 
@@ -54,7 +54,7 @@ def train(
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
     run = Run(task, lanes, device, rungs, keep_lanes, overheads, checkpoint, record)
     ready = last = saved = time.monotonic()
-    before = run.standing.train_s
+    before, began = run.standing.train_s, run.standing.done
 
     def save() -> None:
         run.standing.train_s = before + time.monotonic() - ready
@@ -65,6 +65,8 @@ def train(
             save()
             raise Stopped(f"stopped after {run.standing.done} of {task.steps} steps")
         run.advance()
+        if run.standing.done == began + EAGER_STEPS + 1 and not run.over:  # all that steps hold is there
+            rehearse(run.population)
         now = time.monotonic()
         if now - last > every_s:
             last = now
@@ -82,7 +84,12 @@ def train(
         setup_s=ready - started,
         quantizer_backend=numerics.backend.name,
         gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
-        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not, *dict.fromkeys(run.population.fallbacks)],
+        fallbacks=[
+            *numerics.backend.why_not,
+            *numerics.gemm_why_not,
+            *numerics.through_why_not,
+            *dict.fromkeys(run.population.fallbacks),
+        ],
         peak_memory_bytes=_peak_memory(device),
     )
 

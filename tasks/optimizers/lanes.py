@@ -178,7 +178,7 @@ def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneO
 
     ConfigError if the batch cannot be cut into the parts that the recipe asks for.
     """
-    parts = lanes[0].recipe.training.accumulate
+    parts = max(lanes[0].recipe.training.accumulate, task.parts)
     if task.batch % parts:
         raise ConfigError("training.accumulate", parts, f"a divisor of the batch of {task.batch}")
     device = next(model.parameters()).device

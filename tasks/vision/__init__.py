@@ -21,7 +21,7 @@ from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
 
-REV = 4
+REV = 5
 
 
 def _paper(model: Model, images: int, data: str, size: int | None = None) -> ImagePreset:

@@ -16,7 +16,8 @@ from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layer_norm, layers, max_pool
+from fp4dse.tasks.nn import drawn, layers, max_pool
+from fp4dse.tasks.norms import layer_norm
 
 KINDS: dict[str, Kind] = {"conv1": "embedding", "head": "head"}
 

@@ -20,7 +20,8 @@ from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import BatchNorm, drawn, layers, max_pool_overlapping, mean_pool
+from fp4dse.tasks.nn import drawn, layers, max_pool_overlapping, mean_pool
+from fp4dse.tasks.norms import BatchNorm
 
 KINDS: dict[str, Kind] = {"stem": "embedding", "head": "head"}
 

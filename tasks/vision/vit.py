@@ -16,7 +16,8 @@ from fp4dse.kernels import LaneNumerics, add_bias
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layer_norm, layers, mean_pool, patches, seed_keys, self_attention, smooth
+from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, seed_keys, self_attention
+from fp4dse.tasks.norms import added_layer_norm, smooth
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -49,12 +50,14 @@ class PatchClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer["embed"](patches(x, self.patch))
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
+        branch = None
         for i in range(self.depth):
-            mixed = self_attention(self.layer[f"block{i}_qkv"](layer_norm(h)), self.heads)
-            h = h + self.layer[f"block{i}_out"](mixed)
-            hidden = self.layer[f"block{i}_up"](layer_norm(h))
-            h = h + self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid))
-        return self.layer["head"](mean_pool(layer_norm(h)))
+            h, normal = added_layer_norm(h, branch)
+            mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
+            h, normal = added_layer_norm(h, self.layer[f"block{i}_out"](mixed))
+            hidden = self.layer[f"block{i}_up"](normal)
+            branch = self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid))
+        return self.layer["head"](mean_pool(added_layer_norm(h, branch)[1]))
 
 
 def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:

@@ -17,7 +17,19 @@ tl = pytest.importorskip("triton.language")
 def place(request):
     """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
     if request.param == "cuda":
-        names = "launch", "squares", "attention", "norms", "decoder", "products", "columns"
+        names = (
+            "launch",
+            "squares",
+            "attention",
+            "norms",
+            "layer_norms",
+            "group_norms",
+            "decoder",
+            "products",
+            "columns",
+            "sums",
+            "estimators",
+        )
         launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
         yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
         return
@@ -25,6 +37,8 @@ def place(request):
         modules = {}
         for name in (
             "numbers",
+            "trees",
+            "elementary",
             "blocks",
             "codecs",
             "codes",
@@ -37,9 +51,14 @@ def place(request):
             "attention",
             "pointwise",
             "norms",
+            "layer_norms",
+            "group_norm_kernels",
+            "group_norms",
             "decoder",
             "products",
             "columns",
+            "sums",
+            "estimators",
         ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
@@ -48,10 +67,11 @@ def place(request):
                 while_loading.setenv("TRITON_INTERPRET", "1")
                 spec.loader.exec_module(modules[name])
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
-        patch.setattr(modules["blocks"], "_plus", tl.standard._sum_combine)
+        for module in ("trees", "blocks"):
+            patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
-        for module in ("codecs", "launch", "squares", "tiles"):
+        for module in ("codecs", "estimators", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)

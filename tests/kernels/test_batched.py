@@ -132,6 +132,27 @@ def test_narrow_products_by_a_kernel_have_the_same_bits_in_any_company(place, co
             assert torch.equal(place.products.multiply(a[chosen], b[chosen], "ieee"), got[chosen])
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_long_contraction_is_added_in_parts_of_its_shape_alone(place, monkeypatch, columns):
+    monkeypatch.setattr(place.products, "LONG", 64)
+    a, b = (laid(operand(2, n, 300, seed=n), columns).to(place.device) for n in (20, 5))
+    parts = 300 / place.products.part_of(300, 2, 32)
+    assert parts > 4
+    got = place.products.multiply(a, b, "ieee")
+    exact, size = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+    assert ((got - exact).abs() <= 2.0**-18 * size).all()
+    assert torch.equal(place.products.multiply(a[1:2], b[1:2], "ieee"), got[1:2])
+
+
+def test_no_matrix_is_cut_into_more_parts_than_fill_a_device(place):
+    for length, tiles in ((2**13, 1), (2**13 + 1, 1), (512 * 112 * 112, 3), (2**30, 1), (2**20, 2000)):
+        part = place.products.part_of(length, tiles, 64)
+        parts = -(-length // part)
+        assert part % 64 == 0
+        assert parts == 1 or parts * tiles <= 1024
+        assert (parts > 1) == (length > 2**13 and tiles < 1024)
+
+
 def test_an_empty_contraction_is_zero(place):
     a, b = (torch.ones(2, n, 0, device=place.device) for n in (3, 4))
     assert torch.equal(place.products.multiply(a, b, "ieee").cpu(), torch.zeros(2, 3, 4))

@@ -12,7 +12,6 @@ import torch
 
 from fp4dse.dse.training import AdamW
 from fp4dse.kernels.arithmetic import activations, philox
-from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.gemm import scaled
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, lanes
 
@@ -60,25 +59,6 @@ def test_silu_and_its_gradient(place):
     y.backward(g)
     assert same(place.module.silu(x.to(place.device)), y.detach())
     assert same(place.module.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 17, 100, 1023, 3001])
-def test_lane_sums(place, n):
-    x = torch.randn(3, n, 5)
-    for dim, turned in ((1, x), (2, x.mT), (1, x[:, :, 0]), (-1, x[:, :, 0])):
-        got = place.module.lane_sum(turned.to(place.device), dim)
-        assert same(got, lane_sum(turned, dim))
-
-
-def test_lane_sums_of_more_rows_than_a_grid_has_in_its_second_dimension(place):
-    x = torch.randn(70_001, 5)
-    assert same(place.module.lane_sum(x.to(place.device), 1), lane_sum(x, 1))
-
-
-def test_a_lane_sum_hands_its_gradient_to_every_term():
-    x = torch.randn(2, 7, 3, requires_grad=True)
-    (lane_sum(x, 1) * torch.arange(3)).sum().backward()
-    assert torch.equal(x.grad, torch.arange(3.0).expand(2, 7, 3))
 
 
 @pytest.mark.parametrize("stream", philox.STREAMS.values(), ids=philox.STREAMS)

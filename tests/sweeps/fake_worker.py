@@ -60,6 +60,8 @@ def work(mode: str, value: str, job_file: str, out_file: str) -> None:
             pass
     if mode == "memory" and len(lanes) > int(value):
         sys.exit(17)
+    if mode == "large":
+        sys.exit(print("Traceback ...\nout of memory: one lane", file=sys.stderr) or 20)
     if mode == "killed" and len(lanes) > int(value):
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "hang":

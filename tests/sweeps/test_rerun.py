@@ -8,7 +8,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
-from fp4dse.sweeps import run_sweep
+from fp4dse.sweeps import rerun, run_sweep
 from fp4dse.sweeps.jobfolder import job_name
 from fp4dse.sweeps.rerun import failed_jobs, find_job, run_one
 
@@ -64,3 +64,13 @@ def test_run_in_the_foreground_it_is_stored_and_its_folder_goes(failed):
     assert {progress.phase for progress in seen} >= {"setup", "evaluate"}
     assert sorted(failed.runs()["status"]) == ["done", "done", "failed", "failed"]
     assert [folder.name for folder in (failed.path / "failed").iterdir()] == names[1:]
+
+
+def test_what_does_not_fit_in_the_foreground_says_what_would_help(failed, monkeypatch):
+    def gone(*_, **__):
+        raise MemoryError
+
+    job, context = find_job(next((failed.path / "failed").iterdir()).name, failed)
+    monkeypatch.setattr(rerun, "train", gone)
+    with pytest.raises(ConfigError, match=r"job: found .*; accepted: one that fits \(out of memory: \w+ lanes? of"):
+        run_one(job, context, failed, lambda _: None)

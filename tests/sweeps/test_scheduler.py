@@ -92,6 +92,11 @@ def test_what_does_not_fit_is_halved_down_to_one_lane_which_is_then_tried_again(
     assert [len(started.lanes) for started in scheduler.executor.started] == [3, 1, 2, 1]
 
 
+def test_what_fits_on_no_device_is_given_up_at_once():
+    _, verdicts, _ = run([job()], ("large", "out of memory: one lane"))
+    assert [verdict.what for verdict in verdicts] == ["give up"]
+
+
 def test_a_timeout_is_given_up_and_a_result_stored():
     _, verdicts, _ = run([job(lr=1.0), job(lr=2.0)], ("timeout", "slow"))
     assert [verdict.what for verdict in verdicts] == ["give up", "store"]

@@ -8,7 +8,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, add_bias, lanes, silu
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.sweeps.rows import lane_id, task_context
-from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
+from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, norms, train
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.job import Job
@@ -46,10 +46,12 @@ def gradients(function, g, *inputs):
 X = (3, 4, 6, 6, 8)
 OPERATIONS = {
     "silu": (silu, [X]),
-    "layer norm": (nn.layer_norm, [X]),
-    "group norm": (lambda x: nn.group_norm(x, 4), [X]),
-    "batch norm": (lambda x: nn.BatchNorm(randn(3, 8, seed=3), randn(3, 8, seed=4), numerics())(x), [X]),
-    "affine": (nn.affine, [(3, 7, 8), (3, 8), (3, 8)]),
+    "layer norm": (norms.layer_norm, [X]),
+    "group norm": (lambda x: norms.group_norm(x, 4), [X]),
+    "batch norm": (lambda x: norms.BatchNorm(randn(3, 8, seed=3), randn(3, 8, seed=4), numerics())(x), [X]),
+    "layer norm with gain and shift": (norms.layer_norm, [X, X[:3] + X[4:], X[:3] + X[4:]]),
+    "group norm with gain and shift": (lambda x, a, b: norms.group_norm(x, 4, a, b), [X, (3, 4, 8), (3, 4, 8)]),
+    "affine": (norms.affine, [(3, 7, 8), (3, 8), (3, 8)]),
     "mean pool": (nn.mean_pool, [X]),
     "doubled": (nn.doubled, [X]),
     "rms norm": (lambda x: operators.rms_norm(x, randn(3, 8, seed=3)), [X]),

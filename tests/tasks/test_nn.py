@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from fp4dse.dse import Recipe
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear
-from fp4dse.tasks import nn
+from fp4dse.tasks import nn, norms
 
 
 def numerics(lanes=3):
@@ -36,7 +36,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
     torch.manual_seed(0)
     x, gain, shift = torch.randn(3, 4, 5, 5, 6) * 3 + 1, torch.rand(3, 6) + 0.5, torch.randn(3, 6)
     lanes = numerics()
-    ours = nn.BatchNorm(gain.clone(), shift.clone(), lanes)
+    ours = norms.BatchNorm(gain.clone(), shift.clone(), lanes)
     theirs = [torch.nn.BatchNorm2d(6) for _ in range(3)]
     for lane, norm in enumerate(theirs):
         norm.weight.data, norm.bias.data = gain[lane].clone(), shift[lane].clone()
@@ -57,7 +57,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
 
 def test_group_norm_is_that_of_torch():
     x = torch.randn(2, 3, 4, 4, 16)
-    ours = gradients(lambda t: first(nn.group_norm(t, 4)), x)
+    ours = gradients(lambda t: first(norms.group_norm(t, 4)), x)
     theirs = gradients(lambda t: F.group_norm(first(t), 4), x)
     close(ours, theirs)
 
@@ -87,16 +87,18 @@ def test_patches_are_cut_and_joined():
 
 def test_affine_has_the_gradients_of_its_formula():
     x, gain, shift = torch.randn(3, 7, 5), torch.randn(3, 5), torch.randn(3, 5)
-    close(gradients(nn.affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift))
+    close(
+        gradients(norms.affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift)
+    )
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        lambda x: nn.group_norm(x, 4),
-        lambda x: nn.layer_norm(x.flatten(2)),
+        lambda x: norms.group_norm(x, 4),
+        lambda x: norms.layer_norm(x.flatten(2)),
         lambda x: nn.self_attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
-        lambda x: nn.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
+        lambda x: norms.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
         nn.max_pool,
         nn.max_pool_overlapping,
         nn.mean_pool,

@@ -6,7 +6,7 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks import nn
+from fp4dse.tasks import norms
 from fp4dse.tasks.language import operators
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -42,6 +42,28 @@ def through(g, out, inverse, axis):
     return (g - mean(g, axis) - out * mean(g * out, axis)) * inverse
 
 
+def of_group(sums, groups, pixels):
+    """Sums over pixels [N, C] -> what each channel [N, 1, C] has for the mean of its group."""
+    total = tree(sums.reshape(len(sums), groups, -1), 2)
+    share = sums.shape[1] // groups
+    return (total / np.float32(pixels * share)).repeat(share, 2).reshape(len(sums), 1, -1)
+
+
+def standard_images(x, groups):
+    """Of x [N, P, C]: out, inverse, variance, with sums over pixels first."""
+    centred = x - of_group(tree(x, 1)[:, 0], groups, x.shape[1])
+    variance = of_group(tree(centred * centred, 1)[:, 0], groups, x.shape[1])
+    inverse = np.float32(1) / root(variance + EPS)
+    return centred * inverse, inverse, variance
+
+
+def through_images(g, out, inverse, groups, gain):
+    """Gradients of x, gain [N, C] and shift."""
+    d_gain, d_shift = tree(g * out, 1)[:, 0], tree(g, 1)[:, 0]
+    along, level = (of_group(d * gain, groups, g.shape[1]) for d in (d_gain, d_shift))
+    return (g * gain[:, None] - level - out * along) * inverse, d_gain, d_shift
+
+
 def run(function, device, *inputs):
     """g, and of a device: the output, and the gradients of the inputs where that of the output is g."""
     leaves = [t.to(device, copy=True).requires_grad_() for t in inputs]
@@ -65,39 +87,57 @@ def assert_same_bits(ours, theirs):
 @pytest.mark.parametrize("width", [1, 7, 24, 64])
 def test_layer_norms(device, width):
     x = randn(5, 6, 7, width)
-    g, ours = run(nn.layer_norm, device, x)
+    g, ours = run(norms.layer_norm, device, x)
     out, inverse, _ = standard(x.numpy(), 3)
     assert_same_bits(ours, [out, through(g, out, inverse, 3)])
+
+
+@DEVICES
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_layer_norms_with_gain_and_shift_of_each_image(device, tokens):
+    x, gain, shift = randn(2, 3, tokens, 20), randn(2, 3, 20, seed=1), randn(2, 3, 20, seed=2)
+    g, ours = run(norms.layer_norm, device, x, gain, shift)
+    a, b = (t.numpy()[:, :, None] for t in (gain, shift))
+    out, inverse, _ = standard(x.numpy(), 3)
+    sums = tree(g * out, 2)[:, :, 0], tree(g, 2)[:, :, 0]
+    assert_same_bits(ours, [out * a + b, through(g * a, out, inverse, 3), *sums])
 
 
 @DEVICES
 @pytest.mark.parametrize("size", [3, 4])
 def test_group_norms(device, size):
     x = randn(3, 5, size, size, 12)
-    g, ours = run(lambda t: nn.group_norm(t, 4), device, x)
+    g, ours = run(lambda t: norms.group_norm(t, 4), device, x)
+    rows, g = x.numpy().reshape(15, size * size, 12), g.reshape(15, size * size, 12)
+    out, inverse, _ = standard_images(rows, 4)
+    dx, *_ = through_images(g, out, inverse, 4, np.ones((15, 12), np.float32))
+    assert_same_bits(ours, [t.reshape(x.shape) for t in (out, dx)])
 
-    def rows(t):
-        return t.reshape(15, size * size, 4, 3).swapaxes(1, 2).reshape(60, -1)
 
-    def back(t):
-        return t.reshape(15, 4, size * size, 3).swapaxes(1, 2).reshape(x.shape)
-
-    out, inverse, _ = standard(rows(x.numpy()), 1)
-    assert_same_bits(ours, [back(out), back(through(rows(g), out, inverse, 1))])
+@DEVICES
+def test_group_norms_with_gain_and_shift_of_each_image(device):
+    x, gain, shift = randn(2, 3, 5, 4, 12), randn(2, 3, 12, seed=1), randn(2, 3, 12, seed=2)
+    g, ours = run(lambda x, gain, shift: norms.group_norm(x, 4, gain, shift), device, x, gain, shift)
+    rows, g, a, b = (
+        t.reshape(6, *shape, 12) for t, shape in ((x.numpy(), [20]), (g, [20]), (gain.numpy(), []), (shift.numpy(), []))
+    )
+    out, inverse, _ = standard_images(rows, 4)
+    dx, *sums = through_images(g, out, inverse, 4, a)
+    wanted = out * a[:, None] + b[:, None], dx, *sums
+    assert_same_bits(ours, [t.reshape(like.shape) for t, like in zip(wanted, ours, strict=True)])
 
 
 @DEVICES
 def test_batch_norms_while_they_train_and_after(device):
     x, gain, shift = randn(3, 41, 6), randn(3, 6, seed=1), randn(3, 6, seed=2)
     lanes = LaneNumerics([Recipe.named("bf16")] * 3, range(3), device)
-    norm = nn.BatchNorm(gain.clone(), shift.clone(), lanes).to(device)
+    norm = norms.BatchNorm(gain.clone(), shift.clone(), lanes).to(device)
     lanes.training = True
     g, (y, dx) = run(norm, device, x)
     a, b = gain.numpy()[:, None], shift.numpy()[:, None]
-    out, inverse, variance = standard(x.numpy(), 1)
+    out, inverse, variance = standard_images(x.numpy(), 6)
     ours = y, dx, norm.gain.grad, norm.shift.grad
-    sums = tree(g * out, 1)[:, 0], tree(g, 1)[:, 0]
-    assert_same_bits(ours, [out * a + b, through(g * a, out, inverse, 1), *sums])
+    assert_same_bits(ours, [out * a + b, *through_images(g, out, inverse, 6, gain.numpy())])
 
     kept, new = np.float32(0.9), np.float32(0.1)
     running = np.zeros_like(a) * kept + mean(x.numpy(), 1) * new

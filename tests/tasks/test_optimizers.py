@@ -240,6 +240,22 @@ def test_a_batch_in_parts_is_the_same_batch():
     assert 0 < error < 5e-3  # gradients of a loss are rounded to BF16 at another size
 
 
+def test_a_task_may_want_parts_and_a_recipe_more_of_them():
+    problem, numerics = TASK.problem([0]), LaneNumerics([Recipe.named("bf16")], [0])
+    model = TASK.model({k: v.clone() for k, v in problem.init.items()}, numerics)
+    for wanted, own, parts in ((1, 1, 1), (4, 1, 4), (4, 2, 4), (4, 8, 8)):
+        task = msgspec.structs.replace(TASK, parts=wanted)
+        assert make_optimizer(model, [lane(0, accumulate=own)], task).accumulate == parts
+
+
+def test_the_papers_language_model_fits_with_its_vocabulary():
+    task = get_task("language", "paper")
+    logits = task.batch // task.parts * 128 * 32_000 * 4
+    assert task.batch == 4096
+    assert task.eval_rows == task.batch // task.parts
+    assert 4 * logits < 40 * 2**30
+
+
 def test_parts_of_a_batch_draw_random_bits_of_their_own():
     recipe = Recipe.named("nvfp4-sr-rht")
     numerics = LaneNumerics([recipe] * 2, [0, 0])

@@ -4,13 +4,16 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Recipe
-from fp4dse.tasks import get_task
-from fp4dse.tasks.engine import sizes
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.sweeps import estimate
+from fp4dse.tasks import get_task, train, worker
+from fp4dse.tasks.engine import Population, evaluation, sizes
 from fp4dse.tasks.engine.sizes import Memory, best_lanes, lanes_of, memory_of, plan_lanes
+from fp4dse.tasks.job import Job
 
 TASK, RECIPES = get_task("regression", "smoke"), [Recipe.named("bf16")]
 
@@ -87,3 +90,85 @@ def test_measured_lanes_have_few_seeds_and_every_recipe():
     assert len(set(lanes)) == 10
     assert {lane.seed for lane in lanes} == {0, 1, 2, 3}
     assert {lane.recipe for lane in lanes} == set(recipes)
+
+
+@pytest.fixture
+def small_card(monkeypatch):
+    """A GPU of 16 GiB, of which a job has taken 14."""
+    monkeypatch.setattr(sizes, "total_memory", lambda device: 16 << 30)
+    monkeypatch.setattr(sizes, "free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(sizes, "_reserved", lambda device, now=False: 14 << 30)
+    monkeypatch.setattr(sizes, "_name", lambda device: "a small card")
+
+
+def test_what_does_not_fit_says_what_would_help(small_card):
+    task = msgspec.structs.replace(TASK, batch=32)
+    taken = "more than the 16.0 GiB of a small card (taken: 14.0 GiB by this job, 1.0 GiB by others)"
+    said = sizes.why_not_fit(task, lanes_of(task, RECIPES, 64), "cuda")
+    assert said == f"out of memory: 64 lanes of regression:smoke want {taken}"
+    parts = "training.accumulate = 2 or more (batches in parts of 16)"
+    said = sizes.why_not_fit(task, lanes_of(task, RECIPES, 1), "cuda")
+    wants = f"out of memory: one lane of regression:smoke wants {taken}; what would help:"
+    assert said == f"{wants} --task regression:smoke+bf16, {parts}, a device with more memory"
+    narrow = msgspec.structs.replace(task, dtype="bfloat16", batch=33)
+    assert sizes.why_not_fit(narrow, lanes_of(task, RECIPES, 1), "cuda") == f"{wants} a device with more memory"
+
+
+def test_a_card_is_a_jobs_own_unless_others_have_a_tenth_of_it(small_card, monkeypatch):
+    assert sizes.has_for_itself("cuda")
+    monkeypatch.setattr(sizes, "_reserved", lambda device, now=False: 12 << 30)
+    assert not sizes.has_for_itself("cuda")
+    assert not sizes.has_for_itself("cpu")
+
+
+@pytest.mark.parametrize(("count", "alone", "code"), [(2, True, 17), (1, True, 20), (1, False, 17)])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("all gone"), RuntimeError("can't allocate memory: all gone")])
+def test_a_worker_tells_what_will_never_fit(monkeypatch, tmp_path, capsys, count, alone, code, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(worker, "train", fail)
+    monkeypatch.setattr(worker, "has_for_itself", lambda device: alone)
+    monkeypatch.setattr(worker, "environment", lambda *_: {})
+    job = Job("regression", "smoke", lanes_of(TASK, RECIPES, count), threads=torch.get_num_threads())
+    assert worker.run(job, tmp_path / "out.json") == code
+    *_, first, last = capsys.readouterr().err.splitlines()
+    assert "all gone" in first
+    assert last.startswith(f"out of memory: {'one lane' if count == 1 else '2 lanes'} of regression:smoke want")
+
+
+def test_what_might_not_fit_is_evaluated_before_the_training(monkeypatch):
+    """A pass that runs out of memory ends the training after its first steps; one that does not changes nothing."""
+    monkeypatch.setattr(evaluation, "is_tight", lambda population: False)
+    lanes = lanes_of(TASK, [Recipe.named("nvfp4-sr")], 2)
+    expected = train(TASK, lanes).lanes
+    monkeypatch.setattr(evaluation, "is_tight", lambda population: True)
+    assert train(TASK, lanes).lanes == expected
+
+    def gone(population, start):
+        raise torch.OutOfMemoryError
+
+    done: list[int] = []
+    train_step = Population.train_step
+    monkeypatch.setattr(evaluation, "_pass", gone)
+    monkeypatch.setattr(Population, "train_step", lambda self, step: done.append(step) or train_step(self, step))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(TASK, lanes)
+    assert done == [0, 1, 2, 3]
+
+
+def test_an_estimate_halves_its_lanes_and_refuses_what_fits_nowhere(monkeypatch):
+    tried = []
+
+    def measured(job):
+        tried.append(len(job.lanes))
+        return [(1.0, 1.0, 100)] * 3 if len(job.lanes) <= fits else "out of memory: it is large"
+
+    monkeypatch.setattr(estimate, "_in_a_process", measured)
+    job = Job("regression", "smoke", lanes_of(TASK, RECIPES, 5))
+    fits = 2
+    assert "of 2 lanes" in estimate.calibrate(job, 100).source
+    fits = 0
+    with pytest.raises(ConfigError, match=r"--task: found .*; accepted: what fits \(out of memory: it is large\)"):
+        estimate.calibrate(job, 100)
+    assert tried == [5, 2, 5, 2, 1]

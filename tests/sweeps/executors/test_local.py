@@ -99,6 +99,11 @@ def test_too_little_memory_is_told_from_a_crash(tmp_path, mode):
     assert "memory" in outcome.reason
 
 
+def test_what_fits_on_no_device_comes_with_its_last_words(tmp_path):
+    [outcome] = run(tmp_path, "large")
+    assert (outcome.kind, outcome.reason) == ("large", "out of memory: one lane")
+
+
 def test_a_result_counts_though_the_worker_crashed_on_its_way_out(tmp_path):
     [outcome] = run(tmp_path, "crash-late")
     assert outcome.kind == "done"

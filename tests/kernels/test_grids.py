@@ -1,0 +1,195 @@
+"""No launch asks for a grid that a device does not take, and lanes beyond 32 bits have the bits of others."""
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import QUANTIZERS
+from fp4dse.dse.rounding import Stochastic
+from fp4dse.kernels.arithmetic import blocks
+from fp4dse.kernels.arithmetic.rotation import rotate
+from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import grids
+from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused.by_scales import elements
+from fp4dse.kernels.fused.grids import FIRST, OTHERS, grid, is_large
+from fp4dse.kernels.reference import decode_operand, tensor_maxima
+
+pytest.importorskip("triton", reason="triton is not installed")
+from tests.kernels.test_triton import arguments_for, assert_same_bits, both, odd_rows, signs_of, to
+
+NV, MX = QUANTIZERS["nvfp4"], QUANTIZERS["mxfp4"]
+SR = msgspec.structs.replace(NV, rounding=Stochastic())
+
+
+def test_a_grid_that_no_device_takes_is_refused():
+    assert grid(FIRST) == (FIRST, 1, 1)
+    assert grid(2**15, OTHERS) == (2**15, OTHERS, 1)
+    for sizes in ((FIRST + 1,), (1, OTHERS + 1), (1, 1, OTHERS + 1), (2**15, 2**15, 2)):
+        with pytest.raises(ValueError, match=r"grid: found .* accepted: 2,147,483,647 in all, 65,535 along"):
+            grid(*sizes)
+
+
+def launches():
+    """Every `kernel[places](...)` in the sources of the fused kernels, and what stands for the places."""
+    sources = [(file.name, file.read_text()) for file in Path(fused.__file__).parent.glob("*.py")]
+    for name, text in sources:
+        for function in ast.walk(ast.parse(text)) if "@triton.jit" in text else ():
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            assigned = {
+                target.id: node.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                    places = node.func.slice
+                    found = assigned.get(places.id) if isinstance(places, ast.Name) else places
+                    yield f"{name}:{node.lineno}", found
+
+
+def test_every_launch_asks_grid():
+    found = dict(launches())
+    assert len(found) > 15
+    for where, places in found.items():
+        chosen = [places.body, places.orelse] if isinstance(places, ast.IfExp) else [places]
+        for one in chosen:
+            assert isinstance(one, ast.Call), where
+            assert isinstance(one.func, ast.Name), where
+            assert one.func.id == "grid", where
+
+
+@pytest.fixture
+def meta(monkeypatch):
+    """Kernels are not run: what is asked of the device is noted. For tensors without memory."""
+    from triton.runtime.jit import JITFunction
+
+    asked = []
+
+    def run(self, *_, grid, **__):
+        asked.append(grid)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    return asked
+
+
+def empty(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+LONG = 512 * 112 * 112
+"""Rows of the first convolution of a ResNet on 512 images of 224 × 224."""
+
+
+@pytest.mark.parametrize("shape", [(2, LONG, 160), (1, LONG, 576), (560, 512 * 32 * 32, 32), (1, 16, LONG)], ids=str)
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_the_largest_operands_fit_their_grids(meta, shape, columns):
+    from fp4dse.kernels.fused import elements, launch, products, squares
+
+    lanes, rows, width = shape
+    x = empty(*shape)
+    tables = [t.to("meta") for t in descriptor([SR] * lanes)]
+    features = fused.features(*descriptor([SR]))
+    keys = empty(lanes, dtype=torch.int64), empty((), dtype=torch.int64)
+    dec, signs = empty(lanes, dtype=torch.float32), empty(lanes, 16, dtype=torch.float32)
+    launch.launch(x, columns, 16, *tables, features, *keys, 1, dec, 16, signs, x, None, dec)
+    launch.tensor_maxima(x)
+    launch.tensor_maxima(x, columns, 16, signs)
+    outputs = [(x, dec), (x, dec)]
+    two = [[t] * 2 for t in tables]
+    launch.launch_both(x, [16] * 2, *two, [features] * 2, *keys, [1] * 2, [dec] * 2, [0] * 2, [None] * 2, outputs)
+    squares.squares(x, 16, *tables, features, *keys, dec, torch.bfloat16)
+    cut = empty(lanes, rows, width, dtype=torch.float32)
+    elements.launch_elements(cut, dec, dec, *tables, features, *keys, 1, None, False, cut)
+    products.multiply(x, empty(lanes, 64, width), "ieee")
+    products.multiply(x.mT, empty(lanes, 64, rows), "ieee")
+    assert len(meta) == 8
+    for first, second, third in meta:
+        assert 0 < first * second * third <= FIRST
+        assert max(second, third) <= OTHERS
+
+
+@pytest.fixture
+def all_large(monkeypatch):
+    """Every lane is one of 2^30 elements or more."""
+    monkeypatch.setattr(grids, "NEAR", 0)
+    assert is_large(1)
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_large_lane_has_the_bits_of_the_reference(place, all_large, columns, dtype):
+    for rows in (13, 14):
+        assert_same_bits(*both(place, odd_rows(2, 96, rows).to(dtype), [NV, SR], columns))
+    x = odd_rows(2, 96, 14).to(dtype)
+    for lanes in ([NV, NV], [NV, SR]):
+        arguments = arguments_for(x, lanes, columns)
+        got = fused.packed(*to(place.device, arguments), None)
+        expected = fused.unfused_packed(*arguments, lanes)
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_large_lane_is_rotated_and_its_maximum_taken(place, all_large, columns):
+    x, signs = odd_rows(2, 256), signs_of(2, 128)
+    assert_same_bits(*both(place, x, [NV, SR], columns, rotation=128, signs=signs))
+    x[1] = 1.0
+    there = (x.mT.contiguous() if columns else x).to(place.device)
+    got = place.module.tensor_maxima(there, columns, 128, signs.to(place.device)), place.module.tensor_maxima(there)
+    expected = rotate(x, 128, 2, signs).abs().amax((1, 2)), tensor_maxima(x)[:, 0]
+    assert torch.equal(got[0].cpu()[1:], expected[0][1:])
+    assert torch.equal(got[1].cpu()[1:], expected[1][1:])
+
+
+@pytest.mark.parametrize("name", ["ms-eden", "mbs-mxfp4", "if4"])
+def test_a_large_lane_of_a_codec_has_the_bits_of_the_reference(place, all_large, name):
+    q = QUANTIZERS[name]
+    for columns in (False, True):
+        assert_same_bits(*both(place, torch.randn(2, 14, 2 * q.unit), [q] * 2, columns))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8], ids=str)
+def test_both_operands_of_a_tall_lane_are_those_of_two_calls(place, monkeypatch, dtype):
+    monkeypatch.setattr(place.module, "OTHERS", 0)
+    x = torch.randn(2, 192, 128).to(torch.bfloat16)
+    rows, columns = (arguments_for(x, [NV, NV], c) for c in (False, True))
+    columns = x, *columns[1:]
+    lists = ([a, b] for a, b in zip(rows, columns, strict=True))
+    _, _, of_blocks, floats, ints, features, seeds, step, sites = lists
+    keys = [*features[0], *features[1]], seeds[0], step[0], sites
+    arguments = x, of_blocks, floats, ints, *keys, [None, None], dtype, [0, 0], [None, None]
+    got = fused.both(*to(place.device, arguments))
+    call = fused.packed if dtype == torch.uint8 else lambda *a: fused.operand(*a, dtype)
+    expected = [t for one in (rows, columns) for t in call(*to(place.device, one), None)]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_tiles_of_a_large_lane_are_quantized_where_they_lie(place, all_large):
+    q = QUANTIZERS["nvfp4-2d"]
+    x = odd_rows(3, 160, rows=96)
+    floats, ints = descriptor([q] * 3)
+    amax = tensor_maxima(x)[:, 0]
+    tensors = (t.to(place.device) for t in (x, floats, ints, torch.arange(3), torch.tensor(1), amax))
+    x_there, floats_there, ints_there, seeds, step, amax = tensors
+    features = fused.features(floats, ints)
+    got = place.squares.squares(x_there, 16, floats_there, ints_there, features, seeds, step, amax, torch.float32)
+    expected, dec = decode_operand(blocks.cut(x, q.block), floats, ints)
+    assert_same_bits([t.cpu() for t in got], [blocks.join(expected, x.shape, q.block), dec])
+
+
+def test_elements_of_a_large_lane_are_those_of_others(place, monkeypatch):
+    x = torch.randn(2, 9, 384)
+    scale = x.abs().amax(2)
+    floats, ints = descriptor([MX, msgspec.structs.replace(MX, rounding=Stochastic())])
+    keys = fused.features(floats, ints), torch.arange(2), torch.tensor(3), 5
+    arguments = to(place.device, [x, scale, 1 / scale, floats, ints, *keys])
+    usual = elements(*arguments, None, False, torch.float32)
+    monkeypatch.setattr(grids, "NEAR", 0)
+    assert torch.equal(elements(*arguments, None, False, torch.float32), usual)
+    assert usual.count_nonzero() > x.numel() // 4

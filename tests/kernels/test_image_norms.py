@@ -1,0 +1,221 @@
+"""One kernel for each norm of image models has the bits of the plain functions, forward and backward."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map
+
+from fp4dse.dse import Recipe
+from fp4dse.kernels import LaneNumerics, fused
+from fp4dse.kernels.arithmetic import activations
+from fp4dse.tasks import norms
+from fp4dse.tasks.diffusion.dit import dit
+from fp4dse.tasks.diffusion.unet import unet
+from fp4dse.tasks.norms import added_layer_norm, group_norm, layer_norm, smooth_group_norm
+from fp4dse.tasks.vision.resnet import resnet
+from fp4dse.tasks.vision.vit import vit
+
+DTYPES = [torch.float32, torch.bfloat16]
+WIDTHS = [1, 2, 3, 40, 128, 300]
+IMAGES = [(1, 1, 1), (1, 8, 4), (9, 10, 5), (16, 24, 1), (25, 16, 8), (32, 24, 8), (6, 7, 7)]
+"""Pixels, channels, groups."""
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def same(here: torch.Tensor, there: torch.Tensor) -> bool:
+    """The same bits, but for the kind of NaN and the sign of zero."""
+    there = there.cpu()
+    both_nan = here.isnan() & there.isnan()
+    return here.dtype == there.dtype and here.shape == there.shape and bool((both_nan | (here == there)).all())
+
+
+def outcome(function, inputs):
+    """Outputs and the gradients of the inputs, where those of the outputs are random."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out = function(*inputs)
+    outputs = out if isinstance(out, tuple) else (out,)
+    given = [randn(*y.shape, seed=10 + i, dtype=y.dtype).to(y.device) for i, y in enumerate(outputs)]
+    differentiable = [i for i, y in enumerate(outputs) if y.requires_grad]
+    outputs_, given = [outputs[i] for i in differentiable], [given[i] for i in differentiable]
+    return [y.detach() for y in outputs], torch.autograd.grad(outputs_, inputs, given)
+
+
+@pytest.fixture
+def check(place, monkeypatch):
+    """Compares a function on the CPU with itself where the kernels run; gives back what it found with them."""
+
+    def compare(function, *inputs):
+        expected = outcome(function, inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(norms, "has_kernels", lambda _: True)
+            for name in ("layer_norms", "group_norms"):
+                patch.setattr(fused, name, getattr(place, name), raising=False)
+            found = outcome(function, [x.to(place.device) for x in inputs])
+        for here, there in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
+            assert same(here, there)
+        return found
+
+    return compare
+
+
+@pytest.fixture
+def held(place, monkeypatch):
+    """Sets how many numbers, as a power of two, a program may hold of an image and of its parts."""
+
+    def limit(most, part):
+        monkeypatch.setattr(place.group_norms, "_HELD", most)
+        monkeypatch.setattr(place.group_norms, "_PART", part)
+        monkeypatch.setattr(place.group_norms, "_SMALL", min(most, 11))
+
+    return limit
+
+
+def per_image(x, dtype=None):
+    """Gain and shift of each image of x [L, B, …, C], as cut out of one tensor."""
+    return randn(*x.shape[:2], 2 * x.shape[-1], seed=5, dtype=dtype or x.dtype)
+
+
+def halves(both):
+    gain, shift = both.chunk(2, dim=-1)
+    return 1.0 + gain, shift
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm(check, width, dtype):
+    for shape in ([1, 1], [3, 2, 5], [2, 8]):
+        check(layer_norm, 3 * randn(*shape, width, dtype=dtype) + 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 40, 128])
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_layer_norm_with_gain_and_shift(check, width, tokens, dtype):
+    x = randn(2, 3, tokens, width, dtype=dtype)
+    check(lambda x, both: layer_norm(x, *halves(both)), x, per_image(x))
+
+
+def test_rows_of_an_image_that_a_program_cannot_hold(check):
+    x = randn(1, 2, 19, 500)
+    check(lambda x, both: layer_norm(x, *halves(both)), x, per_image(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", [False, True])
+def test_layer_norm_of_a_sum(check, scales, dtype):
+    h, branch = (randn(3, 2, 9, 24, seed=seed, dtype=dtype) for seed in (1, 2))
+
+    def norm(h, branch, both):
+        return added_layer_norm(h, branch, *(halves(both) if scales else ()))
+
+    both = per_image(h)
+    if scales:
+        check(norm, h, branch, both)
+        check(lambda *inputs: norm(*inputs)[1], h, branch, both)  # only the norm is used
+    else:
+        check(lambda h, branch: norm(h, branch, None), h, branch)
+
+
+def test_layer_norm_of_what_does_not_lie_in_one_piece(check):
+    check(lambda x: layer_norm(x.mT), randn(3, 40, 9))
+
+
+def test_rows_that_are_too_long_take_single_operations(check, place, monkeypatch):
+    monkeypatch.setattr(place.layer_norms, "_LONGEST", 30)
+    monkeypatch.setattr(place.layer_norms, "layer_norm", None)
+    x = randn(2, 3, 31)
+    assert "rows of 1 to 30" in place.layer_norms.why_not(x)
+    if place.device == "cpu":
+        norms_of, expected = norms.layer_norm(x), x
+        monkeypatch.setattr(norms, "has_kernels", lambda _: True)
+        monkeypatch.setattr(fused, "layer_norms", place.layer_norms, raising=False)
+        assert same(norms_of, norms.layer_norm(expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("pixels", "channels", "groups"), IMAGES)
+@pytest.mark.parametrize("limits", [(14, 13), (5, 8)], ids=["whole", "in parts"])
+def test_group_norm(check, held, limits, pixels, channels, groups, dtype):
+    held(*limits)
+    x = 3 * randn(2, 1, 1, pixels, channels, dtype=dtype) + 1
+    check(lambda x: group_norm(x, groups), x)
+    check(lambda x, both: group_norm(x, groups, *halves(both)), x, per_image(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", [False, True])
+@pytest.mark.parametrize("limits", [(14, 13), (5, 8)], ids=["whole", "in parts"])
+def test_silu_of_group_norm(check, held, limits, scales, dtype):
+    held(*limits)
+    for pixels, channels, groups in IMAGES[2:4]:
+        x = randn(1, 2, 1, pixels, channels, dtype=dtype)
+        if scales:
+            check(lambda x, b, n=groups: smooth_group_norm(x, n, activations.sigmoid, *halves(b)), x, per_image(x))
+        else:
+            check(lambda x, n=groups: smooth_group_norm(x, n, activations.sigmoid), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limits", [(14, 13), (5, 8), (4, 6)], ids=["whole", "in parts", "in many parts"])
+def test_batch_norm(check, held, limits, dtype):
+    held(*limits)
+    for pixels, channels in ((1, 3), (41, 6), (130, 5)):
+        x, gain, shift = 3 * randn(2, pixels, channels, dtype=dtype) + 1, randn(2, channels), randn(2, channels, seed=1)
+        check(lambda *tensors: norms._GroupNorm.apply(*tensors, tensors[0].shape[2], False), x, gain, shift)
+
+
+def test_numbers_that_are_large_small_and_strange_stay_in_their_lane(check):
+    x = randn(2, 3, 1, 16, 16) * torch.exp2(torch.arange(-48, 48).view(1, 3, 1, 16, 2).repeat_interleave(8, 4))
+    x[1, 0, 0, 0, 0], x[1, 1, 0, 3, 0], x[1, 2] = torch.nan, torch.inf, 0.0
+    for function in (lambda x: group_norm(x, 4), layer_norm, lambda x: smooth_group_norm(x, 8, activations.sigmoid)):
+        (y,), (dx,) = check(function, x)
+        assert all(found[0].isfinite().all() for found in (y, dx))
+
+
+MODELS = {
+    "vit": vit(4, 8, 2, 2),
+    "resnet": resnet((4, 8), (1, 1)),
+    "dit": dit(4, 8, 2, 2),
+    "unet": unet(8, (1, 2), 1, (1,), 8, groups=4),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model(place, monkeypatch, name, dtype):
+    model, seeds = MODELS[name], [0, 1]
+    images, times = randn(2, 2, 8, 8, 1), torch.tensor([[3, 700], [0, 999]])
+    inputs = (images, times) if name in ("dit", "unet") else images
+
+    def trained():
+        numerics = LaneNumerics([Recipe.named("bf16")] * 2, seeds, place.device, dtype=dtype)
+        numerics.training = True
+        parameters = model.init(SimpleNamespace(shape=(8, 8, 1), classes=3), seeds)
+        built = model.build({key: x.to(place.device) for key, x in parameters.items()}, numerics)
+        out = built(tree_map(lambda t: t.to(place.device), inputs))
+        (out * randn(*out.shape, seed=1).to(out)).to(torch.float32).sum().backward()
+        return [out.detach().cpu(), *(p.grad.cpu() for p in built.parameters())]
+
+    monkeypatch.setattr(norms, "has_kernels", lambda _: False)
+    expected = trained()
+    monkeypatch.setattr(norms, "has_kernels", lambda _: True)
+    for module in ("layer_norms", "group_norms"):
+        monkeypatch.setattr(fused, module, getattr(place, module), raising=False)
+    for here, there in zip(expected, trained(), strict=True):
+        assert same(here, there)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_images_as_large_as_those_that_are_trained_on(check, dtype):
+    for side, channels in ((32, 64), (32, 256), (32, 384), (16, 256), (128, 64), (24, 96)):
+        x = randn(1, 3, side, side, channels, dtype=dtype)
+        check(lambda x, both: group_norm(x, 8, *halves(both)), x, per_image(x))
+    x, gain, shift = randn(2, 50_000, 64, dtype=dtype), randn(2, 64), randn(2, 64, seed=1)
+    check(lambda *tensors: norms._GroupNorm.apply(*tensors, 64, False), x, gain, shift)
+    x = randn(1, 4, 64, 256, dtype=dtype)
+    check(lambda x, both: layer_norm(x, *halves(both)), x, per_image(x))
