@@ -3,7 +3,7 @@ run it against a clock of its own.
 
     a job that …                       what follows
     comes back                         it is stored
-    does not fit into memory           is cut in halves, down to one lane
+    does not fit into memory           is cut in halves, down to one lane, and so are those like it before they start
     … alone, on a device of its own    is given up
     is lost (a signal, a node)         is tried again, up to RETRIES["lost"] times, each after a longer pause
     ends with an error                 is tried once more after a pause, then given up
@@ -63,6 +63,7 @@ class Scheduler:
     stopping: bool = False
     _tries: Counter[str] = field(default_factory=Counter)  # by job and kind
     _errors: dict[str, str] = field(default_factory=dict)  # job -> error, of those given up
+    _too_many: dict[tuple, int] = field(default_factory=dict)  # the fewest lanes of a kind of job that did not fit
     _later: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap: when, tie-break, what
     _count: int = 0
 
@@ -85,6 +86,9 @@ class Scheduler:
                 break
             job = self.queue[place or 0]
             del self.queue[place or 0]
+            while self._too_many and 1 < len(job.lanes) >= self._too_many.get(_kind(job), len(job.lanes) + 1):
+                job, rest = _halves(job)
+                self.queue.appendleft(rest)
             self.executor.start(job, self.context(job))
 
     def poll(self, wait_s: float) -> list[Verdict]:
@@ -105,9 +109,8 @@ class Scheduler:
         if self.stopping:
             return Verdict(outcome, "leave")
         if kind == "memory" and len(job.lanes) > 1:
-            lanes = range(len(job.lanes))
-            half = len(lanes) // 2
-            self.queue.extendleft([part_of(job, lanes[half:]), part_of(job, lanes[:half])])
+            self._too_many[_kind(job)] = min(len(job.lanes), self._too_many.get(_kind(job), len(job.lanes)))
+            self.queue.extendleft(_halves(job)[::-1])
             return Verdict(outcome, "again", "cut in halves")
         tried = self._tries[f"{job_name(job)} {kind}"]
         if tried < RETRIES.get(kind, 0):
@@ -132,6 +135,17 @@ class Scheduler:
         if len(set(map(error_kind, first))) > 1:
             return None
         return f"given up: the first {GIVE_UP_JOBS} jobs all failed with the same error: {first[0]}"
+
+
+def _halves(job: Job) -> tuple[Job, Job]:
+    lanes = range(len(job.lanes))
+    half = len(lanes) // 2
+    return part_of(job, lanes[:half]), part_of(job, lanes[half:])
+
+
+def _kind(job: Job) -> tuple:
+    """What jobs whose lanes take about as much memory have in common."""
+    return job.task, job.preset, job.record, job.lanes[0].recipe.signature()
 
 
 def error_kind(reason: str) -> str:

@@ -92,6 +92,29 @@ def test_what_does_not_fit_is_halved_down_to_one_lane_which_is_then_tried_again(
     assert [len(started.lanes) for started in scheduler.executor.started] == [3, 1, 2, 1]
 
 
+class Small(Script):
+    """A device that holds `fits` lanes of NVFP4."""
+
+    fits = 2
+
+    def end(self, job):
+        large = len(job.lanes) > self.fits and job.lanes[0].recipe == Recipe.named("nvfp4")
+        kind, result = ("memory", None) if large else ("done", RESULT)
+        return Outcome(job, Path("x"), kind, Pace(0, 0, 0), result, "")
+
+
+def test_what_did_not_fit_is_not_tried_again_with_jobs_like_it():
+    plain = msgspec.structs.replace(job(16), lanes=[Lane(Recipe.named("bf16"), 0.1, seed) for seed in range(16)])
+    script = Small()
+    scheduler = Scheduler(script, deque([job(16, 0.1), job(16, 0.2), plain]))
+    done = 0
+    while not scheduler.is_over or script.waiting:
+        scheduler.fill()
+        done += sum(len(v.outcome.job.lanes) for v in scheduler.poll(0) if v.what == "store")
+    assert done == 48
+    assert [len(started.lanes) for started in script.started] == [16, 8, 4] + [2] * 16 + [16]
+
+
 def test_what_fits_on_no_device_is_given_up_at_once():
     _, verdicts, _ = run([job()], ("large", "out of memory: one lane"))
     assert [verdict.what for verdict in verdicts] == ["give up"]
