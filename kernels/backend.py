@@ -34,6 +34,7 @@ class Backend(msgspec.Struct, frozen=True):
         there are such; operand for these codecs, for lanes of four-over-six if it is `adaptive`, and for operands that
         are to be rotated in groups of one of these sizes
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
+    through: `fused.through`, which makes them again where there is such a kernel
     why_not: what was passed over, one sentence each
     """
 
@@ -49,6 +50,7 @@ class Backend(msgspec.Struct, frozen=True):
     rotations: tuple[int, ...] = fused.ROTATIONS
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
+    through: Callable[..., Tensor] | None = None
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -69,7 +71,7 @@ def backend(device: str) -> Backend:
         reason = fused.why_not_fused(device)
         if reason:
             return _eager(reason)
-        kernels = {"operand": fused.operand, "by_scales": by_scales, "words": _words}
+        kernels = {"operand": fused.operand, "by_scales": by_scales, "words": _words, "through": fused.through}
         return msgspec.structs.replace(_eager(), name="triton", **kernels)
     reason = why_not_compiled(device)
     return _eager(reason) if reason else _compiled()

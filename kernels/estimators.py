@@ -62,11 +62,11 @@ def through(
     scale: [L, n], or [L, n, B] where elements of a block have different ones (then spec.scale must be `none`).
     dec: [L], or [L, rows] whose blocks are consecutive. slope: dS/d amax, [L], [L, n] or one number; None:
     1/element.max.
-    All float32. A block whose scale is zero has no gradient through it.
+    All float32. A block whose scale is zero has no gradient through it, and that of a block that decodes to NaN is NaN.
     """
     unit = effective_scale(scale, dec)
     z = position(x, unit, element.max)
-    factor = surrogate(z, q, spec, element)
+    factor = torch.where(torch.isnan(q), q, surrogate(z, q, spec, element))
     out = g * factor
     if spec.scale == "none":
         return out
@@ -180,6 +180,31 @@ SCALE_FACTORS = {kind: factor for kind, factor in FACTORS.items() if kind is not
 """The same for the rounding of a scale."""
 
 
+NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
+    DGE: lambda dge: (1 / dge.k - 1, 1 / dge.k, dge.cap),
+    PowerLaw: lambda law: (1 / law.k - 1, 1 / law.k),
+    Sigmoid: lambda sigmoid: (sigmoid.temperature, 12 / sigmoid.temperature, sigmoid.lower),
+    Spline: lambda spline: (spline.lower,),
+}
+"""Relaxation -> what its kernel takes of it."""
+
+
+def form(spec: Through) -> tuple[str, bool, str, str]:
+    """What the kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
+    rounding."""
+    element, rounding = (str(part.__struct_config__.tag) for part in (spec.element, spec.scale_rounding))
+    return element, spec.masked, spec.scale, rounding
+
+
+def numbers(spec: Through, element: FloatFormat, device: torch.device) -> Tensor:
+    """What the kernel takes of an estimator, float64: three numbers of the relaxation of elements, three of that of
+    scales, the spline's knots, and its slopes."""
+    of = [NUMBERS.get(type(r), lambda _: ())(r) for r in (spec.element, spec.scale_rounding)]
+    knots, slopes = _spline_numbers(element)
+    row = [number for three in of for number in (*three, 0.0, 0.0, 0.0)[:3]]
+    return torch.tensor([*row, *knots, *slopes], dtype=torch.float64, device=device)
+
+
 def _interval(z: Tensor, element: FloatFormat) -> tuple[Tensor, Tensor]:
     """Centre and width of the grid's interval that |z| is in; a grid point is in the one above, the largest below."""
     levels, widths = _intervals(element, z.device)
@@ -196,6 +221,12 @@ def _intervals(element: FloatFormat, device: torch.device) -> tuple[Tensor, Tens
 
 @cache
 def _spline_table(element: FloatFormat, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `_spline_numbers` gives, float32."""
+    knots, slopes = (torch.tensor(t, dtype=torch.float32, device=device) for t in _spline_numbers(element))
+    return knots, slopes
+
+
+def _spline_numbers(element: FloatFormat) -> tuple[list[float], list[float]]:
     """The knots on the positive side, and the slopes before, between and after them.
 
     The segment around zero comes first. Beyond the grid the slope is zero. No knot is midway between two elements.
@@ -208,7 +239,7 @@ def _spline_table(element: FloatFormat, device: torch.device) -> tuple[Tensor, T
     step = 2 * element.max / (KNOTS - 1)
     knots = [step * (i + 0.5) for i in range(KNOTS // 2)]
     slopes = [2 * nearest(knots[0]) / step, *((nearest(b) - nearest(a)) / step for a, b in pairwise(knots)), 0.0]
-    return tuple(torch.tensor(t, dtype=torch.float32, device=device) for t in (knots, slopes))  # type: ignore[return-value]
+    return knots, slopes
 
 
 def _first_largest(x: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class LaneNumerics:
         self.measuring = True
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.gemm_why_not: tuple[str, ...] = ()
+        self.through_why_not: tuple[str, ...] = ()
         self.quantized = self._products(recipes, first.gemm)
         self.slots, self.rotations, self.gemms = self.quantized
         self.baseline = self.quantized if first.is_plain else self._products([BASELINE] * len(recipes), "exact")
@@ -93,7 +94,7 @@ class LaneNumerics:
         self.precise_stages: frozenset[str] = frozenset()
 
     def _products(self, recipes: Sequence[Recipe], gemm: str) -> Products:
-        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not`."""
+        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not` and `through_why_not`."""
         device = self.step.device
         gemms = {}
         for stage, operands in STAGES.items():
@@ -101,6 +102,11 @@ class LaneNumerics:
             gemms[stage], reasons = pick(str(device), a, b, gemm)
             self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
         slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
+        self.through_why_not += tuple(
+            f"{name}: gradient through the reference ({slot.why_not_through})"
+            for name, slot in slots.items()
+            if slot.why_not_through
+        )
         return Products(slots, {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}, gemms)
 
     def add_layer(self, layer: int, place: Place) -> str | None:
@@ -152,7 +158,7 @@ class LaneNumerics:
     def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """What x of this dtype may be rounded to before a stage takes it, without a change of what comes out."""
         of = self._of(stage, layer)
-        slot, (other,) = of.slots[f"{stage}.x"], (of.slots[f"{stage}.{o}"] for o in STAGES[stage] if o != "x")
+        slot, other = _pair(of, stage, "x")
         rounds_first = slot.block is None and slot.bf16 == "all" and not of.rotations[stage]
         return torch.bfloat16 if rounds_first and other.compensated is None else dtype
 
@@ -172,15 +178,15 @@ class LaneNumerics:
         if kept is None:
             return g
         of = self._of("fprop", layer)
-        rotation, signs = of.rotations["fprop"], None
+        slot, other = _pair(of, "fprop", operand)
+        keys = self.keys(layer)._replace(counting=False)  # what is kept tells whether something was counted
+        turn = self._turn("fprop", layer)
         padded = blocks.pad(g, 2, _unit(of, "fprop"))
-        if rotation:
-            signs = self._signs("fprop", layer, rotation)
-            padded = rotate(padded, rotation.size, 2, signs, rotation.order)
-        out = of.slots[f"fprop.{operand}"].backward(padded, kept)
-        if rotation:
-            out = rotate_back(out, rotation.size, 2, signs, rotation.order)
-        return out[:, :, : g.shape[2]]
+        if turn is None or (kept.q is None and _turns(slot, other, turn, keys, True)):
+            return slot.backward(padded, kept, keys, turn)[:, :, : g.shape[2]]
+        padded = rotate(padded, turn.size, 2, turn.signs, turn.order)
+        out = slot.backward(padded, kept, keys)
+        return rotate_back(out, turn.size, 2, turn.signs, turn.order)[:, :, : g.shape[2]]
 
     def _gemm(self, stage: str, layer: int) -> Gemm:
         return GEMMS[self._of(stage, layer).gemms[stage]]
@@ -207,15 +213,14 @@ class LaneNumerics:
     ) -> Operand:
         """One operand of a stage, contracted over `dim` of x."""
         of = self._of(stage, layer)
-        slot, other = (of.slots[f"{stage}.{o}"] for o in (name, *(o for o in STAGES[stage] if o != name)))
+        slot, other = _pair(of, stage, name)
         length = x.shape[dim]
         x = blocks.pad(x.detach(), dim, _unit(of, stage))
         if turn:
             length += -length % turn.size  # a rotation fills its last group
         keys = keys._replace(length=length)
         gemm = GEMMS[of.gemms[stage]]
-        # what clamping cuts off an operand is multiplied with the other as it is
-        fused = turn and slot.rotates(turn, keys, keep) and other.compensated is None
+        fused = turn is not None and _turns(slot, other, turn, keys, keep)
         if turn and not fused:
             x = rotate(x.to(torch.float32), turn.size, dim, turn.signs, turn.order)
         dtype = torch.float32 if gemm.whole else gemm.operand
@@ -273,6 +278,17 @@ class LaneNumerics:
 
 BASELINE = Recipe.named("bf16")
 """What precise layers and stages compute as."""
+
+
+def _pair(of: Products, stage: str, name: str) -> tuple[Slot, Slot]:
+    """The slot of an operand, and that of the other one of its product."""
+    (other,) = (operand for operand in STAGES[stage] if operand != name)
+    return of.slots[f"{stage}.{name}"], of.slots[f"{stage}.{other}"]
+
+
+def _turns(slot: Slot, other: Slot, turn: Turn, keys: Keys, keep: bool) -> bool:
+    """Whether the slot's kernel rotates: what clamping cuts off an operand is multiplied with the other as it is."""
+    return slot.rotates(turn, keys, keep) and other.compensated is None
 
 
 def _unit(of: Products, stage: str) -> int:

@@ -45,7 +45,8 @@ class _QuantLinear(torch.autograd.Function):
     def backward(ctx, g: Tensor):
         x, w, *kept = ctx.saved_tensors
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
-        kept_x, kept_w = (Kept(*four) if four[0] is not None else None for four in (kept[:4], kept[4:]))
+        halves = kept[: len(kept) // 2], kept[len(kept) // 2 :]
+        kept_x, kept_w = (Kept(*half) if half[0] is not None else None for half in halves)
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
             if ctx.needs_input_grad[0]:
                 dx = numerics.through("x", layer, numerics.gemm("dgrad", layer, g, 2, w, 1), kept_x)

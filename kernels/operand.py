@@ -24,8 +24,15 @@ from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
-from fp4dse.kernels.estimators import rounded_slope, through
-from fp4dse.kernels.fused.operators import BLOCKS, features, rotated_maxima, squares, why_not_squares
+from fp4dse.kernels.estimators import form, numbers, rounded_slope, through
+from fp4dse.kernels.fused.operators import (
+    BLOCKS,
+    features,
+    rotated_maxima,
+    squares,
+    why_not_squares,
+    why_not_through,
+)
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
@@ -50,12 +57,17 @@ class Term(NamedTuple):
 
 class Kept(NamedTuple):
     """What the backward pass through a quantizer needs of its blocks: the operand and its elements [L, n, B], scales
-    [L, n] or [L, n, B], decode factors [L] or [L, R]."""
+    [L, n] or [L, n, B], decode factors [L] or [L, R].
+
+    A kernel that makes elements and scales again, q None, takes the operand [L, R, C] as `quantize` got it, and the
+    tensor maxima [L] that it was scaled by, None where no lane has a tensor scale.
+    """
 
     x: Tensor
-    q: Tensor
-    scale: Tensor
-    dec: Tensor
+    q: Tensor | None = None
+    scale: Tensor | None = None
+    dec: Tensor | None = None
+    amax: Tensor | None = None
 
 
 class Operand(NamedTuple):
@@ -95,6 +107,7 @@ class Slot:
         self.block = None if first.is_plain else first.block
         self.unit = first.unit
         self.fused, self.by_scales, self.compensated = None, None, None
+        self.why_not_through: str | None = None  # its kernel does not pass gradients through
         self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
         self.counts: dict[str, Tensor] = {}  # what was lost while counting, int64 [L]; see counters.COUNTERS
         if self.block is None:
@@ -124,6 +137,12 @@ class Slot:
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
         self.element = ELEMENTS[first.element]
+        self.numbers: Tensor | None = None
+        if self.through != Through() and self.backend.through is not None:
+            reasons = (why_not_through(q, self.through) for q in quantizers)
+            self.why_not_through = next(filter(None, reasons), None)
+            if self.fused and not self.why_not_through:
+                self.numbers = numbers(self.through, self.element, device)
         column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
         self.gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
         self.slope = column["inv_val_max"] / column["prescale"]
@@ -154,7 +173,8 @@ class Slot:
             rest = None if self.compensated is None else torch.where(self.compensated, x - kept, 0.0)
             return Operand([self._term(kept, 2, keys, 0, dtype)], x, rest)
         if keep and self.through != Through():
-            return self._kept(x if dim == 2 else x.mT, keys)
+            x = x if dim == 2 else x.mT
+            return self._kept_whole(x, keys, dtype, turn) if self._whole_by_kernel(keys, keep) else self._kept(x, keys)
         if turn:
             return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
         first = self._term(x, dim, keys, 0, dtype)
@@ -174,9 +194,9 @@ class Slot:
         """Whether the backend's kernel does all that is done to the operand, from whatever dtype it comes in."""
         if not self.fused or not isinstance(self.block, int):
             return False
-        estimated = keep and self.through != Through()
+        passes = not keep or self.through == Through() or self.numbers is not None
         plain = self.clamps is None and self.residuals is None
-        return plain and not estimated and not keys.counting
+        return plain and passes and not keys.counting
 
     def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
@@ -202,8 +222,16 @@ class Slot:
         rounded = x.to(torch.bfloat16).to(dtype)
         return Operand([Term(rounded if self.bf16 == "all" else torch.where(self.bf16_lanes, rounded, x), None)], x)
 
-    def backward(self, g: Tensor, kept: Kept) -> Tensor:
-        """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was."""
+    def backward(self, g: Tensor, kept: Kept, keys: Keys, turn: Turn | None = None) -> Tensor:
+        """The gradient of the operand from g [L, R, C], that of the decoded one, both padded and rotated as it was.
+
+        keys: those of `quantize`. turn: the rotation, where the kernel did it; then both are not rotated.
+        """
+        if kept.q is None or kept.scale is None or kept.dec is None:
+            assert self.backend.through is not None
+            at = keys.seeds, keys.step, self._site(keys, 0), kept.amax, *(turn[:2] if turn else (0, None))
+            tables = self.block, *self.tables, self.features
+            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *form(self.through))
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
         if self.through.scale_rounding != STE():
@@ -245,6 +273,14 @@ class Slot:
         kept = Kept(cut, encoded.q, encoded.scale, dec)
         return Operand([self._as_term(decoded(encoded), dec, x.shape)], x, kept=kept)
 
+    def _kept_whole(self, x: Tensor, keys: Keys, dtype: torch.dtype, turn: Turn | None) -> Operand:
+        """The same by the backend's kernels."""
+        amax = self._maxima_of(x, False, keys, 0, turn)
+        if amax is None and self.features.tensor_scale:
+            amax = rotated_maxima(x, False, *(turn[:2] if turn else ()))
+        term = self._fused(x, False, self.block, keys, 0, dtype, turn, amax)  # type: ignore[arg-type]
+        return Operand([term], x, kept=Kept(x, amax=amax))
+
     def _as_term(self, cut: Tensor, dec: Tensor, shape: torch.Size) -> Term:
         """Decoded blocks and their factors as an operand [L, R, C]."""
         if self.factors_over == "segment":  # it changes along the contraction: it cannot wait for the product
@@ -271,21 +307,30 @@ class Slot:
         call: int,
         dtype: torch.dtype,
         turn: Turn | None = None,
+        amax: Tensor | None = None,
     ) -> Term:
-        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
+        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C].
+
+        amax: what `_maxima_of` gave, where it was called.
+        """
         size, signs = turn[:2] if turn else (0, None)
-        amax = None
-        if self.maxima.has_state:
-            amax = self._tensor_amax(lambda: rotated_maxima(x, columns, size, signs)[:, None], keys, call)[:, 0]
+        amax = self._maxima_of(x, columns, keys, call, turn) if amax is None else amax
         at = (keys.seeds, keys.step, self._site(keys, call))
         common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
         return Term(*self.fused(x, columns, *common))  # type: ignore[misc]
+
+    def _maxima_of(self, x: Tensor, columns: bool, keys: Keys, call: int, turn: Turn | None) -> Tensor | None:
+        """The maxima [L] that x is scaled by, where they are kept from step to step; None for those of x."""
+        if not self.maxima.has_state:
+            return None
+        size, signs = turn[:2] if turn else (0, None)
+        return self._tensor_amax(lambda: rotated_maxima(x, columns, size, signs)[:, None], keys, call)[:, 0]
 
     def _squares(self, x: Tensor, dim: int, edge: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
         """x with its contraction over `dim`, in tiles, quantized where it lies."""
         amax = None
         if self.maxima.has_state:
-            amax = self._tensor_amax(lambda: rotated_maxima(x, False)[:, None], keys, call)[:, 0]
+            amax = self._maxima_of(x, False, keys, call, None)
         elif self.features.tensor_scale:
             amax = rotated_maxima(x, False)
         values, dec = squares(x, edge, *self.tables, self.features, keys.seeds, keys.step, amax, dtype)

@@ -8,7 +8,7 @@ Whatever dtype comes in, they compute in FP32 and round what leaves once, to tha
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F

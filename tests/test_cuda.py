@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
+from fp4dse.dse.estimator import DGE, Estimator, PowerLaw, Sigmoid, Spline, Through, Trust
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
-from fp4dse.kernels import LaneNumerics, backend, lane_sum, quantize, silu
+from fp4dse.kernels import LaneNumerics, backend, lane_sum, lanes, quantize, silu
 from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.arithmetic.rotation import hadamard
+from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.batched import is_large
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
@@ -167,6 +169,55 @@ def test_a_lane_has_the_same_bits_in_any_company():
     for chosen in ([3, 1], [4, 2, 1], [2]):
         few = LaneNumerics([recipes[i] for i in chosen], chosen, "cuda").gemm("dgrad", 1, x[chosen], 2, w[chosen], 2)
         assert torch.equal(few, together[chosen])
+
+
+ESTIMATORS = {
+    "nvfp4-sr-rht": Through(PowerLaw(), scale="softmax", scale_rounding=Sigmoid()),
+    "nvfp4": Through(DGE(), scale="exact", scale_rounding=Spline()),
+    "mxfp4": Through(Sigmoid(), True, "softmax-diagonal"),
+    "quartet": Through(Trust()),
+}
+"""Named recipe -> what its gradients pass through."""
+
+
+def estimated(name: str) -> Recipe:
+    spec = ESTIMATORS[name]
+    return msgspec.structs.replace(Recipe.named(name), estimator=Estimator(x=spec, w=spec))
+
+
+@pytest.mark.parametrize("shape", [(1, 4096, 1152), (96, 512, 256), (300, 50, 40)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_large_gradients_pass_the_kernel_with_the_bits_of_the_reference_and_of_the_cpu(name, dtype, shape, monkeypatch):
+    recipes = [estimated(name)] * shape[0]
+    x, g = torch.randn(shape).to(dtype), torch.randn(shape)
+    x[:, ::3] *= torch.exp2(torch.randint(-40, 40, (shape[0], len(range(0, shape[1], 3)), 1)).float()).to(dtype)
+    x[:, 1] = 0
+    expected = None
+    for device, kernel in (("cuda", fused.through), ("cuda", None), ("cpu", None)):
+        if device == "cpu" and x.numel() > 2**23:
+            continue
+        chosen = PLAIN if device == "cpu" else msgspec.structs.replace(backend("cuda"), through=kernel)
+        monkeypatch.setattr(lanes, "backend", lambda _, chosen=chosen: chosen)
+        numerics = LaneNumerics(recipes, range(len(recipes)), device)
+        there = x.to(device)
+        kept = numerics.forward(3, there[:, :1], there, keep=(False, True)).kept_w
+        assert (kept.q is None) == (kernel is not None)
+        got = numerics.through("w", 3, g.to(device), kept).cpu()
+        expected = got if expected is None else expected
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("task", ["regression", "vision"])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_training_with_an_estimator_is_that_of_the_reference(task, name, monkeypatch):
+    task = msgspec.structs.replace(get_task(task, "smoke"), steps=20)
+    trained = [Lane(estimated(name), task.lr, seed) for seed in (0, 1)]
+    by_kernel = train(task, trained, "cuda")
+    assert not any("gradient" in reason for reason in by_kernel.fallbacks), by_kernel.fallbacks
+    chosen = msgspec.structs.replace(backend("cuda"), through=None)
+    monkeypatch.setattr(lanes, "backend", lambda _: chosen)
+    assert train(task, trained, "cuda").lanes == by_kernel.lanes
 
 
 GRAPHED = [

@@ -16,7 +16,9 @@ from fp4dse.kernels.codecs.dialects import NEAREST
 from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
+from fp4dse.kernels.codecs.softmax import SHARPNESS
 from fp4dse.kernels.fused.blocks import block_maximum, block_scales, column, e8m0, lane_sum, rounded, total
+from fp4dse.kernels.fused.elementary import exp_nonpositive, log
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
@@ -42,6 +44,7 @@ _INF = tl.constexpr(float("inf"))
 _TINY = tl.constexpr(2.0**-1022)
 _LOG_TIES, _SCALE_UP = column("log_ties"), column("scale_up")
 _SPECIAL = tl.constexpr(SPECIAL)
+_SHARPNESS, _SOFTNESS = tl.constexpr(SHARPNESS), tl.constexpr(1 / SHARPNESS)
 _TO_INTEGER = tl.constexpr(12582912.0)  # see numbers
 # all levels, and their squared errors, as one integer each: 4 and 8 bits for a number of halves, 16 for a dialect
 _LEVELS = [int(level) for level in NEAREST.flatten().tolist()]
@@ -65,6 +68,28 @@ def coded(
 
     number: numbers of the blocks in the lane, [n].
     """
+    q, scale = encoded(x, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
+    sign = as_int(x) & -0x80000000
+    if CODEC == "razer":
+        sign = tl.where(q == 0, 0, sign)  # there is no -0
+    limit = numbers[1][2]
+    scale = tl.where((amax < limit)[:, None], scale, float("nan"))
+    return as_float(as_int(q * scale) | sign)
+
+
+@triton.jit
+def encoded(
+    x,
+    amax,
+    chunk,
+    number,
+    numbers,
+    CODEC: tl.constexpr,
+    HELD: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+):
+    """Element magnitudes [n, B] and scales [n, 1] or [n, B]; arguments as in `coded`."""
     magnitude = tl.abs(x)
     if HELD:
         chunk -= as_int(amax) >> 31  # as in `quantized`
@@ -84,14 +109,25 @@ def coded(
         q, scale = _macro(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "razer":
         q, scale = _razer(x, magnitude, amax, chunk, numbers, UNUSUAL)
+    elif CODEC == "softmax":
+        scale, y = _scaled(magnitude, soft_maximum(magnitude, amax), numbers, UNUSUAL)
+        q, scale = _to_grid(y, chunk, numbers, STOCHASTIC, UNUSUAL), scale[:, None]
     else:
         q, scale = _dialects(magnitude, amax, numbers, UNUSUAL)
-    sign = as_int(x) & -0x80000000
-    if CODEC == "razer":
-        sign = tl.where(q == 0, 0, sign)  # there is no -0
-    limit = numbers[1][2]
-    scale = tl.where((amax < limit)[:, None], scale, float("nan"))
-    return as_float(as_int(q * scale) | sign)
+    return q, scale
+
+
+@triton.jit
+def exponentials(magnitude, amax):
+    """`codecs.softmax.exponentials` of magnitudes [n, B] of blocks with maxima amax [n]."""
+    ratio = tl.div_rn(magnitude, tl.where(amax > 0, amax, 1.0)[:, None])
+    return exp_nonpositive((ratio - 1.0) * _SHARPNESS)
+
+
+@triton.jit
+def soft_maximum(magnitude, amax):
+    """`codecs.softmax.soft_maxima`, [n]."""
+    return amax * (log(lane_sum(exponentials(magnitude, amax))) * _SOFTNESS + 1.0)
 
 
 @triton.jit

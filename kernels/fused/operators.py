@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
+from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
+from fp4dse.dse.rounding import Ema
+from fp4dse.dse.scale import BF16
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import FLOATS, INTS
@@ -28,7 +31,7 @@ ROTATIONS = (16, 32, 64, 128, 256)
 MOST = 2**34
 """Elements from which on a lane is too large: runs of 16 of them, and lines of memory, are numbered in 32 bits."""
 
-CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact")
+CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact", "softmax")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
 
@@ -260,6 +263,68 @@ def squares(x: Tensor, edge: int, *tables) -> tuple[Tensor, Tensor]:
 
     with torch.cuda.device_of(x):
         return squares.squares(x, edge, *tables)
+
+
+@torch.library.custom_op("fp4dse::through", mutates_args=())
+def through(
+    g: Tensor,
+    x: Tensor,
+    block: int,
+    floats: Tensor,
+    ints: Tensor,
+    features: Sequence[bool],
+    seeds: Tensor,
+    step: Tensor,
+    site: int,
+    tensor_amax: Tensor | None,
+    rotation: int,
+    signs: Tensor | None,
+    codec: str,
+    numbers: Tensor,
+    element: str,
+    masked: bool,
+    scale: str,
+    scale_rounding: str,
+) -> Tensor:
+    """The gradient of x, float32 [L, R, C], from g, float32 [L, R, C], that of what `operand` made of it, blocks along
+    C; both before the rotation. What `estimators.through` computes, for quantizers that `why_not_through` lets pass.
+
+    Arguments as `operand` had them; tensor_amax: the maxima that it took, None where no lane has a tensor scale.
+    numbers and what follows: of the estimator, see `estimators.numbers` and `estimators.form`.
+    """
+    from fp4dse.kernels.fused.estimators import launch
+
+    _check(x, False, block, torch.float32, rotation, codec)
+    if g.shape != x.shape or g.dtype != torch.float32:
+        raise ValueError(f"g: found {g.dtype} {tuple(g.shape)}; accepted: float32 {tuple(x.shape)}")
+    keys = seeds, step, site, tensor_amax, rotation, _for_lanes(signs, len(x))
+    out = torch.empty_like(g, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(x):
+        launch(g, x, block, floats, ints, features, *keys, codec, numbers, element, masked, scale, scale_rounding, out)
+    return out
+
+
+@through.register_fake
+def _(g, *of_through):
+    return torch.empty_like(g, memory_format=torch.contiguous_format)
+
+
+def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
+    """The reason why `through` does not take an operand of this quantizer, or None if it does."""
+    q = quantizer.canonical()
+    if q.block not in BLOCKS:
+        return f"block: found {q.block}; accepted: {', '.join(map(str, BLOCKS))}"
+    if q.codec not in CODECS:
+        return f"codec: found {q.codec}; accepted: {', '.join(CODECS)}"
+    if q.factors_over != "tensor":
+        return f"tensor_scale.over: found {q.factors_over}; accepted: tensor"
+    if q.stochastic_scales:
+        return "scale.rounding: found stochastic; accepted: nearest, up"
+    if isinstance(q.rounding, Ema):
+        return "rounding: found ema; accepted: nearest, stochastic"
+    if isinstance(q.scale, BF16) and spec.scale_rounding != STE():
+        return "scale: found bf16 with a gradient through its rounding; accepted: e8m0 and scales of 8 bits"
+    return None
 
 
 def unfused_operand(

@@ -13,16 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.fused.elementary import exp_nonpositive
 from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.numbers import draws16, philox
-
-_ALL = tl.constexpr(tl.PropagateNan.ALL)
-_LOG2E = tl.constexpr(activations._LOG2E)
-_LN2_HIGH, _LN2_LOW = tl.constexpr(activations._LN2_HIGH), tl.constexpr(activations._LN2_LOW)
-_C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in activations._COEFFICIENTS[:6])
-_TO_INTEGER = tl.constexpr(12582912.0)  # as in numbers
 
 _TILE = 1024
 _BIG = {"num_warps": 4, "enable_fp_fusion": False}
@@ -31,17 +25,7 @@ _BIG = {"num_warps": 4, "enable_fp_fusion": False}
 @triton.jit
 def sigmoid(x):
     """`activations.sigmoid`, operation by operation."""
-    y = tl.maximum(-tl.abs(x), -87.0, propagate_nan=_ALL)
-    n = (y * _LOG2E + _TO_INTEGER) - _TO_INTEGER  # to nearest, ties to even
-    r = (y - n * _LN2_HIGH) - n * _LN2_LOW
-    p = r * _C0 + _C1
-    p = p * r + _C2
-    p = p * r + _C3
-    p = p * r + _C4
-    p = p * r + _C5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    e = p * (n.to(tl.int32) + 127 << 23).to(tl.float32, bitcast=True)
+    e = exp_nonpositive(-tl.abs(x))
     return tl.div_rn(tl.where(x >= 0, 1.0, e), 1.0 + e)
 
 

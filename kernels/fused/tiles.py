@@ -162,10 +162,10 @@ def write(
         number = tl.reshape(number, (P * W // B,)).to(tl.int32)
         out = coded(blocks, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     if scales_ptr is None:
-        _put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
+        put(tl.reshape(out, (P, W)), out_ptr, lane, row0, rows, column0, width, WHOLE)
     else:
         stored = tl.reshape(scale_codes(scale, numbers[3]), (P, W // B))
-        _put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
+        put(stored, scales_ptr, lane, row0, rows, column0 // B, width // B, WHOLE)
         if NEAREST:
             codes = nearest_codes(y, signs_of(x, B, COLUMNS), scale == scale, numbers[2])
             out_ptr = out_ptr.to(tl.pointer_type(tl.int32))
@@ -173,11 +173,11 @@ def write(
             codes = codes_of(blocks, q, scale, numbers[2])
         OF_ONE: tl.constexpr = 8 if NEAREST else 2  # elements
         codes = tl.reshape(codes, (P, W // OF_ONE))
-        _put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
+        put(codes, out_ptr, lane, row0, rows, column0 // OF_ONE, width // OF_ONE, WHOLE)
 
 
 @triton.jit
-def _put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
+def put(x, ptr, lane, row0, rows, column0, width, WHOLE: tl.constexpr):
     """Store a tile x at (row0, column0) of a lane's [rows, width], but for what lies beyond its end."""
     row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
     mask = (row < rows - row0)[:, None]

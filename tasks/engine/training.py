@@ -84,7 +84,12 @@ def train(
         setup_s=ready - started,
         quantizer_backend=numerics.backend.name,
         gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
-        fallbacks=[*numerics.backend.why_not, *numerics.gemm_why_not, *dict.fromkeys(run.population.fallbacks)],
+        fallbacks=[
+            *numerics.backend.why_not,
+            *numerics.gemm_why_not,
+            *numerics.through_why_not,
+            *dict.fromkeys(run.population.fallbacks),
+        ],
         peak_memory_bytes=_peak_memory(device),
     )
 

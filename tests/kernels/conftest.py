@@ -28,6 +28,7 @@ def place(request):
             "products",
             "columns",
             "sums",
+            "estimators",
         )
         launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
         yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
@@ -37,6 +38,7 @@ def place(request):
         for name in (
             "numbers",
             "trees",
+            "elementary",
             "blocks",
             "codecs",
             "codes",
@@ -56,6 +58,7 @@ def place(request):
             "products",
             "columns",
             "sums",
+            "estimators",
         ):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             modules[name] = importlib.util.module_from_spec(spec)
@@ -68,7 +71,7 @@ def place(request):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
         patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
-        for module in ("codecs", "launch", "squares", "tiles"):
+        for module in ("codecs", "estimators", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)

@@ -28,6 +28,7 @@ NAMED = {
     name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int) and q.codec == "block"
 }
 OWN_WAY = {name: q for name, q in QUANTIZERS.items() if isinstance(q.block, int) and q.codec in fused.CODECS[1:]}
+OWN_WAY["soft-nvfp4"] = msgspec.structs.replace(QUANTIZERS["nvfp4"], scaling="softmax")
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
 
@@ -389,7 +390,9 @@ def test_layers_quantize_with_the_kernels_as_without(place, monkeypatch, names):
 @pytest.mark.parametrize("name", ["nvfp4-2d", *OWN_WAY])
 def test_layers_quantize_weights_with_the_kernels_as_without(place, monkeypatch, name):
     recipe = Recipe.named("quartet2" if name == "ms-eden" else "nvfp4-sr")
-    recipe = msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, w=QUANTIZERS[name]))
+    recipe = msgspec.structs.replace(
+        recipe, fprop=msgspec.structs.replace(recipe.fprop, w=(QUANTIZERS | OWN_WAY)[name])
+    )
     agree_with_the_reference(place, monkeypatch, [recipe] * 2, ["fprop"])
 
 
@@ -467,7 +470,7 @@ def test_a_codec_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["mxfp4"]])
     common = 32, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
     for codec, message in (
-        ("softmax", r"codec: found softmax; accepted: block, eden, .* dialects"),
+        ("radix4", r"codec: found radix4; accepted: block, eden, .* softmax"),
         ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
     ):
         with pytest.raises(ValueError, match=message):
