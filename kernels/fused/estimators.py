@@ -21,6 +21,7 @@ from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.fused.blocks import block_maximum, column, lane_sum, larger, numbers_of, quantized
 from fp4dse.kernels.fused.codecs import encoded, exponentials, soft_maximum
 from fp4dse.kernels.fused.elementary import exp_nonpositive, power
+from fp4dse.kernels.fused.grids import grid, is_large
 from fp4dse.kernels.fused.launch import factor, flags, together
 from fp4dse.kernels.fused.numbers import as_float, as_int, inverse_of_power, mantissa_of, power_below, smaller
 from fp4dse.kernels.fused.operators import span
@@ -173,10 +174,12 @@ def _kernel(
     MASKED: tl.constexpr,
     SCALE: tl.constexpr,
     SCALE_ROUNDING: tl.constexpr,
+    LARGE: tl.constexpr,
 ):
-    """ROWS rows of W numbers of a lane. g, out: float32 [L, rows, W]; x: bfloat16 or float32, lanes `apart`."""
+    """ROWS rows of W numbers of a lane. g, out: float32 [L, rows, W]; x: bfloat16 or float32, lanes `apart`. LARGE: see
+    grids.py."""
     HELD: tl.constexpr = B == 16 and ROTATION <= 16
-    lane, row0 = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS
+    lane, row0 = tl.program_id(1).to(tl.int64), (tl.program_id(0).to(tl.int64) if LARGE else tl.program_id(0)) * ROWS
     x = tile(x_ptr + lane * apart, row0, rows, 0, W, ROWS, W, False, True, False)
     g = tile(g_ptr + lane * rows * W, row0, rows, 0, W, ROWS, W, False, True, False)
     numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
@@ -187,12 +190,12 @@ def _kernel(
     # the forward pass once more
     x, amax = singles(rotated(x, signs_ptr, lane, ROTATION, FACTOR), B, False)
     g = tl.reshape(rotated(g, signs_ptr, lane, ROTATION, FACTOR), x.shape)
-    chunk = row0 * (W // 16) + tl.arange(0, ROWS * W // 16)
+    chunk = (row0 * (W // 16) + tl.arange(0, ROWS * W // 16)).to(tl.int32)
     if CODEC == "block":
         q, scale = quantized(x, amax, chunk, numbers, HELD, STOCHASTIC, ADAPTIVE, UNUSUAL)
         scale = scale[:, None]
     else:
-        number = row0 * (W // B) + tl.arange(0, ROWS * W // B)
+        number = (row0 * (W // B) + tl.arange(0, ROWS * W // B)).to(tl.int32)
         q, scale = encoded(x, amax, chunk, number, numbers, CODEC, HELD, STOCHASTIC, UNUSUAL)
     q = as_float(as_int(q) | (as_int(x) & -0x80000000))
 
@@ -256,6 +259,5 @@ def launch(
     keys = site, rows, x.stride(0), seeds, step, STREAMS["rounding"]
     sizes = {"B": block, "ROWS": height, "W": width, "ROTATION": rotation, "FACTOR": factor(rotation), "CODEC": codec}
     forms = {"ELEMENT": element, "MASKED": masked, "SCALE": scale, "SCALE_ROUNDING": scale_rounding}
-    constants = sizes | flags(features) | forms
-    grid = triton.cdiv(rows, height), len(x)
-    _kernel[grid](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)
+    constants = sizes | flags(features) | forms | {"LARGE": is_large(x[0].numel())}
+    _kernel[grid(triton.cdiv(rows, height), len(x))](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)

@@ -22,6 +22,7 @@ import triton
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic import reduce
+from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.group_norm_kernels import backward_kernel, forward_kernel, moments_kernel, sum_kernel
 from fp4dse.kernels.fused.layer_norms import rows_of
 
@@ -133,9 +134,11 @@ def group_norm(
         _moments(norm, _sums(norm, "squares", mean), variance, inverse, eps=eps)
     tile = whole or _each(rows, channels)
     tensors = x, norm.gain, norm.shift, y, mean, variance, inverse
-    grid, parts = _grid(norm, images, rows, tile)
+    programs, parts = _programs(norm, images, rows, tile)
     numbers = rows, channels, parts, *norm.strides, norm.numbers, eps
-    forward_kernel[grid](*tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch)
+    forward_kernel[grid(programs)](
+        *tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch
+    )
     return y, mean, variance, inverse
 
 
@@ -160,34 +163,36 @@ def group_norm_gradient(
         _moments(norm, _sums(norm, "gradients", mean, inverse, g), means, sums=sums)
     tile = whole or _each(rows, channels)
     tensors = x, mean, inverse, norm.gain, norm.shift, g, dx, sums, means
-    grid, parts = _grid(norm, images, rows, tile)
+    programs, parts = _programs(norm, images, rows, tile)
     numbers = images, rows, channels, parts, *norm.strides, norm.numbers
-    backward_kernel[grid](*tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch)
+    backward_kernel[grid(programs)](
+        *tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch
+    )
     if gain is None:
         return dx, None, None
     d_gain, d_shift = sums.to(gain.dtype).unbind(0)
     return dx, d_gain, d_shift
 
 
-def _grid(norm: _Norm, images: int, rows: int, tile: _Tile) -> tuple[tuple[int], int]:
+def _programs(norm: _Norm, images: int, rows: int, tile: _Tile) -> tuple[int, int]:
     """Programs, and parts of the rows of an image."""
     parts = triton.cdiv(rows, 1 << tile.rows)
     wide = 1 << tile.channels
     blocks = triton.cdiv(norm.groups, wide >> tile.levels) if tile.levels else triton.cdiv(norm.x.shape[2], wide)
-    return (images * parts * blocks,), parts
+    return images * parts * blocks, parts
 
 
 def _sums(norm: _Norm, of: str, mean: Tensor | None = None, inverse: Tensor | None = None, g: Tensor | None = None):
     """Sums of parts of the pixels [N, parts, C], or of gradients [2, N, parts, C]."""
     x, (images, rows, channels) = norm.x, norm.x.shape
     tile = _part(rows, channels)
-    grid, roots = _grid(norm, images, rows, tile)
+    programs, roots = _programs(norm, images, rows, tile)
     out = x.new_empty(*[2] * (of == "gradients"), images, roots, channels, dtype=torch.float32)
     given = (x if t is None else t for t in (mean, inverse))
     tensors = x, *given, norm.gain, norm.shift, x if g is None else g, out
     sizes = {"ROW_LEVELS": tile.rows, "CHANNELS": 1 << tile.channels}
     numbers = images, rows, channels, roots, *norm.strides
-    sum_kernel[grid](*tensors, *numbers, OF=of, **norm.flags, **sizes, **tile.launch)
+    sum_kernel[grid(programs)](*tensors, *numbers, OF=of, **norm.flags, **sizes, **tile.launch)
     return out
 
 
@@ -206,7 +211,7 @@ def _moments(
         levels = _bits(norm.of_group)
         tile = _Tile(0, levels, levels)
     tensors = parts, norm.gain, parts if sums is None else sums, means, means if inverse is None else inverse
-    grid, _ = _grid(norm, len(parts), parts.shape[1], tile)
+    programs, _ = _programs(norm, len(parts), parts.shape[1], tile)
     numbers = images, parts.shape[1], channels, norm.strides[0], norm.numbers, eps
     flags = {"SCALES": norm.scales and sums is not None, "INVERTS": inverse is not None, "OF_GROUP": norm.of_group}
-    moments_kernel[grid](*tensors, *numbers, **flags, **tile.flags, **tile.launch)
+    moments_kernel[grid(programs)](*tensors, *numbers, **flags, **tile.flags, **tile.launch)

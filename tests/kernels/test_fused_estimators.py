@@ -25,6 +25,7 @@ from fp4dse.dse.rules import canonical_faults, quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
 from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.fused import grids
 from fp4dse.kernels.fused import operators as fused
 
 replace = msgspec.structs.replace
@@ -106,6 +107,12 @@ def test_some_form_has_the_bits_of_the_reference(place, monkeypatch, spec):
     agree(
         place, monkeypatch, [recipe(replace(NV, rounding=r), spec) for r in (Nearest(), Stochastic())], hard(2, 15, 32)
     )
+
+
+def test_a_large_lane_has_the_bits_of_the_reference(place, monkeypatch):
+    monkeypatch.setattr(grids, "NEAR", 0)
+    for q in (replace(NV, rounding=Stochastic()), QUANTIZERS["if4"]):
+        agree(place, monkeypatch, [recipe(q, Through(DGE(), False, "exact"))] * 2, hard(2, 15, 2 * q.unit))
 
 
 NUMBERS = (
