@@ -12,7 +12,9 @@ from fp4dse.results.intervals import counted, percent
 from fp4dse.results.paired import OVERHEAD, SETTING
 
 STAR = "★"
-AXIS = f"Nothing is better than {STAR} in gap and overhead (modelled step time, BF16 = 1)"
+BETTER = {"lower": "↓", "higher": "↑"}
+"""Which way a metric is better, as it is shown behind its name."""
+AXIS = f"Nothing is below {STAR} in gap and overhead (modelled step time, BF16 = 1)"
 
 
 def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None = 20, width: int = 100) -> str:
@@ -47,7 +49,8 @@ def baseline_text(floor: pd.DataFrame) -> str:
     if floor.empty or not floor["seeds"].iloc[0]:
         return "no BF16 baseline was finished here, so there are no gaps"
     line = floor.iloc[0]
-    metric = f", {line['metric_name']} {number(line['val_metric'])}" if has_metric(floor) else ""
+    title = metric_title(floor)
+    metric = f", {title} {number(line['val_metric'])}" if title else ""
     noise = "noise floor unknown (needs 2 seeds)"
     if math.isfinite(line["noise_floor"]):
         noise = f"noise floor {100 * line['noise_floor']:.2f} %"
@@ -80,8 +83,8 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     alike = twins.groupby(twins).groups
     firsts = tried[~twins.duplicated()]
     shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
-    result = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else "val loss"
-    value = "val_metric" if has_metric(lines) else "val_loss"
+    title = metric_title(lines)
+    result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
         recipe = _all_recipes(sorted((_recipe(tried.loc[twin]) for twin in alike[twins[index]]), key=len))
@@ -142,8 +145,12 @@ def _align(rows: list[list[str]], column: int, sign: str) -> None:
         row[column] = left + found + right.rjust(width) if found else left
 
 
-def has_metric(frame: pd.DataFrame) -> bool:
-    return bool(frame["metric_name"].notna().any() and frame["val_metric"].notna().any())
+def metric_title(frame: pd.DataFrame) -> str | None:
+    """`fid ↓`: the metric of a setting's lines, and which way it is better where the task says so; None without one."""
+    names, ways = frame["metric_name"].dropna(), frame["metric_better"].dropna()
+    if names.empty or frame["val_metric"].isna().all():
+        return None
+    return f"{names.iloc[0]}{f' {BETTER[ways.iloc[0]]}' if len(ways) else ''}"
 
 
 def records(frame: pd.DataFrame) -> list[dict]:

@@ -209,19 +209,19 @@ const draw = () => {
 // --- table -----------------------------------------------------------------------------------------------------
 
 const columns = () => {
-  const axis = data.axes[+id("axis").value], {metric} = data.settings[+id("setting").value];
+  const axis = data.axes[+id("axis").value], {metric, rises} = data.settings[+id("setting").value];
   const place = new Map(state.front.map((i, n) => [i, n + 1]));
-  const of = (title, kind, key, html) => ({title, kind, key, html: html ?? (i => digits(key(i)))});
+  const of = (title, kind, key, html, best = "low") => ({title, kind, key, html: html ?? (i => digits(key(i))), best});
   return [
     of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
     of("recipe", "label", label, i => escape(label(i)) + (data.names[C.recipe[i]] && data.names[C.recipe[i]] !== label(i)
       ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
     of("gap to BF16, %", "n", i => C.gap[i], gapText),
-    of("chance of the front", "n", i => C.p_front[i], chance),
+    of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
-    ...(metric ? [of(metric, "n", i => C.val_metric[i])] : []),
-    of("val loss", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
+    ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),
+    of("val loss ↓", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
   ];
 };
 const table = () => {
@@ -279,7 +279,7 @@ id("recipes-table").tHead.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
   const k = +button.dataset.k;
-  state.up = state.sort === k ? !state.up : true;
+  state.up = state.sort === k ? !state.up : columns()[k].best === "low";  // the best first
   state.sort = k;
   table();
 });

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fp4dse.results.design import AXES as RECIPE_AXES
 from fp4dse.results.design import PLAIN
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.tables import has_metric
+from fp4dse.results.tables import BETTER, metric_title
 
 QUERIES = (
     "FROM recipes",
@@ -134,8 +134,9 @@ def _setting(found: Findings, setting: int, title: str) -> dict:
     lines = found.recipes[found.recipes["setting"].eq(setting)]
     floor = found.floors[found.floors["setting"].eq(setting)]
     noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan
-    metric = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else None
-    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric}
+    metric = metric_title(lines)
+    rises = bool(metric and metric.endswith(BETTER["higher"]))
+    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises}
 
 
 def _discrete(values: pd.Series) -> bool:

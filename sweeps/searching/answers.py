@@ -14,15 +14,17 @@ from fp4dse.results import Store, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 
-OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "points": "points", "bits": "bits"}
-"""Objective -> column of the summary; all are to be small."""
+OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
+OBJECTIVES |= {"points": "points", "bits": "bits"}
+"""Objective -> column of the summary. All are to be small, but a metric of which its task says that higher is better."""
 SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
 """What is known of rows before they are there: the rest is the worker's own."""
 
 
 @dataclass
 class Answers:
-    """`values`: config_id -> the objectives of recipes that have them all; `states`: `done`, or why there are none."""
+    """`values`: config_id -> the objectives of recipes that have them all, with a sign that makes small ones good;
+    `states`: `done`, or why there are none."""
 
     store: Store
     context: dict
@@ -30,6 +32,12 @@ class Answers:
     values: dict[str, list[float]] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
     labels: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def signs(self) -> list[float]:
+        """Per objective: 1, or -1 where high is good."""
+        rises = self.context["metric_better"] == "higher"
+        return [-1.0 if name == "metric" and rises else 1.0 for name in self.objectives]
 
     def read(self) -> None:
         """Read the store again.
@@ -49,7 +57,7 @@ class Answers:
             if spoiled or good.empty:
                 self.states[config_id] = spoiled or str(lines["note"].iloc[0])
                 continue
-            values = _mean(good[columns].astype(float), good["pairs"]).tolist()
+            values = (_mean(good[columns].astype(float), good["pairs"]) * self.signs).tolist()
             if all(map(math.isfinite, values)):
                 self.states[config_id], self.values[config_id] = "done", values
 
@@ -65,7 +73,7 @@ class Answers:
                 "label": self.labels[met[i]][0],
                 "config_id": met[i],
                 "seeds": self.labels[met[i]][1],
-                **dict(zip(self.objectives, self.values[met[i]], strict=True)),
+                **dict(zip(self.objectives, (points[i] * self.signs).tolist(), strict=True)),
             }
             for i in chosen
         ]

@@ -15,10 +15,10 @@ RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
 H200, L40S = {"device_class": "H200"}, {"device_class": "L40S"}
 
 
-def answers(tmp_path, rows, objectives=("gap",)) -> Answers:
+def answers(tmp_path, rows, objectives=("gap",), **context) -> Answers:
     store = open_store(tmp_path / "store", create=True)
     store.add(rows, "rows")
-    found = Answers(store, {**SETTING, "device_class": "unknown"}, objectives)
+    found = Answers(store, {**SETTING, "device_class": "unknown", **context}, objectives)
     found.read()
     return found
 
@@ -56,10 +56,20 @@ def test_other_tasks_and_other_data_say_nothing(tmp_path):
     assert answers(tmp_path, rows).values == {}
 
 
+@pytest.mark.parametrize(("better", "best"), [("lower", 0), ("higher", 2)])
+def test_the_front_of_a_metric_is_where_the_task_says(tmp_path, better, best):
+    way = {"metric_better": better}
+    metrics = zip(RECIPES, (0.2, 0.4, 0.6), strict=True)
+    rows = [row(recipe, 0, 1.0, val_metric=value, **way) for recipe, value in metrics]
+    found = answers(tmp_path, [row(BF16, 0, 1.0, **way), *rows], ["metric"], **way)
+    (front,) = found.front([recipe.config_id for recipe in RECIPES])
+    assert (front["config_id"], front["metric"]) == (RECIPES[best].config_id, (0.2, 0.4, 0.6)[best])
+
+
 def test_every_objective_is_a_number_of_the_recipe(tmp_path):
     found = answers(tmp_path, [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)], list(OBJECTIVES))
     told = dict(zip(OBJECTIVES, found.values[RECIPES[0].config_id], strict=True))
-    assert (told["gap"], told["loss"]) == (pytest.approx(math.log(2)), 2.0)
+    assert (told["gap"], told["loss"], told["metric"]) == (pytest.approx(math.log(2)), 2.0, -0.5)
     assert told["points"] == points(RECIPES[0])
     assert told["bits"] == bits_per_element(RECIPES[0])
     assert told["overhead"] == overhead(RECIPES[0])
