@@ -21,8 +21,9 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
 
     Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
     and val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval;
-    NaN bounds with one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits,
-    the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else empty).
+    NaN bounds with one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap),
+    points, bits, the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else
+    empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize

@@ -16,7 +16,7 @@ from fp4dse.results.summary import SUMMARIZED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
 OBJECTIVES |= {"points": "points", "bits": "bits"}
-"""Objective -> column of the summary. All are to be small, but a metric of which its task says that higher is better."""
+"""Objective -> column of the summary. All are to be small, but a metric whose task says that higher is better."""
 SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
 """What is known of rows before they are there: the rest is the worker's own."""
 
