@@ -96,18 +96,20 @@ _GROUPS: dict[str, set[str]] = {
     "backward x+w": {"dgrad.w", "wgrad.x"},
     **{slot: {slot} for slot in SLOTS},
 }
-"""Words for sets of slots, larger sets first."""
+_STAGE_GROUPS = {"all": set(STAGES), "backward": set(SHARED), **{stage: {stage} for stage in STAGES}}
+"""Words for sets of slots and of stages, larger sets first."""
 
 
 def grouped(texts: dict[str, str]) -> list[str]:
-    """Slot -> text as phrases: each distinct text once, after the slots that have it; empty texts are left out."""
+    """Slot or stage -> text as phrases: each distinct text once, after those that have it; empty texts are left out."""
+    groups = _STAGE_GROUPS if texts.keys() <= STAGES.keys() else _GROUPS
     phrases = []
     for text in dict.fromkeys(filter(None, texts.values())):
-        left = {slot for slot in SLOTS if texts[slot] == text}
+        left = {place for place in texts if texts[place] == text}
         words = []
-        for word, slots in _GROUPS.items():
-            if slots <= left:
+        for word, places in groups.items():
+            if places <= left:
                 words.append(word)
-                left -= slots
+                left -= places
         phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
     return phrases

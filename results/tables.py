@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.results.intervals import counted, percent
+from fp4dse.results.labels import Labels, short_labels
 from fp4dse.results.paired import OVERHEAD, SETTING
 
 STAR = "★"
@@ -21,16 +22,17 @@ def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None 
     """Per setting: the baseline, the noise floor, and the recipes, front first, then by gap.
 
     summary, floors: from summarize and noise_floor. At most `limit` recipes per setting, the front always
-    whole. Labels wrap at `width` and are never cut.
+    whole. Recipes are called as in labels.py; what they are called wraps at `width` and is never cut.
     """
     titles = setting_titles(summary)
+    called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
     blocks = []
     for keys, lines in summary.groupby(list(SETTING), sort=False):
         floor = floors[(floors[list(SETTING)] == list(keys)).all(axis="columns")]
         blocks.append(
-            "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, limit, width), "", count(lines)])
+            "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, called, limit, width), "", count(lines)])
         )
-    return "\n\n\n".join(blocks) + (f"\n\n{AXIS}" if blocks else "")
+    return "\n\n\n".join(blocks) + ("\n\n" + "\n".join(filter(None, [AXIS, called.says()])) if blocks else "")
 
 
 def setting_titles(frame: pd.DataFrame) -> dict[tuple, str]:
@@ -77,7 +79,7 @@ def count(lines: pd.DataFrame) -> str:
     return f"{counted(len(tried), 'recipe')}{f' ({shared} share lines)' if shared else ''}: {', '.join(counts)}"
 
 
-def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
+def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) -> list[str]:
     tried = lines[~lines["is_baseline"]]
     twins = _twins(tried)
     alike = twins.groupby(twins).groups
@@ -87,7 +89,7 @@ def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
     result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes(sorted((_recipe(tried.loc[twin]) for twin in alike[twins[index]]), key=len))
+        recipe = _all_recipes(sorted((called.of(tried.loc[twin, "label"]) for twin in alike[twins[index]]), key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")
@@ -120,12 +122,6 @@ def _all_recipes(names: list[str]) -> str:
         own = [part for part in parts if part not in first.split(", ")]
         ends.append(", ".join(["…", *own] if len(own) < len(parts) else own))
     return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
-
-
-def _recipe(line: pd.Series) -> str:
-    """In words, after its name where it has one."""
-    named = pd.notna(line["name"]) and line["name"] != line["label"]
-    return f"{line['name']}: {line['label']}" if named else line["label"]
 
 
 def number(value: float) -> str:

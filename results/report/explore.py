@@ -79,7 +79,7 @@ def payload(found: Findings) -> dict:
         "note": _packed(note, np.uint8),
         "quantizes": _packed(lines["points"].gt(0), np.uint8),
     }
-    names = recipes["recipe_name"].where(recipes["recipe_name"].notna(), "")
+    labels, named, called = recipes["recipe_label"], recipes["recipe_name"].notna(), found.labels.of
     return {
         "columns": columns,
         "count": len(lines),
@@ -89,8 +89,9 @@ def payload(found: Findings) -> dict:
         "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
         "notes": notes,
         "ids": list(recipes.index),
-        "labels": recipes["recipe_label"].tolist(),
-        "names": names.tolist(),
+        "labels": labels.where(named, labels.map(called)).tolist(),
+        "names": labels.map(called).where(named, "").tolist(),
+        "common": found.labels.common,
         "filters": [_filter(*choice) for choice in choices(recipes)],
     }
 

@@ -11,7 +11,7 @@ import pandas as pd
 from fp4dse.results.equivalence import MARGIN
 from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import interval, many, number, percents
+from fp4dse.results.report.parts import called, interval, many, number, percents
 from fp4dse.results.tables import metric_title
 from fp4dse.results.tables import number as digits
 
@@ -149,7 +149,7 @@ def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     if len(still):
         near = still.sort_values("difference").iloc[0]
         more = many(near["more_seeds"], "more seed")
-        says.append(f"It would take {more} to settle the nearest, {escape(near['label'])}.")
+        says.append(f"It would take {more} to settle the nearest, {called(near['label'], found.labels)}.")
     return says
 
 
