@@ -19,7 +19,7 @@ def answers(tmp_path, rows, objectives=("gap",), **context) -> Answers:
     store = open_store(tmp_path / "store", create=True)
     store.add(rows, "rows")
     found = Answers(store, {**SETTING, "device_class": "unknown", **context}, objectives)
-    found.read()
+    found.read([of["config_id"] for of in rows])
     return found
 
 
@@ -64,6 +64,32 @@ def test_the_front_of_a_metric_is_where_the_task_says(tmp_path, better, best):
     found = answers(tmp_path, [row(BF16, 0, 1.0, **way), *rows], ["metric"], **way)
     (front,) = found.front([recipe.config_id for recipe in RECIPES])
     assert (front["config_id"], front["metric"]) == (RECIPES[best].config_id, (0.2, 0.4, 0.6)[best])
+
+
+def test_only_what_is_asked_for_is_looked_up_and_earlier_answers_stay(tmp_path):
+    rows = [row(BF16, 0, 1.0), *(row(recipe, 0, 2.0) for recipe in RECIPES)]
+    found = answers(tmp_path, rows[:2])
+    found.store.add(rows[2:], "more")
+    found.store.add([row(RECIPES[0], 1, 8.0), row(BF16, 1, 1.0)], "another seed")
+    found.read([RECIPES[1].config_id])
+    assert found.values.keys() == {BF16.config_id, RECIPES[0].config_id, RECIPES[1].config_id}
+    assert found.values[RECIPES[0].config_id] == [pytest.approx(math.log(2))]
+    found.read([RECIPES[0].config_id])
+    assert found.values[RECIPES[0].config_id] == [pytest.approx(math.log(4))]
+
+
+def test_what_no_longer_has_an_answer_loses_the_one_that_it_had(tmp_path):
+    found = answers(tmp_path, [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)])
+    found.store.invalidate("quantizers", 2)
+    found.read([RECIPES[0].config_id])
+    assert RECIPES[0].config_id not in found.values
+    assert found.states.get(RECIPES[0].config_id) is None
+
+
+def test_rows_of_an_older_cost_model_are_answered_with_the_overhead_of_this_one(tmp_path):
+    old = row(RECIPES[0], 0, 2.0, overhead=9.0, overhead_of="llama-1b b200 1")
+    found = answers(tmp_path, [row(BF16, 0, 1.0), old, row(RECIPES[1], 0, 2.0)], ["overhead"])
+    assert found.values[RECIPES[0].config_id] == [overhead(RECIPES[0])]
 
 
 def test_every_objective_is_a_number_of_the_recipe(tmp_path):
