@@ -8,8 +8,8 @@ Recipe and BF16 take turns, each right after the other, so that what else the ma
 such a pair is what is sampled. The median of n independent ratios lies between the k-th smallest and the k-th largest
 but for 2 · P(Binomial(n, 1/2) < k), whatever their distribution. After 16, 32, 64, 128 and 256 pairs that interval is
 looked at, with k such that all five looks together miss with a chance of 5 % at most; turns end as soon as it is within
-±2 % of the median. Where it never is, the time is not steady, and says so. On a GPU a call is a CUDA graph, as a step of
-training is, and events time it: what the host does between launches is in no figure.
+±2 % of the median. Where it never is, the time is not steady, and says so. On a GPU a call is a CUDA graph, as a step
+of training is, and events time it: what the host does between launches is in no figure.
 
     t = r · t_BF16        the median of r, the median of t_BF16
     measured = Σ (n_q · t + n_p · t_BF16) / Σ (n_q + n_p) · t_BF16        over the kinds of layers with weights
