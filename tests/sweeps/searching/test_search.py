@@ -160,7 +160,7 @@ def test_workers_have_the_next_batch_before_the_last_one_is_back(tmp_path):
         left = state.trials_asked - state.trials
         idle.append(len(state.running) < 2 and left > 4)
 
-    run(tmp_path, trials=16, mode="slow=0.2", progress=look)
+    run(tmp_path, trials=16, mode="slow=0.5", progress=look)
     assert sum(idle) <= 2  # at the start
 
 
