@@ -19,7 +19,19 @@ from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_key, scale_name
-from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Dgrad, Fprop, Hadamard, Source, Wgrad, grouped, rotation_name
+from fp4dse.dse.stages import (
+    SHARED,
+    SLOTS,
+    STAGES,
+    Dgrad,
+    Fprop,
+    Hadamard,
+    Source,
+    Wgrad,
+    grouped,
+    rotation_name,
+    with_exceptions,
+)
 from fp4dse.dse.training import Training, optimizer_name, schedule_name
 
 ID_VERSION = 1
@@ -142,7 +154,7 @@ class Recipe(Part, frozen=True):
         `nvfp4, gradients 16/17 SR, wgrad rht16`; words for slots or stages stand before all that is not everywhere.
         """
         r = self.canonical()
-        words = grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
+        words = with_exceptions({slot: r.slot(slot).format_label() for slot in SLOTS})
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += grouped({stage: rotation_name(of) if (of := r.rotation(stage)) else "" for stage in STAGES})
         words += grouped({slot: "from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"})

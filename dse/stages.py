@@ -10,6 +10,7 @@ belongs to the GEMM: both operands get the same one and it cancels in the produc
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from fp4dse.dse.quantizer import Quantizer
@@ -113,3 +114,12 @@ def grouped(texts: dict[str, str]) -> list[str]:
                 left -= places
         phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
     return phrases
+
+
+def with_exceptions(texts: dict[str, str]) -> list[str]:
+    """Slot -> text, none of them empty, as phrases: what most slots have alone, then the others: `nvfp4, weights
+    nvfp4-2d`; as `grouped` where there is no such text."""
+    [(most, count)] = Counter(texts.values()).most_common(1)
+    if 2 * count <= len(texts):
+        return grouped(texts)
+    return [most, *grouped({slot: "" if text == most else text for slot, text in texts.items()})]

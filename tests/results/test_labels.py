@@ -57,3 +57,10 @@ def test_equal_rotations_sources_and_estimators_share_a_phrase():
     assert labels["ufp4"].endswith("gradients SR, rht16")
     assert "backward rht128, backward x+w from forward" in labels["quartet2"]
     assert "fprop hadamard32, backward rht32, backward x+w from forward, forward clipped" in labels["quartet"]
+
+
+def test_what_most_slots_have_stands_first_and_the_others_follow():
+    labels = {name: Recipe.named(name).label() for name in ("nvidia-nvfp4", "wang-dge-occ", "tseng-mxfp4")}
+    assert labels["nvidia-nvfp4"].startswith("nvfp4, weights nvfp4-2d, gradients 16/17 SR")
+    assert labels["wang-dge-occ"].startswith("forward fp4-row, gradients fp8-e5m2, backward x+w fp8")
+    assert labels["tseng-mxfp4"].startswith("mxfp4, forward bf16, backward 3/4 SR")
