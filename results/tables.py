@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -119,8 +120,8 @@ def _all_recipes(names: list[str]) -> str:
     ends = []
     for other in others:
         parts = other.split(", ")
-        own = [part for part in parts if part not in first.split(", ")]
-        ends.append(", ".join(["…", *own] if len(own) < len(parts) else own))
+        told = ["…" if part in first.split(", ") else part for part in parts]
+        ends.append(", ".join(part for part, _ in groupby(told)))
     return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
 
 
