@@ -244,7 +244,7 @@ const table = () => {
   state.page = Math.min(state.page, pages - 1);
   const sorted = k => state.sort === k ? ` aria-sort="${state.up ? "ascending" : "descending"}"` : "";
   head.innerHTML = `<tr>${all.map((c, k) => `<th class="${c.kind}"${sorted(k)}><button type="button" data-k="${k}">`
-    + `${escape(c.title)}</button></th>`).join("")}</tr>`;
+    + `${escape(c.title).replace(/ (?=[↑↓]$)/, "\u00a0")}</button></th>`).join("")}</tr>`;
   body.innerHTML = lines.slice(PAGE * state.page, PAGE * (state.page + 1)).map(i =>
     `<tr class="${place.has(i) ? "front" : ""}">${all.map(c => `<td class="${c.kind}">${c.html(i)}</td>`).join("")}</tr>`).join("");
   const many = count(lines), room = many > lines.length ? ` in ${lines.length.toLocaleString("en")} lines` : "";
