@@ -95,6 +95,7 @@ _GROUPS: dict[str, set[str]] = {
     "weights": {"fprop.w", "dgrad.w"},
     "activations": {"fprop.x", "wgrad.x"},
     "backward x+w": {"dgrad.w", "wgrad.x"},
+    **{stage: {f"{stage}.{operand}" for operand in operands} for stage, operands in STAGES.items()},
     **{slot: {slot} for slot in SLOTS},
 }
 _STAGE_GROUPS = {"all": set(STAGES), "backward": set(SHARED), **{stage: {stage} for stage in STAGES}}

@@ -6,10 +6,12 @@ and what a technique adds to it, and nothing about FP4 hardware.
 
 Recipe and BF16 take turns, each right after the other, so that what else the machine does meets both; their ratio r in
 such a pair is what is sampled. The median of n independent ratios lies between the k-th smallest and the k-th largest
-but for 2 · P(Binomial(n, 1/2) < k), whatever their distribution. After 16, 32, 64, 128 and 256 pairs that interval is
-looked at, with k such that all five looks together miss with a chance of 5 % at most; turns end as soon as it is within
-±2 % of the median. Where it never is, the time is not steady, and says so. On a GPU a call is a CUDA graph, as a step
-of training is, and events time it: what the host does between launches is in no figure.
+but for 2 · P(Binomial(n, 1/2) < k), whatever their distribution. After 16, 64, 256 and 1,024 pairs that interval is
+looked at, with k such that all four looks together miss with a chance of 5 % at most; turns end as soon as it is within
+±2 % of the median. Where it never is, the time is not steady, and says so.
+
+On a GPU a call is a CUDA graph, as a step of training is, and events time it: what the host does between launches is in
+no figure. On a CPU a turn is the fastest of some calls, and a single thread is timed by its own clock.
 
     t = r · t_BF16        the median of r, the median of t_BF16
     measured = Σ (n_q · t + n_p · t_BF16) / Σ (n_q + n_p) · t_BF16        over the kinds of layers with weights
@@ -43,12 +45,12 @@ Turn = Callable[[], float]
 """Takes a turn; µs of a call in it."""
 LANES = 2
 """Times are of one: a small product of a single lane would count twice (batched.py)."""
-LOOKS = (16, 32, 64, 128, 256)
+LOOKS = (16, 64, 256, 1024)
 """Numbers of pairs after which the interval is looked at."""
 MISS, STEADY = 0.05, 0.02
 """The chance that the interval of one of the looks misses, and how far its ends may be from the median, relatively."""
-TURN_S, MOST_S = 1e-3, 10.0
-"""What a turn takes at least: shorter calls are repeated. And seconds after which no more pairs are begun."""
+TURN_S, MOST_S = 5e-3, 10.0
+"""Calls are repeated until a turn takes about so long. And seconds after which no more pairs are begun."""
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -179,7 +181,7 @@ def _turns(calls: list[Callable[[], None]], device: str) -> list[Turn]:
     for call in calls * 2:
         call()  # may compile
     if torch.device(device).type != "cuda":
-        return [_turn(call, _wall_s) for call in calls]
+        return [_turn(call, _host_s) for call in calls]
     try:
         return [_turn(_captured(call), _device_s) for call in calls]
     except RuntimeError as error:
@@ -189,7 +191,7 @@ def _turns(calls: list[Callable[[], None]], device: str) -> list[Turn]:
 
 def _turn(call: Callable[[], None], clock: Callable[[Callable[[], None], int], float]) -> Turn:
     times = max(1, math.ceil(TURN_S / max(clock(call, 1), 1e-9)))
-    return lambda: 1e6 * clock(call, times) / times
+    return lambda: 1e6 * clock(call, times)
 
 
 def _captured(call: Callable[[], None]) -> Callable[[], None]:
@@ -205,18 +207,24 @@ def _captured(call: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def _wall_s(call: Callable[[], None], times: int) -> float:
-    begin = time.perf_counter()
+def _host_s(call: Callable[[], None], times: int) -> float:
+    """The fastest of some calls: what interrupts a call only makes it longer. One thread does not count what others
+    have of its core."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    fastest = math.inf
     for _ in range(times):
+        begin = clock()
         call()
-    return time.perf_counter() - begin
+        fastest = min(fastest, clock() - begin)
+    return fastest
 
 
 def _device_s(call: Callable[[], None], times: int) -> float:
+    """The mean of some calls, one after the other on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(times):
         call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / 1e3
+    return start.elapsed_time(end) / 1e3 / times
