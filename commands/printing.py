@@ -21,7 +21,8 @@ FOLD = 22
 def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> None:
     """A line for each row. As JSON rows are whole; a table has the named columns.
 
-    Long texts are folded to fit a terminal, numbers never are: where they do not fit, every row is a block of lines.
+    Long texts are folded to fit a terminal, numbers never are: where they do not fit, every row is a block of lines,
+    one for each value that it has.
     """
     if as_json:
         print_json(rows)
@@ -30,7 +31,7 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
     widths = _widths(columns, rows)
     if not _fits(widths, place):
         for row in rows:
-            print_facts({name: row[name] for name in columns})
+            print_facts({name: row[name] for name in columns if row[name] is not None})
             print()
         return
     table = Table(box=box.SIMPLE_HEAD)
@@ -55,7 +56,7 @@ def print_answer(columns: list[str], rows: list[dict], brief: Sequence[str] = ()
     """A table of any width. Where there are many columns, what all rows have in common stands once, under it.
 
     brief: names of columns, in groups in the order of their weight. Where the whole table does not fit, it has as many
-    groups as do, the first at least, and names what is left out.
+    groups as do, and names what is left out; where not even the first does, every row is a block of lines.
     """
     many = len(columns) > WIDE and len(rows) > 1
     same = {name for name in columns if many and all(row[name] == rows[0][name] for row in rows)}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fp4dse.commands.options import AsJson, Device, RecipeName
+from fp4dse.commands.options import AsJson, Device, RecipeName, StorePath
 from fp4dse.commands.printing import print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, under
 
@@ -38,11 +38,19 @@ def recipe_list(as_json: AsJson = False) -> None:
 
 
 @recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")
-def recipe_show(recipe: RecipeName, as_json: AsJson = False) -> None:
-    """One recipe as TOML: to read, or to change and to name as the base of a space."""
-    from fp4dse.dse import load_recipe, recipe_files, recipe_to_dict, recipe_to_toml
+def recipe_show(
+    recipe: Annotated[str, typer.Argument(help="A name, a .toml file, or a label or config_id of a store.")],
+    store: StorePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """One recipe as TOML: to read, or to change and to name as the base of a space.
 
-    found, file = load_recipe(recipe), recipe_files().get(recipe)
+    Of those that were trained, any can be shown by what a table or the report calls it.
+    """
+    from fp4dse.dse import recipe_files, recipe_to_dict, recipe_to_toml
+    from fp4dse.sweeps.arguments import find_recipe
+
+    found, file = find_recipe(recipe, store), recipe_files().get(recipe)
     about = {"summary": file.summary, "source": file.source} if file else {}
     facts = {**about, "label": found.label(), "config_id": found.config_id}
     if as_json:

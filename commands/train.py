@@ -120,7 +120,7 @@ def search(
     sampler: Annotated[str, typer.Option(help="tpe, nsga2, nsga3, gp or random.")],
     trials: Annotated[int, typer.Option(help="Recipes to try for each task, those that the store knows included.")],
     objectives: Annotated[
-        str, typer.Option(help="Of gap, overhead, loss, points, bits; all are minimized.")
+        str, typer.Option(help="Of gap, overhead, loss, metric, points, bits. The best are sought.")
     ] = "gap,overhead",
     task: TaskNames = ["regression"],  # noqa: B006
     data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,

@@ -119,6 +119,12 @@ class Through(Part, frozen=True):
         words += [f"with {relaxation_name(self.scale_rounding)} rounding"] if self.scale_rounding != STE() else []
         return " ".join(words)
 
+    def phrase(self) -> str:
+        """The same in the label of a recipe: `power-law masked (scale softmax-diagonal sigmoid)`; empty for STE."""
+        element = Through(self.element, masked=self.masked).label() or relaxation_name(self.element)
+        rounding = "" if self.scale_rounding == STE() else f" {relaxation_name(self.scale_rounding)}"
+        return self.label() and (element if self.scale == "none" else f"{element} (scale {self.scale}{rounding})")
+
 
 class Estimator(Part, frozen=True):
     """The two forward operands."""

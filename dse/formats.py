@@ -11,6 +11,7 @@ Sources: OCP Microscaling v1.0 (E2M1, E8M0), OFP8 (E4M3), 2601.19026 and PTX `ue
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -62,6 +63,12 @@ ELEMENTS: dict[str, FloatFormat] = {
 
 PLAIN = {"none": 32, "bf16": 16}
 """Operands without a block scale, with their bits: `none` is the layer's own dtype, `bf16` one BF16 rounding."""
+
+if TYPE_CHECKING:
+    Element = str
+else:
+    Element = Literal[(*ELEMENTS, *PLAIN)]
+"""The name of one of them, as the type of a field: what has a record above may stand in a recipe."""
 
 SCALES: dict[str, FloatFormat] = {
     "e4m3": FloatFormat(mantissa=3, emin=-6, max=448.0, bits=8),

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.formats import ELEMENTS, PLAIN, FloatFormat
+from fp4dse.dse.formats import ELEMENTS, PLAIN, Element, FloatFormat
 from fp4dse.dse.outliers import Outliers, Residual, outlier_words
 from fp4dse.dse.record import Part
 from fp4dse.dse.rounding import Nearest, Rounding, rounding_words
@@ -62,9 +62,7 @@ class Quantizer(Part, frozen=True):
     outliers      what is done about large elements, or None
     """
 
-    element: Literal["e2m1", "e1m2", "e3m0", "int4", "s1p2", "radix4", "radix4-odd", "e4m3", "e5m2", "bf16", "none"] = (
-        "e2m1"
-    )
+    element: Element = "e2m1"
     block: Literal[16, 32, 64, 128, "16x16", "32x32", "row", "tensor"] = 16
     scale: Scale = E4M3()
     tensor_scale: TensorScale | None = None

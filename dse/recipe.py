@@ -19,7 +19,19 @@ from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_key, scale_name
-from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Dgrad, Fprop, Hadamard, Source, Wgrad, grouped, rotation_name
+from fp4dse.dse.stages import (
+    SHARED,
+    SLOTS,
+    STAGES,
+    Dgrad,
+    Fprop,
+    Hadamard,
+    Source,
+    Wgrad,
+    grouped,
+    rotation_name,
+    with_exceptions,
+)
 from fp4dse.dse.training import Training, optimizer_name, schedule_name
 
 ID_VERSION = 1
@@ -139,14 +151,14 @@ class Recipe(Part, frozen=True):
         """The recipe in words: formats, where ranges and roundings apply, rotations, sources, estimators, and what is
         not the default of the rest.
 
-        `nvfp4, gradients 16/17 SR, wgrad rht16`; a word for the slots stands before all that is not everywhere.
+        `nvfp4, gradients 16/17 SR, wgrad rht16`; words for slots or stages stand before all that is not everywhere.
         """
         r = self.canonical()
-        words = grouped({slot: r.slot(slot).format_label() for slot in SLOTS})
+        words = with_exceptions({slot: r.slot(slot).format_label() for slot in SLOTS})
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
-        words += [f"{stage} {rotation_name(r.rotation(stage))}" for stage in STAGES if r.rotation(stage)]
-        words += [f"{slot} from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"]
-        passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).label())}
+        words += grouped({stage: rotation_name(of) if (of := r.rotation(stage)) else "" for stage in STAGES})
+        words += grouped({slot: "from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"})
+        passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).phrase())}
         both = r.estimator.x == r.estimator.w
         words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]
         words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []

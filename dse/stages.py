@@ -10,6 +10,7 @@ belongs to the GEMM: both operands get the same one and it cancels in the produc
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from fp4dse.dse.quantizer import Quantizer
@@ -94,20 +95,32 @@ _GROUPS: dict[str, set[str]] = {
     "weights": {"fprop.w", "dgrad.w"},
     "activations": {"fprop.x", "wgrad.x"},
     "backward x+w": {"dgrad.w", "wgrad.x"},
+    **{stage: {f"{stage}.{operand}" for operand in operands} for stage, operands in STAGES.items()},
     **{slot: {slot} for slot in SLOTS},
 }
-"""Words for sets of slots, larger sets first."""
+_STAGE_GROUPS = {"all": set(STAGES), "backward": set(SHARED), **{stage: {stage} for stage in STAGES}}
+"""Words for sets of slots and of stages, larger sets first."""
 
 
 def grouped(texts: dict[str, str]) -> list[str]:
-    """Slot -> text as phrases: each distinct text once, after the slots that have it; empty texts are left out."""
+    """Slot or stage -> text as phrases: each distinct text once, after those that have it; empty texts are left out."""
+    groups = _STAGE_GROUPS if texts.keys() <= STAGES.keys() else _GROUPS
     phrases = []
     for text in dict.fromkeys(filter(None, texts.values())):
-        left = {slot for slot in SLOTS if texts[slot] == text}
+        left = {place for place in texts if texts[place] == text}
         words = []
-        for word, slots in _GROUPS.items():
-            if slots <= left:
+        for word, places in groups.items():
+            if places <= left:
                 words.append(word)
-                left -= slots
+                left -= places
         phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
     return phrases
+
+
+def with_exceptions(texts: dict[str, str]) -> list[str]:
+    """Slot -> text, none of them empty, as phrases: what most slots have alone, then the others: `nvfp4, weights
+    nvfp4-2d`; as `grouped` where there is no such text."""
+    [(most, count)] = Counter(texts.values()).most_common(1)
+    if 2 * count <= len(texts):
+        return grouped(texts)
+    return [most, *grouped({slot: "" if text == most else text for slot, text in texts.items()})]

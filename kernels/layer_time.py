@@ -4,9 +4,16 @@ A layer's forward and backward pass, made by the code that training runs: on a G
 exact products, on a CPU the compiled reference. These **emulate** FP4, so their times say what an experiment costs here
 and what a technique adds to it, and nothing about FP4 hardware.
 
-Recipe and BF16 take turns, and the fastest of all turns counts: whatever else the machine does only makes them longer.
-Turns go on until the five fastest agree; where they never do, the times are not steady, and say so.
+Recipe and BF16 take turns, each right after the other, so that what else the machine does meets both; their ratio r in
+such a pair is what is sampled. The median of n independent ratios lies between the k-th smallest and the k-th largest
+but for 2 · P(Binomial(n, 1/2) < k), whatever their distribution. After 16, 64, 256 and 1,024 pairs that interval is
+looked at, with k such that all four looks together miss with a chance of 5 % at most; turns end as soon as it is within
+±2 % of the median. Where it never is, the time is not steady, and says so.
 
+On a GPU a call is a CUDA graph, as a step of training is, and events time it: what the host does between launches is in
+no figure. On a CPU a turn is the fastest of some calls, and a single thread is timed by its own clock.
+
+    t = r · t_BF16        the median of r, the median of t_BF16
     measured = Σ (n_q · t + n_p · t_BF16) / Σ (n_q + n_p) · t_BF16        over the kinds of layers with weights
 
 n_q layers of a kind are quantized, n_p are kept precise by the recipe. What is no layer with weights (attention core,
@@ -15,7 +22,9 @@ norms, optimizer) is not in it, and weights are quantized at every pass, not onc
 
 from __future__ import annotations
 
+import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -30,12 +39,18 @@ from fp4dse.dse.cost.step import BF16, finished
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear
 
+log = logging.getLogger(__name__)
+
+Turn = Callable[[], float]
+"""Takes a turn; µs of a call in it."""
 LANES = 2
 """Times are of one: a small product of a single lane would count twice (batched.py)."""
-ALIKE, STEADY = 5, 0.05
-"""How many of the fastest turns must agree, and how far apart they may be, relatively."""
-FEWEST, LEAST_S, MOST_S = 16, 1.0, 10.0
-"""Turns and seconds at least, and seconds after which no more turns are begun."""
+LOOKS = (16, 64, 256, 1024)
+"""Numbers of pairs after which the interval is looked at."""
+MISS, STEADY = 0.05, 0.02
+"""The chance that the interval of one of the looks misses, and how far its ends may be from the median, relatively."""
+TURN_S, MOST_S = 5e-3, 10.0
+"""Calls are repeated until a turn takes about so long. And seconds after which no more pairs are begun."""
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -112,9 +127,12 @@ def _layer_us(recipe: Recipe, linear: Linear, model: Model, device: str) -> tupl
 
     end = recipe.finish.share if recipe.finish else 0.0
     calls = {r: step(r) for r in (recipe, finished(recipe), BF16)}  # equal ones are timed once
-    times, steady = _fastest_us([call for call, _ in calls.values()], device)
-    us = {r: found / LANES for r, found in zip(calls, times, strict=True)}
-    return (1 - end) * us[recipe] + end * us[finished(recipe)], us[BF16], steady, calls[recipe][1]
+    turns = dict(zip(calls, _turns([call for call, _ in calls.values()], device), strict=True))
+    bf16 = turns.pop(BF16)
+    us, ratios, steady = _paired(bf16, list(turns.values()))
+    ratio = {BF16: 1.0, **dict(zip(turns, ratios, strict=True))}
+    us /= LANES
+    return us * ((1 - end) * ratio[recipe] + end * ratio[finished(recipe)]), us, steady, calls[recipe][1]
 
 
 def _shapes(linear: Linear, tokens: int) -> tuple[tuple[int, int], ...]:
@@ -122,23 +140,91 @@ def _shapes(linear: Linear, tokens: int) -> tuple[tuple[int, int], ...]:
     return (linear.outputs, linear.inputs), (tokens, linear.inputs), (tokens, linear.outputs)
 
 
-def _fastest_us(calls: list[Callable[[], None]], device: str) -> tuple[list[float], bool]:
-    """Fastest time of each of several calls that take turns, and whether it is steady, after two turns that may
-    compile."""
-    times: list[list[float]] = [[] for _ in calls]
+def _paired(base: Turn, others: list[Turn]) -> tuple[float, list[float], bool]:
+    """Median µs of `base`, the median ratio of each of the others to it, and whether all of these are steady."""
+    taken: list[list[float]] = []
     begin = time.perf_counter()
-    while True:
-        for taken, call in zip(times, calls, strict=True):
-            start = time.perf_counter()
-            call()
-            if torch.device(device).type == "cuda":
-                torch.cuda.synchronize(device)
-            taken.append(1e6 * (time.perf_counter() - start))
-        if len(times[0]) == 2:
-            begin = time.perf_counter()
-        spent = time.perf_counter() - begin
-        if len(times[0]) >= 2 + FEWEST and spent > LEAST_S:
-            fastest = [sorted(taken[2:])[:ALIKE] for taken in times]
-            steady = all(few[-1] < few[0] * (1 + STEADY) for few in fastest)
-            if steady or spent > MOST_S:
-                return [few[0] for few in fastest], steady
+    for pairs in LOOKS:
+        while len(taken) < pairs and (len(taken) < LOOKS[0] or time.perf_counter() - begin < MOST_S):
+            taken.append([turn() for turn in (base, *others)])
+        us = [first for first, *_ in taken]
+        ratios = [sorted(own / first for first, own in zip(us, column, strict=True)) for column in _columns(taken)]
+        steady = all(map(_is_steady, ratios))
+        if steady or len(taken) < pairs:
+            break
+    return statistics.median(us), [statistics.median(found) for found in ratios], steady
+
+
+def _columns(taken: list[list[float]]) -> list[tuple[float, ...]]:
+    """What each turn but the first took."""
+    return list(zip(*taken, strict=True))[1:]
+
+
+def _is_steady(ratios: list[float]) -> bool:
+    """Whether the interval of the median is narrow. ratios: sorted."""
+    middle, k = statistics.median(ratios), order_statistic(len(ratios), MISS / len(LOOKS))
+    return k > 0 and max(middle - ratios[k - 1], ratios[-k] - middle) <= STEADY * middle
+
+
+def order_statistic(n: int, miss: float) -> int:
+    """The largest k for which the k-th smallest and the k-th largest of n independent values have their median between
+    them but for a chance of at most `miss`; 0 if there is none."""
+    k, below = 0, 0.5**n  # P(Binomial(n, 1/2) <= k)
+    while 2 * below <= miss:
+        k += 1
+        below += math.comb(n, k) * 0.5**n
+    return k
+
+
+def _turns(calls: list[Callable[[], None]], device: str) -> list[Turn]:
+    """What takes a turn of each call: µs of one. On a GPU all of them as CUDA graphs, or none, with a word why."""
+    for call in calls * 2:
+        call()  # may compile
+    if torch.device(device).type != "cuda":
+        return [_turn(call, _host_s) for call in calls]
+    try:
+        return [_turn(_captured(call), _device_s) for call in calls]
+    except RuntimeError as error:
+        log.warning("timed with launches, not as CUDA graphs: %s", " ".join(str(error).split())[:200])
+        return [_turn(call, _device_s) for call in calls]
+
+
+def _turn(call: Callable[[], None], clock: Callable[[Callable[[], None], int], float]) -> Turn:
+    times = max(1, math.ceil(TURN_S / max(clock(call, 1), 1e-9)))
+    return lambda: 1e6 * clock(call, times)
+
+
+def _captured(call: Callable[[], None]) -> Callable[[], None]:
+    """A call as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what is made on the first call of a stream is made before
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    return graph.replay
+
+
+def _host_s(call: Callable[[], None], times: int) -> float:
+    """The fastest of some calls: what interrupts a call only makes it longer. One thread does not count what others
+    have of its core."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    fastest = math.inf
+    for _ in range(times):
+        begin = clock()
+        call()
+        fastest = min(fastest, clock() - begin)
+    return fastest
+
+
+def _device_s(call: Callable[[], None], times: int) -> float:
+    """The mean of some calls, one after the other on the device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / times

@@ -233,7 +233,7 @@ def _unscaled(values: Tensor, element: str, device: str, rounding=None) -> Tenso
     """`values` quantized under a block scale of 1: each stands beside the largest element."""
     rows = torch.zeros(len(values), 32)
     rows[:, 0], rows[:, 1] = ELEMENTS[element].max, values
-    q = Quantizer(element=element, block=32, scale=E8M0(), rounding=rounding or Nearest())  # type: ignore[arg-type]
+    q = Quantizer(element=element, block=32, scale=E8M0(), rounding=rounding or Nearest())
     return quantize(rows.to(device), q).values[:, 1].cpu()
 
 

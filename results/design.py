@@ -24,15 +24,14 @@ PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "ex
 
 _SLOTS = {
     "*": "fprop_x fprop_w dgrad_g dgrad_w wgrad_g wgrad_x",
-    "forward": "fprop_x fprop_w",
     "backward": "dgrad_g dgrad_w wgrad_g wgrad_x",
+    "forward": "fprop_x fprop_w",
     "dgrad": "dgrad_g dgrad_w",
     "wgrad": "wgrad_g wgrad_x",
     "*.g": "dgrad_g wgrad_g",
     "*.w": "fprop_w dgrad_w",
     "*.x": "fprop_x wgrad_x",
 }
-_SLOT_SETS = {frozenset(slots.split()): name for name, slots in _SLOTS.items()}
 _STAGE_SETS = {
     frozenset(("fprop", "dgrad", "wgrad")): "*",
     frozenset(("dgrad", "wgrad")): "backward",
@@ -139,8 +138,14 @@ def _places(columns: list[str]) -> list[str]:
     places = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
     if "" in places:
         return []
-    named = _SLOT_SETS.get(frozenset(places)) or _STAGE_SETS.get(frozenset(places))
-    return [named] if named else [place.replace("_", ".") for place in places]
+    if named := _STAGE_SETS.get(frozenset(places)):
+        return [named]
+    left, words = set(places), []
+    for word, slots in _SLOTS.items():  # the largest sets first
+        if set(slots.split()) <= left:
+            words.append(word)
+            left -= set(slots.split())
+    return [*words, *(place.replace("_", ".") for place in places if place in left)]
 
 
 def _texts(values: pd.Series) -> pd.Series:

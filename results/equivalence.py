@@ -151,9 +151,11 @@ def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np
 
 
 def _sentence(line: dict) -> str:
-    where, a, b = f"{line['task']} ({line['preset']})", line["label_a"], line["label_b"]
+    where, a, b = f"{line['task']} ({line['preset']})", *(_quoted(line[f"label_{side}"]) for side in "ab")
     if line["verdict"] == "diverged":
-        blown = [f"{line[f'label_{s}']} diverged on {line[f'diverged_{s}']}" for s in "ab" if line[f"diverged_{s}"]]
+        blown = [
+            f"{name} diverged on {n}" for s, name in zip("ab", (a, b), strict=True) if (n := line[f"diverged_{s}"])
+        ]
         return f"{where}: {' and '.join(blown)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
         return f"{where}: {counted(int(line['pairs']), 'paired seed')}; at least 2 are needed to tell."
@@ -175,3 +177,8 @@ def _advice(more: float, margin: str) -> str:
     if not np.isfinite(more):
         return f"no number of seeds in reach would tell, nor show that they are the same within {margin}"
     return f"{counted(int(more), 'more seed')} would tell, or show that they are the same within {margin}"
+
+
+def _quoted(label: str) -> str:
+    """A label with commas in quotes, as a shell takes it."""
+    return f'"{label}"' if ", " in label else label

@@ -87,6 +87,7 @@ _FACTS = {
     "status": "done",
     "val_metric": 0.9,
     "metric_name": "accuracy",
+    "metric_better": "higher",
     "steps": 1000,
     "train_s": 12.0,
     "setup_s": 3.0,

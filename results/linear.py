@@ -9,6 +9,10 @@ tried equally often this is the classical analysis of variance. A pair of levels
 effect of its own, and the smallest one that agrees with the rest is assumed for it. Where so many lack that nothing is
 left to tell an interaction by, as with one of 2 × 2, it has no effect at all, and its note says so.
 
+Shares. A term's share is its Type III sum of squares over the total: by how much R² falls if the model does without it.
+It is 0 … 1 in any design. Shares add up to R² in a balanced design, where they are the classical η²; in another one
+what several terms explain alike is in nobody's share.
+
 Intervals. Seeds are the replicates: each gives an estimate of every effect, and their spread the t-interval. That holds
 however recipes with a technique in common are correlated within a seed. With one seed the recipes are the replicates,
 what the model does not explain is the yardstick, and `basis` says so.
@@ -51,9 +55,9 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     Columns: SETTING, kind (`main` or `interaction`), factor, level, with_factor, with_level (null for main), reference
     (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1;
     below 0 where it helps), low, high (95 %), p, error, freedom (standard error and its degrees of freedom), share (of
-    the variance between recipes that the factor or pair explains), mean (of main: the marginal mean gap or rank; NaN
-    without a baseline), recipes (with this level), diverged (the share of them with a diverged seed), basis (`seeds`
-    or `recipes`), note (why there is no effect, else empty).
+    the variance between recipes that the factor or pair alone explains: what R² falls by without it, 0 … 1), mean (of
+    main: the marginal mean gap or rank; NaN without a baseline), recipes (with this level), diverged (the share of them
+    with a diverged seed), basis (`seeds` or `recipes`), note (why there is no effect, else empty).
 
     The reference level has a line, with effect 0. The effect of an interaction is what two levels do together beyond
     what each does on average. Order: SETTING, main before interaction, large shares first. A line whose note is not
@@ -159,12 +163,12 @@ def _lines(table: Table) -> Iterator[pd.DataFrame]:
         else:
             term = modelled[f.name]
             unsure = "it changes only together with others" if unknown[term.columns].any() else note
-            yield _main(table, term, model, weight, total, unsure, bool(unknown[term.columns].any()))
+            yield _main(table, term, model, total, unsure, bool(unknown[term.columns].any()))
     for term, known in zip(pairs, told, strict=True) if joint else []:
-        yield _interaction(table, term, model, weight, total, finished, not known)
+        yield _interaction(table, term, model, total, finished, not known)
 
 
-def _main(table: Table, term: _Term, model: Fit, weight: NDArray, total: float, note: str, lost: bool) -> pd.DataFrame:
+def _main(table: Table, term: _Term, model: Fit, total: float, note: str, lost: bool) -> pd.DataFrame:
     f, present, coding = term.factors[0], term.present[0], term.coding[0]
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
     contrasts = np.zeros((len(present), len(model.coefficients)))
@@ -183,14 +187,14 @@ def _main(table: Table, term: _Term, model: Fit, weight: NDArray, total: float, 
         with_factor=None,
         with_level=None,
         reference=f.levels[present[reference]],
-        share=_share(model, term, weight, total) if not lost else np.nan,
+        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
         recipes=[int(here.sum()) for here in counts],
         diverged=[float(table.diverged[here].mean()) for here in counts],
     )
 
 
 def _interaction(
-    table: Table, term: _Term, model: Fit, weight: NDArray, total: float, finished: NDArray[np.bool_], lost: bool
+    table: Table, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], lost: bool
 ) -> pd.DataFrame:
     (f, g), (rows, columns) = term.factors, term.present
     contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
@@ -207,7 +211,7 @@ def _interaction(
         with_factor=g.name,
         with_level=[g.levels[j] for _, j in cells],
         reference=None,
-        share=_share(model, term, weight, total) if not lost else np.nan,
+        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
         mean=np.nan,
         recipes=[int(cell.sum()) for cell in here],
         diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
@@ -235,11 +239,6 @@ def _estimates(model: Fit, contrasts: NDArray, lost: bool) -> pd.DataFrame:
         p = 2 * stdtr(max(model.freedom, 1), -np.abs(value / error))
     columns = {"effect": value, "low": value - half, "high": value + half, "p": p, "error": error}
     return pd.DataFrame({**columns, "freedom": model.freedom, "basis": "seeds" if model.by_seeds else "recipes"})
-
-
-def _share(model: Fit, term: _Term, weight: NDArray, total: float) -> float:
-    part = term.block @ model.coefficients[term.columns]
-    return float(weight @ np.square(part) / total) if total > 0 else np.nan
 
 
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:

@@ -12,6 +12,11 @@ Errors of estimates are those of the sandwich clustered by seed: influence[:, s]
 
 which equals the t-interval over per-seed estimates where no lane is lacking. With one seed the clusters are the recipes
 (HC1), with the residual's degrees of freedom.
+
+What columns T alone explain is the rise of the weighted sum of squares (with the ridge's part) if the model does
+without them, Type III of a coding that sums to zero; no second fit is needed:
+
+    rise(T) = β_T · (inverse[T, T])⁻¹ · β_T        inverse = (Xᵀ W X + ridge)⁻¹
 """
 
 from __future__ import annotations
@@ -36,6 +41,8 @@ class Fit(NamedTuple):
     by_seeds: bool
     centred: Array
     """[recipes], the mean of each over its seeds, seed effects taken out."""
+    inverse: Array
+    """[p, p]"""
 
     def estimate(self, contrasts: Array) -> tuple[Array, Array]:
         """Values and standard errors of contrasts [m, p] of the coefficients; NaN errors without freedom."""
@@ -44,6 +51,11 @@ class Fit(NamedTuple):
             return contrasts @ self.coefficients, np.full(len(contrasts), np.nan)
         variance = k / self.freedom * np.square(contrasts @ self.influence).sum(axis=1)
         return contrasts @ self.coefficients, np.sqrt(variance)
+
+    def rise(self, columns: slice) -> float:
+        """What the sum of squares rises by if these columns are left out."""
+        part = self.coefficients[columns]
+        return float(part @ np.linalg.solve(self.inverse[columns, columns], part))
 
 
 def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
@@ -55,10 +67,11 @@ def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
     centred = (w * adjusted).sum(axis=1) / weight
     factor = cho_factor(design.T @ (design * weight[:, None]) + np.diag(ridge * weight.sum()))
     coefficients = cho_solve(factor, design.T @ (weight * centred))
+    inverse = cho_solve(factor, np.eye(p))
     error = w * (adjusted - (design @ coefficients)[:, None])
     if seeds > 1:
-        return Fit(coefficients, cho_solve(factor, design.T @ error), seeds - 1.0, True, centred)
-    return Fit(coefficients, cho_solve(factor, (design * error).T), float(len(design) - p), False, centred)
+        return Fit(coefficients, cho_solve(factor, design.T @ error), seeds - 1.0, True, centred, inverse)
+    return Fit(coefficients, cho_solve(factor, (design * error).T), float(len(design) - p), False, centred, inverse)
 
 
 def seed_effects(y: Array) -> Array:

@@ -47,6 +47,7 @@ MEANING = {
     "val_loss": "validation loss after training; what gaps are made of",
     "val_metric": "the task's metric on the validation data",
     "metric_name": "its name, null if the task has none",
+    "metric_better": "`lower` or `higher`: which way it is better; null if the task does not say",
     "steps": "optimizer steps",
     "train_s": "seconds of training of the whole population of lanes",
     "setup_s": "seconds before the first step",

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -173,11 +173,14 @@ class Store:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def runs(self, columns: Sequence[str] | None = None, curves: bool = False) -> pd.DataFrame:
+    def runs(
+        self, columns: Sequence[str] | None = None, curves: bool = False, recipes: Collection[str] | None = None
+    ) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
         Holds every schema column (`columns`: only these), measured and measured_of (see measured.py), baseline_loss and
-        gap (see paired.add_gap); the curves, as arrays, only if asked for. ConfigError on an unknown column.
+        gap (see paired.add_gap); the curves, as arrays, only if asked for. recipes: config_ids; those and the baselines
+        alone are read. ConfigError on an unknown column.
         """
         columns = list(columns or [*SCALARS, *MEASURED, *DERIVED, *(CURVES if curves else ())])
         for name in columns:
@@ -185,7 +188,10 @@ class Store:
                 raise ConfigError("column", name, ", ".join([*ROW.names, *MEASURED, *DERIVED]))
         gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
         wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
-        found = to_pandas(self._read([*dict.fromkeys(wanted)]))
+        condition = self._valid()
+        if recipes is not None:
+            condition &= ds.field("config_id").isin(pa.array(list(recipes), pa.string())) | ds.field("is_baseline")
+        found = to_pandas(self._read([*dict.fromkeys(wanted)], condition))
         if joined:
             found = found.merge(figures(self.measured()), how="left", on=JOINED)
         return (add_gap(found) if gap else found)[columns]

@@ -11,7 +11,7 @@ from fp4dse.results.measured import MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, SETTING, at_best_lr, by_seed, judged, log_or_nan, outcomes
 from fp4dse.results.pareto import front
 
-LABELS = ["recipe_label", "recipe_name", "points", "bits_per_element", "val_metric", "metric_name"]
+LABELS = ["recipe_label", "recipe_name", "points", "bits_per_element", "val_metric", "metric_name", "metric_better"]
 SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead_of"]))
 """The columns that `summarize` reads."""
 
@@ -20,9 +20,10 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
     Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
-    and val_metric (means), metric_name, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN bounds with
-    one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits,
-    the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else empty).
+    and val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval;
+    NaN bounds with one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap),
+    points, bits, the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else
+    empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -38,7 +39,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
         cost=_on_one_scale(rows, overhead),
     )
-    kept = [*SETTING, "is_baseline", "lr", "metric_name", "points"]
+    kept = [*SETTING, "is_baseline", "lr", "metric_name", "metric_better", "points"]
     out = (
         rows.groupby(["setting", "config_id"], sort=False)
         .agg(
@@ -83,8 +84,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
     )
     columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "pruned", "failed"]
-    columns += ["val_loss", "val_metric", "metric_name", "gap", "gap_low", "gap_high", "pairs", "p_best"]
-    columns += ["points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
+    columns += ["val_loss", "val_metric", "metric_name", "metric_better", "gap", "gap_low", "gap_high", "pairs"]
+    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
 
 
@@ -122,7 +123,8 @@ def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
 
 
 def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per SETTING: the baseline's lr, seeds, val_loss, val_metric, metric_name and noise_floor.
+    """Per SETTING: the baseline's lr, seeds, val_loss, val_metric, metric_name, metric_better and
+    noise_floor.
 
     noise_floor is the rms of log(loss_i / loss_j) over all pairs of seeds, which is √2 · std of the log losses:
     how far BF16 is from BF16 when only the seed differs. NaN with fewer than two seeds.
@@ -138,6 +140,7 @@ def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
             val_loss=("loss", "mean"),
             val_metric=("val_metric", "mean"),
             metric_name=("metric_name", "first"),
+            metric_better=("metric_better", "first"),
             std=("log", "std"),
         )
         .reset_index()

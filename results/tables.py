@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import math
 import textwrap
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
 
 from fp4dse.results.intervals import counted, percent
+from fp4dse.results.labels import Labels, short_labels
 from fp4dse.results.paired import OVERHEAD, SETTING
 
 STAR = "★"
-AXIS = f"Nothing is better than {STAR} in gap and overhead (modelled step time, BF16 = 1)"
+BETTER = {"lower": "↓", "higher": "↑"}
+"""Which way a metric is better, as it is shown behind its name."""
+AXIS = f"Nothing is below {STAR} in gap and overhead (modelled step time, BF16 = 1)"
 
 
 def pareto_table(summary: pd.DataFrame, floors: pd.DataFrame, limit: int | None = 20, width: int = 100) -> str:
     """Per setting: the baseline, the noise floor, and the recipes, front first, then by gap.
 
     summary, floors: from summarize and noise_floor. At most `limit` recipes per setting, the front always
-    whole. Labels wrap at `width` and are never cut.
+    whole. Recipes are called as in labels.py; what they are called wraps at `width` and is never cut.
     """
     titles = setting_titles(summary)
+    called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
     blocks = []
     for keys, lines in summary.groupby(list(SETTING), sort=False):
         floor = floors[(floors[list(SETTING)] == list(keys)).all(axis="columns")]
         blocks.append(
-            "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, limit, width), "", count(lines)])
+            "\n".join([titles[keys], baseline_text(floor), "", *_body(lines, called, limit, width), "", count(lines)])
         )
-    return "\n\n\n".join(blocks) + (f"\n\n{AXIS}" if blocks else "")
+    return "\n\n\n".join(blocks) + ("\n\n" + "\n".join(filter(None, [AXIS, called.says()])) if blocks else "")
 
 
 def setting_titles(frame: pd.DataFrame) -> dict[tuple, str]:
@@ -47,7 +52,8 @@ def baseline_text(floor: pd.DataFrame) -> str:
     if floor.empty or not floor["seeds"].iloc[0]:
         return "no BF16 baseline was finished here, so there are no gaps"
     line = floor.iloc[0]
-    metric = f", {line['metric_name']} {number(line['val_metric'])}" if has_metric(floor) else ""
+    title = metric_title(floor)
+    metric = f", {title} {number(line['val_metric'])}" if title else ""
     noise = "noise floor unknown (needs 2 seeds)"
     if math.isfinite(line["noise_floor"]):
         noise = f"noise floor {100 * line['noise_floor']:.2f} %"
@@ -74,17 +80,17 @@ def count(lines: pd.DataFrame) -> str:
     return f"{counted(len(tried), 'recipe')}{f' ({shared} share lines)' if shared else ''}: {', '.join(counts)}"
 
 
-def _body(lines: pd.DataFrame, limit: int | None, width: int) -> list[str]:
+def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) -> list[str]:
     tried = lines[~lines["is_baseline"]]
     twins = _twins(tried)
     alike = twins.groupby(twins).groups
     firsts = tried[~twins.duplicated()]
     shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
-    result = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else "val loss"
-    value = "val_metric" if has_metric(lines) else "val_loss"
+    title = metric_title(lines)
+    result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
     rows = [["", "gap to BF16, %", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes(sorted((_recipe(tried.loc[twin]) for twin in alike[twins[index]]), key=len))
+        recipe = _all_recipes(sorted((called.of(tried.loc[twin, "label"]) for twin in alike[twins[index]]), key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     _align(rows, 1, " ± ")
@@ -114,15 +120,9 @@ def _all_recipes(names: list[str]) -> str:
     ends = []
     for other in others:
         parts = other.split(", ")
-        own = [part for part in parts if part not in first.split(", ")]
-        ends.append(", ".join(["…", *own] if len(own) < len(parts) else own))
+        told = ["…" if part in first.split(", ") else part for part in parts]
+        ends.append(", ".join(part for part, _ in groupby(told)))
     return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
-
-
-def _recipe(line: pd.Series) -> str:
-    """In words, after its name where it has one."""
-    named = pd.notna(line["name"]) and line["name"] != line["label"]
-    return f"{line['name']}: {line['label']}" if named else line["label"]
 
 
 def number(value: float) -> str:
@@ -142,8 +142,12 @@ def _align(rows: list[list[str]], column: int, sign: str) -> None:
         row[column] = left + found + right.rjust(width) if found else left
 
 
-def has_metric(frame: pd.DataFrame) -> bool:
-    return bool(frame["metric_name"].notna().any() and frame["val_metric"].notna().any())
+def metric_title(frame: pd.DataFrame) -> str | None:
+    """`fid ↓`: the metric of a setting's lines, and which way it is better where the task says so; None without one."""
+    names, ways = frame["metric_name"].dropna(), frame["metric_better"].dropna()
+    if names.empty or frame["val_metric"].isna().all():
+        return None
+    return f"{names.iloc[0]}{f' {BETTER[ways.iloc[0]]}' if len(ways) else ''}"
 
 
 def records(frame: pd.DataFrame) -> list[dict]:

@@ -64,8 +64,8 @@ BRIEF: dict[str, tuple[str, ...]] = {
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 
-_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "note", "kind", "factor", "level", "with_factor"}
-_TEXTS |= {"with_level", "reference", "basis", "axis", "by", "rival", "rival_label", "verdict", "grid"}
+_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
+_TEXTS |= {"with_factor", "with_level", "reference", "basis", "axis", "by", "rival", "rival_label", "verdict", "grid"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 
 

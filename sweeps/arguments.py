@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp4dse.dse import ConfigError, Space, load_recipe, recipe_files
+import msgspec
+
+from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files, recipe_from_dict
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
@@ -43,12 +45,33 @@ def find_stored(text: str, runs: pd.DataFrame) -> str:
     if text.endswith(".toml") or text in recipe_files():
         found = {load_recipe(text).config_id} & set(ids)
     else:
-        found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text)])
+        from fp4dse.results.labels import short_labels  # pandas, which most arguments do without
+
+        recipes = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("recipe_label")
+        called = short_labels(recipes["recipe_label"], recipes["recipe_name"])
+        found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text) | runs["recipe_label"].map(called.of).eq(text)])
     if len(found) != 1:
         names = ", ".join(sorted(set(runs["recipe_name"].dropna()))) or "none"
         others = "a label as tables have it, or a config_id (fp4dse query recipes)"
         raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}")
     return found.pop()
+
+
+def find_recipe(text: str, store: str | None) -> Recipe:
+    """A recipe by name, from a `.toml` file, or of a store (default: the latest one, if there is any), by label or
+    config_id. ConfigError if there is none."""
+    if text.endswith(".toml") or text in recipe_files() or not (store or _stores()):
+        return load_recipe(text)
+    from fp4dse.results import open_store
+
+    place = store or latest_store()
+    runs = open_store(place).runs(["config_id", "recipe", "recipe_label", "recipe_name", "is_baseline"])
+    try:
+        config_id = find_stored(text, runs)
+    except ConfigError:
+        others = f"a .toml file, or a label or config_id that {place} holds"
+        raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}") from None
+    return recipe_from_dict(msgspec.json.decode(runs.loc[runs["config_id"].eq(config_id), "recipe"].iloc[0]))
 
 
 def default_store(space: str) -> Path:
@@ -58,12 +81,17 @@ def default_store(space: str) -> Path:
 
 def latest_store() -> Path:
     """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
-    states = sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
+    states = _stores()
     if not states:
         raise ConfigError(
             "--store", None, f"the folder of a store (there is none under {RUNS}/; try `fp4dse quickstart`)"
         )
     return states[-1].parent
+
+
+def _stores() -> list[Path]:
+    """The state files of all stores that were swept into here, the latest last."""
+    return sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
 
 
 def report_path(store: str | Place) -> Path:

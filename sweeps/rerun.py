@@ -21,7 +21,7 @@ from fp4dse.sweeps.rows import result_rows
 from fp4dse.tasks import environment, train
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
 
-CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + ["metric_name", "steps"]
+CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + ["metric_name", "metric_better", "steps"]
 ENVIRONMENT = ["device", "device_name", "threads", "dtype", "torch_version", "python_version", "host"]
 ENVIRONMENT += ["fp4dse_version", "git_commit"]
 

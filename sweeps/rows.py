@@ -30,6 +30,7 @@ def task_context(task: TaskFacts, environment: dict) -> dict:
         "rev_task": task.rev,
         "dtype": task.dtype,
         "metric_name": task.metric_name,
+        "metric_better": task.better,
         "steps": task.steps,
     }
 

@@ -23,6 +23,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     batch: int
     lr: float
     metric_name: str | None
+    better: str | None
     dtype: str
     size: int = 0
     samples: int | None = None

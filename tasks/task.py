@@ -49,6 +49,7 @@ class Task(msgspec.Struct, frozen=True):
     lr          default learning rate; a lane may have another
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     shown       the metric that stands beside the loss, if it is one that `finish` makes
+    better      which way that metric is better; None: nobody said. The loss is better the lower it is
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
@@ -80,6 +81,7 @@ class Task(msgspec.Struct, frozen=True):
     weight_decay: float = 0.0
     clip: float | None = None
     shown: str | None = None
+    better: Literal["lower", "higher"] | None = None
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512

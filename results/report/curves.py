@@ -35,7 +35,7 @@ def front_curves(found: Findings, store: Store, setting: int) -> pd.DataFrame:
     axis = next(iter(found.axes))
     front = lines[lines["on_front"]].sort_values([axis, "gap"]).head(MOST)
     numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
-    names = {config_id: f"{n} {label}" for n, (config_id, label) in numbered}
+    names = {config_id: f"{n} {found.labels.of(label)}" for n, (config_id, label) in numbered}
     names = {**dict.fromkeys(lines.loc[lines["is_baseline"], "config_id"], "BF16"), **names}
     keys = list(found.titles)[setting]
     runs = found.runs[(found.runs[list(SETTING)] == list(keys)).all(axis="columns")]

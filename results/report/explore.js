@@ -12,7 +12,8 @@ const unpack = ([kind, text]) => {
 };
 const C = Object.fromEntries(Object.entries(data.columns).map(([name, packed]) => [name, unpack(packed)]));
 const filters = data.filters.map(f => ({...f, bits: unpack(f.bits), stride: Math.ceil(data.ids.length / 8)}));
-const texts = data.labels.map((label, i) => `${label} ${data.names[i]} ${data.ids[i]}`.toLowerCase());
+const whole = r => [data.labels[r], ...(data.names[r] ? [] : data.common)].join(", ");  // nothing left out
+const texts = data.ids.map((name, r) => `${whole(r)} ${data.names[r]} ${name}`.toLowerCase());
 const id = name => document.getElementById(name);
 const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
 const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map()};
@@ -24,7 +25,7 @@ const gapText = i => C.note[i] === 1 ? `diverged ${C.diverged[i]}/${C.seeds[i] +
   : C.note[i] ? data.notes[C.note[i]] : !Number.isFinite(C.gap[i]) ? "–"
   : percent(C.gap[i]) + (Number.isFinite(C.gap_low[i])
     ? ` ± ${(50 * (C.gap_high[i] - C.gap_low[i])).toFixed(2)}` : " (1 seed)");
-const label = i => data.labels[C.recipe[i]];
+const label = i => data.labels[C.recipe[i]], called = i => data.names[C.recipe[i]] || label(i);
 const chance = i => Number.isFinite(C.p_front[i]) ? `${(100 * C.p_front[i]).toFixed(0)} %` : "–";
 
 // --- picking ---------------------------------------------------------------------------------------------------
@@ -122,8 +123,9 @@ const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) =
 
 const hover = i => {
   const name = data.names[C.recipe[i]], metric = data.settings[C.setting[i]].metric;
-  const words = escape(label(i)).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
-  return `<b>${words}</b>${name && name !== label(i) ? `<br>${escape(name)}` : ""}<br>gap ${gapText(i)} %`
+  const lines = text => escape(text).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
+  const words = whole(C.recipe[i]);
+  return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>gap ${gapText(i)} %`
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
@@ -191,6 +193,7 @@ const figure = () => {
   if (all > state.shown.length) {
     parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
   }
+  if (data.common.length) parts.push(`All recipes have: ${data.common.join(", ")}.`);
   if (hidden) parts.push(`${hidden.toLocaleString("en")} lie under the mark of another and are not drawn; the table has them.`);
   const lost = state.shown.length - able.length;
   if (lost) parts.push(`${lost} do not quantize or have no ${axis.title}.`);
@@ -209,19 +212,18 @@ const draw = () => {
 // --- table -----------------------------------------------------------------------------------------------------
 
 const columns = () => {
-  const axis = data.axes[+id("axis").value], {metric} = data.settings[+id("setting").value];
+  const axis = data.axes[+id("axis").value], {metric, rises} = data.settings[+id("setting").value];
   const place = new Map(state.front.map((i, n) => [i, n + 1]));
-  const of = (title, kind, key, html) => ({title, kind, key, html: html ?? (i => digits(key(i)))});
+  const of = (title, kind, key, html, best = "low") => ({title, kind, key, html: html ?? (i => digits(key(i))), best});
   return [
     of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
-    of("recipe", "label", label, i => escape(label(i)) + (data.names[C.recipe[i]] && data.names[C.recipe[i]] !== label(i)
-      ? ` <span class="muted">${escape(data.names[C.recipe[i]])}</span>` : "")
+    of("recipe", "label", called, i => `<span title="${escape(whole(C.recipe[i]))}">${escape(called(i))}</span>`
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
     of("gap to BF16, %", "n", i => C.gap[i], gapText),
-    of("chance of the front", "n", i => C.p_front[i], chance),
+    of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
-    ...(metric ? [of(metric, "n", i => C.val_metric[i])] : []),
-    of("val loss", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
+    ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),
+    of("val loss ↓", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
   ];
 };
 const table = () => {
@@ -242,7 +244,7 @@ const table = () => {
   state.page = Math.min(state.page, pages - 1);
   const sorted = k => state.sort === k ? ` aria-sort="${state.up ? "ascending" : "descending"}"` : "";
   head.innerHTML = `<tr>${all.map((c, k) => `<th class="${c.kind}"${sorted(k)}><button type="button" data-k="${k}">`
-    + `${escape(c.title)}</button></th>`).join("")}</tr>`;
+    + `${escape(c.title).replace(/ (?=[↑↓]$)/, "\u00a0")}</button></th>`).join("")}</tr>`;
   body.innerHTML = lines.slice(PAGE * state.page, PAGE * (state.page + 1)).map(i =>
     `<tr class="${place.has(i) ? "front" : ""}">${all.map(c => `<td class="${c.kind}">${c.html(i)}</td>`).join("")}</tr>`).join("");
   const many = count(lines), room = many > lines.length ? ` in ${lines.length.toLocaleString("en")} lines` : "";
@@ -279,7 +281,7 @@ id("recipes-table").tHead.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
   const k = +button.dataset.k;
-  state.up = state.sort === k ? !state.up : true;
+  state.up = state.sort === k ? !state.up : columns()[k].best === "low";  // the best first
   state.sort = k;
   table();
 });

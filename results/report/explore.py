@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fp4dse.results.design import AXES as RECIPE_AXES
 from fp4dse.results.design import PLAIN
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.tables import has_metric
+from fp4dse.results.tables import BETTER, metric_title
 
 QUERIES = (
     "FROM recipes",
@@ -79,7 +79,7 @@ def payload(found: Findings) -> dict:
         "note": _packed(note, np.uint8),
         "quantizes": _packed(lines["points"].gt(0), np.uint8),
     }
-    names = recipes["recipe_name"].where(recipes["recipe_name"].notna(), "")
+    labels, named, called = recipes["recipe_label"], recipes["recipe_name"].notna(), found.labels.of
     return {
         "columns": columns,
         "count": len(lines),
@@ -89,8 +89,9 @@ def payload(found: Findings) -> dict:
         "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
         "notes": notes,
         "ids": list(recipes.index),
-        "labels": recipes["recipe_label"].tolist(),
-        "names": names.tolist(),
+        "labels": labels.where(named, labels.map(called)).tolist(),
+        "names": labels.map(called).where(named, "").tolist(),
+        "common": found.labels.common,
         "filters": [_filter(*choice) for choice in choices(recipes)],
     }
 
@@ -134,8 +135,9 @@ def _setting(found: Findings, setting: int, title: str) -> dict:
     lines = found.recipes[found.recipes["setting"].eq(setting)]
     floor = found.floors[found.floors["setting"].eq(setting)]
     noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan
-    metric = str(lines["metric_name"].dropna().iloc[0]) if has_metric(lines) else None
-    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric}
+    metric = metric_title(lines)
+    rises = bool(metric and metric.endswith(BETTER["higher"]))
+    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises}
 
 
 def _discrete(values: pd.Series) -> bool:

@@ -10,6 +10,7 @@ from fp4dse.results.adding import marginal
 from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
+from fp4dse.results.labels import Labels, short_labels
 from fp4dse.results.linear import EFFECTS_READ, effects
 from fp4dse.results.measured import MEASURED
 from fp4dse.results.paired import OVERHEAD, SETTING, learning_rates
@@ -41,6 +42,8 @@ class Findings(NamedTuple):
     runs: pd.DataFrame
     axes: dict[str, str]
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
+    labels: Labels
+    """What recipes are called."""
     titles: dict[tuple, str]
     """SETTING values -> what a setting is called, in the order of the report."""
     recipes: pd.DataFrame
@@ -71,9 +74,11 @@ def findings(runs: pd.DataFrame) -> Findings:
     costs = runs.groupby([*SETTING, "config_id"], sort=False)[lacking].mean()
     recipes = recipes.join(costs, on=[*SETTING, "config_id"])
     titles = setting_titles(recipes)
+    quantizing = recipes[~recipes["is_baseline"]]
     return Findings(
         runs=runs,
         axes=axes,
+        labels=short_labels(quantizing["label"], quantizing["name"]),
         titles=titles,
         recipes=_placed(recipes, titles),
         floors=_placed(noise_floor(runs), titles),

@@ -5,16 +5,15 @@ The section is not there where nothing was recorded.
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
 import pandas as pd
 
 from fp4dse.dse.stages import SLOTS
+from fp4dse.results.labels import Labels
 from fp4dse.results.page import table
 from fp4dse.results.paired import OVERHEAD, SETTING, at_best_lr, outcomes
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import number, of_setting
+from fp4dse.results.report.parts import called, number, of_setting
 from fp4dse.results.report.slots import MOST
 from fp4dse.results.store import Store
 
@@ -58,7 +57,7 @@ def lost(found: Findings, lines: pd.DataFrame) -> str:
     parts = []
     for setting in range(len(found.titles)):
         here = lines[lines["setting"].eq(setting)]
-        rows = [_row(part, top) for _, part in here.groupby("config_id", sort=False)]
+        rows = [_row(part, top, found.labels) for _, part in here.groupby("config_id", sort=False)]
         columns = [("recipe", "label"), ("share", "fixed"), *((slot, "n") for slot in SLOTS), ("gradient/noise", "n")]
         html = "<p>No recipe of this front was trained with <code>--record</code>.</p>"
         if rows:
@@ -68,11 +67,11 @@ def lost(found: Findings, lines: pd.DataFrame) -> str:
     return "".join(parts)
 
 
-def _row(part: pd.DataFrame, top: float) -> list[tuple[str, object]]:
+def _row(part: pd.DataFrame, top: float, labels: Labels) -> list[tuple[str, object]]:
     """Cells of one recipe."""
     series = {str(name): of.sort_values("step") for name, of in part.groupby("name")}
     label = str(part["label"].iloc[0])
-    cells: list[tuple[str, object]] = [(escape(label), label), ("<br>".join(SHARES), None)]
+    cells: list[tuple[str, object]] = [(called(label, labels), label), ("<br>".join(SHARES), None)]
     for slot in SLOTS:
         pair = [(word, series.get(f"{word}/{slot}")) for word in SHARES]
         known = [(word, of) for word, of in pair if of is not None and of["mean"].notna().any()]

@@ -10,6 +10,7 @@ import math
 from html import escape
 
 from fp4dse.results.intervals import percent
+from fp4dse.results.labels import Labels
 
 
 def number(value: float, text: str | None = None) -> str:
@@ -20,6 +21,11 @@ def number(value: float, text: str | None = None) -> str:
 def percents(value: float, sign: bool = True) -> str:
     """A log ratio or a share (HTML) as a number of %, without the sign of percent."""
     return number(value, percent(value).replace("-", "−") if sign else f"{100 * value:.2f}")
+
+
+def called(label: str, labels: Labels) -> str:
+    """A recipe by its short label (HTML), the whole one where a mouse points at it."""
+    return f'<span title="{escape(label)}">{escape(labels.of(label))}</span>'
 
 
 def many(count: float, word: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from html import escape
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from fp4dse.dse.stages import SLOTS
 from fp4dse.results.page import table
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import number, of_setting
+from fp4dse.results.report.parts import called, number, of_setting
 from fp4dse.results.summary import summarize
 
 Statistics = Callable[[Quantizer], Mapping]
@@ -62,7 +61,7 @@ def slots(found: Findings, statistics: Statistics) -> str:
     for setting, keys in enumerate(found.titles):
         here = lines[(lines[list(SETTING)] == list(keys)).all(axis="columns")]
         rows: list[list[tuple[str, object]]] = [
-            [(escape(part["label"].iloc[0]), part["label"].iloc[0]), *map(_cell, part.to_dict("records"))]
+            [(called(part["label"].iloc[0], found.labels), part["label"].iloc[0]), *map(_cell, part.to_dict("records"))]
             for _, part in here.groupby("config_id", sort=False)
         ]
         columns = [("recipe", "label"), *((slot, "n") for slot in SLOTS)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import numpy as np
 
 from fp4dse.results.equivalence import MARGIN
+from fp4dse.results.labels import Labels
 from fp4dse.results.page import table
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting, percents
+from fp4dse.results.report.parts import called, of_setting, percents
 from fp4dse.results.rivals import TOLERANCE
 
 QUERIES = ("FROM matched",)
@@ -31,7 +30,7 @@ def storage(found: Findings) -> str:
     for setting in range(len(found.titles)):
         lines = found.matched[found.matched["setting"].eq(setting)]
         best = lines.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
-        rows = [_row(line) for line in best.to_dict("records")]
+        rows = [_row(line, found.labels) for line in best.to_dict("records")]
         columns = [("bits", "n"), ("best recipe", "label"), ("gap to BF16, %", "n"), ("next best", "label")]
         columns += [("difference, %", "n"), ("verdict", "")]
         html = table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
@@ -39,9 +38,10 @@ def storage(found: Findings) -> str:
     return "".join(parts)
 
 
-def _row(line: dict) -> list[tuple[str, object]]:
+def _row(line: dict, labels: Labels) -> list[tuple[str, object]]:
     bits, gap = line["value"], line["gap"]
-    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (escape(line["label"]), line["label"]), (percents(gap), gap)]
+    best = called(line["label"], labels)
+    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (best, line["label"]), (percents(gap), gap)]
     if not line["rivals"]:
         return [*row, ("none", ""), ("–", None), ("alone", "alone")]
     size = percents(line["difference"]) if np.isfinite(line["difference"]) else "–"
@@ -49,4 +49,4 @@ def _row(line: dict) -> list[tuple[str, object]]:
         size += f" ({percents(line['low'])} to {percents(line['high'])})"
     verdict = VERDICTS.get(line["verdict"], line["verdict"])
     known = line["difference"] if np.isfinite(line["difference"]) else None
-    return [*row, (escape(line["rival_label"]), line["rival_label"]), (size, known), (verdict, verdict)]
+    return [*row, (called(line["rival_label"], labels), line["rival_label"]), (size, known), (verdict, verdict)]

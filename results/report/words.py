@@ -11,8 +11,8 @@ import pandas as pd
 from fp4dse.results.equivalence import MARGIN
 from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import interval, many, number, percents
-from fp4dse.results.tables import has_metric
+from fp4dse.results.report.parts import called, interval, many, number, percents
+from fp4dse.results.tables import metric_title
 from fp4dse.results.tables import number as digits
 
 QUERIES = (
@@ -149,7 +149,7 @@ def _sure(found: Findings, setting: int, best: pd.Series) -> list[str]:
     if len(still):
         near = still.sort_values("difference").iloc[0]
         more = many(near["more_seeds"], "more seed")
-        says.append(f"It would take {more} to settle the nearest, {escape(near['label'])}.")
+        says.append(f"It would take {more} to settle the nearest, {called(near['label'], found.labels)}.")
     return says
 
 
@@ -217,9 +217,10 @@ def _baseline(found: Findings, setting: int) -> str:
     if floor.empty or not floor["seeds"].iloc[0]:
         return "No BF16 baseline was finished here, so there are no gaps."
     line = floor.iloc[0]
-    metric = f", {escape(str(line['metric_name']))} {number(line['val_metric'], digits(line['val_metric']))}"
+    title = metric_title(floor)
+    metric = f", {escape(title)} {number(line['val_metric'], digits(line['val_metric']))}" if title else ""
     noise = "with one seed its noise floor is unknown"
     if math.isfinite(line["noise_floor"]):
         noise = f"from seed to seed it differs by {percents(line['noise_floor'], sign=False)} % (noise floor)"
     reached = f"BF16 reaches a loss of {number(line['val_loss'], digits(line['val_loss']))}"
-    return f"{reached}{metric if has_metric(floor) else ''}; {noise}."
+    return f"{reached}{metric}; {noise}."

@@ -7,22 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from fp4dse.dse import recipe_from_dict
+from fp4dse.dse.cost import OVERHEAD_OF, overhead
 from fp4dse.results import Store, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 
-OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "points": "points", "bits": "bits"}
-"""Objective -> column of the summary; all are to be small."""
+OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
+OBJECTIVES |= {"points": "points", "bits": "bits"}
+"""Objective -> column of the summary. All are to be small, but a metric whose task says that higher is better."""
 SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
 """What is known of rows before they are there: the rest is the worker's own."""
 
 
 @dataclass
 class Answers:
-    """`values`: config_id -> the objectives of recipes that have them all; `states`: `done`, or why there are none."""
+    """`values`: config_id -> the objectives of recipes that have them all, with a sign that makes small ones good;
+    `states`: `done`, or why there are none."""
 
     store: Store
     context: dict
@@ -31,27 +37,43 @@ class Answers:
     states: dict[str, str] = field(default_factory=dict)
     labels: dict[str, tuple[str, int]] = field(default_factory=dict)
 
-    def read(self) -> None:
-        """Read the store again.
+    @property
+    def signs(self) -> list[float]:
+        """Per objective: 1, or -1 where high is good."""
+        rises = self.context["metric_better"] == "higher"
+        return [-1.0 if name == "metric" and rises else 1.0 for name in self.objectives]
+
+    def read(self, config_ids: Sequence[str]) -> None:
+        """Look up what the store knows of these recipes now; nothing else of it is read.
 
         Where workers are of several kinds, a recipe has a line for each, and each is compared with BF16 on its own
         kind: the answer is their mean, weighted by their pairs of seeds."""
-        runs = self.store.runs(SUMMARIZED)
+        runs = _up_to_date(self.store.runs([*SUMMARIZED, "recipe"], recipes=config_ids))
         runs = runs[(runs[SHARED] == [self.context[name] for name in SHARED]).all(axis="columns")]
         pruned = set(runs["config_id"][runs["status"].eq("pruned")])  # the mean of the seeds that are left flatters
-        columns = [OBJECTIVES[name] for name in self.objectives]
-        self.values, self.states, self.labels = {}, {}, {}
-        for key, lines in summarize(runs).groupby("config_id", sort=False):
-            config_id, notes = str(key), set(lines["note"])
-            good = lines[lines["note"].eq("")]
-            spoiled = "pruned" if config_id in pruned else "diverged" if "diverged" in notes else ""
-            self.labels[config_id] = str(lines["label"].iloc[0]), int(lines["seeds"].sum())
-            if spoiled or good.empty:
-                self.states[config_id] = spoiled or str(lines["note"].iloc[0])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for line in summarize(runs).to_dict("records"):
+            found.setdefault(line["config_id"], []).append(line)
+        for config_id in (*config_ids, *found):
+            for known in (self.values, self.states, self.labels):
+                known.pop(config_id, None)
+        for config_id, lines in found.items():
+            good = [line for line in lines if not line["note"]]
+            diverged = any(line["note"] == "diverged" for line in lines)
+            spoiled = "pruned" if config_id in pruned else "diverged" if diverged else ""
+            self.labels[config_id] = lines[0]["label"], sum(line["seeds"] for line in lines)
+            if spoiled or not good:
+                self.states[config_id] = spoiled or lines[0]["note"]
                 continue
-            values = _mean(good[columns].astype(float), good["pairs"]).tolist()
+            values = (self._mean(good) * self.signs).tolist()
             if all(map(math.isfinite, values)):
                 self.states[config_id], self.values[config_id] = "done", values
+
+    def _mean(self, lines: list[dict[str, Any]]) -> NDArray[np.float64]:
+        """The objectives over the lines, by pairs of seeds. A single line stays as it is, to the bit."""
+        values = np.array([[line[OBJECTIVES[name]] for name in self.objectives] for line in lines], float)
+        weights = [max(line["pairs"], 1) for line in lines]
+        return values[0] if len(lines) == 1 else np.average(values, axis=0, weights=weights)
 
     def front(self, config_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The non-dominated of these recipes, the best by the first objective first."""
@@ -65,12 +87,17 @@ class Answers:
                 "label": self.labels[met[i]][0],
                 "config_id": met[i],
                 "seeds": self.labels[met[i]][1],
-                **dict(zip(self.objectives, self.values[met[i]], strict=True)),
+                **dict(zip(self.objectives, (points[i] * self.signs).tolist(), strict=True)),
             }
             for i in chosen
         ]
 
 
-def _mean(values: pd.DataFrame, weights: pd.Series) -> np.ndarray:
-    """Over the lines, by weight. A single line stays as it is, to the bit."""
-    return values.iloc[0].to_numpy() if len(values) == 1 else np.average(values, axis=0, weights=weights.clip(lower=1))
+def _up_to_date(runs: pd.DataFrame) -> pd.DataFrame:
+    """With the overhead of this revision of the cost model in rows of an older one: it follows from the recipe."""
+    old = runs["overhead_of"].ne(OVERHEAD_OF)
+    costs = {text: overhead(recipe_from_dict(msgspec.json.decode(text))) for text in runs["recipe"][old].unique()}
+    return runs.assign(
+        overhead=runs["overhead"].mask(old, runs["recipe"].map(costs)),
+        overhead_of=runs["overhead_of"].mask(old, OVERHEAD_OF),
+    )

@@ -174,7 +174,7 @@ class Study:
 
     def take(self, batch: Batch, config_ids: Sequence[str]) -> None:
         """Tell the sampler what became of these recipes of a batch."""
-        self.answers.read()
+        self.answers.read(config_ids)
         for config_id in config_ids:
             state = self.answers.states.get(config_id)
             self.diverged += state == "diverged"
@@ -192,7 +192,7 @@ class Study:
             seeds = self.proposals.known[batch.config_ids[0]][-len(self.seeds) :]
             finished = self.trainer.finished(recipes, seeds)
             self.take(batch, [config_id for config_id in batch.config_ids if config_id in finished])
-        self.answers.read()
+        self.answers.read(list(self.proposals.known))  # BF16 may have more seeds than when they were told
 
     def result(self) -> StudyResult:
         met = list(self.proposals.known)

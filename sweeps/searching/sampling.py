@@ -30,7 +30,7 @@ MOST_SEEDS = 30
 
 
 def make_study(sampler: str, objectives: int, batch: int, seed: int) -> optuna.Study:
-    """A study in memory; all objectives are minimized. A generation of an evolutionary sampler is a batch."""
+    """A study in memory; what it is told is minimized. A generation of an evolutionary sampler is a batch."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -28,6 +28,7 @@ from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
 from fp4dse.sweeps.searching.sampling import AHEAD, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.setting import SEEDS, Setting, Tasks
 from fp4dse.sweeps.state import Failure
+from fp4dse.tasks import find_facts
 
 SMALLEST_BATCH = 4
 ROUNDS = 8
@@ -89,7 +90,7 @@ def run_search(
 
     sampler     one of SAMPLERS; there is no default, for none is right for all spaces
     trials      recipes to try for each task, those that the store knows included
-    objectives  of OBJECTIVES
+    objectives  of OBJECTIVES; `metric` where every task says which way it is better
     batch       recipes that are proposed together; None: what fills the workers' populations, an eighth of all at most
     more        further arguments of `run_sweep`: budget_s, progress, executor, options, worker, …
 
@@ -97,6 +98,11 @@ def run_search(
     """
     begin = time.monotonic()
     _check(space, sampler, trials, objectives, batch)
+    for task in (find_facts(*asked) for asked in tasks if "metric" in objectives):
+        if task.better is None:
+            others = ", ".join(name for name in OBJECTIVES if name != "metric")
+            why = f"{task.name} has no metric of which it says whether higher or lower is better"
+            raise ConfigError("--objectives", "metric", f"{others} ({why})")
     seeds = list(dict.fromkeys(seeds or space.lanes.seeds or SEEDS))
     lrs = lrs or space.lanes.lr
     with open_sweep(space.name, tasks, store, device, jobs, **more) as sweep:

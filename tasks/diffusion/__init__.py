@@ -81,6 +81,7 @@ def _task(preset: str, size: Preset) -> Task:
         loss=squared_error,
         finish=partial(_finish, size),
         shown="fid",
+        better="lower",
         digest_of=lambda: size.data().digest,
         steps=size.all_steps,
         batch=size.batch,

@@ -100,6 +100,7 @@ def _task(
         model=partial(Decoder, shape),
         loss=loss,
         metrics={"bits_per_byte": partial(bits, bytes_per_token)},
+        better="lower",
         finish=perplexity,
         digest_of=lambda: corpus().digest,
         steps=found.steps,

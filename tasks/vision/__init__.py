@@ -91,6 +91,7 @@ def _task(preset: str, size: ImagePreset) -> Task:
         model=size.model.build,
         loss=cross_entropy,
         metrics={"accuracy": correct},
+        better="higher",
         digest_of=lambda: size.data().digest,
         steps=size.all_steps,
         batch=size.batch,

@@ -37,6 +37,13 @@ def test_what_is_too_wide_for_a_table_is_a_block_a_row(terminal, capsys):
     assert [line.split() for line in lines if line.startswith("seeds")] == [["seeds", "3"], ["seeds", "1234567"]]
 
 
+def test_a_block_has_no_line_for_what_a_row_has_not(terminal, capsys):
+    terminal(30)
+    printing.print_rows(["label", "gap", "seeds", "none"], [ROWS[0], {**ROWS[0], "none": 0.5}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line[:1] == ["none"]] == [["none", "0.5"]]
+
+
 def test_a_wide_answer_says_once_what_all_rows_share(terminal, capsys):
     terminal(400)
     rows = [{**{f"c{i}": i for i in range(printing.WIDE)}, "seed": seed, "empty": None} for seed in (0, 1)]

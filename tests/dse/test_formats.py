@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import get_args
 
 import gfloat
 import ml_dtypes
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, SCALES, FloatFormat, e8m0_rule
+from fp4dse.dse import Quantizer
+from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES, FloatFormat, e8m0_rule
+from fp4dse.dse.record import field_types
 
 FORMATS = {**ELEMENTS, **SCALES}
 
@@ -141,3 +144,7 @@ def test_rceil_clips_nothing_and_floor_may():
         for rule in ("floor", "rceil")
     }
     assert scaled == {"floor": [5.0, 6.0, 6.5, 7.5, 4.0], "rceil": [5.0, 6.0, 3.25, 3.75, 4.0]}
+
+
+def test_every_format_with_a_record_may_stand_in_a_recipe():
+    assert set(get_args(field_types(Quantizer)["element"])) == {*ELEMENTS, *PLAIN}

@@ -183,9 +183,7 @@ LABELS = {
         "mxfp4", "fprop.x", "fprop.w", "dgrad.g", "wgrad.g", rounding=Stochastic()
     ),
     "mxfp4, wgrad.x SR": changed("mxfp4", "wgrad.x", rounding=Stochastic()),
-    "forward bf16, backward nvfp4": replace(
-        Recipe.named("nvfp4"), fprop=Fprop(x=QUANTIZERS["bf16"], w=QUANTIZERS["bf16"])
-    ),
+    "nvfp4, forward bf16": replace(Recipe.named("nvfp4"), fprop=Fprop(x=QUANTIZERS["bf16"], w=QUANTIZERS["bf16"])),
     "mxfp4, fprop hadamard64, wgrad rht16": changed("mxfp4", rotations={"fprop": "hadamard64", "wgrad": "rht16"}),
 }
 

@@ -3,13 +3,14 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.cost import load_chip, load_model
 from fp4dse.dse.precision import Precise
 from fp4dse.kernels import backend, layer_time
-from fp4dse.kernels.layer_time import LayerTime, layer_rows, layer_times, measured_overhead
+from fp4dse.kernels.layer_time import LayerTime, layer_rows, layer_times, measured_overhead, order_statistic
 
 TINY = msgspec.structs.replace(load_model("mlp"), tokens=8)
 FIRST, SECOND = TINY.linears
@@ -19,8 +20,8 @@ FIRST, SECOND = TINY.linears
 def quick(monkeypatch):
     """The reference as it is, nothing to compile, and few turns."""
     monkeypatch.setenv("FP4DSE_EAGER", "1")
-    monkeypatch.setattr(layer_time, "LEAST_S", 0.0)
-    monkeypatch.setattr(layer_time, "MOST_S", 0.0)
+    monkeypatch.setattr(layer_time, "LOOKS", (2,))
+    monkeypatch.setattr(layer_time, "TURN_S", 0.0)
     backend.cache_clear()
     yield
     backend.cache_clear()
@@ -70,38 +71,69 @@ def test_a_time_that_is_not_steady_is_no_figure():
     assert math.isnan(measured_overhead([line(), line(SECOND, steady=False)]))
 
 
-def test_turns_go_on_until_the_five_fastest_agree(monkeypatch):
-    """The clock says what each turn took: long, but for five of them, far apart; the first two may compile."""
-    turns = iter([0.5] * 2 + ([5.0] * 7 + [1.0]) * 4 + [5.5, 1.04, 7.0])
-    now = 0.0
+def test_the_interval_of_the_median_misses_as_seldom_as_is_said():
+    """Exhaustive: each of n values is below or above the median, and all 2^n patterns are as likely."""
+    for n in (8, 12, 16):
+        below = np.array([bin(pattern).count("1") for pattern in range(2**n)])
+        for miss in (0.5, 0.05, 0.01):
+            k = order_statistic(n, miss)
+            assert np.mean((below < k) | (below > n - k)) <= miss < np.mean((below < k + 1) | (below > n - k - 1))
+    assert order_statistic(4, 0.01) == 0
 
-    def clock() -> float:
-        return now
 
-    def call() -> None:
-        nonlocal now
-        now += next(turns)
+def turns(ratio: float, noise: float, seed: int = 0) -> tuple:
+    """BF16 and a recipe that takes `ratio` of its time, beside a machine that slows both down now and then."""
+    rng = np.random.default_rng(seed)
+    now = [0.0]
 
-    monkeypatch.setattr(layer_time, "LEAST_S", 0.0)
-    monkeypatch.setattr(layer_time, "MOST_S", 1e9)
-    monkeypatch.setattr(layer_time.time, "perf_counter", clock)
-    [us], steady = layer_time._fastest_us([call], "cpu")
-    assert (us, steady) == (pytest.approx(1e6), True)
-    assert list(turns) == [7.0]
+    def base() -> float:
+        now[0] = 10 * rng.choice([1.0, 3.0])
+        return now[0]
+
+    return base, [lambda: ratio * now[0] * np.exp(noise * rng.normal())]
+
+
+def test_what_slows_both_down_does_not_count():
+    us, [ratio], steady = layer_time._paired(*turns(1.3, 0.0))
+    assert us in (10, 20, 30)
+    assert (ratio, steady) == (pytest.approx(1.3), True)
+
+
+def test_a_steady_figure_is_within_two_percent_of_the_truth_in_95_of_100_cases():
+    found = [layer_time._paired(*turns(1.3, 0.05, seed)) for seed in range(200)]
+    steady = [ratio for _, [ratio], is_steady in found if is_steady]
+    assert len(steady) > 150
+    off = sum(abs(ratio / 1.3 - 1) > 0.02 for ratio in steady)
+    assert off <= 0.05 * len(steady)
+
+
+def test_turns_end_as_soon_as_the_interval_is_narrow():
+    taken = []
+
+    def base() -> float:
+        taken.append(1.0)
+        return 1.0
+
+    layer_time._paired(base, [lambda: 1.2])
+    assert len(taken) == layer_time.LOOKS[0]
 
 
 def test_turns_that_never_agree_end_and_are_not_steady(monkeypatch):
-    now, long = 0.0, 1.0
-
-    def clock() -> float:
-        return now
-
-    def call() -> None:
-        nonlocal now, long
-        now, long = now + long, long * 1.1
-
-    monkeypatch.setattr(layer_time, "MOST_S", 100.0)
-    monkeypatch.setattr(layer_time.time, "perf_counter", clock)
-    _, steady = layer_time._fastest_us([call], "cpu")
+    _, _, steady = layer_time._paired(*turns(1.3, 1.0))
     assert not steady
-    assert now > 100
+    monkeypatch.setattr(layer_time, "MOST_S", 0.0)
+    base, others = turns(1.3, 1.0)
+    taken = []
+    layer_time._paired(lambda: taken.append(base()) or taken[-1], others)
+    assert len(taken) == layer_time.LOOKS[0]
+
+
+def test_short_calls_are_repeated_until_a_turn_is_long():
+    times = []
+
+    def clock(call: object, count: int) -> float:
+        times.append(count)
+        return 1e-4
+
+    assert layer_time._turn(lambda: None, clock)() == pytest.approx(100)
+    assert times == [1, 50]

@@ -39,6 +39,7 @@ def _row(recipe: str | Recipe = "nvfp4", seed: int = 0, loss: float | None = 0.5
         "val_loss": loss,
         "val_metric": 0.9 if finished else None,
         "metric_name": "accuracy",
+        "metric_better": "higher",
         "steps": 200,
         "train_s": 12.5,
         "setup_s": 3.0,

@@ -33,6 +33,11 @@ def test_the_knobs_of_a_sweep_are_found_under_the_names_of_its_axes():
     assert [factor.levels[factor.reference] for factor in knobs.values()] == ["nearest", "none"]
 
 
+def test_a_factor_of_many_slots_is_named_by_groups_of_them():
+    knobs = by_name({"base": "nvfp4", "axes": {"*": ["nvfp4", "ue5m3-t448"], "wgrad.x": ["nvfp4"]}})
+    assert set(knobs) == {"forward+dgrad+wgrad.g.scale"}
+
+
 def test_columns_that_change_together_are_one_factor_and_what_follows_is_carried():
     knobs = by_name(
         {"base": "nvfp4", "axes": {"*": ["mxfp4", "mxfp4-rceil", "ue5m3"], "dgrad.rotation": ["none", "rht16"]}}

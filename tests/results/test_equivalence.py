@@ -129,3 +129,9 @@ def test_a_margin_of_nothing_is_refused():
         against(generated(("*.g.rounding",)), margin=0)
     with pytest.raises(ConfigError, match="found 'feed'"):
         against(generated(("*.g.rounding",)), "feed")
+
+
+def test_labels_with_commas_stand_in_quotes(runs):
+    a, b = (Recipe.named(name) for name in ("nvfp4", "nvfp4-sr"))
+    said = compare(runs(nvfp4=[0.5, 0.6], **{"nvfp4-sr": [0.6, 0.5]}), a.config_id, b.config_id)["verdict"].iloc[0]
+    assert f'nvfp4 and "{b.label()}" are not told apart' in said

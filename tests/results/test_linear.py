@@ -68,6 +68,56 @@ def test_an_unbalanced_design_does_not_bias_the_effects():
     assert main(effects(runs), RHT, "rht16")["effect"] == pytest.approx(truth, abs=1e-4)
 
 
+def shares(found: pd.DataFrame) -> dict[tuple, float]:
+    terms = found.drop_duplicates(["kind", "factor", "with_factor"])
+    return dict(zip(zip(terms["factor"], terms["with_factor"], strict=True), terms["share"], strict=True))
+
+
+def test_shares_of_an_unbalanced_design_are_those_computed_by_hand():
+    """Log losses 0 (neither), 0 (rotation), 1 (both): the mean is 1/3, the total sum of squares 2/3. Without the
+    rotation nothing is unexplained; without rounding the two rotated recipes stand at 1/2, off by 1/2 each."""
+    runs = generated((SR, RHT), truth=lambda codes: np.where((codes[SR] == 1) & (codes[RHT] == 1), 1.0, 0.0), noise=0.0)
+    odd = runs["dgrad_g_rounding"].eq("stochastic") & runs["wgrad_rotation"].eq("none")
+    found = shares(effects(runs[~odd & runs["wgrad_rotation"].ne("rht32")]))
+    assert found == pytest.approx({(SR, None): (1 / 2) / (2 / 3), (RHT, None): 0.0}, abs=1e-6)
+
+
+def test_shares_of_a_balanced_design_are_the_classical_ones_and_sum_to_one():
+    """2 × 3, and another factor that does nothing: sums of squares from marginal means."""
+    table = np.add.outer([0.0, 0.3], [0.0, 0.1, 0.4]) + np.outer([0.0, 1.0], [0.0, 0.2, -0.1])
+    runs = generated((SR, "forward.rounding", RHT), truth=lambda codes: table[codes[SR], codes[RHT]], noise=0.0)
+    a, b = table.mean(axis=1, keepdims=True) - table.mean(), table.mean(axis=0, keepdims=True) - table.mean()
+    rest = table - table.mean() - a - b
+    total = np.square(table - table.mean()).sum()
+    truth = {(SR, None): 3 * np.square(a).sum(), (RHT, None): 2 * np.square(b).sum(), (SR, RHT): np.square(rest).sum()}
+    found = shares(effects(runs))
+    assert {term: found[term] for term in truth} == pytest.approx(
+        {t: part / total for t, part in truth.items()}, abs=1e-5
+    )
+    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_share_is_what_r_squared_falls_by_and_within_0_and_1_in_any_design(seed):
+    rng = np.random.default_rng(seed)
+    codes = [rng.choice(3, 30, p=rng.dirichlet([0.5] * 3)) for _ in range(2)]
+    blocks = [sum_to_zero(len(np.unique(c)))[np.unique(c, return_inverse=True)[1]] for c in codes]
+    design = np.hstack([np.ones((30, 1)), *blocks])
+    if undetermined(design, np.ones(30)).any():
+        pytest.skip("the two are one factor here")
+    y = rng.normal(size=(30, 1)) + design @ rng.normal(size=(design.shape[1], 1))
+    model = fit(design, y, np.ones(30), np.zeros(design.shape[1]))
+    total = np.square(y - y.mean()).sum()
+
+    def left(x: np.ndarray) -> float:
+        return np.square(y - x @ np.linalg.lstsq(x, y, rcond=None)[0]).sum()
+
+    first = slice(1, 1 + blocks[0].shape[1])
+    falls = (left(np.delete(design, first, axis=1)) - left(design)) / total
+    assert model.rise(first) / total == pytest.approx(falls, abs=1e-9)
+    assert 0 <= falls <= 1
+
+
 def test_recipes_with_more_seeds_weigh_no_more():
     runs = generated((SR, RHT), truth=lambda codes: 0.1 * codes[SR] * codes[RHT], noise=0.0, seeds=4)
     fewer = runs[runs["seed"].eq(0) | runs["recipe_label"].isin(["recipe 0", "recipe 5", "bf16"])]

@@ -122,6 +122,13 @@ def test_words_pick_recipes(seen):
     assert run(seen, "document.getElementById('page-says').textContent") == "24 recipes, page 1 of 2"
 
 
+def test_a_column_of_which_more_is_better_is_sorted_so_at_once(seen):
+    seen.execute_script("document.querySelectorAll('#recipes-table th button')[3].click()")
+    chances = [float(text.removesuffix(" %")) for text in cells(seen, 3) if text != "–"]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > chances[-1]
+
+
 def test_the_table_sorts_both_ways_and_has_pages(seen):
     def gaps() -> list[float]:
         texts = [re.match(r"[+−][\d.]+", text) for text in cells(seen, 2)]

@@ -48,7 +48,8 @@ def cells(text: str) -> dict[str, list[str]]:
     said = [
         [html.unescape(re.sub("<br>", " | ", c)) for c in re.findall(r"(?s)<td[^>]*>(.*?)</td>", row)] for row in rows
     ]
-    return {row[0]: [" ".join(re.sub("<[^>]+>", "", cell).split()) for cell in row[1:]] for row in said}
+    plain = [[" ".join(re.sub("<[^>]+>", "", cell).split()) for cell in row] for row in said]
+    return {row[0]: row[1:] for row in plain}
 
 
 def test_a_slot_has_the_shares_of_the_last_step_mean_over_seeds(trained):

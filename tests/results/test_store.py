@@ -462,3 +462,12 @@ def test_what_was_recorded_is_a_view_with_a_line_for_each_number(store, row, joi
     assert [(*line[:3], None if pd.isna(line[3]) else line[3]) for line in found.itertuples(index=False)] == expected
     ids = store.runs(["run_id", "seed"]).set_index("seed")["run_id"]
     assert store.recorded(list(ids)) == {ids[0]: RECORDED}
+
+
+def test_runs_of_some_recipes_come_with_their_baselines_and_the_same_gaps(store, row):
+    losses = {"bf16": 0.5, "nvfp4": 0.6, "mxfp4": 0.7}
+    store.add([row(name, seed, loss + seed / 10) for name, loss in losses.items() for seed in range(2)], "a")
+    some, every = store.runs(recipes=[row("nvfp4")["config_id"]]), store.runs()
+    assert set(some["recipe_name"]) == {"bf16", "nvfp4"}
+    assert some["gap"].tolist() == every[every["recipe_name"].isin(["bf16", "nvfp4"])]["gap"].tolist()
+    assert set(store.runs(recipes=[])["recipe_name"]) == {"bf16"}

@@ -8,7 +8,7 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.results import noise_floor, pareto_table, records, summarize
-from fp4dse.results.tables import setting_titles
+from fp4dse.results.tables import metric_title, setting_titles
 
 LOSSES = {"bf16": 0.5, "nvfp4": 0.55, "mxfp4": 0.7, "nvfp4-sr": 0.6, "nvfp4-sr-rht": 0.52, "mxfp4-sr-rht": 0.9}
 
@@ -50,7 +50,21 @@ def test_it_states_the_baseline_the_noise_floor_and_what_diverged(runs):
     assert "diverged 1/3" in text
     assert "6 recipes" in text
     assert "1 diverged, 0 failed" in text
-    assert "accuracy" in text
+    assert "accuracy ↑ 0.9000" in text
+
+
+@pytest.mark.parametrize(("better", "title"), [("lower", "fid ↓"), ("higher", "fid ↑"), (None, "fid")])
+def test_the_metric_stands_with_the_way_that_is_better(row, better, title):
+    shared = {"metric_name": "fid", "metric_better": better}
+    runs = pd.DataFrame([row(name, 0, value, **shared) for name, value in (("bf16", 0.5), ("nvfp4", 0.6))])
+    assert metric_title(summarize(runs)) == metric_title(noise_floor(runs)) == title
+    assert f"{title} 0.9000" in table(runs)
+
+
+def test_without_a_metric_the_loss_stands_there_and_lower_is_better(row):
+    runs = pd.DataFrame([row("nvfp4", 0, 0.6, val_metric=None, metric_name=None, metric_better=None)])
+    assert metric_title(runs) is None
+    assert "val loss ↓" in table(runs)
 
 
 def test_there_is_no_colour_code_in_it(runs):

@@ -12,6 +12,9 @@ SETTING = {
     "rev_quantizers": 1,
     "rev_engine": 1,
     "rev_task": 1,
+    "metric_name": "accuracy",
+    "metric_better": "higher",
+    "val_metric": 0.5,
     "steps": 10,
 }
 

@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, recipe_to_toml
+from fp4dse.results import open_store
 from fp4dse.sweeps.arguments import (
     default_store,
+    find_recipe,
     find_space,
     find_stored,
     latest_store,
@@ -86,6 +88,24 @@ def test_a_recipe_of_a_store_is_found_by_name_id_label_and_file(tmp_path):
     for text in ("mxfp4", "nvfp4, wgrad", "0" * 16):
         with pytest.raises(ConfigError, match="accepted: one that was trained here: nvfp4, a label"):
             find_stored(text, runs)
+
+
+def test_a_trained_recipe_is_found_by_what_tables_call_it_and_shown_from_its_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    axes = {"*.g.rounding": ["nearest", "stochastic"], "wgrad.rotation": ["rht16"], "training.loss_scale": [8.0]}
+    recipes = list(Space(base="mxfp4", axes=axes).recipes())
+    store = open_store(default_store("mine"), create=True)
+    store.add([row(recipe, 0, 0.5) for recipe in recipes], "rows")
+    (store.path / "state.json").write_text("{}")
+    short = recipes[1].label().removesuffix(", wgrad rht16, loss scale 8")
+    assert short != recipes[1].label()
+    assert find_stored(short, store.runs()) == recipes[1].config_id
+    for text in (short, recipes[1].label(), recipes[1].config_id):
+        assert find_recipe(text, None) == recipes[1]
+        assert find_recipe(text, str(store.path)) == recipes[1]
+    assert find_recipe("nvfp4", None) == Recipe.named("nvfp4")
+    with pytest.raises(ConfigError, match="or a label or config_id that runs/mine/store holds"):
+        find_recipe("nvfp5", None)
 
 
 def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):

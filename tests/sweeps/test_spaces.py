@@ -20,6 +20,7 @@ COUNTS = {
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),
     "scales": (80, 12, {}, 68),
+    "slots": (64, 0, {"that is the baseline": 1}, 63),
     "tensor-scaling": (27, 0, {}, 27),
     "zoo": (28, 0, {}, 28),
 }

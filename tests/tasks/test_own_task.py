@@ -9,7 +9,7 @@ import pytest
 from fp4dse import cli
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
-from fp4dse.tasks import Job, Lane, get_task
+from fp4dse.tasks import TASKS, Job, Lane, get_task
 from fp4dse.tasks.worker import task_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-task.md").read_text(encoding="utf-8")
@@ -85,3 +85,9 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(example):
 def test_an_own_task_takes_no_data(example):
     with pytest.raises(ConfigError, match="names its own data"):
         get_task("tumours.py", "SMALL", "table.csv:price")
+
+
+def test_every_task_of_ours_that_has_a_metric_says_which_way_it_is_better():
+    tasks = [task for presets in TASKS.values() for task in presets.values()]
+    ways = {task.metric_name: task.better for task in tasks}
+    assert ways == {None: None, "accuracy": "higher", "fid": "lower", "bits_per_byte": "lower"}

@@ -15,11 +15,11 @@ RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
 H200, L40S = {"device_class": "H200"}, {"device_class": "L40S"}
 
 
-def answers(tmp_path, rows, objectives=("gap",)) -> Answers:
+def answers(tmp_path, rows, objectives=("gap",), **context) -> Answers:
     store = open_store(tmp_path / "store", create=True)
     store.add(rows, "rows")
-    found = Answers(store, {**SETTING, "device_class": "unknown"}, objectives)
-    found.read()
+    found = Answers(store, {**SETTING, "device_class": "unknown", **context}, objectives)
+    found.read([of["config_id"] for of in rows])
     return found
 
 
@@ -56,10 +56,46 @@ def test_other_tasks_and_other_data_say_nothing(tmp_path):
     assert answers(tmp_path, rows).values == {}
 
 
+@pytest.mark.parametrize(("better", "best"), [("lower", 0), ("higher", 2)])
+def test_the_front_of_a_metric_is_where_the_task_says(tmp_path, better, best):
+    way = {"metric_better": better}
+    metrics = zip(RECIPES, (0.2, 0.4, 0.6), strict=True)
+    rows = [row(recipe, 0, 1.0, val_metric=value, **way) for recipe, value in metrics]
+    found = answers(tmp_path, [row(BF16, 0, 1.0, **way), *rows], ["metric"], **way)
+    (front,) = found.front([recipe.config_id for recipe in RECIPES])
+    assert (front["config_id"], front["metric"]) == (RECIPES[best].config_id, (0.2, 0.4, 0.6)[best])
+
+
+def test_only_what_is_asked_for_is_looked_up_and_earlier_answers_stay(tmp_path):
+    rows = [row(BF16, 0, 1.0), *(row(recipe, 0, 2.0) for recipe in RECIPES)]
+    found = answers(tmp_path, rows[:2])
+    found.store.add(rows[2:], "more")
+    found.store.add([row(RECIPES[0], 1, 8.0), row(BF16, 1, 1.0)], "another seed")
+    found.read([RECIPES[1].config_id])
+    assert found.values.keys() == {BF16.config_id, RECIPES[0].config_id, RECIPES[1].config_id}
+    assert found.values[RECIPES[0].config_id] == [pytest.approx(math.log(2))]
+    found.read([RECIPES[0].config_id])
+    assert found.values[RECIPES[0].config_id] == [pytest.approx(math.log(4))]
+
+
+def test_what_no_longer_has_an_answer_loses_the_one_that_it_had(tmp_path):
+    found = answers(tmp_path, [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)])
+    found.store.invalidate("quantizers", 2)
+    found.read([RECIPES[0].config_id])
+    assert RECIPES[0].config_id not in found.values
+    assert found.states.get(RECIPES[0].config_id) is None
+
+
+def test_rows_of_an_older_cost_model_are_answered_with_the_overhead_of_this_one(tmp_path):
+    old = row(RECIPES[0], 0, 2.0, overhead=9.0, overhead_of="llama-1b b200 1")
+    found = answers(tmp_path, [row(BF16, 0, 1.0), old, row(RECIPES[1], 0, 2.0)], ["overhead"])
+    assert found.values[RECIPES[0].config_id] == [overhead(RECIPES[0])]
+
+
 def test_every_objective_is_a_number_of_the_recipe(tmp_path):
     found = answers(tmp_path, [row(BF16, 0, 1.0), row(RECIPES[0], 0, 2.0)], list(OBJECTIVES))
     told = dict(zip(OBJECTIVES, found.values[RECIPES[0].config_id], strict=True))
-    assert (told["gap"], told["loss"]) == (pytest.approx(math.log(2)), 2.0)
+    assert (told["gap"], told["loss"], told["metric"]) == (pytest.approx(math.log(2)), 2.0, -0.5)
     assert told["points"] == points(RECIPES[0])
     assert told["bits"] == bits_per_element(RECIPES[0])
     assert told["overhead"] == overhead(RECIPES[0])

@@ -214,6 +214,7 @@ def test_seeds_and_rates_of_the_space_are_taken_unless_others_are_given(tmp_path
         ({"objectives": ["gap", "speed"]}, "--objectives: found 'speed'; accepted: some of gap, overhead"),
         ({"objectives": []}, "--objectives"),
         ({"objectives": ["loss", "gap", "loss"]}, "--objectives: found 'loss'"),
+        ({"objectives": ["metric"]}, "regression has no metric of which it says whether higher or lower is better"),
         ({"trials": 0}, "--trials: found 0"),
         ({"batch": 0}, "--batch: found 0"),
         ({"tasks": [("chess", "small")]}, "chess"),
