@@ -44,16 +44,16 @@ def _position(x, unit, largest):
 
 
 @triton.jit
-def _second_largest(grid):
-    _, inv_ulps, largest = grid
+def _second_largest(points):
+    _, inv_ulps, largest = points
     return as_float(as_int(largest) - 1 & -(1 << 23 - mantissa_of(inv_ulps)))
 
 
 @triton.jit
-def _interval(magnitude, grid):
+def _interval(magnitude, points):
     """`estimators._interval` by the bits: up to the second smallest binade's start all intervals are equal."""
-    pmin, inv_ulps, _ = grid
-    low = tl.minimum(magnitude, _second_largest(grid))
+    pmin, inv_ulps, _ = points
+    low = tl.minimum(magnitude, _second_largest(points))
     uniform = low < pmin * 2
     step = pmin * inv_ulps
     steps = tl.floor(low * tl.div_rn(1.0, pmin) * inverse_of_power(inv_ulps))
@@ -63,33 +63,33 @@ def _interval(magnitude, grid):
 
 
 @triton.jit
-def _relaxed(z, q, grid, numbers_ptr, knots_ptr, KIND: tl.constexpr, MASKED: tl.constexpr):
+def _relaxed(z, q, points, numbers_ptr, knots_ptr, KIND: tl.constexpr, MASKED: tl.constexpr):
     """The derivative of a relaxation at z, where the forward pass made q of it: one of `estimators.FACTORS`.
 
-    grid: smallest binade, step relative to a binade, and largest number. knots_ptr: None for a spline of thirds.
+    points: the grid's smallest binade, step relative to a binade, largest. knots_ptr: None for a spline of thirds.
     Masked relaxations count in the last interval alone, which is the same for all.
     """
-    magnitude, largest = tl.abs(z), grid[2]
+    magnitude, largest = tl.abs(z), points[2]
     place = largest if MASKED else magnitude
     a, b, c = tl.load(numbers_ptr), tl.load(numbers_ptr + 1).to(tl.float32), tl.load(numbers_ptr + 2).to(tl.float32)
     if KIND == "clipped":
         out = tl.where(magnitude <= largest, 1.0, 0.0)
     elif KIND == "dge":
-        centre, width = _interval(place, grid)
+        centre, width = _interval(place, points)
         t = tl.div_rn(magnitude - centre, width * 0.5)
         out = tl.where(magnitude <= largest, smaller(power(tl.abs(t), a) * b, c), 0.0)
     elif KIND == "power-law":
-        centre, width = _interval(place, grid)
+        centre, width = _interval(place, points)
         u = tl.abs(magnitude - centre)
         out = tl.where(u > 0, power(u, a) * b * (width * 0.5), 0.0)
     elif KIND == "sigmoid":
-        centre, width = _interval(place, grid)
+        centre, width = _interval(place, points)
         e = exp_nonpositive(-tl.abs(tl.div_rn((magnitude - centre) * 12.0, width * a.to(tl.float32))))
         half = e + 1.0
         out = larger(tl.div_rn(e, half * half) * b, c)
     elif KIND == "spline":
         if knots_ptr is None:
-            centre, width = _interval(place, grid)
+            centre, width = _interval(place, points)
             slope = tl.where(tl.abs(magnitude - centre) * 6.0 < width, 3.0, 0.0)
         else:
             slope = place * 0.0 + tl.load(knots_ptr + _KNOTS).to(tl.float32)
@@ -98,7 +98,7 @@ def _relaxed(z, q, grid, numbers_ptr, knots_ptr, KIND: tl.constexpr, MASKED: tl.
                 slope = tl.where(place < knot.to(tl.float32), slope, after.to(tl.float32))
         out = larger(slope, a.to(tl.float32))
     elif KIND == "trust":
-        coarsest = power_below(_second_largest(grid)) * grid[1]
+        coarsest = power_below(_second_largest(points)) * points[1]
         out = tl.where(tl.abs(q - z) <= coarsest * 0.5, 1.0, 0.0)
     else:
         out = tl.full(z.shape, 1.0, tl.float32)
@@ -135,13 +135,13 @@ def _rounded_slope(
             pmin * 0 + 1.0,
             as_float(as_int(pmin) * 0 + _E8M0_MAX),
         )
-    grid = pmin, inv_ulps, largest
+    points = pmin, inv_ulps, largest
     if CODEC == "softmax":
         amax = soft_maximum(magnitude, amax)
     wanted = amax * slope
     encode = tl.load(numbers[5][1] + _ENCODE) > 0
-    u = _position(tl.where(encode, dec, wanted), tl.where(encode, wanted, dec), grid[2])
-    return _relaxed(u, u, grid, numbers_ptr, None, KIND, MASKED) * slope
+    u = _position(tl.where(encode, dec, wanted), tl.where(encode, wanted, dec), points[2])
+    return _relaxed(u, u, points, numbers_ptr, None, KIND, MASKED) * slope
 
 
 @triton.jit(do_not_specialize=["rows", "site", "stream"])
@@ -201,8 +201,8 @@ def _kernel(
 
     unit = scale * dec
     z = _position(x, unit, largest)
-    grid = numbers[2][0], numbers[2][1], largest
-    factor = _relaxed(z, q, grid, numbers_ptr, numbers_ptr + 6, ELEMENT, MASKED)
+    points = numbers[2][0], numbers[2][1], largest
+    factor = _relaxed(z, q, points, numbers_ptr, numbers_ptr + 6, ELEMENT, MASKED)
     usable = (amax < numbers[1][2])[:, None] & (scale == scale)
     factor = tl.where(usable, factor, float("nan"))
     out = g * factor
