@@ -434,9 +434,10 @@ print(result.stored, result.done, "torch" in sys.modules)
 
 def test_a_driver_that_goes_on_starts_its_jobs_without_torch(tmp_path):
     worker = (sys.executable, FAKE, "ok")
+    own = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}  # other tests may have asked for the same facts
     said = [
         subprocess.check_output(
-            [sys.executable, "-c", DRIVER_WITH_SEEDS, seeds, tmp_path / "store", *worker], text=True
+            [sys.executable, "-c", DRIVER_WITH_SEEDS, seeds, tmp_path / "store", *worker], text=True, env=own
         ).split()
         for seeds in "12"
     ]
