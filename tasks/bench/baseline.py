@@ -60,7 +60,17 @@ class EagerNumerics:
             return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
         return torch.bmm(a, b.mT)
 
-    def forward(self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False)):
+    def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """Nothing is rounded ahead."""
+        return dtype
+
+    def looks_back(self, layer: int) -> bool:
+        """The backward pass needs nothing that the forward pass made of x."""
+        return False
+
+    def forward(
+        self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
+    ):
         from fp4dse.kernels.lanes import Forward
 
         return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)

@@ -108,9 +108,10 @@ def _mlp(device: str) -> list[Measure]:
 
     def memory() -> tuple[float, str]:
         recipe = [with_amax(Recipe.named("nvfp4"), "held")]
-        four, eight, many = (peak_bytes(task, recipe, device, n) for n in (4, 8, lanes))
-        lane = (eight - four) / 4
-        return many / (1.1 * lanes * lane + 2**28), f"{many / 2**20:.0f} MiB, a lane {lane / 2**20:.1f}"
+        one, many = (peak_bytes(task, recipe, device, n) for n in (1, lanes))
+        further = (many - one) / (lanes - 1)
+        note = f"{many / 2**20:.0f} MiB; a lane alone {one / 2**20:.1f}, each further one {further / 2**20:.1f}"
+        return many / (1.1 * lanes * one + 2**28), note
 
     each, fp4 = "µs a lane and step", "nvidia-nvfp4"
     return [
