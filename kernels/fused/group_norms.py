@@ -66,13 +66,6 @@ def _whole(rows: int, groups: int, of_group: int, line: int = _LINE) -> _Tile | 
     return tile if tile.rows + tile.channels <= held else None
 
 
-def _read_once(norm: _Norm) -> _Tile | None:
-    """All rows of some groups, if a program holds them and reads neighbours: leaves of other trees than those of powers
-    of two lie apart in memory, which takes longer than to read it three times."""
-    of_group = norm.of_group
-    return _whole(norm.x.shape[1], norm.groups, of_group) if of_group & (of_group - 1) == 0 else None
-
-
 def _part(rows: int, channels: int) -> _Tile:
     wide = min(_bits(channels), _LONG_LINE)
     return _Tile(min(_PART - wide, _bits(rows)), wide)
@@ -135,7 +128,7 @@ def group_norm(
     (images, rows, channels), x = norm.x.shape, norm.x
     y, moments = torch.empty_like(x), x.new_empty(3, images, groups, dtype=torch.float32)
     mean, variance, inverse = moments
-    whole = _read_once(norm)
+    whole = _whole(rows, groups, norm.of_group)
     if whole is None:
         _moments(norm, _sums(norm, "x"), mean)
         _moments(norm, _sums(norm, "squares", mean), variance, inverse, eps=eps)
@@ -164,7 +157,7 @@ def group_norm_gradient(
     (images, rows, channels), x, g = norm.x.shape, norm.x, g.contiguous()
     dx, sums = torch.empty_like(x), x.new_empty(2, images, channels, dtype=torch.float32)
     means = mean
-    whole = _read_once(norm)
+    whole = _whole(rows, groups, norm.of_group)
     if whole is None:
         means = x.new_empty(2, images, groups, dtype=torch.float32)
         _moments(norm, _sums(norm, "gradients", mean, inverse, g), means, sums=sums)

@@ -25,7 +25,7 @@ def place(request):
         yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.pointwise"))
         return
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("numbers", "pointwise"):
+        for name in ("numbers", "elementary", "pointwise"):
             spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
             module = importlib.util.module_from_spec(spec)
             patch.setitem(sys.modules, spec.name, module)
