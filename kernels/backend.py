@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from fp4dse.kernels import native, reference
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import by_scales
 
@@ -45,9 +46,9 @@ class Backend(msgspec.Struct, frozen=True):
     why_not: tuple[str, ...] = ()
     draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
-    codecs: tuple[str, ...] = fused.CODECS
+    codecs: tuple[str, ...] = limits.CODECS
     adaptive: bool = True
-    rotations: tuple[int, ...] = fused.ROTATIONS
+    rotations: tuple[int, ...] = limits.ROTATIONS
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
@@ -68,7 +69,7 @@ def why_not_compiled(device: str) -> str | None:
 def backend(device: str) -> Backend:
     """The backend for a device: `triton` or `compiled` where possible, else `eager` with the reason."""
     if torch.device(device).type == "cuda":
-        reason = fused.why_not_fused(device)
+        reason = limits.why_not_fused(device)
         if reason:
             return _eager(reason)
         kernels = {"operand": fused.operand, "by_scales": by_scales, "words": _words, "through": fused.through}

@@ -25,14 +25,8 @@ from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import form, numbers, rounded_slope, through
-from fp4dse.kernels.fused.operators import (
-    BLOCKS,
-    features,
-    rotated_maxima,
-    squares,
-    why_not_squares,
-    why_not_through,
-)
+from fp4dse.kernels.fused.limits import BLOCKS, features, why_not_squares, why_not_through
+from fp4dse.kernels.fused.operators import rotated_maxima, squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 

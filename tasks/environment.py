@@ -95,7 +95,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     import torch
 
     from fp4dse.kernels import why_not_compiled
-    from fp4dse.kernels.fused.operators import why_not_fused
+    from fp4dse.kernels.fused.limits import why_not_fused
     from fp4dse.kernels.gemm import GEMMS
     from fp4dse.kernels.native import why_not_native
 

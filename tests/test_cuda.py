@@ -17,6 +17,7 @@ from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.batched import is_large
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
 from fp4dse.tasks import TASKS, Lane, get_task, train
@@ -66,7 +67,7 @@ def operand_arguments(shape, dtype=torch.bfloat16):
     tables = descriptor(lanes, "cuda")
     seeds, step = torch.arange(shape[0], device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
     x = torch.randn(shape, device="cuda").to(dtype)
-    return x, False, 16, *tables, list(fused.features(*tables)), seeds, step, 5
+    return x, False, 16, *tables, list(limits.features(*tables)), seeds, step, 5
 
 
 def test_the_fused_kernels_are_taken():
@@ -81,7 +82,7 @@ def test_large_operands_have_the_bits_of_the_reference(shape, columns, dtype):
     x = x.mT.contiguous() if columns else x
     for of_x in (dtype, torch.float32):
         values, dec = fused.operand(x, columns, *rest, None, of_x)
-        expected, expected_dec = fused.unfused_operand(x, columns, *rest)
+        expected, expected_dec = unfused.operand(x, columns, *rest)
         assert torch.equal(values, expected.to(of_x))
         assert torch.equal(dec, expected_dec)
 
@@ -99,10 +100,10 @@ def test_large_operands_rotated_packed_and_of_both_orientations_have_the_bits_of
             arguments = x, columns, block, *tables, seeds, step, site
             turned = rotations[n], signs[n]
             if dtype == torch.uint8:
-                expected = fused.unfused_packed(*arguments, lanes, *turned)
+                expected = unfused.packed(*arguments, lanes, *turned)
                 alone = fused.packed(*arguments, None, *turned)
             else:
-                expected = fused.unfused_operand(*arguments, *turned)
+                expected = unfused.operand(*arguments, *turned)
                 alone = fused.operand(*arguments, None, dtype, *turned)
             together = got[n * len(alone) : (n + 1) * len(alone)]
             for a, b, c in zip(alone, together, expected, strict=True):
@@ -121,7 +122,7 @@ def test_a_captured_graph_draws_anew_at_every_step():
         step.add_(1)
     seen = []
     for _ in range(3):
-        expected, expected_dec = fused.unfused_operand(*arguments)
+        expected, expected_dec = unfused.operand(*arguments)
         graph.replay()
         assert torch.equal(values.float(), expected)
         assert torch.equal(dec, expected_dec)
@@ -132,7 +133,7 @@ def test_a_captured_graph_draws_anew_at_every_step():
 def test_torch_compile_takes_the_operator():
     arguments = operand_arguments((2, 64, 128))
     compiled = torch.compile(lambda *a: fused.operand(*a, None, torch.float32)[0] * 2, fullgraph=True)
-    assert torch.equal(compiled(*arguments), fused.unfused_operand(*arguments)[0] * 2)
+    assert torch.equal(compiled(*arguments), unfused.operand(*arguments)[0] * 2)
 
 
 def test_the_operators_do_not_wait_for_the_device():

@@ -61,6 +61,6 @@ def has_kernels(x: Tensor) -> bool:
     """Whether x lies where the fused kernels run."""
     if not x.is_cuda:
         return False
-    from fp4dse.kernels.fused.operators import takes
+    from fp4dse.kernels.fused.limits import takes
 
     return takes(x.device)

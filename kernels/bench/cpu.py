@@ -27,7 +27,7 @@ from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.kernels.backend import backend
 from fp4dse.kernels.bench.table import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.memory import keep_freed_memory
 
 EDGE, ROUNDS = 4096, 30
@@ -152,12 +152,12 @@ def _ours(x: Tensor, q: Quantizer) -> tuple[Call, int]:
     """The call to time, by the path that training takes, and the number of elements that are not the reference's."""
     path = backend("cpu")
     floats, ints = descriptor([q, q])
-    arguments = x, False, int(q.block), floats, ints, fused.features(floats, ints), torch.arange(2), torch.tensor(0), 0
+    arguments = x, False, int(q.block), floats, ints, limits.features(floats, ints), torch.arange(2), torch.tensor(0), 0
 
     def call() -> tuple[Tensor, Tensor]:
-        return fused.unfused_operand(*arguments, decode=path.decode_operand, draws=path.draws)
+        return unfused.operand(*arguments, decode=path.decode_operand, draws=path.draws)
 
-    expected = fused.unfused_operand(*arguments)
+    expected = unfused.operand(*arguments)
     return call, sum(int((a != b).sum()) for a, b in zip(call(), expected, strict=True))
 
 

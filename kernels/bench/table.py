@@ -21,6 +21,7 @@ from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
@@ -68,7 +69,7 @@ def bench(device: str) -> Iterator[Timing]:
 
         yield from on_cpu()
         return
-    if reason := fused.why_not_fused(device):
+    if reason := limits.why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
     with torch.cuda.device(device):
         yield from _on_gpu(torch.bfloat16, _cases())
@@ -148,7 +149,7 @@ def _copy_us(x: Tensor) -> float:
 def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
     """The call to time, the number of outputs in which it differs from the reference, and the bytes that it writes."""
     floats, ints = descriptor(case.quantizers, "cuda")
-    features, block = fused.features(floats, ints), int(case.quantizers[0].block)
+    features, block = limits.features(floats, ints), int(case.quantizers[0].block)
     step = torch.zeros((), dtype=torch.int64, device="cuda")
     seeds, site = torch.arange(len(x), device="cuda"), 7
     flips = signs(seeds, step, step, case.rotation) if case.rotation else None
@@ -175,9 +176,9 @@ def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
     expected: list[Tensor] = []
     for one in single:
         if case.packed:
-            expected += fused.unfused_packed(*one, case.quantizers, *turned)
+            expected += unfused.packed(*one, case.quantizers, *turned)
         else:
-            expected += fused.unfused_operand(*one, *turned)
+            expected += unfused.operand(*one, *turned)
     wrong = sum(int((a != b.to(a.dtype)).sum().item()) for a, b in zip(got, expected, strict=True))
     return chosen, wrong, sum(t.nbytes for t in got)
 

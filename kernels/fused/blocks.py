@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.fused.limits import WIDE
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
@@ -24,7 +25,6 @@ from fp4dse.kernels.fused.numbers import (
     round_wide,
     smaller,
 )
-from fp4dse.kernels.fused.operators import WIDE
 from fp4dse.kernels.fused.trees import lane_sum, plus
 
 KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; the others: see `by_scales`

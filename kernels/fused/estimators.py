@@ -23,8 +23,8 @@ from fp4dse.kernels.fused.codecs import encoded, exponentials, soft_maximum
 from fp4dse.kernels.fused.elementary import exp_nonpositive, power
 from fp4dse.kernels.fused.grids import grid, is_large
 from fp4dse.kernels.fused.launch import factor, flags, together
+from fp4dse.kernels.fused.limits import span
 from fp4dse.kernels.fused.numbers import as_float, as_int, inverse_of_power, mantissa_of, power_below, smaller
-from fp4dse.kernels.fused.operators import span
 from fp4dse.kernels.fused.tiles import put, rotated, singles, tile
 
 _PRESCALE, _POSTSCALE, _ENCODE = column("prescale"), column("postscale"), column("encode")

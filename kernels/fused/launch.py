@@ -18,7 +18,7 @@ from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.fused.blocks import block_maximum, larger
 from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
-from fp4dse.kernels.fused.operators import span
+from fp4dse.kernels.fused.limits import span
 from fp4dse.kernels.fused.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.fused.tiles import load, rotated, tile
 

@@ -2,7 +2,7 @@
 
 Through `blocks.cut` and `join` a weight is copied twice more than it is quantized. A program takes E rows, of which a
 run of columns is several tiles. The transposed operand is the same tensor seen the other way, since a tile's scale does
-not care; only what depends on the order of a tile's elements does (`operators.why_not_squares`).
+not care; only what depends on the order of a tile's elements does (`limits.why_not_squares`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.arithmetic import activations, adam
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused.operators import features, unfused_operand
+from fp4dse.kernels.fused import unfused
+from fp4dse.kernels.fused.limits import features
 
 replace = msgspec.structs.replace
 NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")
@@ -61,7 +62,7 @@ def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, 
     seeds = torch.arange(len(x)) if seeds is None else torch.tensor(list(seeds))
     common = given, columns, quantizers[0].block, *tables, features(*tables), seeds, torch.tensor(step), site
     got = native.operand(*common, amax)
-    for ours, theirs in zip(got, unfused_operand(*common), strict=True):
+    for ours, theirs in zip(got, unfused.operand(*common), strict=True):
         assert ours.shape == theirs.shape
         assert same(ours, theirs)
 

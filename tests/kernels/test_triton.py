@@ -18,6 +18,7 @@ from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
@@ -27,7 +28,7 @@ tl = pytest.importorskip("triton.language", reason="triton is not installed")
 NAMED = {
     name: q for name, q in QUANTIZERS.items() if not q.is_plain and isinstance(q.block, int) and q.codec == "block"
 }
-OWN_WAY = {name: q for name, q in QUANTIZERS.items() if isinstance(q.block, int) and q.codec in fused.CODECS[1:]}
+OWN_WAY = {name: q for name, q in QUANTIZERS.items() if isinstance(q.block, int) and q.codec in limits.CODECS[1:]}
 OWN_WAY["soft-nvfp4"] = msgspec.structs.replace(QUANTIZERS["nvfp4"], scaling="softmax")
 SEEDS, STEP, SITE = (3, -5, 2**40 + 7), 11, 77
 
@@ -55,7 +56,7 @@ def arguments_for(x, quantizers, columns=False, site=SITE, step=STEP, block=None
     tables = descriptor(quantizers)
     x = x.mT.contiguous() if columns else x
     seeds = torch.tensor((SEEDS * len(x))[: len(x)])
-    return x, columns, block or quantizers[0].block, *tables, fused.features(*tables), seeds, torch.tensor(step), site
+    return x, columns, block or quantizers[0].block, *tables, limits.features(*tables), seeds, torch.tensor(step), site
 
 
 def to(device, arguments):
@@ -70,7 +71,7 @@ def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, bl
     arguments = arguments_for(x, quantizers, columns, step=step, block=block)
     codec = quantizers[0].codec
     got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs), codec)
-    values, dec = fused.unfused_operand(*arguments, rotation, signs, codec)
+    values, dec = unfused.operand(*arguments, rotation, signs, codec)
     return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
@@ -222,12 +223,12 @@ def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference(place):
 def test_every_output_is_written_and_nothing_else(place, columns):
     q = NAMED["nvfp4"]
     tables = [t.to(place.device) for t in descriptor([q, q])]
-    features = fused.features(*tables)
+    features = limits.features(*tables)
     x = torch.randn(2, 32, 37, device=place.device) if columns else torch.randn(2, 37, 32, device=place.device)
     seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
     maxima = place.module.tensor_maxima(x)
     arguments = x, columns, 16, *tables, features, seeds, step, 0
-    values, codes = fused.unfused_operand(*arguments), fused.unfused_packed(*arguments, [q, q])
+    values, codes = unfused.operand(*arguments), unfused.packed(*arguments, [q, q])
     for expected, poison in ((values, float("nan")), (codes, 255)):
         guarded = [guard(t, poison) for t in expected]
         out, *scales, dec = (inner for _, inner in guarded)
@@ -290,11 +291,11 @@ def test_packed_operands_are_those_of_the_reference(place, name, columns):
     for dtype, kinds in itertools.product((torch.bfloat16, torch.float32), ([q, q], lanes)):  # without draws, with them
         x = odd_rows(2, 3 * q.block, 14).to(dtype)
         arguments = arguments_for(x, kinds, columns)
-        expected = fused.unfused_packed(*arguments, kinds)
+        expected = unfused.packed(*arguments, kinds)
         got = fused.packed(*to(place.device, arguments), None)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
     codes, scales, _ = expected
-    values, _ = fused.unfused_operand(*arguments)
+    values, _ = unfused.operand(*arguments)
     unpacked = unpack(codes.view(2, -1, q.block // 2), scales.view(2, -1), lanes)
     assert_same_bits([unpacked.view(values.shape)], [values])
 
@@ -316,13 +317,13 @@ def test_codes_are_right_at_every_midpoint_and_for_every_bfloat16_number(place, 
         arguments = arguments_for(x[None], [q])
         codes, scales, _ = fused.packed(*to(place.device, arguments), None)
         assert len(scales.unique()) == 1
-        assert torch.equal(codes.cpu(), fused.unfused_packed(*arguments, [q])[0])
+        assert torch.equal(codes.cpu(), unfused.packed(*arguments, [q])[0])
 
 
 def test_packed_operands_are_rotated_too(place):
     lanes = [NAMED["nvfp4"]] * 2
     arguments, signs = arguments_for(odd_rows(2, 64), lanes), signs_of(2, 32)
-    expected = fused.unfused_packed(*arguments, lanes, 32, signs)
+    expected = unfused.packed(*arguments, lanes, 32, signs)
     got = fused.packed(*to(place.device, (*arguments, None, 32, signs)))
     assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
 
@@ -347,9 +348,9 @@ def test_both_operands_are_those_of_two_calls(place, rotations, dtype):
     expected = []
     for one, q, size, s in zip((rows, columns), lanes, rotations, signs, strict=True):
         if dtype == torch.uint8:
-            expected += fused.unfused_packed(*one, q, size, s)
+            expected += unfused.packed(*one, q, size, s)
         else:
-            values, dec = fused.unfused_operand(*one, size, s)
+            values, dec = unfused.operand(*one, size, s)
             expected += [values.to(dtype), dec]
     _, _, blocks, floats, ints, features, seeds, step, sites = ([a, b] for a, b in zip(rows, columns, strict=True))
     keys = [*features[0], *features[1]], seeds[0], step[0], sites
@@ -378,7 +379,7 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     x, floats, ints = (t.to(place.device) for t in (x, *descriptor([q])))
     keys = torch.arange(1, device=place.device), torch.tensor(0, device=place.device), 0
     maximum = torch.tensor([9.0], device=place.device)
-    got = fused.operand(x, False, 16, floats, ints, fused.features(floats, ints), *keys, maximum, torch.float32)
+    got = fused.operand(x, False, 16, floats, ints, limits.features(floats, ints), *keys, maximum, torch.float32)
     assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
 
 
@@ -421,7 +422,7 @@ def agree_with_the_reference(place, monkeypatch, recipes, stages, dtype=torch.fl
 def test_the_operator_is_sound(place):
     tables = [t.to(place.device) for t in descriptor([NAMED["nvfp4"]] * 2)]
     keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
-    common = 16, *tables, list(fused.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
+    common = 16, *tables, list(limits.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
     for columns in (False, True):
         arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
         with_codec = *arguments, 0, None, "razer"
@@ -435,7 +436,7 @@ def test_the_operator_is_sound(place):
 
 
 def test_the_kernel_heeds_every_column_of_the_descriptor():
-    assert fused.unknown_columns() == []
+    assert limits.unknown_columns() == []
 
 
 @pytest.mark.parametrize(
@@ -450,14 +451,14 @@ def test_the_kernel_heeds_every_column_of_the_descriptor():
 )
 def test_what_the_kernels_do_not_take_is_named(x, block, dtype, message):
     tables = descriptor([NAMED["nvfp4"]])
-    common = *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0
+    common = *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0
     with pytest.raises(ValueError, match=message):
         fused.operand(x, False, block, *common, None, dtype)
 
 
 def test_a_rotation_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["nvfp4"]])
-    common = 16, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
+    common = 16, *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
     for width, size, message in (
         (48, 48, "rotation: found 48; accepted: 0 .none., 16"),
         (48, 32, "a rotation of 32 div"),
@@ -468,7 +469,7 @@ def test_a_rotation_that_the_kernels_do_not_take_is_named():
 
 def test_a_codec_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["mxfp4"]])
-    common = 32, *tables, fused.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
+    common = 32, *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
     for codec, message in (
         ("radix4", r"codec: found radix4; accepted: block, eden, .* softmax"),
         ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
@@ -478,17 +479,17 @@ def test_a_codec_that_the_kernels_do_not_take_is_named():
 
 
 def test_features_are_those_of_some_lane():
-    assert not any(fused.features(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
+    assert not any(limits.features(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
     lanes = [NAMED["nvfp4"], rounded(NAMED["e4m3-b16"], Stochastic()), NAMED["nvfp4-4over6-mse"]]
-    assert fused.features(*descriptor(lanes)) == (True, True, True, False, False)
+    assert limits.features(*descriptor(lanes)) == (True, True, True, False, False)
     for scale in ("e4m3-encode", "bf16", "fp32"):
-        assert fused.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).scales
-    assert fused.features(*descriptor([Quantizer(element="e3m0")])).ties
-    assert fused.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).ties
+        assert limits.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).scales
+    assert limits.features(*descriptor([Quantizer(element="e3m0")])).ties
+    assert limits.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).ties
 
 
 def test_no_device_but_cuda_takes_the_kernels():
-    assert fused.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
+    assert limits.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
 
 
 TILED = ("nvfp4-2d", "mxfp4-2d", "ue5m3-2d")
@@ -504,8 +505,8 @@ def test_tiles_are_quantized_where_they_lie(place, name, dtype):
     x = memory[:, : 96 * 160].view(3, 96, 160)
     x.copy_(odd_rows(3, 160, rows=96))
     floats, ints = descriptor([q] * 3)
-    features = fused.features(floats, ints)
-    assert fused.why_not_squares(x, edge, features, "block", True) is None
+    features = limits.features(floats, ints)
+    assert limits.why_not_squares(x, edge, features, "block", True) is None
     seeds, step = torch.arange(3), torch.tensor(STEP)
     amax = tensor_maxima(x)[:, 0]
     there = [t.to(place.device) for t in (floats, ints)], [t.to(place.device) for t in (seeds, step, amax)]
@@ -524,7 +525,7 @@ def test_lanes_may_lie_apart(place, columns):
     arguments = (x, columns, *arguments[2:])
     on_place = memory.to(place.device)[:, : 32 * 48].view(3, 32, 48)
     got = fused.operand(on_place, *to(place.device, arguments[1:]), None, torch.float32)
-    assert_same_bits([t.cpu() for t in got], fused.unfused_operand(*arguments))
+    assert_same_bits([t.cpu() for t in got], unfused.operand(*arguments))
     assert_same_bits([place.module.tensor_maxima(on_place).cpu()], [tensor_maxima(x)[:, 0]])
 
 
@@ -538,4 +539,4 @@ def test_lanes_of_bfloat16_numbers_may_begin_anywhere(place, columns):
         x = memory.to(place.device).flatten()[start:].as_strided((3, 32, 48), (32 * 48 + apart, 48, 1))
         got = fused.operand(x, columns, *to(place.device, arguments[2:]), None, torch.float32)
         arguments = (x.cpu().contiguous(), columns, *arguments[2:])
-        assert_same_bits([t.cpu() for t in got], fused.unfused_operand(*arguments))
+        assert_same_bits([t.cpu() for t in got], unfused.operand(*arguments))
