@@ -32,7 +32,7 @@ def results(task, lanes):
 
 
 @pytest.mark.parametrize(("name", "preset"), PRESETS)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_lane_does_not_depend_on_its_company(name, preset, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
