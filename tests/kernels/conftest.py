@@ -21,6 +21,7 @@ def place(request):
             "launch",
             "squares",
             "attention",
+            "pointwise",
             "norms",
             "layer_norms",
             "group_norms",

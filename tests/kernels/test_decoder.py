@@ -8,47 +8,15 @@ from fp4dse.kernels import LaneNumerics, fused
 from fp4dse.tasks.language import operators
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.language.operators import added_rms_norm, heads_apart, rms_norm, rope_tables, sum_by_token, swiglu
+from tests.kernels.comparing import comparer, randn, same
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 2, 3, 40, 96, 128, 1000, 2048]
 
 
-def randn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def same(here: torch.Tensor, there: torch.Tensor) -> bool:
-    """The same bits, but for the kind of NaN and the sign of zero."""
-    there = there.cpu()
-    both_nan = here.isnan() & there.isnan()
-    return here.dtype == there.dtype and here.shape == there.shape and bool((both_nan | (here == there)).all())
-
-
-def outcome(function, inputs):
-    """Outputs and the gradients of the inputs, where those of the outputs are random."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    out = function(*inputs)
-    outputs = out if isinstance(out, tuple) else (out,)
-    given = [randn(*y.shape, seed=10 + i, dtype=y.dtype).to(y.device) for i, y in enumerate(outputs)]
-    return [y.detach() for y in outputs], torch.autograd.grad(outputs, inputs, given)
-
-
 @pytest.fixture
 def check(place, monkeypatch):
-    """Compares a function on the CPU with itself where the kernels run; gives back what it found with them."""
-
-    def compare(function, *inputs):
-        expected = outcome(function, inputs)
-        with monkeypatch.context() as patch:
-            patch.setattr(operators, "has_kernels", lambda _: True)
-            for name in ("norms", "decoder"):
-                patch.setattr(fused, name, getattr(place, name), raising=False)
-            found = outcome(function, [x.to(place.device) for x in inputs])
-        for here, there in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
-            assert same(here, there)
-        return found
-
-    return compare
+    return comparer(place, monkeypatch, operators, ("norms", "decoder"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,6 +15,7 @@ from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.norms import added_layer_norm, group_norm, layer_norm, smooth_group_norm
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
+from tests.kernels.comparing import comparer, randn, same
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 2, 3, 40, 128, 300]
@@ -22,44 +23,9 @@ IMAGES = [(1, 1, 1), (1, 8, 4), (9, 10, 5), (16, 24, 1), (25, 16, 8), (32, 24, 8
 """Pixels, channels, groups."""
 
 
-def randn(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def same(here: torch.Tensor, there: torch.Tensor) -> bool:
-    """The same bits, but for the kind of NaN and the sign of zero."""
-    there = there.cpu()
-    both_nan = here.isnan() & there.isnan()
-    return here.dtype == there.dtype and here.shape == there.shape and bool((both_nan | (here == there)).all())
-
-
-def outcome(function, inputs):
-    """Outputs and the gradients of the inputs, where those of the outputs are random."""
-    inputs = [x.detach().requires_grad_() for x in inputs]
-    out = function(*inputs)
-    outputs = out if isinstance(out, tuple) else (out,)
-    given = [randn(*y.shape, seed=10 + i, dtype=y.dtype).to(y.device) for i, y in enumerate(outputs)]
-    differentiable = [i for i, y in enumerate(outputs) if y.requires_grad]
-    outputs_, given = [outputs[i] for i in differentiable], [given[i] for i in differentiable]
-    return [y.detach() for y in outputs], torch.autograd.grad(outputs_, inputs, given)
-
-
 @pytest.fixture
 def check(place, monkeypatch):
-    """Compares a function on the CPU with itself where the kernels run; gives back what it found with them."""
-
-    def compare(function, *inputs):
-        expected = outcome(function, inputs)
-        with monkeypatch.context() as patch:
-            patch.setattr(norms, "has_kernels", lambda _: True)
-            for name in ("layer_norms", "group_norms"):
-                patch.setattr(fused, name, getattr(place, name), raising=False)
-            found = outcome(function, [x.to(place.device) for x in inputs])
-        for here, there in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
-            assert same(here, there)
-        return found
-
-    return compare
+    return comparer(place, monkeypatch, norms, ("layer_norms", "group_norms"))
 
 
 @pytest.fixture

@@ -1,12 +1,7 @@
 """What stands between the products has the bits of the functions that it stands for."""
 
-import importlib
-import importlib.util
 import math
-import sys
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,26 +9,6 @@ from fp4dse.dse.training import AdamW
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.gemm import scaled
 from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, lanes
-
-tl = pytest.importorskip("triton.language", reason="triton is not installed")
-
-
-@pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def place(request):
-    """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
-    if request.param == "cuda":
-        yield SimpleNamespace(device="cuda", module=importlib.import_module("fp4dse.kernels.fused.pointwise"))
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("numbers", "elementary", "pointwise"):
-            spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
-            module = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, spec.name, module)
-            with pytest.MonkeyPatch.context() as while_loading:
-                while_loading.setenv("TRITON_INTERPRET", "1")
-                spec.loader.exec_module(module)
-        with np.errstate(all="ignore"):
-            yield SimpleNamespace(device="cpu", module=module)
 
 
 def same(here: torch.Tensor, there: torch.Tensor) -> bool:
@@ -57,8 +32,8 @@ def test_silu_and_its_gradient(place):
     wanted = x.clone().requires_grad_()
     y = activations.silu(wanted)
     y.backward(g)
-    assert same(place.module.silu(x.to(place.device)), y.detach())
-    assert same(place.module.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
+    assert same(place.pointwise.silu(x.to(place.device)), y.detach())
+    assert same(place.pointwise.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
 
 
 @pytest.mark.parametrize("stream", philox.STREAMS.values(), ids=philox.STREAMS)
@@ -67,10 +42,10 @@ def test_random_words(place, stream):
     there = [t.to(place.device) for t in (seeds, step, site)]
     for count in (1, 2, 200):
         expected = philox.words(seeds, stream, step, site, count)
-        assert torch.equal(place.module.words(there[0], stream, *there[1:], count).cpu(), expected)
+        assert torch.equal(place.pointwise.words(there[0], stream, *there[1:], count).cpu(), expected)
         first = torch.tensor(41)
         expected = philox.words(seeds, stream, step, site, count, first)
-        got = place.module.words(there[0], stream, *there[1:], count, first.to(place.device))
+        got = place.pointwise.words(there[0], stream, *there[1:], count, first.to(place.device))
         assert torch.equal(got.cpu(), expected)
 
 
@@ -78,13 +53,13 @@ def test_random_words(place, stream):
 def test_signs(place, size):
     seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor(77)
     there = (t.to(place.device) for t in (seeds, step, site))
-    assert torch.equal(place.module.signs(*there, size).cpu(), philox.signs(seeds, step, site, size))
+    assert torch.equal(place.pointwise.signs(*there, size).cpu(), philox.signs(seeds, step, site, size))
 
 
 @pytest.mark.parametrize("both", [True, False])
 def test_factors_of_a_product(place, both):
     x, a, b = numbers(3, 40, 9), torch.rand(3), torch.rand(3) if both else None
-    got = place.module.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
+    got = place.pointwise.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
     assert same(got, scaled(x, a, b))
 
 
@@ -104,8 +79,8 @@ def test_adamw(place, weight_decay, monkeypatch):
         rest = [None if t is None else t.to(place.device) for t in (gradient, alive, numbers, decaying)]
         adamw(*tensors, *rest)
 
-    adamw = place.module.adamw
-    monkeypatch.setattr(place.module, "adamw", fused)
+    adamw = place.pointwise.adamw
+    monkeypatch.setattr(place.pointwise, "adamw", fused)
     for step in range(3):
         g = torch.randn_like(eager.flat)
         for has_kernels in (True, False):  # the kernel with what it would be given, then the plain operations

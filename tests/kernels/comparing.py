@@ -1,0 +1,48 @@
+"""What the plain functions give on the CPU beside what they give with kernels, forward and backward."""
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+import torch
+
+from fp4dse.kernels import fused
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def same(here: torch.Tensor, there: torch.Tensor) -> bool:
+    """The same bits, but for the kind of NaN and the sign of zero."""
+    there = there.cpu()
+    both_nan = here.isnan() & there.isnan()
+    return here.dtype == there.dtype and here.shape == there.shape and bool((both_nan | (here == there)).all())
+
+
+def outcome(function, inputs):
+    """Outputs and the gradients of the inputs, where those of the outputs are random."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out = function(*inputs)
+    outputs = out if isinstance(out, tuple) else (out,)
+    given = [randn(*y.shape, seed=10 + i, dtype=y.dtype).to(y.device) for i, y in enumerate(outputs)]
+    differentiable = [i for i, y in enumerate(outputs) if y.requires_grad]
+    outputs_, given = [outputs[i] for i in differentiable], [given[i] for i in differentiable]
+    return [y.detach() for y in outputs], torch.autograd.grad(outputs_, inputs, given)
+
+
+def comparer(place, monkeypatch, functions: ModuleType, kernels: Sequence[str]) -> Callable:
+    """Compares a function of a module on the CPU with itself where these kernels run, which it takes by `has_kernels`;
+    gives back what it found with them."""
+
+    def compare(function, *inputs):
+        expected = outcome(function, inputs)
+        with monkeypatch.context() as patch:
+            patch.setattr(functions, "has_kernels", lambda _: True)
+            for name in kernels:
+                patch.setattr(fused, name, getattr(place, name), raising=False)
+            found = outcome(function, [x.to(place.device) for x in inputs])
+        for here, there in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
+            assert same(here, there)
+        return found
+
+    return compare
