@@ -20,8 +20,9 @@ from functools import cache, lru_cache
 import msgspec
 
 from fp4dse.dse.formats import ELEMENTS, SCALES, FloatFormat
+from fp4dse.dse.own_formats import TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.scale import E6M2, E8M0, scale_key
+from fp4dse.dse.scale import E6M2, E8M0, scale_grid
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -63,9 +64,9 @@ def grid(values: Iterable[float]) -> Grid:
 
 
 @cache
-def format_grid(number: FloatFormat) -> Grid:
+def format_grid(number: FloatFormat | TableElement) -> Grid:
     """The grid of a format, by listing its codes; FP32 has too many, and every significand."""
-    if number.bits > 16:
+    if isinstance(number, FloatFormat) and number.bits > 16:
         return Grid(2 ** (number.mantissa + 1) - 1, number.emin - number.mantissa)
     return grid(number.magnitudes())
 
@@ -73,8 +74,9 @@ def format_grid(number: FloatFormat) -> Grid:
 def _element(q: Quantizer) -> Grid | None:
     if q.codec in _ADAPTED:
         return grid(_ADAPTED[q.codec])
-    formats = ELEMENTS | {"none": SCALES["fp32"], "bf16": SCALES["bf16"]}
-    return format_grid(formats[q.element])
+    if q.is_plain:
+        return format_grid(SCALES["bf16" if q.element == "bf16" else "fp32"])
+    return format_grid(element_format(q.element))
 
 
 def _scale(q: Quantizer) -> Grid | None:
@@ -86,7 +88,7 @@ def _scale(q: Quantizer) -> Grid | None:
         return format_grid(_E6M2)  # exponents of parts of the block only add to its power
     if isinstance(q.scale, E8M0):
         return format_grid(_POWERS)
-    return None if q.scale.convention == "encode" else format_grid(SCALES[scale_key(q.scale)])
+    return None if q.scale.convention == "encode" else format_grid(scale_grid(q.scale))
 
 
 FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}

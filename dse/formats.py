@@ -11,7 +11,7 @@ Sources: OCP Microscaling v1.0 (E2M1, E8M0), OFP8 (E4M3), 2601.19026 and PTX `ue
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Protocol
 
 import msgspec
 
@@ -64,12 +64,6 @@ ELEMENTS: dict[str, FloatFormat] = {
 PLAIN = {"none": 32, "bf16": 16}
 """Operands without a block scale, with their bits: `none` is the layer's own dtype, `bf16` one BF16 rounding."""
 
-if TYPE_CHECKING:
-    Element = str
-else:
-    Element = Literal[(*ELEMENTS, *PLAIN)]
-"""The name of one of them, as the type of a field: what has a record above may stand in a recipe."""
-
 SCALES: dict[str, FloatFormat] = {
     "e4m3": FloatFormat(mantissa=3, emin=-6, max=448.0, bits=8),
     "ue5m3": FloatFormat(mantissa=3, emin=-14, max=114688.0, bits=8),
@@ -96,14 +90,25 @@ E8M0_RULES = {
 """How an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
 
 
-def e8m0_rule(rule: str, element: FloatFormat) -> tuple[int, int]:
+class Codebook(Protocol):
+    """What a scale's rule has to know of an element: its largest magnitude, and the exponent of that."""
+
+    @property
+    def max(self) -> float: ...
+
+    @property
+    def emax(self) -> int: ...
+
+
+def e8m0_rule(rule: str, element: Codebook) -> tuple[int, int]:
     """(carry, offset): the E8M0 exponent is that of the FP32 number with bits(amax) + carry, less the offset.
+
+    `even` is about mantissa bits, and for a FloatFormat alone.
 
     Every rule is floor(log2 amax) - offset + [significand of amax >= t]; an integer added to the bits carries into
     the exponent exactly when the 23 fraction bits reach the threshold, so no floating log2 is involved.
     """
     top = 2 * math.frexp(element.max)[0]  # significand of the largest element, 1.5 for E2M1
-    half_step = 2.0 ** -(element.mantissa + 1)
     if rule == "floor":
         return 0, element.emax
     if rule == "ceil":
@@ -111,7 +116,8 @@ def e8m0_rule(rule: str, element: FloatFormat) -> tuple[int, int]:
     if rule == "rceil":  # amax / max exceeds a power of two iff its significand exceeds that of max
         return _carry(top, above=True), element.emax
     if rule == "even":
-        return _carry(top + half_step, above=False), element.emax
+        assert isinstance(element, FloatFormat)
+        return _carry(top + 2.0 ** -(element.mantissa + 1), above=False), element.emax
     if rule == "encode":  # halfway between 2^emax / amax = 1 and 1/2
         return _carry(4 / 3, above=True), element.emax
     threshold = top * math.sqrt(2)  # nearest: halfway between two powers of two in the exponent

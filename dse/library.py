@@ -3,12 +3,12 @@
 Shorthand that files may use, expanded here and nowhere else:
 
 * a quantizer, scale, tensor scale, rounding, outlier treatment, rotation, relaxation or design may be given by name;
-* `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed.
+* `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed;
+* a file may name number formats of its own (own_names.py).
 """
 
 from __future__ import annotations
 
-import tomllib
 import typing
 from functools import cache
 from pathlib import Path
@@ -16,18 +16,22 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.design import DESIGN_NAMES, Design
-from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.errors import ConfigError, place
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
+from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
+from fp4dse.dse.own_formats import Element, Own
+from fp4dse.dse.own_names import as_defined, definitions, expanded, file_names
 from fp4dse.dse.precision import Finish
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
-from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
+from fp4dse.dse.stages import ROTATION_NAMES, SLOTS, Hadamard
 from fp4dse.dse.training import OPTIMIZER_NAMES, SCHEDULE_NAMES, NotNegative, Optimizer, Positive, Schedule
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
@@ -81,21 +85,9 @@ def read_recipe_file(path: Path) -> RecipeFile:
     return RecipeFile(name=path.stem, recipe=recipe_from_dict(data, where), **texts)
 
 
-def read_toml(path: Path) -> dict[str, typing.Any]:
-    """The file as a dict; ConfigError if it is missing, not UTF-8 or not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(path), error.strerror, "a readable TOML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), f"byte {error.start} is not UTF-8", "a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), str(error), "a TOML file (see `fp4dse recipe show nvfp4`)") from None
-
-
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
-    recipe = read(data, Recipe, where)
+    recipe = read(expanded(data, where) if isinstance(data, dict) else data, Recipe, where)
     for _, error in faults(recipe):
         raise ConfigError(place(where, error.where), error.found, error.accepted)
     return recipe
@@ -108,41 +100,48 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
+    own = file_names(recipe.slot(slot) for slot in SLOTS)
     parts = {name: getattr(recipe, name) for name in Recipe.__struct_fields__}
-    plain_fields = _toml_fields(recipe)
+    plain_fields = _toml_fields(recipe, own)
     lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part)]
     tables = ["\n".join(lines)] if lines else []
     for name, part in parts.items():
-        if isinstance(part, Part) and (fields := _toml_fields(part)):
+        if isinstance(part, Part) and (fields := _toml_fields(part, own)):
             tables.append("\n".join([f"[{name}]", *(f"{key} = {text}" for key, text in fields.items())]))
+    for name, values in definitions(own).items():
+        tables.append("\n".join([f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]))
     return "\n\n".join(tables) + "\n"
 
 
-def _toml_fields(part: Part) -> dict[str, str]:
+OwnNames = dict[Own, str]
+
+
+def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
     """Field -> TOML of its value, defaults left out."""
     types = field_types(type(part))
     return {
-        name: _toml_value(getattr(part, name), types[name])
+        name: _toml_value(getattr(part, name), types[name], own)
         for name, default in defaults(type(part)).items()
         if getattr(part, name) != default
     }
 
 
-def _toml_value(value: object, type_: typing.Any) -> str:
+def _toml_value(value: object, type_: typing.Any, own: OwnNames) -> str:
     name = next((name for name, known in NAMES.get(type_, {}).items() if known == value), None)
+    if isinstance(value, Own):
+        name = own.get(value)
     if name is None and isinstance(value, Part):
         config = value.__struct_config__
-        fields = ({config.tag_field: f'"{config.tag}"'} if config.tag_field else {}) | _toml_fields(value)
+        kind, fields = config.tag, _toml_fields(value, own)
+        if isinstance(value, Own):
+            kind, defined = own[as_defined(value)], _toml_fields(as_defined(value), own)
+            fields = {key: text for key, text in fields.items() if key not in defined}
+        fields = ({config.tag_field: f'"{kind}"'} if config.tag_field else {}) | fields
         return "{ " + ", ".join(f"{key} = {text}" for key, text in fields.items()) + " }"
     if isinstance(value, bool):
         return str(value).lower()
     text = name or value
     return f'"{text}"' if isinstance(text, str) else repr(text)
-
-
-def place(where: str, *keys: str) -> str:
-    """`file: key.key`"""
-    return f"{where}: {'.'.join(keys)}" if keys else where
 
 
 def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any:
@@ -152,6 +151,8 @@ def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any
     parts = [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
     if isinstance(value, dict) and parts:
         return _read_part(value, parts, where, *keys)
+    if isinstance(value, list) and tuple in takes(type_).classes:
+        value = tuple(value)
     if not takes(type_).fits(value):
         raise ConfigError(place(where, *keys), value, _in_words(type_))
     return value
@@ -170,11 +171,13 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
         base = read(data.pop("like"), Quantizer, where, *keys, "like")
         return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
     fields = read_fields(data, cls, where, *keys)
-    required = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
-    for name in cls.__struct_fields__[:required]:
-        if name not in fields:
-            raise ConfigError(place(where, *keys, name), None, _in_words(field_types(cls)[name]))
-    return cls(**fields)
+    for field in msgspec.structs.fields(cls):
+        if field.required and field.name not in fields:
+            raise ConfigError(place(where, *keys, field.name), None, _in_words(field_types(cls)[field.name]))
+    try:
+        return cls(**fields)
+    except ConfigError as error:  # of a record whose fields have to fit each other
+        raise ConfigError(place(where, *keys, error.where), error.found, error.accepted) from None
 
 
 def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys: str) -> dict[str, typing.Any]:
@@ -187,8 +190,12 @@ def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys:
 
 
 def _in_words(type_: typing.Any) -> str:
+    own = {Element: "elements", Scale: "scales"}.get(type_)
+    words = [f"or a name that the file defines in [{own}.NAME]"] if own else []
+    if type_ is Element:
+        return ", ".join([*ELEMENTS, *PLAIN, *words])
     if type_ not in NAMES:
         return accepted(type_)
     others = [option for option in options(type_) if option is not type(None)]
     is_record = any(isinstance(option, type) and issubclass(option, Part) for option in others)
-    return ", ".join([*NAMES[type_], "or a table" if is_record else accepted(others[0])])
+    return ", ".join([*NAMES[type_], *words, "or a table" if is_record else accepted(others[0])])

@@ -21,13 +21,14 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.errors import ConfigError, place
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.library import NAMES, load_recipe, place, read, read_fields
+from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
+from fp4dse.dse.own_formats import FloatElement, TableElement, element_name
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, options, plain
-from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.scale import OwnScale, TensorScale, scale_name
 from fp4dse.dse.stages import SHARED, STAGES
 
 GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}
@@ -210,6 +211,10 @@ def value_text(value: object) -> str:
         return value.label()
     if isinstance(value, Fields):
         return ", ".join(f"{name} = {value_text(field)}" for name, field in value.values)
+    if isinstance(value, TableElement | FloatElement):
+        return element_name(value)
+    if isinstance(value, OwnScale):
+        return scale_name(value)
     if isinstance(value, Part):
         name = next((name for names in NAMES.values() for name, known in names.items() if known == value), None)
         return name or value_text(plain(value))

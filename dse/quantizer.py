@@ -13,12 +13,19 @@ from typing import Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.formats import ELEMENTS, PLAIN, Element, FloatFormat
+from fp4dse.dse.formats import PLAIN, FloatFormat
 from fp4dse.dse.outliers import Outliers, Residual, outlier_words
+from fp4dse.dse.own_formats import (
+    Element,
+    FloatElement,
+    TableElement,
+    element_format,
+    element_name,
+    simplest,
+)
 from fp4dse.dse.record import Part
 from fp4dse.dse.rounding import Nearest, Rounding, rounding_words
 from fp4dse.dse.scale import (
-    DEFAULT_TARGET,
     E4M3,
     E6M2,
     E8M0,
@@ -26,16 +33,18 @@ from fp4dse.dse.scale import (
     FloatScale,
     Scale,
     TensorScale,
+    default_target,
     scale_bits,
-    scale_format,
     scale_name,
+    simplest_scale,
 )
 
 
 class Quantizer(Part, frozen=True):
     """What is done to one operand of one GEMM.
 
-    element       codebook (formats.ELEMENTS), or a plain operand: `none` (untouched) or `bf16` (one rounding)
+    element       codebook (formats.ELEMENTS, or one of own_formats), or a plain operand: `none` (untouched) or `bf16`
+                  (one rounding)
     block         elements that share a scale: a number along the contraction axis, a 2-D tile (`16x16`, so that a
                   weight and its transpose have one encoding), a whole `row`, or the `tensor`
     scale         how the block scale is chosen and stored
@@ -45,8 +54,8 @@ class Quantizer(Part, frozen=True):
                   `16/17` of the largest element: for float scales, which may be rounded down by up to 1/17.
                   `3/4`: for E8M0 under the floor rule; the scale is that of x, the elements are those of 3x/4, and
                   the product is multiplied by 4/3 (2502.20586).
-                  `aligned`: full, and the product is multiplied by 1.009276, the inverse of what rounding to nearest
-                  with absmax MXFP4 scales does to rotated data (2505.14669)
+                  `aligned`: the same for rounding to nearest, whose products are multiplied by 1.009276 besides
+                  (2505.14669)
     adapt         each block is encoded in several ways, and the encoding with the smallest error is kept, the first if
                   equal. `4over6-mse`, `4over6-mae`: with its maximum mapped to `range` of the largest element and to
                   4/6 of that, by squared or absolute error (2512.02010); a tensor target must leave room for 1.5 times
@@ -63,7 +72,7 @@ class Quantizer(Part, frozen=True):
     """
 
     element: Element = "e2m1"
-    block: Literal[16, 32, 64, 128, "16x16", "32x32", "row", "tensor"] = 16
+    block: Literal[8, 16, 32, 64, 128, 256, "16x16", "32x32", "row", "tensor"] = 16
     scale: Scale = E4M3()
     tensor_scale: TensorScale | None = None
     rounding: Rounding = Nearest()
@@ -85,7 +94,7 @@ class Quantizer(Part, frozen=True):
     @property
     def is_plain(self) -> bool:
         """True where no block scale is involved."""
-        return self.element in PLAIN
+        return isinstance(self.element, str) and self.element in PLAIN
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -136,9 +145,9 @@ class Quantizer(Part, frozen=True):
         return tile(self.block) or 1
 
     @property
-    def scaled_to(self) -> FloatFormat:
+    def scaled_to(self) -> FloatFormat | TableElement:
         """The codebook that the block is scaled to: its own, but the even phase's for both phases of radix-4."""
-        return ELEMENTS["radix4" if self.element == "radix4-odd" else self.element]
+        return element_format("radix4" if self.element == "radix4-odd" else self.element)
 
     @property
     def val_max(self) -> float:
@@ -152,11 +161,11 @@ class Quantizer(Part, frozen=True):
     def bits_per_element(self) -> float:
         """Stored bits per element: element bits plus the share of block scales and selectors. Sparse compensation of
         clamped elements is not counted."""
-        if self.is_plain:
+        if isinstance(self.element, str) and self.element in PLAIN:
             return PLAIN[self.element]
         scales = scale_bits(self.scale) * (2 if self.scaling == "split" else 1)
         scales += 1 if self.adapt == "dialects" else 0  # 4 bits of selector, and 5 of exponent are enough
-        bits = ELEMENTS[self.element].bits + scales / (block_elements(self.block) or math.inf)
+        bits = element_format(self.element).bits + scales / (block_elements(self.block) or math.inf)
         bits += (
             8 / MACRO_BLOCK if self.scaling == "macro" else 32 / MACRO_BLOCK if self.factors_over == "segment" else 0
         )
@@ -192,6 +201,7 @@ def _methods(q: Quantizer) -> tuple[str, ...]:
     if q.is_plain:
         return ()
     special = {
+        "table": isinstance(q.element, TableElement),
         "hif4": isinstance(q.scale, E6M2),
         "radix4": q.element in ("radix4", "radix4-odd"),
         "exact": q.arithmetic == "exact",
@@ -205,12 +215,16 @@ def _methods(q: Quantizer) -> tuple[str, ...]:
 def _canonical(q: Quantizer) -> Quantizer:
     if q.is_plain:
         return Quantizer(element=q.element)
+    if isinstance(q.element, TableElement | FloatElement) and (same := simplest(q.element)) is not q.element:
+        q = msgspec.structs.replace(q, element=same)
+    if (scale := simplest_scale(q.scale)) is not q.scale:
+        q = msgspec.structs.replace(q, scale=scale)
     changes: dict[str, object] = {}
     if q.tensor_scale is not None:
         factor: dict[str, object] = {}
         if q.tensor_scale.target is None:
             encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
-            factor["target"] = q.scaled_to.max if encode else DEFAULT_TARGET[scale_format(q.scale)]
+            factor["target"] = q.scaled_to.max if encode else default_target(q.scale)
         if q.tensor_scale.amax != "held":
             factor["steps"] = TensorScale().steps
         changes["tensor_scale"] = msgspec.structs.replace(q.tensor_scale, **factor)
@@ -259,7 +273,7 @@ def _format_label(q: Quantizer) -> str:
     q = msgspec.structs.replace(q, rounding=Nearest(), range="full", adapt="none", outliers=None).canonical()
     if name := quantizer_name(q):
         return name
-    words = [q.element, block_name(q.block), scale_name(q.scale)]
+    words = [element_name(q.element), block_name(q.block), scale_name(q.scale)]
     if q.tensor_scale is not None:
         policy = q.tensor_scale.policy.removeprefix("current")
         words.append(" ".join([f"T{q.tensor_scale.target:g}", *policy.split()]))

@@ -14,6 +14,7 @@ from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.outliers import outlier_words
+from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts
@@ -105,9 +106,10 @@ class Recipe(Part, frozen=True):
     def _passage(self, operand: str) -> str:
         """The estimator with the grids that it is a function of; empty for straight through."""
         through, q = getattr(self.estimator, operand), self.slot(f"fprop.{operand}")
+        element = element_name(q.element)
         if through.scale_rounding == STE():
-            return through.label() and f"{through.label()} on {q.element}"
-        return f"{through.label()} on {q.element} {getattr(q.scale, 'convention', '')} {scale_key(q.scale)}"
+            return through.label() and f"{through.label()} on {element}"
+        return f"{through.label()} on {element} {getattr(q.scale, 'convention', '')} {scale_key(q.scale)}"
 
     @property
     def config_id(self) -> str:
@@ -174,7 +176,7 @@ class Recipe(Part, frozen=True):
         for slot in SLOTS:
             q, prefix = r.slot(slot), slot.replace(".", "_")
             block_scaled = not q.is_plain
-            out[f"{prefix}_element"] = q.element
+            out[f"{prefix}_element"] = element_name(q.element)
             out[f"{prefix}_block"] = block_name(q.block) if block_scaled else None
             out[f"{prefix}_scale"] = scale_name(q.scale) if block_scaled else None
             out[f"{prefix}_tensor_scale"] = q.tensor_scale.target if q.tensor_scale else None
@@ -267,6 +269,6 @@ def _canonical_around(
 
 
 @lru_cache(maxsize=65536)
-def _elements(stage: Part) -> frozenset[str]:
+def _elements(stage: Part) -> frozenset[Element]:
     """Of a stage's operands."""
     return frozenset(q.element for name in stage.__struct_fields__ if isinstance(q := getattr(stage, name), Quantizer))

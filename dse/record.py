@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,12 @@ from fp4dse.dse.errors import ConfigError
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
-    """A strict record. Making one with a value that its field does not take raises ConfigError."""
+    """A strict record. Making one with a value that its field does not take raises ConfigError.
+
+    LABELS: fields that are for people, and no part of what the record stands for.
+    """
+
+    LABELS: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for field, allowed in _takes_by_field(type(self)):
@@ -32,22 +37,24 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=T
                 msgspec.structs.force_setattr(self, field, float(value))
 
 
-def plain(part: Part) -> dict[str, object]:
-    """The record as plain dicts, tag first, fields that have their default value left out.
+def plain(part: Part, labels: bool = True) -> dict[str, object]:
+    """The record as plain dicts and lists, tag first, fields that have their default value left out.
 
-    Leaving defaults out means that a field added later does not change how older records are written.
+    Leaving defaults out means that a field added later does not change how older records are written. labels: with the
+    fields that are for people.
     """
     config = part.__struct_config__
     out: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
     for name, default in defaults(type(part)).items():
         value = getattr(part, name)
-        if value != default:
-            out[name] = plain(value) if isinstance(value, Part) else value
+        if value == default or (name in part.LABELS and not labels):
+            continue
+        out[name] = plain(value, labels) if isinstance(value, Part) else list(value) if type(value) is tuple else value
     return out
 
 
 def plain_parts(part: Part) -> dict[str, object]:
-    """Like `plain`, for JSON: the parts of the record are encoded already, each once."""
+    """Like `plain` without labels, for JSON: the parts of the record are encoded already, each once."""
     return {
         name: _encoded(value) if isinstance(value, Part) else value
         for name, default in defaults(type(part)).items()
@@ -57,7 +64,7 @@ def plain_parts(part: Part) -> dict[str, object]:
 
 @lru_cache(maxsize=65536)
 def _encoded(part: Part) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(plain(part), order="sorted"))
+    return msgspec.Raw(msgspec.json.encode(plain(part, labels=False), order="sorted"))
 
 
 @cache
@@ -119,7 +126,7 @@ def takes(type_: typing.Any) -> Takes:
             meta = option.__metadata__[0]
             numbers = {"whole": meta.ge} if option.__origin__ is int else {"above": meta.gt, "least": meta.ge}
         else:
-            classes.add(option)
+            classes.add(typing.get_origin(option) or option)
     return Takes(frozenset(classes), frozenset(literals), **numbers)
 
 
@@ -144,7 +151,15 @@ def accepted(type_: typing.Any) -> str:
             fields = [f'{config.tag_field} = "{config.tag}"'] if config.tag_field else []
             words.append("a table with " + (", ".join([*fields, *option.__struct_fields__]) or "no fields"))
         else:
-            words.append(
-                {bool: "true, false", str: "a text", int: "a whole number", dict: "a table", list: "a list"}[option]
-            )
+            words.append(_IN_WORDS[typing.get_origin(option) or option])
     return ", ".join(words)
+
+
+_IN_WORDS = {
+    bool: "true, false",
+    str: "a text",
+    int: "a whole number",
+    dict: "a table",
+    list: "a list",
+    tuple: "a list of numbers",
+}

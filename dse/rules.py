@@ -16,12 +16,13 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
-from fp4dse.dse.formats import ELEMENTS, SCALES
+from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Residual, outlier_words
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.own_formats import element_name
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
-from fp4dse.dse.scale import E8M0, FP32, FloatScale, scale_format, scale_key
+from fp4dse.dse.scale import E8M0, FP32, FloatScale, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
@@ -31,7 +32,7 @@ Requirement = tuple[str, Callable[[Any], bool], str]
 """Field of a quantizer, what its value must be, and that in words."""
 
 _E2M1: Requirement = ("element", lambda v: v == "e2m1", "e2m1")
-_BLOCKS: Requirement = ("block", lambda v: isinstance(v, int), "16, 32, 64, 128")
+_BLOCKS: Requirement = ("block", lambda v: isinstance(v, int), "8, 16, 32, 64, 128, 256")
 _DECODE: Requirement = (
     "scale",
     lambda v: isinstance(v, FloatScale) and v.convention == "decode" and not v.hybrid,
@@ -53,10 +54,13 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
         _NO_TENSOR_SCALE,
         _FULL,
     ),
+    "table": (
+        ("scale", lambda v: v != E8M0(rule="even"), "another scale (the rule even of e8m0 is about mantissa bits)"),
+    ),
     "radix4": (_NOT_EMA, _NO_ADAPTION),
     "exact": (_NEAREST, _DECODE, _FULL, _NO_ADAPTION, _CURRENT),
     "split": (_BLOCKS, _DECODE, _NOT_EMA, _NO_ADAPTION),
-    "macro": (_BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("block", lambda v: v < 128, "16, 32, 64")),
+    "macro": (_BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("block", lambda v: v < MACRO_BLOCK, "8, 16, 32, 64")),
     "eden": (
         _BLOCKS,
         _DECODE,
@@ -66,7 +70,7 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
         _FULL,
         _NO_ADAPTION,
     ),
-    "quest": (_E2M1, _BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, ("range", lambda v: v != "3/4", "full, aligned")),
+    "quest": (_E2M1, _BLOCKS, _POWER, _NO_TENSOR_SCALE, _NOT_EMA, _FULL),
     "sawb": (
         ("element", lambda v: v == "int4", "int4"),
         ("block", lambda v: v in ("tensor", "row"), "tensor, row"),
@@ -84,13 +88,20 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
 """Method (`Quantizer.methods`) -> what it requires of the other fields."""
 
 
+_FOUND: dict[str, Callable[[Any], object]] = {
+    "scale": lambda v: scale_name(v) if isinstance(v, OwnScale) else scale_format(v),
+    "element": element_name,
+}
+"""How a value of a field is shown; else as it is."""
+
+
 def _target(q: Quantizer) -> ConfigError | None:
     """A tensor-scale target above the largest block scale would always clip the largest blocks."""
     if q.tensor_scale and isinstance(q.scale, FloatScale):
-        name = scale_key(q.scale)
-        target, largest = q.tensor_scale.target, SCALES[name].max
+        target, largest = q.tensor_scale.target, scale_grid(q.scale).max
         if target and target > largest:
-            return ConfigError("tensor_scale.target", target, f"at most {largest:g}, the largest {name} block scale")
+            accepted = f"at most {largest:g}, the largest {scale_key(q.scale)} block scale"
+            return ConfigError("tensor_scale.target", target, accepted)
     return None
 
 
@@ -105,7 +116,7 @@ def _method_parts(q: Quantizer) -> ConfigError | None:
         for field, fits, accepted in REQUIRES[method]:
             if not fits(getattr(q, field)):
                 value = getattr(q, field)
-                found = scale_format(value) if field == "scale" else value
+                found = _FOUND.get(field, lambda v: v)(value)
                 return ConfigError(field, found, f"{accepted} (for {method})")
     return None
 
@@ -113,7 +124,7 @@ def _method_parts(q: Quantizer) -> ConfigError | None:
 def _row_factors(q: Quantizer) -> ConfigError | None:
     """A factor per row or segment needs blocks that lie within; rows come and go, so that theirs are current."""
     if q.tensor_scale and q.tensor_scale.over != "tensor":
-        if not isinstance(q.block, int):
+        if not isinstance(q.block, int) or (q.tensor_scale.over == "segment" and q.block > MACRO_BLOCK):
             return ConfigError("tensor_scale.over", q.tensor_scale.over, f"tensor, for blocks of {q.block}")
         if q.tensor_scale.amax != "current":
             return ConfigError("tensor_scale.amax", q.tensor_scale.amax, f"current, for over {q.tensor_scale.over}")

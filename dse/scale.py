@@ -6,12 +6,13 @@ scale has a zero policy, and neither can carry the other's field.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from fp4dse.dse.formats import E8M0_GRID, SCALES, FloatFormat
-from fp4dse.dse.record import Part
+from fp4dse.dse.own_formats import Exponent, Largest, Own, Whole, called, check_float, float_format, same_grid
+from fp4dse.dse.record import Part, field_types
 
 
 class E8M0(Part, frozen=True, tag_field="format", tag="e8m0"):
@@ -70,14 +71,57 @@ class FP32(FloatScale, frozen=True, tag="fp32"):
     """32 bits: the scale before any format."""
 
 
-Scale = E8M0 | E6M2 | E4M3 | UE5M3 | E5M2 | UE4M4 | BF16 | FP32
+class OwnScale(FloatScale, Own, frozen=True, kw_only=True, tag="own"):
+    """A format of the user's own, without a sign: mantissa bits, smallest normal exponent, largest number."""
+
+    mantissa: Whole
+    emin: Exponent
+    max: Largest
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_float(*self.numbers, SCALE_RANGE, SCALE_BITS)
+
+    @property
+    def numbers(self) -> tuple[int, int, float]:
+        """What fixes the numbers of the format."""
+        return self.mantissa, self.emin, self.max
+
+
+SCALE_RANGE = 64
+"""Own scales are 0, or from 2^-64 to 2^64, so that their inverses are normal numbers."""
+SCALE_BITS = 16
+
+Scale = E8M0 | E6M2 | E4M3 | UE5M3 | E5M2 | UE4M4 | BF16 | FP32 | OwnScale
 
 DEFAULT_TARGET = {
     **dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32"), 1.0),
     **dict.fromkeys(("e4m3", "ue5m3", "e5m2", "ue4m4"), 448.0),
 }
-"""Tensor-scale target where none is given: the value that the block scale of the tensor's largest block gets. Under
-the encode convention it is the largest element, which is 2509.17791's division by the tensor maximum."""
+
+
+def default_target(scale: Scale) -> float:
+    """Tensor-scale target where none is given: the value that the block scale of the tensor's largest block gets.
+
+    448, or the largest own scale if that is less. Under the encode convention it is the largest element instead, which
+    is 2509.17791's division by the tensor maximum.
+    """
+    return min(448.0, scale.max) if isinstance(scale, OwnScale) else DEFAULT_TARGET[scale_format(scale)]
+
+
+def simplest_scale(scale: Scale) -> Scale:
+    """The built-in scale of the same numbers, where an own one has such; else the scale itself."""
+    if not isinstance(scale, OwnScale):
+        return scale
+    codebooks = get_args(field_types(UE5M3)["max"])
+    built_in: tuple[Scale, ...] = (E4M3(), *(UE5M3(max=largest) for largest in codebooks), E5M2(), UE4M4())
+    for known in built_in:
+        if same_grid(scale_grid(known), scale_grid(scale)):
+            return msgspec.structs.replace(
+                known, **{name: getattr(scale, name) for name in FloatScale.__struct_fields__}
+            )
+    return scale
 
 
 class TensorScale(Part, frozen=True):
@@ -137,13 +181,17 @@ def scale_format(scale: Scale) -> str:
 
 
 def scale_key(scale: Scale) -> str:
-    """The record in formats.SCALES."""
+    """The record in formats.SCALES; of an own scale its name with six digits that follow from its numbers."""
+    if isinstance(scale, OwnScale):
+        return called(scale.name, scale.numbers)
     name = scale_format(scale)
     return f"{name}-{scale.max}" if isinstance(scale, UE5M3) and scale.max != 114688 else name
 
 
 def scale_grid(scale: Scale) -> FloatFormat:
     """The numbers that a stored scale is rounded to; KeyError for E6M2, whose block has several."""
+    if isinstance(scale, OwnScale):
+        return float_format(*scale.numbers, 0)
     return E8M0_GRID if isinstance(scale, E8M0) else SCALES[scale_key(scale)]
 
 
@@ -151,11 +199,14 @@ def scale_bits(scale: Scale) -> int:
     """Bits of one stored scale, with what goes with it."""
     if isinstance(scale, E6M2):
         return 8 + 8 + 16
-    return 8 if isinstance(scale, E8M0) else SCALES[scale_key(scale)].bits
+    return scale_grid(scale).bits
 
 
 def scale_name(scale: Scale) -> str:
     """The name of the scale in SCALE_NAMES, else the most similar one there and what differs from it."""
+    if isinstance(scale, OwnScale):
+        plainly = OwnScale(mantissa=scale.mantissa, emin=scale.emin, max=scale.max)
+        return "-".join([scale_key(scale), *_differences(scale, plainly)])
     names = [name for name, known in SCALE_NAMES.items() if known == scale]
     if names:
         return names[-1]  # `e8m0-floor` rather than `e8m0`
@@ -167,6 +218,8 @@ def scale_name(scale: Scale) -> str:
 def _differences(scale: Scale, other: Scale) -> list[str]:
     """In words, where the scale has other fields than one of its format: `zero-min`, `up`, `hybrid` …"""
     own = {
-        name: getattr(scale, name) for name in scale.__struct_fields__ if getattr(scale, name) != getattr(other, name)
+        name: getattr(scale, name)
+        for name in scale.__struct_fields__
+        if name not in scale.LABELS and getattr(scale, name) != getattr(other, name)
     }
     return [f"zero-{value}" if name == "zero" else name if value is True else str(value) for name, value in own.items()]

@@ -1,7 +1,8 @@
 """A space: a base recipe and the axes that vary, with rules about what may not be combined.
 
 Enumeration is product -> canonical -> dedupe -> validate. Axes are applied in the order written, so a later one
-refines what an earlier one set; the product is walked as a tree, so that a prefix is computed once.
+refines what an earlier one set (`overridden` names those that write over it instead), and what is fixed holds in every
+recipe; the product is walked as a tree, so that a prefix is computed once.
 
 An axis is a path (see paths.py) and its values:
 
@@ -26,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.dse.cost import DEFAULT_COST
 from fp4dse.dse.design import (
     Factorial,
     Fractional,
@@ -36,11 +38,13 @@ from fp4dse.dse.design import (
     regular,
     shuffled,
 )
-from fp4dse.dse.library import read_toml
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.overrides import covered, overridden, written
 from fp4dse.dse.paths import RecipePath, holds, parse_path, value_text, write
+from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rules import canonical_faults
-from fp4dse.dse.space_file import Finder, Lanes, resolve
+from fp4dse.dse.space_file import Finder, Lanes, opened, resolve
 
 DRAWS_PER_RUN = 1000
 """A random design gives up after so many draws for each recipe that it wants."""
@@ -74,6 +78,7 @@ class Space(msgspec.Struct, frozen=True):
     join     further spaces whose recipes follow
     design   which combinations are taken (design.py)
     lanes    learning rates and seeds
+    cost     the model and the chip that overheads are of
     """
 
     name: str = "space"
@@ -86,6 +91,7 @@ class Space(msgspec.Struct, frozen=True):
     join: list = []
     design: Any = Factorial()
     lanes: Any = Lanes()
+    cost: Any = DEFAULT_COST
 
     def __post_init__(self) -> None:
         for field, value in resolve({name: getattr(self, name) for name in self.__struct_fields__}).items():
@@ -96,7 +102,12 @@ class Space(msgspec.Struct, frozen=True):
         """From a TOML file; files that it names are looked for beside it, and `find` knows spaces by name. ConfigError
         on wrong content."""
         path = Path(path)
-        return Space.from_dict({"name": path.stem, **read_toml(path)}, str(path), path.parent, find)
+        data = read_toml(path)
+        with opened(path):
+            space = Space.from_dict({"name": path.stem, **data}, str(path), path.parent, find)
+        if not set(data) - {"name", "summary"}:
+            raise ConfigError(str(path), ", ".join(data), "a space that says what is tried: base, axes, fixed or join")
+        return space
 
     @staticmethod
     def from_dict(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> Space:
@@ -138,6 +149,12 @@ class Space(msgspec.Struct, frozen=True):
             share = sum(idle) / len(idle) if idle and len(axis.values) > 1 else None
             rows.append({"axis": text, "values": " | ".join(axis.texts), "when": ", ".join(when), "idle": share})
         return rows + [row for space in self.join for row in space.describe()]
+
+    def overridden(self) -> list[str]:
+        """A sentence for each axis that another one writes over, so that it varies less than it seems."""
+        return overridden(list(self.axes.items()), self.name) + [
+            text for space in self.join for text in space.overridden()
+        ]
 
     def _recipes(self, count: Count, seen: set[Recipe], outer: tuple[_Rule, ...]) -> Iterator[Recipe]:
         rules = (*self._rules(), *outer)
@@ -209,19 +226,27 @@ class Space(msgspec.Struct, frozen=True):
         return recipe
 
     def _set(self, recipe: Recipe, axis: _Axis, value: Any) -> Recipe:
-        changed = write(recipe, axis.path, value)
-        return self._fix(changed) if axis.path.type is Recipe else changed
-
-    def _fix(self, recipe: Recipe) -> Recipe:
-        for text, value in self.fixed.items():
-            recipe = write(recipe, parse_path(text, self.name), value)
+        recipe = write(recipe, axis.path, value)
+        for path, fixed in axis.fixed:
+            recipe = write(recipe, path, fixed)
         return recipe
 
+    def _fix(self, recipe: Recipe) -> Recipe:
+        for path, value in self._fixed():
+            recipe = write(recipe, path, value)
+        return recipe
+
+    def _fixed(self) -> list[tuple[RecipePath, Any]]:
+        return [(parse_path(text, self.name), value) for text, value in self.fixed.items()]
+
     def _axes(self) -> list[_Axis]:
-        return [
-            _Axis(parse_path(text, self.name), axis.values, _conditions(axis.when, self.name))
-            for text, axis in self.axes.items()
-        ]
+        axes, fixed = [], [(path, value, written(path, [value])) for path, value in self._fixed()]
+        for text, axis in self.axes.items():
+            path = parse_path(text, self.name)
+            own = written(path, axis.values)
+            again = [(at, value) for at, value, places in fixed if covered(places, own)]
+            axes.append(_Axis(path, axis.values, _conditions(axis.when, self.name), again))
+        return axes
 
     def _rules(self) -> tuple[_Rule, ...]:
         forbidden = [_Rule(rule.reason, _conditions(rule.when, self.name)) for rule in self.forbid]
@@ -236,11 +261,12 @@ Conditions = list[tuple[RecipePath, list]]
 
 
 class _Axis(msgspec.Struct, frozen=True):
-    """An axis with its paths parsed."""
+    """An axis with its paths parsed, and what is fixed within what it sets."""
 
     path: RecipePath
     values: list
     when: Conditions
+    fixed: list[tuple[RecipePath, Any]]
 
     def applies(self, recipe: Recipe) -> bool:
         return not self.when or _all_hold(recipe.canonical(), self.when)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.design import Design, Factorial, check_design
-from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.library import load_recipe, place, read
+from fp4dse.dse.errors import ConfigError, place
+from fp4dse.dse.library import load_recipe, read
+from fp4dse.dse.overrides import written
+from fp4dse.dse.own_names import expanded
 from fp4dse.dse.paths import Kind, parse_path, read_value, value_text
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
@@ -19,6 +25,11 @@ if TYPE_CHECKING:
 
 BASE = "nvfp4"
 """Where a file names none."""
+
+NAME = r"[^\s./\\][^/\\\x00-\x1f\x7f]*"
+"""Of a space: its results go into a folder of this name."""
+MOST_SEEDS, LAST_SEED = 10_000, 10**9 - 1
+"""Seeds that a sweep takes, and the largest of them."""
 
 Finder = Callable[[str], Path | None]
 """The file of a space that is joined by name."""
@@ -55,7 +66,7 @@ class Lanes(Part, frozen=True):
 
 
 class SpaceFile(Part, frozen=True):
-    """A space as it is written: the base and what axes and rules hold are not read yet."""
+    """A space as it is written: the base and what axes and rules hold are not read yet, names of own formats are."""
 
     name: str
     summary: str = ""
@@ -67,11 +78,34 @@ class SpaceFile(Part, frozen=True):
     join: list = []  # noqa: RUF012
     design: Design = Factorial()
     lanes: Lanes = Lanes()
+    cost: CostTarget = DEFAULT_COST
+    elements: dict = {}  # noqa: RUF012
+    scales: dict = {}  # noqa: RUF012
+
+
+_open: ContextVar[tuple[Path, ...]] = ContextVar("_open", default=())
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[None]:
+    """While the file of a space is read, and those that it joins. ConfigError if it joins itself."""
+    above, found = _open.get(), path.resolve()
+    if found in above:
+        way = " → ".join(file.name for file in (*above[above.index(found) :], found))
+        raise ConfigError(f"{above[-1]}: join", str(path), f"a space that does not lead back to itself ({way})")
+    token = _open.set((*above, found))
+    try:
+        yield
+    finally:
+        _open.reset(token)
 
 
 def resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> dict[str, Any]:
     """The fields of a space with everything read; what is read already stays as it is."""
-    file = read({"name": "space", **data}, SpaceFile, where)
+    file = read(expanded({"name": "space", **data}, where), SpaceFile, where)
+    if not re.fullmatch(NAME, file.name):
+        accepted = "a text without / and \\, that begins with no dot and no space"
+        raise ConfigError(place(where, "name"), file.name, accepted)
     base = file.base
     if base is None and not (file.join and not file.axes):
         base = BASE
@@ -87,13 +121,18 @@ def resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finde
         "join": [_read_joined(entry, folder, find, where, f"join[{i}]") for i, entry in enumerate(file.join)],
         "design": file.design,
         "lanes": _read_lanes(file.lanes, where),
+        "cost": _read_cost(file.cost, folder, where),
     }
+    _check_fixed(space["fixed"], space["axes"], where)
     for i, joined in enumerate(space["join"]):
         for field in ("lr", "seeds"):
             if getattr(joined.lanes, field) is not None and getattr(space["lanes"], field) is None:
                 raise ConfigError(
                     place(where, "lanes", field), None, f"a list, which counts for all (join[{i}] has its own)"
                 )
+        if joined.cost not in (DEFAULT_COST, space["cost"]):
+            accepted = f"{joined.cost.of}, which join[{i}] has: all recipes have their overheads of one"
+            raise ConfigError(place(where, "cost"), space["cost"].of, accepted)
     return space
 
 
@@ -113,11 +152,24 @@ def _read_axis(text: str, data: object, folder: Path, where: str) -> Axis:
         raise ConfigError(
             place(where, "axes", text), values, "a list with at least one value, or a table with values, when"
         )
+    found = [read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)]
+    for i, value in enumerate(found):
+        if any(value == other and type(value) is type(other) for other in found[:i]):  # 0 is not False
+            raise ConfigError(place(where, "axes", f"{text}[{i}]"), value_text(values[i]), "each value once")
     return Axis(
-        values=[read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)],
+        values=found,
         when=_read_conditions(when, folder, where, "axes", text, "when"),
         texts=[value_text(value) for value in values],
     )
+
+
+def _check_fixed(fixed: dict[str, Any], axes: dict[str, Axis], where: str) -> None:
+    """ConfigError for an axis that varies what is fixed."""
+    for text, axis in axes.items():
+        own = written(parse_path(text, where), axis.values)
+        for other, value in fixed.items():
+            if not own.isdisjoint(written(parse_path(other, where), [value])):
+                raise ConfigError(place(where, "axes", text), text, f'a path that is not fixed (fixed."{other}" is)')
 
 
 def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> Any:
@@ -165,6 +217,11 @@ def _read_joined(entry: object, folder: Path, find: Finder, where: str, key: str
     raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
 
 
+def is_seeds(seeds: list) -> bool:
+    """Whether a sweep takes them."""
+    return 0 < len(seeds) <= MOST_SEEDS and all(type(seed) is int and 0 <= seed <= LAST_SEED for seed in seeds)
+
+
 def _read_lanes(lanes: Lanes, where: str) -> Lanes:
     for lr in lanes.lr if lanes.lr is not None else [1.0]:
         if type(lr) not in (int, float) or not 0 < lr < math.inf:
@@ -173,7 +230,23 @@ def _read_lanes(lanes: Lanes, where: str) -> Lanes:
         raise ConfigError(place(where, "lanes", "lr"), [], "a list of numbers above 0")
     seeds = lanes.seeds
     if isinstance(seeds, int):
-        seeds = list(range(seeds))
-    if seeds is not None and (not seeds or any(type(seed) is not int or seed < 0 for seed in seeds)):
-        raise ConfigError(place(where, "lanes", "seeds"), lanes.seeds, "a number of seeds, or a list of seeds")
+        seeds = list(range(min(seeds, MOST_SEEDS + 1)))
+    if seeds is not None and not is_seeds(seeds):
+        accepted = f"a number of seeds, or a list of seeds ({MOST_SEEDS:,} at most, from 0 to {LAST_SEED})"
+        raise ConfigError(place(where, "lanes", "seeds"), lanes.seeds, accepted)
+    for name, values in (("lr", lanes.lr or []), ("seeds", seeds or [])):
+        for value in values:
+            if values.count(value) > 1:
+                raise ConfigError(place(where, "lanes", name), values, f"each value once ({value} is there twice)")
     return Lanes(lr=lanes.lr and [float(lr) for lr in lanes.lr], seeds=seeds)
+
+
+def _read_cost(cost: CostTarget, folder: Path, where: str) -> CostTarget:
+    """With files of its own found beside the file."""
+    found = {
+        name: str(folder / text) if text.endswith(".toml") else text
+        for name, text in (("model", cost.model), ("chip", cost.chip))
+    }
+    cost = CostTarget(**found)
+    cost.check(place(where, "cost."))
+    return cost

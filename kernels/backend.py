@@ -9,9 +9,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fp4dse.kernels import native, reference
+from fp4dse.dse import Quantizer
+from fp4dse.kernels import compiling, native, reference
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.fused import limits
@@ -32,8 +36,8 @@ class Backend(msgspec.Struct, frozen=True):
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
     operand, by_scales: `fused.operand` and `fused.by_scales`, or twins, which take the place of the first two, where
-        there are such; operand for these codecs, for lanes of four-over-six if it is `adaptive`, and for operands that
-        are to be rotated in groups of one of these sizes
+        there are such; operand for these codecs and blocks, for lanes of four-over-six if it is `adaptive`, and for
+        operands that are to be rotated in groups of one of these sizes
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     through: `fused.through`, which makes them again where there is such a kernel
     why_not: what was passed over, one sentence each
@@ -47,11 +51,23 @@ class Backend(msgspec.Struct, frozen=True):
     draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
     codecs: tuple[str, ...] = limits.CODECS
+    blocks: tuple[int, ...] = limits.BLOCKS
     adaptive: bool = True
     rotations: tuple[int, ...] = limits.ROTATIONS
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
+
+    def why_not_operand(self, q: Quantizer) -> str | None:
+        """The reason why `operand` does not take a canonical quantizer's codec or block; None if it does, or if there
+        is no `operand`."""
+        if self.operand is None:
+            return None
+        if q.codec not in self.codecs:
+            return f"codec: found {q.codec}; accepted: {', '.join(self.codecs)}"
+        if isinstance(q.block, int) and q.block not in self.blocks:
+            return f"block: found {q.block}; accepted: {', '.join(map(str, self.blocks))}"
+        return None
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -123,6 +139,30 @@ def _in_pairs(function: Callable) -> Callable:
     return run
 
 
+@cache
+def _compile_safely() -> None:
+    """Have torch's compiler run as `compiling` does it, and build again what in its cache is not whole."""
+    from torch._inductor import codecache, cpp_builder, exc
+    from torch.utils._filelock import FileLock
+
+    def run(cmd_line: str, cwd: str) -> None:
+        words = shlex.split(cmd_line)
+        try:
+            compiling.build(words, cwd)
+        except subprocess.CalledProcessError as error:
+            raise exc.CppCompileError(words, error.stderr) from error
+
+    def build(lock_path: str, cpp_builders: Sequence[cpp_builder.CppBuilder]) -> None:
+        with FileLock(lock_path, timeout=codecache.LOCK_TIMEOUT):
+            for builder in cpp_builders:
+                if not compiling.is_there(target := Path(builder.get_target_file_path())):
+                    target.unlink(missing_ok=True)
+        in_cache(lock_path, cpp_builders)
+
+    in_cache = codecache._worker_compile_cpp
+    codecache._worker_compile_cpp, cpp_builder.run_compile_cmd = build, run
+
+
 def _compiled() -> Backend:
     import torch._dynamo
     import torch._inductor.config
@@ -135,6 +175,7 @@ def _compiled() -> Backend:
     torch._inductor.config.compile_threads = 1  # for a handful of kernels a pool of processes costs more than it saves
     # else what is compiled for a small tensor uses one thread, whatever comes after it
     torch._inductor.config.cpp.min_chunk_size = 1
+    _compile_safely()
     compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
     functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks)
     compiled, words, sigmoid, quantize = (_in_pairs(compile_(function)) for function in functions)
@@ -155,4 +196,5 @@ def _compiled() -> Backend:
     path = Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
     if reason := native.why_not_native():
         return msgspec.structs.replace(path, why_not=(reason,))
-    return msgspec.structs.replace(path, operand=native.operand, codecs=native.CODECS, adaptive=False, rotations=())
+    limited = {"codecs": native.CODECS, "blocks": native.BLOCKS, "adaptive": False, "rotations": ()}
+    return msgspec.structs.replace(path, operand=native.operand, **limited)

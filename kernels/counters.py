@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.codecs.dialects import DIALECTS
-from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.reference import effective_scale, per_element
 
 COUNTERS = {"clipped": "elements", "flushed": "elements", "zeroed": "blocks", "saturated": "blocks"}
@@ -40,9 +40,12 @@ def count(
     floats, ints: the descriptor tables, a row a lane.
     elem_max: largest element, broadcastable to [L, n, B], where it is not the one of the table.
     """
-    f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, floats), (INTS, ints)))
+    of_floats, levels = floats[:, : len(FLOATS)], floats[:, len(FLOATS) :]
+    f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, of_floats), (INTS, ints)))
     step = effective_scale(scale, dec)
     largest = f["elem_max"][:, None, None] if elem_max is None else elem_max
+    if levels.shape[1]:  # a table, which has an end on either side
+        largest = torch.where(x < 0, -levels[:, 0, None, None], levels[:, LEVELS - 1, None, None])
     is_zero = (q * step) == 0
     there = x != 0
     flushed = there & is_zero

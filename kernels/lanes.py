@@ -9,7 +9,7 @@ precise, by their place in the model, and for the stages and steps of its finish
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
+from fp4dse.dse.stages import grouped
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.activations import silu
 from fp4dse.kernels.arithmetic.philox import signs
@@ -26,6 +27,7 @@ from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
+from fp4dse.kernels.kept import kept_state, load_kept
 from fp4dse.kernels.operand import PART, Kept, Keys, Operand, Slot, Turn
 
 
@@ -86,6 +88,7 @@ class LaneNumerics:
         self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
         self.gemm_why_not: tuple[str, ...] = ()
         self.through_why_not: tuple[str, ...] = ()
+        self.operand_why_not: tuple[str, ...] = ()
         self.quantized = self._products(recipes, first.gemm)
         self.slots, self.rotations, self.gemms = self.quantized
         self.baseline = self.quantized if first.is_plain else self._products([BASELINE] * len(recipes), "exact")
@@ -95,7 +98,8 @@ class LaneNumerics:
         self.precise_stages: frozenset[str] = frozenset()
 
     def _products(self, recipes: Sequence[Recipe], gemm: str) -> Products:
-        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not` and `through_why_not`."""
+        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not`, `through_why_not` and
+        `operand_why_not`."""
         device = self.step.device
         gemms = {}
         for stage, operands in STAGES.items():
@@ -108,6 +112,9 @@ class LaneNumerics:
             for name, slot in slots.items()
             if slot.why_not_through
         )
+        reasons_of = {name: slot.why_not_fused for name, slot in slots.items()}
+        texts = {name: f"quantized by the reference ({why})" if why else "" for name, why in reasons_of.items()}
+        self.operand_why_not += tuple(grouped(texts))
         return Products(slots, {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}, gemms)
 
     def add_layer(self, layer: int, place: Place) -> str | None:
@@ -259,6 +266,14 @@ class LaneNumerics:
         """Count from zero again."""
         for slot in self.slots.values():
             slot.counts.clear()
+
+    def kept(self) -> dict[str, Tensor]:
+        """What slots keep from step to step: name -> the tensor itself, the lane axis first."""
+        return kept_state(self.slots)
+
+    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
+        """Take over what `kept` returned, on the same device."""
+        load_kept(self.slots, kept)
 
     def _turn(self, stage: str, layer: int) -> Turn | None:
         """The rotation of both operands of a stage."""

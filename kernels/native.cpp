@@ -25,6 +25,9 @@ struct Floats {
     float elem_pmin, elem_ulps, elem_max, inv_val_max, tensor_target, scale_pmin, scale_ulps, scale_max, scale_zero,
         prescale, postscale, random_step;
 };
+struct Levels {  // what stands behind FLOATS for codec `table`
+    float value[16], bound[15];
+};
 struct Ints {
     int32_t float_scale, e8m0_carry, e8m0_offset, scale_up, scale_stochastic, encode, hybrid, log_ties, half_away,
         random_shift, stochastic, ema, adapt, adapt_mae;
@@ -94,19 +97,48 @@ void scales(const uint32_t* __restrict amax, int64_t n, float enc, bool usable, 
         const float q = up ? round_up_from(t, FLT_MIN) : std::rint(t);
         float stored = q * (number(binade) / f.scale_ulps);
         stored = stored == 0.0f ? f.scale_zero : stored;
-        scale[b] = is_float ? (encode ? 1.0f / stored : stored) : power;
+        const float inverse = stored == 0.0f ? 0.0f : least(1.0f / stored, FLT_MAX);
+        scale[b] = is_float ? (encode ? inverse : stored) : power;
         const float source = hybrid ? wanted : stored, divisor = is_float ? source : power;
-        const float m = encode ? source * enc : least(1.0f / (divisor * inv_enc), FLT_MAX);
+        const float m = least(encode ? source * enc : 1.0f / (divisor * inv_enc), FLT_MAX);
         mult[b] = m * (usable && amax[b] < EXPONENT ? f.prescale : nan);
     }
 }
 
-enum Rounding { NEAREST, LOG_TIES, AWAY, STOCHASTIC };
+enum Rounding { NEAREST, LOG_TIES, AWAY, STOCHASTIC, TABLE, TABLE_STOCHASTIC };
 
-// `round_elements`, with the sign of x, times the scale.
+constexpr bool draws(Rounding how) { return how == STOCHASTIC || how == TABLE_STOCHASTIC; }
+
+inline float chance(uint32_t drawn, const Floats& f, int32_t shift) {  // the fraction from which on a draw rounds up
+    return 1.0f - (float)(int32_t)(2 * (drawn >> shift) + 1) * f.random_step;
+}
+
+// `round_to_levels` of y, which is no NaN.
 template <Rounding how>
-inline float element(float x, float mult, float scale, uint32_t drawn, const Floats& f, float inv_ulps, int32_t shift) {
+inline float level(float y, uint32_t drawn, const Floats& f, const Levels& l, int32_t shift) {
+    if (how == TABLE) {
+        float q = l.value[0];
+        for (int k = 0; k < 15; k++) q = y >= l.bound[k] ? l.value[k + 1] : q;
+        return q;
+    }
+    float below = l.value[0], above = l.value[15];
+    for (int k = 1; k < 16; k++) below = y >= l.value[k] ? l.value[k] : below;
+    for (int k = 14; k >= 0; k--) above = y <= l.value[k] ? l.value[k] : above;
+    const float inner = y < 0.0f ? above : below, outer = y < 0.0f ? below : above;
+    const float low = std::fabs(inner), step = std::fabs(outer) - low;
+    const float t = (std::fabs(y) - low) / (step > 0.0f ? step : 1.0f);
+    return (t >= chance(drawn, f, shift)) & (step > 0.0f) ? outer : inner;
+}
+
+// `round_elements`, or `round_to_levels`, with the sign of x, times the scale.
+template <Rounding how>
+inline float element(float x, float mult, float scale, uint32_t drawn, const Floats& f, const Levels& l, float inv_ulps,
+                     int32_t shift) {
     const float p = least(number(bits(x) & MAGNITUDE) * mult, f.elem_max);
+    if (how == TABLE || how == TABLE_STOCHASTIC) {
+        const float q = p == p ? level<how>(number(bits(p) | (bits(x) & ~MAGNITUDE)), drawn, f, l, shift) : p;
+        return number((bits(q) & MAGNITUDE) | (bits(x) & ~MAGNITUDE)) * scale;
+    }
     const uint32_t pmin = bits(f.elem_pmin);
     uint32_t binade = bits(p) & EXPONENT;
     binade = binade > pmin ? binade : pmin;
@@ -115,35 +147,38 @@ inline float element(float x, float mult, float scale, uint32_t drawn, const Flo
     if (how == NEAREST) q = std::rint(t);
     if (how == LOG_TIES) q = (t == 1.5f) & !(binade >> 23 & 1) ? 1.0f : std::rint(t);
     if (how == AWAY) q = round_up_from(t, 0.5f);
-    if (how == STOCHASTIC) q = round_up_from(t, 1.0f - (float)(int32_t)(2 * (drawn >> shift) + 1) * f.random_step);
+    if (how == STOCHASTIC) q = round_up_from(t, chance(drawn, f, shift));
     q = q * (number(binade) * inv_ulps);
     return number((bits(q) & MAGNITUDE) | (bits(x) & ~MAGNITUDE)) * scale;
 }
 
 template <Rounding how, int B>
 void rows_of(const float* __restrict x, float* __restrict out, int64_t blocks, int64_t any, const float* __restrict scale,
-             const float* __restrict mult, const uint16_t* __restrict drawn, const Floats& of, int32_t shift) {
+             const float* __restrict mult, const uint16_t* __restrict drawn, const Floats& of, const Levels& levels,
+             int32_t shift) {
     const Floats f = of;
+    const Levels l = levels;
     const float inv_ulps = 1.0f / f.elem_ulps;
     const int64_t size = B ? B : any;
     for (int64_t b = 0; b < blocks; b++) {
         const float m = mult[b], s = scale[b];
         for (int64_t j = 0; j < size; j++) {
             const int64_t e = b * size + j;
-            out[e] = element<how>(x[e], m, s, how == STOCHASTIC ? drawn[e] : 0, f, inv_ulps, shift);
+            out[e] = element<how>(x[e], m, s, draws(how) ? drawn[e] : 0, f, l, inv_ulps, shift);
         }
     }
 }
 
 template <Rounding how>
 void decode(const float* x, float* out, int64_t rows, int64_t width, int64_t block, bool columns, const float* scale,
-            const float* mult, const uint16_t* drawn, const Floats& of, int32_t shift) {
+            const float* mult, const uint16_t* drawn, const Floats& of, const Levels& levels, int32_t shift) {
     const Floats f = of;
+    const Levels l = levels;
     if (!columns) {
         const int64_t blocks = rows * width / block;
-        if (block == 16) rows_of<how, 16>(x, out, blocks, block, scale, mult, drawn, f, shift);
-        else if (block == 32) rows_of<how, 32>(x, out, blocks, block, scale, mult, drawn, f, shift);
-        else rows_of<how, 0>(x, out, blocks, block, scale, mult, drawn, f, shift);
+        if (block == 16) rows_of<how, 16>(x, out, blocks, block, scale, mult, drawn, f, l, shift);
+        else if (block == 32) rows_of<how, 32>(x, out, blocks, block, scale, mult, drawn, f, l, shift);
+        else rows_of<how, 0>(x, out, blocks, block, scale, mult, drawn, f, l, shift);
         return;
     }
     const float inv_ulps = 1.0f / f.elem_ulps;
@@ -153,7 +188,7 @@ void decode(const float* x, float* out, int64_t rows, int64_t width, int64_t blo
         const uint16_t* __restrict r16 = drawn + c * rows;
         float* __restrict to = out + c * rows;
         for (int64_t r = 0; r < rows; r++)
-            to[r] = element<how>(from[r], m[r], s[r], how == STOCHASTIC ? r16[r] : 0, f, inv_ulps, shift);
+            to[r] = element<how>(from[r], m[r], s[r], draws(how) ? r16[r] : 0, f, l, inv_ulps, shift);
     }
 }
 
@@ -209,10 +244,10 @@ inline float sigmoid(float x) {  // `activations.sigmoid`
 extern "C" {
 
 // x: lanes `stride` numbers apart, each [rows, width], or [width, rows] of columns; blocks lie along width. out as x,
-// without gaps; dec [lanes]. amax [lanes] or null. Lanes from `first` on, up to `last`.
+// without gaps; dec [lanes]. levels [lanes, 31] for codec `table`, else null; amax [lanes] or null. Lanes from `first` on, up to `last`.
 void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_t block, int columns,
-             const float* floats, const int32_t* ints, const float* amax, const int64_t* seeds, int64_t step,
-             int64_t site, int64_t stream, float* out, float* dec, int64_t first, int64_t last) {
+             const float* floats, const int32_t* ints, const float* levels, const float* amax, const int64_t* seeds,
+             int64_t step, int64_t site, int64_t stream, float* out, float* dec, int64_t first, int64_t last) {
     const int64_t size = rows * width, n = size / block;
     std::vector<uint32_t> most(n);
     std::vector<float> scale(n), mult(n);
@@ -222,6 +257,8 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
         float* to = out + lane * size;
         Floats f;
         Ints i;
+        Levels l{};
+        if (levels) std::memcpy(&l, levels + lane * (sizeof(Levels) / 4), sizeof(Levels));
         std::memcpy(&f, floats + lane * (sizeof(Floats) / 4), sizeof(Floats));
         std::memcpy(&i, ints + lane * (sizeof(Ints) / 4), sizeof(Ints));
         maxima(from, most.data(), rows, width, block, columns);
@@ -230,7 +267,8 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
         else for (int64_t b = 0; b < n; b++) largest = most[b] > largest ? most[b] : largest;
         const bool has_target = f.tensor_target > 0.0f;
         const float tensor = number(largest);
-        const float enc = has_target && tensor > 0.0f ? least(f.tensor_target / tensor, FLT_MAX) : 1.0f;
+        const float wanted = least(f.tensor_target / tensor, FLT_MAX);
+        const float enc = has_target && tensor > 0.0f ? (wanted < FLT_MIN ? FLT_MIN : wanted) : 1.0f;
         dec[lane] = (1.0f / enc) * f.postscale;
         scales(most.data(), n, enc, !has_target || std::isfinite(tensor), f, i, scale.data(), mult.data());
         if (i.stochastic > 0) {
@@ -239,11 +277,12 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
             (top >> 32 ? draw<uint64_t> : draw<uint32_t>)(drawn.data(), rows, width, columns, seed, step, site, stream);
         }
         // half away goes before the rest, as in round_elements
-        const auto how = i.half_away > 0    ? decode<AWAY>
+        const auto how = levels             ? (i.stochastic > 0 ? decode<TABLE_STOCHASTIC> : decode<TABLE>)
+                         : i.half_away > 0  ? decode<AWAY>
                          : i.stochastic > 0 ? decode<STOCHASTIC>
                          : i.log_ties > 0   ? decode<LOG_TIES>
                                             : decode<NEAREST>;
-        how(from, to, rows, width, block, columns, scale.data(), mult.data(), drawn.data(), f, i.random_shift);
+        how(from, to, rows, width, block, columns, scale.data(), mult.data(), drawn.data(), f, l, i.random_shift);
     }
 }
 

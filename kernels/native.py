@@ -5,7 +5,7 @@ themselves. A function here reads an operand in the orientation that it has, kee
 read to the last write, and costs a few microseconds to call. Its specification is the reference, whose bits it has.
 
 The library is built once, in a second or two, and kept in the user's cache folder under a name that follows from the
-source, the compiler and the processor.
+source, the compiler and the processor. What lies there and is not whole is built again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fp4dse.dse.cache import cache_folder
+from fp4dse.kernels import compiling
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.descriptor import FLOATS
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-CODECS = ("block",)
+CODECS = ("block", "table")
 """Those of `codecs.CODECS` that `operand` has."""
+BLOCKS = (8, 16, 32, 64, 128, 256)
+"""Blocks that it is taken for; it could do with other multiples of 8."""
 
 SERIAL = 1 << 16
 """Elements that are not worth a second thread."""
@@ -43,7 +48,7 @@ def why_not_native() -> str | None:
         return "native code not taken: FP4DSE_EAGER is set"
     try:
         _library()
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         return f"native code not taken: {' '.join(said.split())[:200]}"
     return None
@@ -76,14 +81,15 @@ def operand(
     """
     if dtype != torch.float32 or rotation or features[2] or codec not in CODECS or block % 8:
         found = f"{dtype}, rotation {rotation}, adaptive {features[2]}, codec {codec}, block {block}"
-        raise ValueError(f"operand: found {found}; accepted: float32, 0, False, {CODECS[0]}, a multiple of 8")
+        raise ValueError(f"operand: found {found}; accepted: float32, 0, False, {' or '.join(CODECS)}, a multiple of 8")
     x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
     lanes, rows, width = x.mT.shape if columns else x.shape
     out, dec = torch.empty(x.shape), torch.empty(lanes)
     amax = None if tensor_amax is None else tensor_amax.contiguous()
-    tensors = floats.contiguous(), ints.contiguous(), amax, seeds.contiguous()
+    levels = floats[:, len(FLOATS) :].contiguous() if codec == "table" else None
+    tensors = floats[:, : len(FLOATS)].contiguous(), ints.contiguous(), levels, amax, seeds.contiguous()
     pointers = [None if t is None else t.data_ptr() for t in tensors]
     numbers = x.data_ptr(), x.stride(0), rows, width, block, columns
     at = int(step), site, STREAMS["rounding"], out.data_ptr(), dec.data_ptr()
@@ -136,21 +142,28 @@ def _threads(count: int, pid: int) -> ThreadPoolExecutor:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Built if this processor has none yet. OSError or SubprocessError with the reason if that fails."""
+    """Built if this processor has none yet, or a broken one. Raises what `why_not_native` catches if that fails."""
     file = _folder() / f"native-{_key()}.so"
-    if not file.exists():
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            made = Path(folder) / file.name
-            command = [_compiler(), *FLAGS, "-fPIC", "-shared", "-o", str(made), str(SOURCE)]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-            made.replace(file)
+    command = [_compiler(), *FLAGS, "-fPIC", "-shared", "-o", str(file), str(SOURCE)]
+    if not compiling.is_there(file):
+        compiling.build(command, timeout=120)
+    try:
+        return _loaded(file)
+    except (OSError, AttributeError) as error:  # another library, or a damaged one
+        compiling.say_again(file, error)
+        compiling.build(command, timeout=120)
+        return _loaded(file)
+
+
+def _loaded(file: Path) -> ctypes.CDLL:
+    """The library in the file. OSError if it is none, AttributeError if a function is missing."""
     library = ctypes.CDLL(str(file))
     pointer, number, truth = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.operand.argtypes = [
         pointer,
         *[number] * 4,
         truth,
-        *[pointer] * 4,
+        *[pointer] * 5,
         *[number] * 3,
         *[pointer] * 2,
         *[number] * 2,
@@ -181,7 +194,7 @@ def _key() -> str:
 
 def _folder() -> Path:
     """Of the user's cache; where that cannot be written, a new one that is this process's alone: code is loaded."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp4dse"
+    folder = cache_folder()
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="fp4dse-"))

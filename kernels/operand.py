@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.estimator import STE, Through
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
@@ -102,6 +103,7 @@ class Slot:
         self.unit = first.unit
         self.fused, self.by_scales, self.compensated = None, None, None
         self.why_not_through: str | None = None  # its kernel does not pass gradients through
+        self.why_not_fused: str | None = None  # the backend has no kernel for these codecs or blocks
         self.state: dict[str, Tensor] = {}  # what is kept from step to step, the lane axis first
         self.counts: dict[str, Tensor] = {}  # what was lost while counting, int64 [L]; see counters.COUNTERS
         if self.block is None:
@@ -125,19 +127,21 @@ class Slot:
         # of a population that the codec is eden all scales are rounded stochastically
         scales_fit = self.stochastic_scales == (self.codec == "eden")
         fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
-        fits &= self.codec in backend.codecs and (backend.adaptive or not self.features.adaptive)
-        self.fused = backend.operand if fits else None
+        fits &= backend.adaptive or not self.features.adaptive
+        self.why_not_fused = backend.why_not_operand(first)
+        self.fused = backend.operand if fits and not self.why_not_fused else None
         self.by_scales = backend.by_scales if self.codec in SCALES and not self.features.adaptive else None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
-        self.element = ELEMENTS[first.element]
+        element = element_format(first.element)
+        self.element = element if isinstance(element, FloatFormat) else None  # a table's gradient passes straight
         self.numbers: Tensor | None = None
         if self.through != Through() and self.backend.through is not None:
             reasons = (why_not_through(q, self.through) for q in quantizers)
             self.why_not_through = next(filter(None, reasons), None)
-            if self.fused and not self.why_not_through:
+            if self.fused and self.element and not self.why_not_through:
                 self.numbers = numbers(self.through, self.element, device)
-        column = dict(zip(FLOATS, self.tables[0].unbind(1), strict=True))
+        column = dict(zip(FLOATS, self.tables[0][:, : len(FLOATS)].unbind(1), strict=True))
         self.gain = column["prescale"] * column["postscale"]  # a constant, except that 3/4 and 4/3 cancel
         self.slope = column["inv_val_max"] / column["prescale"]
 
@@ -228,6 +232,7 @@ class Slot:
             return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *form(self.through))
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
+        assert self.element is not None
         if self.through.scale_rounding != STE():
             slope = rounded_slope(kept.x, dec, slope, self.through, self.first)
         cut = through(self._cut(g), kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.scale import E8M0, FloatScale, Scale, scale_key
+from fp4dse.dse.formats import ELEMENTS, FloatFormat
+from fp4dse.dse.own_formats import element_format, element_name
+from fp4dse.dse.scale import E8M0, FloatScale, Scale, scale_grid, scale_key
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.codecs.codes import element_codes
 from fp4dse.kernels.reference import quantize_blocks
@@ -26,8 +27,9 @@ from fp4dse.kernels.reference import quantize_blocks
 def why_not_packed(q: Quantizer) -> str | None:
     """The reason why a quantizer has no packed form, or None if it has one."""
     four = ", ".join(name for name, element in ELEMENTS.items() if element.bits == 4)
-    if q.is_plain or ELEMENTS[q.element].bits != 4:
-        return f"element: found {q.element}; accepted: {four}"
+    element = None if q.is_plain else element_format(q.element)
+    if not isinstance(element, FloatFormat) or element.bits != 4:
+        return f"element: found {element_name(q.element)}; accepted: {four}, and other float formats of 4 bits"
     if q.codec != "block" or q.factors_over != "tensor":
         return f"quantizer: found {q.label()}; accepted: those of the general codec, with one tensor factor"
     if not isinstance(q.scale, FloatScale):
@@ -60,7 +62,7 @@ def unpack(codes: Tensor, scales: Tensor, quantizers: Sequence[Quantizer]) -> Te
     """The operand float32 [L, n, B] that the GEMM consumes, but for the tensor's factor; the inverse of `pack`."""
     lanes = []
     for lane, quantizer in enumerate(map(Quantizer.canonical, quantizers)):
-        magnitudes = torch.tensor(ELEMENTS[quantizer.element].magnitudes(), device=codes.device)
+        magnitudes = torch.tensor(element_format(quantizer.element).magnitudes(), device=codes.device)
         grid = torch.cat([_scales(quantizer.scale), torch.tensor([float("nan")])]).to(codes.device)
         four = torch.stack([codes[lane] & 15, codes[lane] >> 4], -1).flatten(1).int()
         q = magnitudes[four & 7] * (1 - (four >> 3) * 2)
@@ -80,4 +82,4 @@ def _scales(scale: Scale) -> Tensor:
     """The scales of the format in the order of their codes."""
     if isinstance(scale, E8M0):
         return torch.tensor([2.0**exponent for exponent in range(-127, 128)])
-    return torch.tensor(SCALES[scale_key(scale)].magnitudes() if SCALES[scale_key(scale)].bits == 8 else [0.0] * 256)
+    return torch.tensor(scale_grid(scale).magnitudes() if scale_grid(scale).bits <= 8 else [0.0] * 256)

@@ -2,14 +2,15 @@
 
 For a lane's tensor x, cut into blocks of B along the contraction axis, with amax over the block and the tensor:
 
-    enc    = min(target·val_max / amax_tensor, FLT_MAX), 1 without a tensor scale          FP32, one division
+    enc    = clamp(target·val_max / amax_tensor, 2^-126, FLT_MAX), 1 without a tensor scale   FP32, one division
     scale, q                                                            by the codec (kernels/codecs), from block maxima
     x̂     = (q · scale) · (1/enc · postscale)                                              left to right
 
 This is the order of operations of NVIDIA's Python reference for NVFP4, with its constants as parameters. `q · scale`
 is exact in BF16 for scales of up to 5 significant bits; the FP32 factor is applied to the result of the GEMM. Under
-the encode convention enc is val_max / target / amax_tensor. A block that holds NaN or Inf decodes to NaN; with a tensor
-scale the whole tensor does. With a factor per row, rows take the place of the tensor.
+the encode convention enc is val_max / target / amax_tensor. enc has an inverse among the normal numbers, so that no
+tensor of finite numbers decodes to NaN. A block that holds NaN or Inf does; with a tensor scale the whole tensor does.
+With a factor per row, rows take the place of the tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_bf16
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, FLT_MIN, round_bf16
 from fp4dse.kernels.codecs import CODECS, Blocks, Encoded
 from fp4dse.kernels.descriptor import FLOATS, INTS
 
@@ -69,12 +70,13 @@ def with_numbers(
     **more,
 ) -> tuple[Blocks, Tensor]:
     """Blocks x with maxima amax [L, n] and their lanes' numbers, and decode factors [L, factors]."""
-    f = dict(zip(FLOATS, floats[:, :, None].unbind(1), strict=True))  # each [L, 1]
+    f = dict(zip(FLOATS, floats[:, : len(FLOATS), None].unbind(1), strict=True))  # each [L, 1]
     i = dict(zip(INTS, ints[:, :, None].unbind(1), strict=True))
+    more["levels"] = floats[:, len(FLOATS) :] if floats.shape[1] > len(FLOATS) else None
     if tensor_amax is None:
         tensor_amax = amax.view(len(x), factors, -1).amax(dim=2)
     has_target = f["tensor_target"] > 0
-    enc = torch.clamp(f["tensor_target"] / tensor_amax, max=FLT_MAX)
+    enc = torch.clamp(f["tensor_target"] / tensor_amax, FLT_MIN, FLT_MAX)
     enc = torch.where(has_target & (tensor_amax > 0), enc, 1.0)
     dec = (1 / enc) * f["postscale"]  # [L, factors]
     usable = torch.isfinite(tensor_amax) | ~has_target

@@ -5,13 +5,16 @@ from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, OVERHEAD_OF, Cost, overhead, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
+from fp4dse.dse.cost.target import DEFAULT_COST, CostTarget
 
 __all__ = [
     "DEFAULT_CHIP",
+    "DEFAULT_COST",
     "DEFAULT_MODEL",
     "OVERHEAD_OF",
     "Chip",
     "Cost",
+    "CostTarget",
     "Model",
     "activation_bits",
     "bits_per_element",

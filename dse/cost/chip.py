@@ -6,7 +6,7 @@ what one lane executes at a time: a fused multiply-add is one, and the peak of F
 
 from __future__ import annotations
 
-import tomllib
+import math
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.reading import read_toml
 
 Data = TypeVar("Data")
 
@@ -63,6 +64,17 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     native: list[str] = []
     converts: list[str] = []
 
+    def __post_init__(self) -> None:
+        rates = {f"matrix.{unit}": number for unit, number in self.matrix.items()}
+        rates |= {name: getattr(self, name) for name in ("vector", "special", "convert", "bandwidth")}
+        shares = {f"achieved.{name}": getattr(self.achieved, name) for name in Achieved.__struct_fields__}
+        for name, number in (rates | shares | {"launch": self.launch}).items():
+            least = "0 or more" if name == "launch" else "above 0"
+            if not (0 < number.value < math.inf or (name == "launch" and number.value == 0)):
+                raise ValueError(f"{name} is {number.value:g}, but must be a finite number {least}")
+            if name in shares and number.value > 1:
+                raise ValueError(f"{name} is {number.value:g}, but is a share, 1 at most")
+
     @property
     def has_fp4(self) -> bool:
         """Whether it multiplies FP4 operands itself. If not, they are decoded, and multiplied in a wider unit."""
@@ -92,11 +104,11 @@ _FOLDER = Path(__file__).parent / "chips"
 def load_data(source: str, what: str, folder: Path, type_: type[Data]) -> Data:
     """A record of `type_` from the file `source`, or from `source`.toml in the folder. Its name is the file's."""
     path = Path(source) if source.endswith(".toml") else folder / f"{source}.toml"
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return msgspec.convert({"name": path.stem, **data}, type_)
-    except OSError:
+    if not path.is_file():
         known = ", ".join(sorted(file.stem for file in folder.glob("*.toml")))
-        raise ConfigError(what, source, f"{known}, or a .toml file") from None
-    except (ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(what, source, f"{known}, or a .toml file")
+    data = read_toml(path, f"a {what} as in {folder.name}/ of fp4dse/dse/cost")
+    try:
+        return msgspec.convert({"name": path.stem, **data}, type_)
+    except msgspec.ValidationError as error:
         raise ConfigError(str(path), str(error), f"a {what} as in {folder.name}/ of fp4dse/dse/cost") from None

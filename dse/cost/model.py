@@ -7,6 +7,7 @@ BF16 training and is priced once for all recipes. What several GPUs say to each 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import cache, lru_cache
 from pathlib import Path
@@ -75,6 +76,15 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     pattern: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "micro_batches", "blocks", "bytes_per_parameter"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name):g}, but must be a finite number above 0")
+        if not 0 <= self.parameters < math.inf:  # none where a layer is looked at without its optimizer
+            raise ValueError(f"parameters is {self.parameters:g}, but must be a finite number, 0 or above")
+        for linear in self.linears:
+            for name in ("inputs", "outputs", "count"):
+                if getattr(linear, name) < 1:
+                    raise ValueError(f"{linear.name}: {name} is {getattr(linear, name)}, but must be above 0")
         if len(self.pattern) not in (0, self.blocks):
             raise ValueError(f"pattern has {len(self.pattern)} letters, blocks is {self.blocks}")
         for linear in self.linears:

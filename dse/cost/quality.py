@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fp4dse.dse.errors import ConfigError
 
 
@@ -11,8 +13,8 @@ def time_to_quality(overhead: float, extra_tokens: float) -> float:
     overhead      step time relative to BF16's, 1/(1 + g) for a throughput gain g
     extra_tokens  τ, the share of tokens more than BF16 that the target takes: 0.1 is 10 % more
     """
-    if extra_tokens <= -1:
-        raise ConfigError("extra-tokens", extra_tokens, "a number above -1 (0.1 is 10 % more tokens than BF16)")
+    if not -1 < extra_tokens < math.inf:
+        raise ConfigError("--extra-tokens", extra_tokens, "a number above -1 (0.1 is 10 % more tokens than BF16)")
     return (1 + extra_tokens) * overhead
 
 

@@ -11,7 +11,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Linear, Model, by_precision
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
-from fp4dse.dse.cost.step import estimator_work, step_cost
+from fp4dse.dse.cost.step import KEPT, estimator_work, quantized_and_kept, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
@@ -53,16 +53,27 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
 def split(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     """The step by part, in the order of PARTS: µs, share of the step, and BF16's and plain FP4's time for the part.
 
-    Plain FP4 is the recipe `mxfp4`: a maximum, a scale and a rounding to nearest a block, and nothing else.
+    Plain FP4 is the recipe `mxfp4`: a maximum, a scale and a rounding to nearest a block, and nothing else. The part
+    KEPT is of the layers that the recipe keeps precise, in all three; what plain FP4 alone keeps counts as products.
     """
-    costs = [step_cost(r, model, chip) for r in (recipe, Recipe.named("bf16"), Recipe.named("mxfp4"))]
+    quantized, kept = quantized_and_kept(recipe, model)
+    mine = step_cost(recipe, model, chip)
+    others = [_parted(Recipe.named(name), quantized, kept, chip) for name in ("bf16", "mxfp4")]
     rows = []
-    for part in costs[0].seconds:
-        mine, bf16, plain = (1e6 * cost.seconds[part] for cost in costs)
-        if mine or bf16 or plain:
-            share = mine / 1e6 / costs[0].total
-            rows.append({"part": part, "us": mine, "share": share, "bf16_us": bf16, "plain_fp4_us": plain})
+    for part in mine.seconds:
+        times = [1e6 * seconds[part] for seconds in (mine.seconds, *others)]
+        if any(times):
+            us, bf16, plain = times
+            share = mine.seconds[part] / mine.total
+            rows.append({"part": part, "us": us, "share": share, "bf16_us": bf16, "plain_fp4_us": plain})
     return rows
+
+
+def _parted(recipe: Recipe, quantized: Model, kept: Model, chip: Chip) -> dict[str, float]:
+    """Seconds by part, with those of the layers `kept` as one part."""
+    seconds, there = step_cost(recipe, quantized, chip).seconds, step_cost(recipe, kept, chip)
+    products = seconds["products"] + seconds[KEPT]
+    return {**seconds, "products": products, KEPT: there.total - there.seconds["rest"]}
 
 
 def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ is reached (Chip.achieved), the same for every format and shape, and GPUs do not
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,8 +37,18 @@ OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
 
 BF16 = Recipe.named("bf16")
 """What precise layers and stages compute as."""
-PARTS = ("products", *TECHNIQUES, "rest")
-"""What a step's time is split into."""
+KEPT = "layers in BF16"
+PARTS = ("products", *TECHNIQUES, KEPT, "rest")
+"""What a step's time is split into; KEPT: all that is done for layers that the recipe keeps precise."""
+
+
+class Share(NamedTuple):
+    """Layers that compute as one recipe, for a share of the steps; `kept`: precise, beside others that are not."""
+
+    share: float
+    recipe: Recipe
+    layers: Model
+    kept: bool = False
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -59,16 +70,16 @@ def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHI
 def step_cost(recipe: Recipe, model: Model, chip: Chip) -> Cost:
     """The step's time by part."""
     out = dict.fromkeys(PARTS, 0.0)
-    for share, r, part in _shares(recipe, model):
+    for share, r, part, kept in _shares(recipe, model):
         for piece in _pieces(r, part, chip):
             for name, seconds in piece:
-                out[name] += share * seconds
+                out[KEPT if kept else name] += share * seconds
     out["rest"] = _rest(model, chip)
     return Cost(out)
 
 
 def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
-    return sum(share * _seconds(r, part, chip) for share, r, part in _shares(recipe, model))
+    return sum(share * _seconds(r, part, chip) for share, r, part, _ in _shares(recipe, model))
 
 
 @lru_cache(maxsize=4096)
@@ -82,16 +93,22 @@ def _bf16(model: Model, chip: Chip) -> float:
     return _layers(BF16, model, chip) + _rest(model, chip)
 
 
-def _shares(recipe: Recipe, model: Model) -> list[tuple[float, Recipe, Model]]:
-    """Which layers compute as which recipe, for which share of the steps. A plain recipe keeps nothing precise."""
-    if all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad))):
-        return [(1.0, recipe, model)]
-    quantized, precise = by_precision(model, recipe.precise)
-    out = [(1.0, BF16, precise)] if precise.linears else []
+def _shares(recipe: Recipe, model: Model) -> list[Share]:
+    """Which layers compute as which recipe, for which share of the steps."""
+    quantized, precise = quantized_and_kept(recipe, model)
+    out = [Share(1.0, BF16, precise, kept=True)] if precise.linears else []
     if recipe.finish:
         end = recipe.finish.share
-        return [(1 - end, recipe, quantized), (end, finished(recipe), quantized), *out]
-    return [(1.0, recipe, quantized), *out]
+        return [Share(1 - end, recipe, quantized), Share(end, finished(recipe), quantized), *out]
+    return [Share(1.0, recipe, quantized), *out]
+
+
+def quantized_and_kept(recipe: Recipe, model: Model) -> tuple[Model, Model]:
+    """The model with the layers that the recipe quantizes, and with those that it keeps in BF16. A plain recipe keeps
+    nothing: all of its layers are of one kind."""
+    if all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad))):
+        return model, msgspec.structs.replace(model, linears=[])
+    return by_precision(model, recipe.precise)
 
 
 @lru_cache(maxsize=65536)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fp4dse.dse.cost.chip import UNITS, Chip
-from fp4dse.dse.exactness import operand_format
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.exactness import operand_format, significant_bits
+from fp4dse.dse.own_formats import Own, element_format, element_name
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.scale import FloatScale, scale_format
+from fp4dse.dse.scale import FloatScale, scale_format, scale_key
 from fp4dse.dse.stages import SLOTS
 
 DECODED_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
@@ -27,7 +27,7 @@ def operand_unit(q: Quantizer, chip: Chip) -> str:
     """The fastest of UNITS that takes the operand. `none`, the layer's own dtype, is priced as TF32."""
     if q.is_plain:
         return "bf16" if q.element == "bf16" else "tf32"
-    if ELEMENTS[q.element].bits == 8 and (chip.has_fp4 or q.block in ("row", "tensor")):
+    if element_format(q.element).bits > 4 and (chip.has_fp4 or q.block in ("row", "tensor")):
         return "fp8"  # a unit that scales blocks of FP4 scales those of FP8
     return "fp4" if chip.has_fp4 else operand_format(q)
 
@@ -41,21 +41,32 @@ def notes(recipe: Recipe, chip: Chip) -> list[str]:
     """What is not priced as the chip would do it, one line for each reason with its slots."""
     slots_of: dict[str, list[str]] = {}
     for slot in SLOTS:
-        if text := _note(recipe.slot(slot).canonical(), chip):
+        for text in _notes(recipe.slot(slot).canonical(), chip):
             slots_of.setdefault(text, []).append(slot)
     names = {text: "all slots" if len(slots) == len(SLOTS) else ", ".join(slots) for text, slots in slots_of.items()}
     return [f"{names[text]}: {text}" for text in slots_of]
 
 
-def _note(q: Quantizer, chip: Chip) -> str | None:
+@lru_cache(maxsize=65536)
+def _notes(q: Quantizer, chip: Chip) -> tuple[str, ...]:
     if q.element == "none":
-        return "the layer's own dtype, priced as TF32"
-    if q.is_plain or operand_unit(q, chip) == "fp8":
-        return None
-    if not chip.has_fp4:
-        return f"no FP4 unit; emulated, decoded exactly to {operand_format(q).upper()}"
-    reason = why_not_native(q, chip)
-    return reason and f"{reason}; priced as if the FP4 unit took it"
+        return ("the layer's own dtype, priced as TF32",)
+    if q.is_plain:
+        return ()
+    unit = operand_unit(q, chip)
+    if unit not in ("fp4", "fp8"):
+        decoded = "decoded exactly" if significant_bits(q) else "decoded with one rounding"
+        return (f"no FP4 unit; emulated, {decoded} to {operand_format(q).upper()}",)
+    if isinstance(q.element, Own) and "any" not in chip.native:
+        name = element_name(q.element) + (f" with {scale_key(q.scale)}" if isinstance(q.scale, Own) else "")
+        taken = f"priced as if the {unit.upper()} unit took it, and rounded in software"
+        return (f"{name} is a format of your own, which no chip has; {taken}",)
+    says = []
+    if unit == "fp4" and (reason := why_not_native(q, chip)):
+        says.append(f"{reason}; priced as if the FP4 unit took it")
+    if not isinstance(q.element, Own) and q.element not in chip.converts:
+        says.append(f"no instruction converts to {q.element}; priced as rounded by vector instructions")
+    return tuple(says)
 
 
 def why_not_native(q: Quantizer, chip: Chip) -> str | None:
@@ -73,4 +84,6 @@ def why_not_native(q: Quantizer, chip: Chip) -> str | None:
     entries = [entry.split() for entry in chip.native]
     if any(element == q.element and scale == name and size % int(least) == 0 for element, scale, least in entries):
         return None
+    if isinstance(q.scale, Own):
+        return f"{scale_key(q.scale)} is a scale of your own, which no chip has"
     return f"{q.element} with {scale_format(q.scale)} scales for blocks of {q.block} is not native"

@@ -26,8 +26,8 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import DECODED_BYTES
 from fp4dse.dse.estimator import STE, ScaleRelaxation
-from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import E6M2, E8M0, scale_format
@@ -73,6 +73,10 @@ ROUND_UNIFORM = Work(vector=3, convert=1)
 """To an equally spaced grid: conversion to an integer, clamp, pack."""
 ROUND_POWERS = Work(vector=6)
 """To powers: add a part of the exponent's unit, cut the mantissa off, clamp, pack."""
+COMPARE = Work(vector=2)
+"""To a table: with each number where a value begins, which adds one to the code or not."""
+BETWEEN_VALUES = Work(vector=5)
+"""By chance between two values of a table: both are looked up, and the place between them is a share."""
 PHILOX = 80.0
 """Instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
 
@@ -87,16 +91,21 @@ def rounding(q: Quantizer, chip: Chip) -> Work:
     stochastic = " stochastic" if isinstance(q.rounding, Stochastic) else ""
     if isinstance(q.rounding, Ema) or q.adapt == "dialects":
         return ROUND
-    return Work(convert=0.5) if q.element + stochastic in chip.converts else by_software(q.element)
+    if isinstance(q.element, str) and q.element + stochastic in chip.converts:
+        return Work(convert=0.5)
+    more = BETWEEN_VALUES if stochastic and isinstance(q.element, TableElement) else Work()
+    return by_software(q.element) + more
 
 
 @cache
-def by_software(element: str) -> Work:
+def by_software(element: Element) -> Work:
     """What rounding takes without an instruction for it, by the kind of grid."""
-    levels = ELEMENTS[element].magnitudes()
-    if len({b - a for a, b in pairwise(levels)}) == 1:
+    numbers = element_format(element)
+    if isinstance(numbers, TableElement):
+        return ROUND_UNIFORM if numbers.is_even else COMPARE * (len(numbers.values) - 1)
+    if len({b - a for a, b in pairwise(numbers.magnitudes())}) == 1:
         return ROUND_UNIFORM
-    return ROUND_POWERS if ELEMENTS[element].mantissa == 0 else ROUND
+    return ROUND_POWERS if numbers.mantissa == 0 else ROUND
 
 
 def scale(q: Quantizer, chip: Chip) -> Work:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.descriptor import LEVELS
+
 FLT_MAX = torch.finfo(torch.float32).max
 FLT_MIN = torch.finfo(torch.float32).tiny
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -99,6 +101,38 @@ def round_elements(
         threshold = torch.where(column["half_away"] > 0, 0.5, chance)
     by_threshold = (column["half_away"] > 0) | (column["stochastic"] > 0)
     return torch.where(by_threshold, round_up_from(t, threshold), nearest) * (binade / column["elem_ulps"])
+
+
+def round_to_levels(
+    y: Tensor, levels: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None, guide: Tensor | None
+) -> Tensor:
+    """Round y [L, n, B] to the values of each lane's table, by its own mode; saturating. NaN stays.
+
+    levels: [L, LEVELS + BOUNDS], as in the descriptor. random, guide: as in `round_elements`. By chance, or towards a
+    guide, y goes to one of its two neighbours: from the one nearer to 0 to the other, as in `round_elements`.
+    """
+    columns = levels[:, :, None, None].unbind(1)  # each [L, 1, 1]
+    values, bounds = columns[:LEVELS], columns[LEVELS:]
+    q = values[0].expand_as(y)
+    for value, bound in zip(values[1:], bounds, strict=True):
+        q = torch.where(y >= bound, value, q)
+    if random is not None or guide is not None:
+        below, above = values[0].expand_as(y), values[-1].expand_as(y)
+        for value in values[1:]:
+            below = torch.where(y >= value, value, below)
+        for value in reversed(values[:-1]):
+            above = torch.where(y <= value, value, above)
+        inner, outer = torch.where(y < 0, above, below), torch.where(y < 0, below, above)
+        low, step = inner.abs(), outer.abs() - inner.abs()  # 0 for what is beyond the ends
+        if guide is not None:
+            follow = (i["ema"][:, :, None] > 0) & ~torch.isnan(guide) & ~torch.isnan(y)
+            q = torch.where(follow, torch.where(guide - low >= 0.5 * step, outer, inner), q)
+        if random is not None:
+            chance = midpoint_threshold(random >> i["random_shift"][:, :, None], f["random_step"][:, :, None])
+            up = (y.abs() - low) / torch.where(step > 0, step, 1.0) >= chance
+            by_chance = i["stochastic"][:, :, None] > 0
+            q = torch.where(by_chance, torch.where(up & (step > 0), outer, inner), q)
+    return torch.where(torch.isnan(y), y, q)
 
 
 def round_bf16(x: Tensor) -> Tensor:

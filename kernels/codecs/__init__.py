@@ -1,6 +1,7 @@
 """Codecs: the ways in which a block of numbers becomes elements and a scale, one function each.
 
-A codec takes a `Blocks` and gives an `Encoded`. `block` is the general one; the others are for formats that find their
+A codec takes a `Blocks` and gives an `Encoded`. `block` is the general one, for tables of values (`Blocks.levels`) as
+for float formats; the others are for formats that find their
 elements or scales in a way of their own (`Quantizer.codec` says which).
 """
 
@@ -26,6 +27,7 @@ from fp4dse.kernels.codecs.split import split
 
 CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "block": block,
+    "table": block,
     "hif4": hif4,
     "split": split,
     "macro": macro,

@@ -6,8 +6,12 @@
     mult   = min(1 / (scale · (1/enc)), FLT_MAX) · prescale
     q      = round(min(|x| · mult, elem_max)) with the sign of x                            the element
 
-Under the encode convention (2509.17791) the stored number is round(1 / (amax · (enc · (1/val_max)))), it takes the
-place of 1/scale. A hybrid scale makes mult from `wanted`. Four-over-six does all this a second time with val_max · 4/6,
+Under the encode convention (2509.17791) what is stored, m = round(1 / (amax · (enc · (1/val_max)))), is the multiplier:
+
+    scale  = min(1/m, FLT_MAX), or 0 where m is: the block is lost
+    mult   = min(m · enc, FLT_MAX) · prescale
+
+A hybrid scale makes mult from the number before rounding. Four-over-six does all this a second time with val_max · 4/6,
 and keeps the encoding with the smaller error.
 """
 
@@ -18,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_elements, round_scale
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_elements, round_scale, round_to_levels
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 
 
@@ -36,6 +40,7 @@ class Blocks(NamedTuple):
     guide         float32 [L, n, B], the moving average of a weight, or None
     adaptive      whether some lane uses four-over-six
     unpadded      elements of a block that are not padding, for statistics; None for all
+    levels        the tables of elements and where they begin, [L, LEVELS + BOUNDS] (descriptor), or None: float formats
     """
 
     x: Tensor
@@ -50,6 +55,7 @@ class Blocks(NamedTuple):
     guide: Tensor | None = None
     adaptive: bool = False
     unpadded: int | None = None
+    levels: Tensor | None = None
 
 
 class Encoded(NamedTuple):
@@ -96,6 +102,9 @@ def encode(b: Blocks, magnitude: Tensor, inv_val_max: Tensor) -> tuple[Tensor, T
 def elements(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
     """Magnitudes [L, n, B] times the blocks' multipliers, [L, n] or [L, n, B], rounded to the element grid."""
     guide = None if b.guide is None else torch.copysign(b.guide, b.guide * b.x) * _prescaled(b, mult)
+    if b.levels is not None:
+        y = torch.copysign(payload(b, magnitude, mult), b.x)
+        return round_to_levels(y, b.levels, b.f, b.i, b.random, guide).abs()
     return round_elements(payload(b, magnitude, mult), b.f, b.i, b.random, guide)
 
 
@@ -124,11 +133,12 @@ def block_scales(
     wanted = torch.minimum(torch.where(encode_convention, 1 / ideal, ideal), f["scale_max"])
     stored = round_scale(wanted, f, i, random)
     stored = torch.where(stored == 0, f["scale_zero"], stored)
-    decoded = torch.where(i["float_scale"] > 0, torch.where(encode_convention, 1 / stored, stored), power)
+    inverse = torch.where(stored == 0, 0.0, torch.clamp(1 / stored, max=FLT_MAX))
+    decoded = torch.where(i["float_scale"] > 0, torch.where(encode_convention, inverse, stored), power)
 
     source = torch.where(i["hybrid"] > 0, wanted, stored)
     divisor = torch.where(i["float_scale"] > 0, source, power)
-    mult = torch.where(encode_convention, source * enc, multiplier(divisor, enc))
+    mult = torch.where(encode_convention, torch.clamp(source * enc, max=FLT_MAX), multiplier(divisor, enc))
     return decoded, mult
 
 

@@ -1,5 +1,7 @@
 """The code that is stored for each element: the index of its magnitude in the codebook, the sign above it.
 
+Of a table of values it is the index of the value, ascending from 0.
+
 Training has no use for codes; they are what a user compares with another implementation or packs.
 """
 
@@ -10,19 +12,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.kernels.codecs.block import Encoded
 from fp4dse.kernels.codecs.dialects import DIALECTS
 
 
-def element_codes(encoded: Encoded, codec: str, element: str) -> Tensor:
+def element_codes(encoded: Encoded, codec: str, element: Element) -> Tensor:
     """uint8 codes [L, n, B] of encoded blocks. element: the codebook of codecs that have one; of no use to others.
 
     Codes of a block that decodes to NaN mean nothing.
     """
     if codec in CODES:
         return CODES[codec](encoded)
-    return _signed(_index(encoded.q, element), encoded.q, ELEMENTS[element].bits)
+    of = element_format(element)
+    if isinstance(of, TableElement):
+        return torch.searchsorted(torch.tensor(of.values, device=encoded.q.device), encoded.q).to(torch.uint8)
+    return _signed(_index(encoded.q, element), encoded.q, of.bits)
 
 
 def hif4(encoded: Encoded) -> Tensor:
@@ -53,9 +58,9 @@ CODES: dict[str, Callable[[Encoded], Tensor]] = {"hif4": hif4, "if4": if4, "raze
 """Codecs whose elements are not those of one codebook."""
 
 
-def _index(q: Tensor, element: str, unit: int = 1) -> Tensor:
+def _index(q: Tensor, element: Element, unit: int = 1) -> Tensor:
     """Magnitude indices of elements that are counted in units of 1/unit."""
-    levels = torch.tensor(ELEMENTS[element].magnitudes(), device=q.device) * unit
+    levels = torch.tensor(element_format(element).magnitudes(), device=q.device) * unit
     return torch.searchsorted(levels, q.abs().contiguous())
 
 

@@ -8,7 +8,8 @@
 ⟨x, x̂⟩ = ⟨x, x⟩ in expectation for every block, which makes x̂ unbiased on average over random rotations of x: a recipe
 must have one (rules.py). The error is near that of rounding to nearest. S is that of each scale block, as in the paper
 and its kernel; S per 128 elements, as in its simulator, is worse. Sums are those of y, which is x in units of the
-block's scale, so that they neither overflow nor underflow.
+block's scale, so that they neither overflow nor underflow; where x has outgrown an old tensor maximum, y counts as 2^48
+at most, which leaves its block's scale at the largest.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from fp4dse.kernels.arithmetic.grid import round_scale
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales, elements
 
+LARGEST = 2.0**48
+"""Of y in the sums."""
+
 
 def eden(b: Blocks) -> Encoded:
     """Nearest elements, corrected scales."""
     magnitude = b.x.abs()
     scale, mult = block_scales(b.amax, b.enc, b.f["inv_val_max"], b.f, b.i, None)  # None: to nearest
     q = elements(b, magnitude, mult)
-    y = magnitude * (mult * b.prescale)[:, :, None]
+    y = torch.clamp(magnitude * (mult * b.prescale)[:, :, None], max=LARGEST)
     norm, product = lane_sum(y * y, 2), lane_sum(y * q, 2)
     kept = (product == 0) | (scale == 0)
     corrected = torch.where(kept, scale, scale * (norm / product))

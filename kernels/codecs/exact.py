@@ -9,15 +9,16 @@ Each quotient is that of exact inputs and of numbers as they are stored, and is 
 products in it are exact, since a scale has at most 24 significant bits, g has 24, and val_max 3. A quotient in float64
 is itself rounded, which changes no stored number: with a divisor of m bits and a midpoint of p bits, a quotient that is
 not the midpoint differs from it by more than 2^-(m+p), relatively. Float64 tells that apart for m + p ≤ 53, and the
-widest case, FP32 scales with E4M3 elements, has 48 + 5. g is at least the smallest FP32 number, so that no tensor is
-divided by zero. target · val_max is the FP32 constant of the descriptor.
+widest case, FP32 scales with E4M3 elements, has 48 + 5. g is at least the smallest and at most the largest FP32
+number, so that no tensor is divided by zero or multiplied by infinity. target · val_max is the FP32 constant of the
+descriptor.
 """
 
 from __future__ import annotations
 
 import torch
 
-from fp4dse.kernels.arithmetic.grid import round_elements, round_scale
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_elements, round_scale
 from fp4dse.kernels.codecs.block import Blocks, Encoded
 
 _SMALLEST = 2.0**-149
@@ -29,7 +30,7 @@ def exact(b: Blocks) -> Encoded:
     tensor_amax = b.amax.amax(dim=1, keepdim=True)  # [L, 1]
     scaled = (b.f["tensor_target"] > 0) & (tensor_amax > 0)
     g = (tensor_amax.double() / b.f["tensor_target"].double()).to(torch.float32)
-    g = torch.where(scaled, torch.clamp(g, min=_SMALLEST), 1.0)
+    g = torch.where(scaled, torch.clamp(g, _SMALLEST, FLT_MAX), 1.0)
     val_max = b.f["elem_max"].double()
     wanted = torch.minimum(b.amax.double() / (val_max * g.double()), b.f["scale_max"].double())
     scale = round_scale(wanted, b.f, b.i, b.scale_random).to(torch.float32)

@@ -1,9 +1,10 @@
 """HiFloat4 (2602.11287): 64 numbers share an E6M2 scale, every 8 and every 4 of them have an exponent bit below it.
 
-x is rounded to BF16, and so is every product:
+The conversion takes BF16, to which x is rounded first. Of what follows 1/7, the product with it and 1/scale are rounded
+to BF16; products with r are exact, of two BF16 numbers in FP32:
 
     V16, V8, Vm = max |x| over each 4, each 8, all 64
-    scale = E6M2(clamp(Vm · BF16(1/7), 2^-48, 1.5 · 2^15))        2 mantissa bits, nearest even
+    scale = E6M2(clamp(BF16(Vm · BF16(1/7)), 2^-48, 1.5 · 2^15))  2 mantissa bits, nearest even
     r     = BF16(1/scale)
     e8    = [V8 · r >= 4]
     e16   = [V16 · r · 2^-e8 >= 2]
@@ -33,12 +34,12 @@ def hif4(b: Blocks) -> Encoded:
     wanted = torch.clamp(_bf16(v8.amax(dim=2) * SEVENTH), SCALE_MIN, SCALE_MAX)
     scale = keep_mantissa(wanted, 2)
     r = _bf16(1 / scale)[:, :, None]
-    e8 = _bf16(v8 * r) >= 4
+    e8 = v8 * r >= 4
     half = torch.where(e8, 0.5, 1.0)[:, :, :, None]
-    e16 = _bf16(v16 * r[:, :, :, None]) * half >= 2
+    e16 = v16 * r[:, :, :, None] * half >= 2
     down = (half * torch.where(e16, 0.5, 1.0))[:, :, :, :, None]  # 2^-(e8 + e16)
 
-    y = _bf16(x * r[:, :, :, None, None]) * down * b.prescale[:, :, None, None, None]
+    y = x * r[:, :, :, None, None] * down * b.prescale[:, :, None, None, None]
     y = torch.minimum(y.flatten(2), b.f["elem_max"][:, :, None])
     p = round_elements(y, b.f, b.i, b.random).view_as(x)
     q = torch.copysign((p / down).flatten(2), b.x)

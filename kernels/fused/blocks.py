@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fp4dse.kernels.arithmetic.grid import FLT_MAX, FLT_MIN
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.fused.limits import WIDE
 from fp4dse.kernels.fused.numbers import (
@@ -61,7 +62,7 @@ _STOCHASTIC = column("stochastic")
 _ADAPT = column("adapt")
 _ADAPT_MAE = column("adapt_mae")
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
-_FLT_MAX = tl.constexpr(3.4028234663852886e38)
+_FLT_MIN, _FLT_MAX = tl.constexpr(FLT_MIN), tl.constexpr(FLT_MAX)
 _SMALLEST = tl.constexpr(2.0**-149)
 _INF = tl.constexpr(float("inf"))
 _WIDE = tl.constexpr(WIDE)
@@ -87,7 +88,7 @@ def pair_maximum(word):
 
 @triton.jit
 def _tensor_factor(target, amax):
-    wanted = tl.minimum(tl.div_rn(target, amax), _FLT_MAX)
+    wanted = tl.maximum(tl.minimum(tl.div_rn(target, amax), _FLT_MAX), _FLT_MIN)
     return tl.where((target > 0) & (amax > 0), wanted, 1.0)
 
 
@@ -95,7 +96,7 @@ def _tensor_factor(target, amax):
 def _exact_factor(target, amax):
     """The decode factor of `codecs.exact`."""
     quotient = (amax.to(tl.float64) / target.to(tl.float64)).to(tl.float32)
-    return tl.where((target > 0) & (amax > 0), tl.maximum(quotient, _SMALLEST), 1.0)
+    return tl.where((target > 0) & (amax > 0), tl.minimum(tl.maximum(quotient, _SMALLEST), _FLT_MAX), 1.0)
 
 
 @triton.jit
@@ -152,8 +153,9 @@ def _any_scale(amax, enc, inv_val_max, f, i):
     stored = round_wide(wanted, tl.load(f + _SCALE_PMIN), tl.load(f + _SCALE_ULPS), tl.load(i + _SCALE_UP))
     stored = tl.where(stored == 0, tl.load(f + _SCALE_ZERO), stored)
     source = tl.where(tl.load(i + _HYBRID) > 0, wanted, stored)
-    mult = smaller(tl.div_rn(1.0, source * tl.div_rn(1.0, enc)), _FLT_MAX)
-    return tl.where(encode, tl.div_rn(1.0, stored), stored), tl.where(encode, source * enc, mult)
+    mult = tl.where(encode, source * enc, tl.div_rn(1.0, source * tl.div_rn(1.0, enc)))
+    inverse = tl.where(stored == 0, 0.0, smaller(tl.div_rn(1.0, stored), _FLT_MAX))
+    return tl.where(encode, inverse, stored), smaller(mult, _FLT_MAX)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import triton.language as tl
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels.codecs.dialects import NEAREST
+from fp4dse.kernels.codecs.eden import LARGEST
 from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
@@ -33,6 +34,7 @@ from fp4dse.kernels.fused.numbers import (
 
 _SEVENTH = tl.constexpr(SEVENTH)
 _HIF4_MIN, _HIF4_MAX = tl.constexpr(SCALE_MIN), tl.constexpr(SCALE_MAX)
+_EDEN_LARGEST = tl.constexpr(LARGEST)
 _CLIP = tl.constexpr(OPTIMAL_CLIP / 6)
 _LARGEST_POWER = tl.constexpr(2.0**127)
 _FLT_MIN, _UNIT_MAX = tl.constexpr(2.0**-126), tl.constexpr(2.0**126)
@@ -150,6 +152,7 @@ def _eden(magnitude, amax, chunk, number, numbers, UNUSUAL: tl.constexpr):
     usual, key = numbers[3], numbers[4][2]
     scale, y = _scaled(magnitude, amax, numbers, UNUSUAL)
     q = _to_grid(y, chunk, numbers, False, UNUSUAL)
+    y = tl.minimum(y, _EDEN_LARGEST)
     norm, product = lane_sum(y * y), lane_sum(y * q)
     corrected = scale * tl.div_rn(norm, product)
     corrected = smaller(tl.where((product == 0) | (scale == 0), scale, corrected), usual[3])
@@ -166,10 +169,10 @@ def _hif4(magnitude, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.const
     wanted = keep_mantissa(block_maximum(v8) * _SEVENTH, 7)
     scale = keep_mantissa(tl.minimum(tl.maximum(wanted, _HIF4_MIN), _HIF4_MAX), 2)
     r = keep_mantissa(tl.div_rn(1.0, scale), 7)
-    half = tl.where(keep_mantissa(v8 * r[:, None], 7) >= 4, 0.5, 1.0)
-    quarter = keep_mantissa(v16 * r[:, None, None], 7) * half[:, :, None] >= 2
+    half = tl.where(v8 * r[:, None] >= 4, 0.5, 1.0)
+    quarter = v16 * r[:, None, None] * half[:, :, None] >= 2
     down = (half[:, :, None] * tl.where(quarter, 0.5, 1.0))[:, :, :, None]
-    y = keep_mantissa(x * r[:, None, None, None], 7) * down
+    y = x * r[:, None, None, None] * down
     p = _to_grid(tl.reshape(y, magnitude.shape), chunk, numbers, STOCHASTIC, UNUSUAL)
     q = tl.reshape(p, x.shape) * inverse_of_power(down)
     return tl.reshape(q, magnitude.shape), scale[:, None]

@@ -57,7 +57,7 @@ class Features(NamedTuple):
 
 def features(floats: Tensor, ints: Tensor) -> Features:
     """The features of descriptor tables; reads them back from the device."""
-    f = dict(zip(FLOATS, floats.cpu().unbind(1), strict=True))
+    f = dict(zip(FLOATS, floats[:, : len(FLOATS)].cpu().unbind(1), strict=True))
     i = dict(zip(INTS, ints.cpu().unbind(1), strict=True))
     scales, ties = (any(bool(i[n].any()) for n in of) for of in (("encode", "hybrid", "scale_up"), TIES))
     return Features(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fp4dse.dse import QUANTIZERS
+from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.scale import scale_name
 from fp4dse.kernels.quantize import quantize
@@ -24,7 +25,13 @@ def table() -> str:
         target = f"{q.tensor_scale.target:g}" if q.tensor_scale else "–"
         stored = ["–"] * 4 if q.is_plain else [block_name(q.block), scale_name(q.scale), target, q.range]
         error = gaussian_error(q)
-        cells = [f"`{name}`", q.element, *stored, f"{q.bits_per_element:.4g}", f"{error:.2e}" if error else "0"]
+        cells = [
+            f"`{name}`",
+            element_name(q.element),
+            *stored,
+            f"{q.bits_per_element:.4g}",
+            f"{error:.2e}" if error else "0",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

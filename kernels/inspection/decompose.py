@@ -13,9 +13,9 @@ too. Energies and cross terms are sums over the tensor, in float64, and add up t
 
 s* is the unrounded scale in the decode sense, x̂ = q·s, whichever number is stored: a tensor scale drops out of it, and
 so do a macro-block factor, the encode convention and a hybrid scale, whose effects are part of the scale error. Range
-`16/17` has the val_max of its definition; range `3/4` quantizes 3x/4 and decodes with 4s/3, so its ideal is s* = amax/6
-on x itself, and so it is with `aligned`. The split is defined for nearest rounding and one scale a block that follows
-its maximum; what is not is refused.
+`16/17` has the val_max of its definition; ranges `3/4` and `aligned` quantize 3x/4 and decode with 4s/3, so their
+ideal is s* = amax/6 on x itself. The split is defined for nearest rounding and one scale a block that follows its
+maximum; what is not is refused.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def ideal_scale(quantizer: Quantizer) -> Quantizer:
     ConfigError names the field for which there is no such quantizer.
     """
     q = quantizer.canonical()
-    if q.element not in ELEMENTS:
+    if isinstance(q.element, str) and q.element not in ELEMENTS:
         raise ConfigError("quantizer.element", q.element, f"an element with a block scale: {', '.join(ELEMENTS)}")
     if not isinstance(q.rounding, Nearest):
         raise ConfigError("quantizer.rounding", plain(q.rounding), "nearest, half-away")

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.reading import DEEPEST, decode_json
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -29,6 +30,7 @@ SAFETENSORS_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }
 FLOATS = set(SAFETENSORS_DTYPES.values())
+NO_ELEMENTS = "no elements"
 
 
 class _Entry(msgspec.Struct):
@@ -69,28 +71,44 @@ def _usable(value: Tensor | str) -> Tensor | str:
         return f"dtype {value.dtype}".replace("torch.", "")
     if value.ndim == 0:
         return "a single number"
-    return value.detach() if value.numel() else "no elements"
+    return value.detach() if value.numel() else NO_ELEMENTS
 
 
 def _read_npy(path: Path) -> Iterator[tuple[str, Tensor | str]]:
     try:
+        with path.open("rb") as file:
+            _check_claim(file, path.stat().st_size)
         array = np.lib.format.open_memmap(path, mode="c")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise _broken(path, error) from None
     yield path.stem, _from_numpy(array)
 
 
 def _read_npz(path: Path) -> Iterator[tuple[str, Tensor | str]]:
-    if not zipfile.is_zipfile(path):
-        raise _broken(path, "no archive")
-    with np.load(path, allow_pickle=False) as archive:
-        for name in archive.files:
-            try:
-                yield name, _from_numpy(archive[name])
-            except ValueError as error:  # one member that is no plain array; the others may be
-                yield name, str(error)
-            except (EOFError, zipfile.BadZipFile, zlib.error) as error:
-                raise _broken(path, error) from None
+    """A member that is no plain array gives the reason in its place: the others may be."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    try:
+                        _check_claim(file, member.file_size)
+                        file.seek(0)
+                        found = _from_numpy(np.lib.format.read_array(file, allow_pickle=False))
+                    except (ValueError, OverflowError) as error:
+                        found = str(error)
+                yield member.filename.removesuffix(".npy"), found
+    except (EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # or it is encrypted
+        raise _broken(path, error) from None
+
+
+def _check_claim(file: IO[bytes], size: int) -> None:
+    """ValueError if an array that begins here claims more than the `size` bytes that it has. What claims less or is of
+    another kind is left to NumPy."""
+    form = np.lib.format
+    first = form.read_magic(file) == (1, 0)
+    shape, _, dtype = form.read_array_header_1_0(file) if first else form.read_array_header_2_0(file)
+    if math.prod(shape) * dtype.itemsize > size:
+        raise ValueError(f"shape {shape} of {dtype}, but only {size} bytes")
 
 
 def _from_numpy(array: Any) -> Tensor | str:
@@ -109,10 +127,10 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor | str]]:
         header = file.read(length)
     start = 8 + length
     try:
-        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        raw = decode_json(header, dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        entries = {name: decode_json(entry, _Entry) for name, entry in raw.items()}
+    except msgspec.DecodeError as error:
         raise _broken(path, error) from None
     data = np.memmap(path, np.uint8, mode="c")
     for name, entry in entries.items():
@@ -124,6 +142,8 @@ def _read_safetensors(path: Path) -> Iterator[tuple[str, Tensor | str]]:
             yield name, f"dtype {entry.dtype}"
         elif math.prod(entry.shape) * dtype.itemsize != end - begin:
             raise _broken(path, f"{name} with {end - begin} bytes for {entry.dtype} {entry.shape}")
+        elif begin == end:
+            yield name, NO_ELEMENTS
         else:
             content = torch.from_numpy(data[start + begin : start + end])
             aligned = content.clone() if content.data_ptr() % dtype.itemsize else content
@@ -137,14 +157,20 @@ def _read_torch(path: Path) -> Iterator[tuple[str, Tensor | str]]:
         raise
     except Exception as error:  # what a broken pickle raises has no bounds
         raise _broken(path, error) from None
-    yield from _flat(saved, "" if isinstance(saved, Mapping | list | tuple) else path.stem)
+    try:
+        yield from _flat(saved, "" if isinstance(saved, Mapping | list | tuple) else path.stem)
+    except RecursionError as error:
+        raise _broken(path, error) from None
 
 
-def _flat(value: object, name: str) -> Iterator[tuple[str, Tensor | str]]:
-    """Every leaf of nested dicts and lists, by its keys joined with dots."""
+def _flat(value: object, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor | str]]:
+    """Every leaf of nested dicts and lists, by its keys joined with dots. RecursionError where they are nested deeply,
+    or hold themselves."""
+    if depth > DEEPEST:
+        raise RecursionError("too many levels")
     if isinstance(value, Mapping | list | tuple):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+            yield from _flat(inner, f"{name}.{key}" if name else str(key), depth + 1)
     else:
         yield name, value if isinstance(value, Tensor) else f"{type(value).__name__}, not a tensor"
 

@@ -9,9 +9,11 @@ import typing
 
 from hypothesis import strategies as st
 
+from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, options
+from fp4dse.dse.scale import OwnScale
 from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 
 NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
@@ -19,6 +21,27 @@ NUMBERS = st.sampled_from([1.0, 256.0, 448.0, 2048.0, 61440.0, 1e6])
 
 SHARES = st.sampled_from([0.0, 0.25, 0.5, 2.0])
 PARTS = st.sampled_from([0.0, 0.25, 1.0])
+
+
+def own_scale(like: tuple[int, int, float], **fields) -> OwnScale:
+    mantissa, emin, largest = like
+    return OwnScale(mantissa=mantissa, emin=emin, max=largest, name="mine", **fields)
+
+
+FORMATS = [(1, 0, 6.0), (2, 0, 1.75), (0, -1, 4.0), (3, -2, 15.0)]
+OWN = {
+    TableElement: st.sets(st.sampled_from([-7.0, -6.0, -1.5, -0.1, 0.1, 0.5, 1.0, 1.5, 6.0]), min_size=1).map(
+        lambda chosen: TableElement(values=(0.0, *chosen), name="mine")
+    ),
+    FloatElement: st.sampled_from([FloatElement(*numbers, name="mine") for numbers in FORMATS]),
+    OwnScale: st.builds(
+        own_scale,
+        st.sampled_from([*FORMATS, (3, -6, 448.0)]),
+        zero=st.sampled_from(["keep", "min"]),
+        rounding=st.sampled_from(["nearest", "up"]),
+    ),
+}
+"""Formats of one's own, whose fields have to fit each other."""
 
 
 def values(type_: typing.Any) -> st.SearchStrategy:
@@ -42,7 +65,7 @@ def values(type_: typing.Any) -> st.SearchStrategy:
         elif option is bool:
             choices.append(st.booleans())
         else:
-            choices.append(records(option))
+            choices.append(OWN[option] if option in OWN else records(option))
     return st.one_of(choices)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import Quantizer
 from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES, FloatFormat, e8m0_rule
-from fp4dse.dse.record import field_types
+from fp4dse.dse.own_formats import FloatElement, TableElement
+from fp4dse.dse.record import field_types, options
 
 FORMATS = {**ELEMENTS, **SCALES}
 
@@ -147,4 +148,6 @@ def test_rceil_clips_nothing_and_floor_may():
 
 
 def test_every_format_with_a_record_may_stand_in_a_recipe():
-    assert set(get_args(field_types(Quantizer)["element"])) == {*ELEMENTS, *PLAIN}
+    names, *own = options(field_types(Quantizer)["element"])
+    assert set(get_args(names)) == {*ELEMENTS, *PLAIN}
+    assert own == [TableElement, FloatElement]

@@ -246,7 +246,6 @@ MISTAKES = {
     "missing stage": (PLAIN, "fprop", "nothing", "a table with x, w, rotation"),
     "stage is a text": ('fprop = "nvfp4"' + PLAIN, "fprop", "'nvfp4'", "a table with x, w, rotation"),
     "unknown stage": (fprop('"nvfp4"') + "[backward]\n", "backward", "'backward'", "fprop, dgrad, wgrad"),
-    "empty file": ("", "fprop", "nothing", "a table with x, w, rotation"),
     "summary is a number": ("summary = 3\n" + fprop('"nvfp4"'), "summary", "3", "a text"),
     "key with a line break": (fprop('{ "a\\nb" = 1 }'), "fprop.x.a b", "'a\\nb'", "element, block"),
 }

@@ -9,19 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
-from fp4dse.dse.formats import E8M0_RULES, ELEMENTS, PLAIN, SCALES
+from fp4dse.dse.formats import E8M0_RULES, PLAIN, SCALES
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.record import field_types, options
 from fp4dse.dse.rounding import Ema, Stochastic
-from fp4dse.dse.scale import DEFAULT_TARGET, E4M3, E8M0, UE5M3, Scale, TensorScale, scale_format, scale_key, scale_name
+from fp4dse.dse.scale import (
+    DEFAULT_TARGET,
+    E4M3,
+    E8M0,
+    UE5M3,
+    OwnScale,
+    Scale,
+    TensorScale,
+    default_target,
+    scale_key,
+    scale_name,
+)
 
 replace = msgspec.structs.replace
 
 
 def test_every_name_in_the_records_has_its_format():
-    assert set(typing.get_args(field_types(Quantizer)["element"])) == {*ELEMENTS, *PLAIN}
     scales = {option.__struct_config__.tag for option in options(field_types(Quantizer)["scale"])}
-    assert scales == {"e8m0", "e6m2", *(name.split("-")[0] for name in SCALES)} == set(DEFAULT_TARGET)
+    built_in = {"e8m0", "e6m2", *(name.split("-")[0] for name in SCALES)}
+    assert built_in == set(DEFAULT_TARGET)
+    assert scales == built_in | {"own"}
     assert {scale_key(UE5M3(max=largest)) for largest in (114688, 61440, 122880)} <= set(SCALES)
     assert typing.get_args(field_types(E8M0)["rule"]) == tuple(E8M0_RULES)
 
@@ -40,7 +52,7 @@ def test_nothing_but_the_element_matters_without_a_block_scale(q, other):
 @given(q=st.from_type(Quantizer))
 def test_a_tensor_scale_without_target_takes_its_formats_own(q):
     encode = getattr(q.scale, "convention", None) == "encode"
-    own = DEFAULT_TARGET[scale_format(q.scale)]
+    own = default_target(q.scale)
     if encode and not q.is_plain:
         own = q.scaled_to.max
     own = TensorScale(target=own)
@@ -136,9 +148,11 @@ def test_scale_names_say_what_is_not_the_formats_own():
 
 def test_scales_that_differ_have_different_names():
     scales = []
+    numbers = {"mantissa": [3], "emin": [-2, -3], "max": [15.0], "name": ["mine"]}
     for kind in typing.get_args(Scale):
-        values = (typing.get_args(type_) or [False, True] for type_ in field_types(kind).values())
-        scales += [kind(*combination) for combination in itertools.product(*values)]
+        values = {name: typing.get_args(type_) or [False, True] for name, type_ in field_types(kind).items()}
+        values |= numbers if kind is OwnScale else {}
+        scales += [kind(**dict(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
     assert len({scale_name(scale) for scale in scales}) == len(scales) > 100
 
 

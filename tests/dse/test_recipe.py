@@ -32,7 +32,7 @@ IDS = {
     "nvfp4-stable-spam": "3fa26b2bbf1ddf3d",
     "nvidia-nvfp4": "4c65746199992497",
     "nvidia-nvfp4-finish": "9b169e565ce6d0ee",
-    "quartet": "fa9b32f53f7a33ff",
+    "quartet": "7a9b689a482f8d00",
     "quartet2": "897217e8dfea9f8d",
     "sun-radix4": "f9c6e115daca881c",
     "te-nvfp4": "f5c205df9f12e440",

@@ -13,6 +13,7 @@ from fp4dse.dse import (
     Hadamard,
     Recipe,
     Space,
+    load_recipe,
     recipe_from_dict,
     recipe_to_dict,
     recipe_to_toml,
@@ -72,7 +73,9 @@ def naively(base: str, axes: dict[str, list]) -> tuple[int, list[Recipe]]:
 @st.composite
 def small_spaces(draw) -> tuple[str, dict[str, list]]:
     paths = draw(st.lists(st.sampled_from(list(AXES)), unique=True, max_size=4))
-    values = {path: draw(st.lists(st.sampled_from(AXES[path][1]), min_size=1, max_size=3)) for path in paths}
+    values = {
+        path: draw(st.lists(st.sampled_from(AXES[path][1]), min_size=1, max_size=3, unique_by=str)) for path in paths
+    }
     return draw(st.sampled_from(["bf16", "mxfp4", "nvfp4-sr-rht"])), values
 
 
@@ -208,6 +211,22 @@ MISTAKES = {
         "axis",
         "'axis'",
         "name, summary, base, fixed, axes, forbid, require, join, design, lanes",
+    ),
+    "seed twice": ("[lanes]\nseeds = [0, 0, 1]", "lanes.seeds", "[0, 0, 1]", "each value once (0 is there twice)"),
+    "rate twice": (
+        "[lanes]\nlr = [1e-3, 0.001]",
+        "lanes.lr",
+        "[0.001, 0.001]",
+        "each value once (0.001 is there twice)",
+    ),
+    "unknown chip": ('[cost]\nchip = "b20"', "cost.chip", "'b20'", "b200, b300, gb200"),
+    "unknown model": ('[cost]\nmodel = "gpt"', "cost.model", "'gpt'", "llama-1b, llama-350m"),
+    "unknown key of cost": ("[cost]\nchips = 1", "cost.chips", "'chips'", "model, chip"),
+    "cost of a joined space": (
+        'join = [{ axes = { "*.block" = [16] }, cost = { chip = "h200" } }]',
+        "cost",
+        "'llama-1b on b200, revision 2'",
+        "llama-1b on h200, revision 2, which join[0] has",
     ),
     "name is a number": ("name = 1", "name", "1", "a text"),
     "base is no recipe": ("[base]", "base.fprop", "nothing", "a table with x, w, rotation"),
@@ -519,3 +538,13 @@ def test_a_rejected_recipe_is_told_as_an_example_of_its_rule():
         "estimator-needs-one-grid": "estimator.w: found 'dge'; accepted: ste, none (fprop.w is hybrid)",
         "not this one": "not this one",
     }
+
+
+@pytest.mark.parametrize("text", ["", "# summary = 'nothing yet'\n"])
+def test_a_file_that_says_nothing_is_neither_space_nor_recipe(text, tmp_path):
+    (tmp_path / "empty.toml").write_text(text)
+    for load in (Space.load, load_recipe):
+        with pytest.raises(
+            ConfigError, match=r"empty.toml: found nothing; accepted: a TOML file with at least one key"
+        ):
+            load(str(tmp_path / "empty.toml"))

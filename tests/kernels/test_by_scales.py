@@ -30,6 +30,8 @@ CASES = {
     "segment factors": changed("nvfp4", tensor_scale=TensorScale(over="segment"), rounding=Stochastic()),
     "stochastic scales": stored_by_chance("nvfp4"),
     "soft maxima": changed("nvfp4", scaling="softmax"),
+    "blocks of 8": changed("nvfp4", block=8),
+    "blocks of 8 by chance": changed("mxfp4", block=8, rounding=Stochastic()),
     "moving average": changed("mxfp4", rounding=Ema(beta=0.9)),
 }
 

@@ -20,9 +20,10 @@ from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert
 from fp4dse.kernels.backend import _eager
 from fp4dse.kernels.conv import QuantConv2d
-from fp4dse.kernels.convert import ConvertedLinear
+from fp4dse.kernels.converted import ConvertedLinear
 
 replace = msgspec.structs.replace
+pytestmark = pytest.mark.filterwarnings("ignore:convert. no (stem|head|blocks)")  # toys have none
 NVFP4, SR, QUARTET = (Recipe.named(name) for name in ("nvfp4", "nvfp4-sr-rht", "quartet"))
 
 
@@ -100,9 +101,12 @@ def test_the_report_lists_every_layer_with_its_reason():
     assert whys["embed"] == "a look-up, not a product"
     assert whys["lm_head"] == "precise in the recipe (head)"
     assert whys["layers.0.attn.q_proj"] == "precise in the recipe (attention)"
-    assert whys["layers.2.mlp.0"] == "precise in the recipe (last)"
-    assert report.notes == ["left to your training loop: clip 1"]
-    assert "layers.0.mlp.0        Linear     quantized, as mlp\n" in str(report)
+    assert whys["layers.2.mlp.0"] == "precise in the recipe (last blocks, block 2 of 3)"
+    assert report.notes == [
+        "stem: embed, a look-up; head: lm_head; 3 blocks layers.0 … layers.2",
+        "left to your training loop: clip 1",
+    ]
+    assert "layers.0.mlp.0        Linear     quantized, as mlp of block 0\n" in str(report)
     assert "layers.0.norm" not in whys
 
 
@@ -118,16 +122,17 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
     class Own(nn.Linear):
         pass
 
-    model = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32), Own(16, 16), nn.Conv1d(2, 3, 1), nn.Linear(16, 16))
-    model.extend([nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same")])
-    report = convert(model, NVFP4)
+    model = nn.Sequential(
+        nn.MultiheadAttention(16, 2, add_bias_kv=True), Own(16, 16), nn.Conv1d(2, 3, 1), nn.Linear(16, 16)
+    )
+    model.extend([nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 8, 3, groups=4)])
+    report = convert(model, NVFP4, places={"5": Place("conv"), "6": Place("conv")})
     whys = {line.name: line.why_not for line in report.lines}
     assert report.converted == ["3"]
-    assert whys["0.linear1"] == "TransformerEncoderLayer takes its weight without calling it"
-    assert whys["0.self_attn"] == "its projections are inside its own code"
-    assert whys["0.self_attn.out_proj"] == "MultiheadAttention takes its weight without calling it"
+    assert whys["0"] == whys["0.out_proj"] == "add_bias_kv is not built"
+    assert whys["6"] == "depthwise: sums of 9 products, shorter than a block of a scale"
     assert whys["1"] == "a subclass of Linear, which may compute something else"
-    assert whys["2"] == "not one of Linear, Conv2d"
+    assert whys["2"] == "not one of Linear, Conv2d, MultiheadAttention"
     assert whys["4"] == "groups 2 is not built"
     assert whys["5"] == "padding same is not built"
 
@@ -157,7 +162,7 @@ def test_a_converted_convolution_without_quantizers_is_the_convolution(kernel, s
     torch.manual_seed(0)
     model, none = nn.Sequential(nn.Conv2d(3, 5, kernel, stride, padding)), Recipe.uniform(Quantizer.named("none"))
     twin = copy.deepcopy(model)
-    convert(model, none)
+    convert(model, none).steps.off = False  # by the product of its columns
     x, x_twin = (torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
     y, expected = model(x), twin(x_twin)
     g = torch.randn_like(expected)
@@ -172,6 +177,75 @@ def test_a_converted_convolution_without_quantizers_is_the_convolution(kernel, s
     ):
         assert ours.shape == theirs.shape
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+MASKS = {
+    "none": dict,
+    "bool": lambda: {"attn_mask": torch.ones(5, 5).triu(1).bool()},
+    "causal": lambda: {"attn_mask": torch.full((5, 5), -torch.inf).triu(1), "is_causal": True},
+    "of each head": lambda: {"attn_mask": torch.randn(6, 5, 5)},
+    "padding": lambda: {"key_padding_mask": torch.tensor([[False] * 5, [True] + [False] * 4, [False] * 4 + [True]])},
+    "both": lambda: {"attn_mask": torch.ones(5, 5).triu(1).bool(), "key_padding_mask": torch.zeros(3, 5).bool()},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_converted_attention_without_quantizers_is_the_attention(mask, batch_first, need_weights):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    nn.init.normal_(model.in_proj_bias)
+    twin, none = copy.deepcopy(model), Recipe.uniform(Quantizer.named("none"))
+    convert(model, none).steps.off = False  # by products
+    x = torch.randn(3, 5, 8) if batch_first else torch.randn(5, 3, 8)
+    masks = MASKS[mask]()
+    ours, theirs = (of(x, x, x, need_weights=need_weights, **masks) for of in (model, twin))
+    assert torch.allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
+    assert (ours[1] is None) == (theirs[1] is None) == (not need_weights)
+    if need_weights:
+        assert torch.allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
+    for of, (y, _) in ((model, ours), (twin, theirs)):
+        y.square().sum().backward()
+        assert of.in_proj_weight.grad is not None
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_so_it_is_across_sequences_without_a_batch_and_with_weights_of_each_head():
+    torch.manual_seed(0)
+    none = Recipe.uniform(Quantizer.named("none"))
+    for keys, options in ((8, {}), (6, {"kdim": 6, "vdim": 4, "bias": False})):
+        model = nn.MultiheadAttention(8, 2, **options)
+        twin = copy.deepcopy(model)
+        convert(model, none).steps.off = False
+        q, k = torch.randn(5, 8), torch.randn(7, keys)
+        v = k if keys == 8 else torch.randn(7, 4)
+        ours, theirs = (of(q, k, v, average_attn_weights=False) for of in (model, twin))
+        assert ours[1].shape == theirs[1].shape == (2, 5, 7)
+        assert torch.allclose(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
+        assert torch.allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_projections_of_attention_have_random_bits_of_their_own():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ModuleDict({"attention": nn.MultiheadAttention(16, 2)}), nn.Linear(16, 16))
+    convert(model, SR)
+    assert (model[0]["attention"].fp4dse_layer, model[1].fp4dse_layer) == (0, 4)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_encoder_layer_multiplies_by_its_layers_in_eval_mode_too(grad):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3).eval()
+    x, padding = torch.randn(2, 6, 16), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    plain = model(x, src_key_padding_mask=padding)
+    convert(model, NVFP4)
+    with torch.set_grad_enabled(grad):
+        y = model(x, src_key_padding_mask=padding)
+    assert y.shape == plain.shape
+    assert torch.equal(y, model(x, src_key_padding_mask=padding))
+    assert 0.01 < ((y - plain).norm() / plain.norm()) < 0.5
 
 
 def test_a_converted_convolution_is_the_lane_layer():
@@ -341,7 +415,7 @@ def test_a_mistake_is_named_and_leaves_the_model_as_it_was(name):
 
 def test_the_training_side_of_a_recipe_is_named_as_the_users_own_matter():
     report = convert(mlp(), replace(NVFP4, training=Training(optimizer=StableSPAM())))
-    assert report.notes == ["left to your training loop: stable-spam"]
+    assert report.notes[-1] == "left to your training loop: stable-spam"
 
 
 DDP = """

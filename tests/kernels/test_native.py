@@ -8,9 +8,10 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
-from fp4dse.dse.scale import SCALE_NAMES
+from fp4dse.dse.scale import SCALE_NAMES, OwnScale
 from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.arithmetic import activations, adam
 from fp4dse.kernels.backend import PLAIN, backend
@@ -61,8 +62,9 @@ def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, 
     given = x.mT.contiguous() if columns else x
     seeds = torch.arange(len(x)) if seeds is None else torch.tensor(list(seeds))
     common = given, columns, quantizers[0].block, *tables, features(*tables), seeds, torch.tensor(step), site
-    got = native.operand(*common, amax)
-    for ours, theirs in zip(got, unfused.operand(*common), strict=True):
+    codec = quantizers[0].canonical().codec
+    got = native.operand(*common, amax, codec=codec)
+    for ours, theirs in zip(got, unfused.operand(*common, codec=codec), strict=True):
         assert ours.shape == theirs.shape
         assert same(ours, theirs)
 
@@ -79,16 +81,61 @@ def test_every_element_scale_and_rounding_side_by_side(columns):
     roundings = Nearest(), Nearest(ties="away"), Stochastic(), Stochastic(bits=8)
     quantizers = [
         q
-        for element, scale, rounding, like in itertools.product(ELEMENTS, SCALE_NAMES, roundings, (NVFP4, MXFP4))
-        if not quantizer_faults(
-            q := replace(like, element=element, scale=SCALE_NAMES[scale], rounding=rounding, block=32)
+        for element, scale, rounding, like in itertools.product(
+            (*ELEMENTS, *OWN_ELEMENTS), (*SCALE_NAMES.values(), *OWN_SCALES), roundings, (NVFP4, MXFP4)
         )
+        if not quantizer_faults(q := replace(like, element=element, scale=scale, rounding=rounding, block=32))
         and takes(q)
     ]
     assert len(quantizers) > 100
     assert_operands_agree(
         odd_rows(len(quantizers), 64), quantizers, columns, ([7, -5, 2**40 + 1] * 999)[: len(quantizers)]
     )
+
+
+OWN_ELEMENTS = FloatElement(mantissa=0, emin=-4, max=4.0), FloatElement(mantissa=3, emin=1, max=7.5)
+OWN_SCALES = OwnScale(mantissa=4, emin=-2, max=31.0), OwnScale(mantissa=0, emin=-7, max=2.0**7, zero="min")
+TABLES = [
+    (
+        -1.0,
+        -0.6962,
+        -0.5251,
+        -0.3949,
+        -0.2844,
+        -0.1848,
+        -0.091,
+        0.0,
+        0.08,
+        0.161,
+        0.246,
+        0.338,
+        0.441,
+        0.563,
+        0.723,
+        1.0,
+    ),
+    tuple(float(n) for n in range(-8, 8)),
+    tuple(float(n) for n in range(16)),
+    (-0.75, 0.0, 2.5),
+]
+
+
+@pytest.mark.parametrize("block", [8, 16, 32, 256])
+@pytest.mark.parametrize("columns", [False, True])
+def test_tables_of_every_scale_and_rounding_side_by_side(columns, block):
+    roundings = Nearest(), Nearest(ties="away"), Stochastic(), Stochastic(bits=8)
+    quantizers = [
+        q
+        for values, scale, rounding, like in itertools.product(
+            TABLES, (*SCALE_NAMES.values(), *OWN_SCALES), roundings, (NVFP4, MXFP4)
+        )
+        if not quantizer_faults(
+            q := replace(like, element=TableElement(values=values), scale=scale, rounding=rounding, block=block)
+        )
+        and not q.stochastic_scales
+    ]
+    assert len(quantizers) > 100
+    assert_operands_agree(odd_rows(len(quantizers), max(block, 64)), quantizers, columns)
 
 
 @pytest.mark.parametrize(

@@ -388,3 +388,16 @@ def test_a_block_that_adapts_keeps_the_better_of_its_two_encodings():
         assert 0.3 < float(changed.double().mean()) < 0.6  # 45 % of Gaussian blocks take 4
         ratio = kept.scales[changed] / first.scales[changed]
         assert ((ratio > 1.5 * 15 / 17) & (ratio < 1.5 * 17 / 15)).all()  # two roundings to E4M3 apart
+
+
+def test_aligned_is_three_quarters_of_the_range_and_the_published_factor():
+    """2505.14669's backward pass: floor scales of x, elements of 3x/4 to nearest, products times 4/3 · 1.009276."""
+    x = torch.randn(256, 1024, generator=torch.Generator().manual_seed(0))
+    got = quantize(x, msgspec.structs.replace(Quantizer.named("mxfp4"), range="aligned"))
+    blocks = x.double().view(-1, 32)
+    scale = 2.0 ** (torch.frexp(blocks.abs().amax(1))[1].double() - 3)[:, None]
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    nearest = (0.75 * blocks.abs() / scale)[:, :, None].sub(levels).abs().argmin(2)
+    wanted = torch.copysign(levels[nearest], blocks) * scale * (4 / 3 * 1.009276)
+    assert torch.allclose(got.values.double().view(-1, 32), wanted, rtol=1e-6)
+    assert ((x * got.values).sum() / (x * x).sum()).item() == pytest.approx(1, abs=1e-3)

@@ -110,6 +110,10 @@ BROKEN_SAFETENSORS = {
     "offsets reversed": safetensors({"w": entry("F32", [1], 4, 0)}, FOUR),
     "another size than the shape": safetensors({"w": entry("F32", [2], 0, 4)}, FOUR),
     "a negative size": safetensors({"w": entry("F32", [-1], 0, 4)}, FOUR),
+    "a size that no machine has": safetensors({"w": entry("F32", [10**12], 0, 4)}, FOUR),
+    "a size beyond 64 bits and nothing": safetensors({"w": entry("F32", [0, 10**30], 0, 0)}),
+    "a deep list": safetensors(b"[" * 100_000),
+    "deep tables": safetensors(b'{"w":' * 100_000 + b"1" + b"}" * 100_000),
 }
 
 
@@ -125,6 +129,34 @@ def assert_one_line(path, *words):
 def test_a_broken_safetensors_file_is_one_line(tmp_path, what):
     (tmp_path / "w.safetensors").write_bytes(BROKEN_SAFETENSORS[what])
     assert_one_line(tmp_path / "w.safetensors")
+
+
+def npy(shape: tuple, descr: str = "<f4", version: int = 1) -> bytes:
+    """A file of one array of 16 bytes, whatever shape it claims."""
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY" + struct.pack("<BBH" if version == 1 else "<BBI", version, 0, len(header)) + header + bytes(16)
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (2**62, 8), (10**30,), (-1, -(10**12)), (5,)])
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("descr", ["<f4", "<f8"])
+def test_an_array_that_claims_more_than_its_file_has_is_one_line(tmp_path, shape, version, descr):
+    (tmp_path / "w.npy").write_bytes(npy(shape, descr, version))
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        archive.writestr("w.npy", npy(shape, descr, version))
+    assert_one_line(tmp_path / "w.npy")
+    assert_one_line(tmp_path / "w.npz")
+
+
+def test_lists_that_hold_themselves_or_each_other_without_end_are_one_line(tmp_path):
+    round_about: list = [X]
+    round_about.append(round_about)
+    deep: list = [X]
+    for _ in range(100):
+        deep = [deep]
+    for value in (round_about, deep):
+        torch.save({"w": value}, tmp_path / "w.pt")
+        assert_one_line(tmp_path / "w.pt")
 
 
 @pytest.mark.parametrize("ending", READERS)

@@ -9,9 +9,10 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.own_formats import FloatElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
-from fp4dse.dse.scale import E6M2, SCALE_NAMES, FloatScale, TensorScale
+from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
@@ -95,6 +96,21 @@ def test_a_named_quantizer_has_the_bits_of_the_reference(place, name, rounding, 
         assert_same_bits(*both(place, x, [rounded(q, rounding), q], columns))
 
 
+def test_tensors_of_any_maximum_have_the_bits_of_the_reference_and_none_of_them_is_nan(place):
+    """Among them those whose multipliers, inverses or tensor factors are beyond float32."""
+    maxima = torch.tensor([2.0**-149, 1e-38, 1e-36, 3e-34, 1e-20, 1.0, 1e30, 2.0**127, 3.4028234663852886e38])
+    factors = TensorScale(), TensorScale(target=2.0**-9), None
+    encode = [SCALE_NAMES["e4m3-encode"], E4M3(convention="encode", hybrid=True), SCALE_NAMES["ue5m3-encode"]]
+    of = [Quantizer(scale=scale, tensor_scale=t) for scale in (E4M3(), *encode) for t in factors]
+    shares = torch.tensor([1, 2.0**-12, 2.0**-60, 0]).repeat_interleave(16)
+    x = torch.rand(len(of), len(maxima), 1, 64, generator=torch.Generator().manual_seed(0)) * shares
+    x[:, :, :, 0] = 1
+    x = (x.double() * maxima.double()[:, None, None]).float().flatten(0, 1)
+    got, expected = both(place, x, [q for q in of for _ in maxima])
+    assert_same_bits(got, expected)
+    assert not torch.isnan(got[0] * got[1][:, None, None]).any()
+
+
 def lanes_of(q):
     """q as it is, and with other parts that its codec allows, which share a launch."""
     replace = msgspec.structs.replace
@@ -128,7 +144,7 @@ def test_a_codec_has_the_bits_of_the_reference(place, name, columns, dtype):
     assert_same_bits(*both(place, x, lanes, columns))
 
 
-OF_ANY_SIZE = [msgspec.structs.replace(q, block=block) for q in OWN_WAY.values() for block in (16, 32, 64, 128)]
+OF_ANY_SIZE = [msgspec.structs.replace(q, block=block) for q in OWN_WAY.values() for block in (16, 32, 64, 128, 256)]
 
 
 @pytest.mark.parametrize("q", [q for q in OF_ANY_SIZE if not quantizer_faults(q)], ids=lambda q: q.label())
@@ -163,6 +179,27 @@ def test_corrected_scales_draw_for_every_block_in_odd_shapes(place):
     for (rows, width), columns in itertools.product(((1, 48), (37, 80), (130, 16)), (False, True)):
         x = torch.randn(3, rows, width)
         assert_same_bits(*both(place, x, [OWN_WAY["ms-eden"]] * 3, columns))
+
+
+OWN_ELEMENTS = FloatElement(mantissa=0, emin=-4, max=4.0), FloatElement(mantissa=3, emin=1, max=7.5)
+OWN_SCALES = (
+    OwnScale(mantissa=4, emin=-2, max=31.0),
+    OwnScale(mantissa=2, emin=-30, max=2.0**33),
+    OwnScale(mantissa=0, emin=-7, max=2.0**7, zero="min"),
+)
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_float_formats_of_ones_own_have_the_bits_of_the_reference(place, columns):
+    roundings = Nearest(), Nearest(ties="away"), Stochastic()
+    lanes = [
+        Quantizer(element=element, scale=scale, rounding=rounding, tensor_scale=tensor_scale)
+        for element, scale, rounding in itertools.product((*OWN_ELEMENTS, "e2m1"), OWN_SCALES, roundings)
+        for tensor_scale in (None, TensorScale())
+    ]
+    lanes += [msgspec.structs.replace(q, element=element) for element in OWN_ELEMENTS for q in QUANTIZERS.values()
+              if q.codec == "block" and q.block == 16 and not q.is_plain]  # fmt: skip
+    assert_same_bits(*both(place, rows_for(len(lanes), 64), lanes, columns))
 
 
 def signs_of(lanes, size):

@@ -144,7 +144,7 @@ def test_chips_without_fp4_units_emulate_and_say_so():
         [line] = notes(Recipe.named("nvfp4"), load_chip(name))
         assert line == "all slots: no FP4 unit; emulated, decoded exactly to BF16"
     assert notes(Recipe.named("zhou-mixed"), H200) == [
-        "fprop.x, fprop.w: no FP4 unit; emulated, decoded exactly to FP32"
+        "fprop.x, fprop.w: no FP4 unit; emulated, decoded with one rounding to FP32"
     ]
 
 
@@ -266,6 +266,33 @@ def test_the_table_of_a_recipe_adds_up():
     inputs = LLAMA.tokens * 24 * (2048 + 2048 + 2048 + 5456)
     head = LLAMA.tokens * 2048  # precise: 16 bits
     assert facts["activation_mib"] == pytest.approx((inputs * 4.5 + head * 16) / 8 / 2**20)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_layers_that_stay_in_bf16_are_a_part_of_their_own_and_cost_the_same_there(head):
+    recipe = msgspec.structs.replace(Recipe.named("nvidia-nvfp4"), precise=Precise(head=head, first=2, last=3))
+    facts, rows = report.summary(recipe, LLAMA, B200), report.split(recipe, LLAMA, B200)
+    of = {row["part"]: row for row in rows}
+    assert of["layers in BF16"]["us"] == pytest.approx(of["layers in BF16"]["bf16_us"])
+    everywhere = msgspec.structs.replace(recipe, precise=NOWHERE)
+    assert of["layers in BF16"]["us"] > 0
+    assert of["products"]["us"] < 1e6 * step_cost(everywhere, LLAMA, B200).seconds["products"]
+    assert sum(row["plain_fp4_us"] for row in rows) == pytest.approx(facts["step_us"] / facts["over_plain_fp4"])
+    assert sum(row["bf16_us"] for row in rows) == pytest.approx(facts["bf16_step_us"])
+    assert "layers in BF16" not in {row["part"] for row in report.split(Recipe.named("bf16"), LLAMA, B200)}
+
+
+def test_of_what_nvidias_recipe_adds_the_layers_in_bf16_are_the_most():
+    rows = report.split(Recipe.named("nvidia-nvfp4"), LLAMA, B200)
+    added = {row["part"]: row["us"] - row["plain_fp4_us"] for row in rows}
+    assert max(added, key=added.__getitem__) == "layers in BF16"
+
+
+@pytest.mark.parametrize(("element", "chip"), [("int4", B200), ("e1m2", B200)])
+def test_an_element_that_no_instruction_converts_to_is_said_to_be_rounded_otherwise(element, chip):
+    lines = notes(Recipe.uniform(msgspec.structs.replace(Quantizer.named("nvfp4"), element=element)), chip)
+    assert f"all slots: no instruction converts to {element}; priced as rounded by vector instructions" in lines
+    assert any("priced as if the FP4 unit took it" in line for line in lines)
 
 
 def test_operations_stand_once_for_each_slot_and_technique():

@@ -29,7 +29,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"element": "int4", "scale": E4M3(zero="keep", rounding="stochastic")},
         {"scale": BF16(rounding="stochastic", zero="min")},
     ],
-    "quest-mxfp4": [{"rounding": CHANCE}, {"range": "aligned"}],
+    "quest-mxfp4": [{"rounding": CHANCE}],
     "int4-sawb": [{"rounding": Stochastic()}],
     "radix4": [
         {"element": "radix4-odd"},

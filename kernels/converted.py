@@ -1,0 +1,246 @@
+"""Layers of torch whose products are quantized: the same module with another forward, one class for each kind.
+
+A converted layer has the parameters it had. Products are computed in float32 from whatever dtype comes in, and given
+back in that dtype, or in that of autocast where it is on. Where a recipe leaves every operand as it is, the layer
+computes as it did before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fp4dse.dse.errors import ConfigError
+from fp4dse.kernels.columns import Window
+from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.layers import product
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Source(Protocol):
+    """Where layers get the numerics of the present step from."""
+
+    off: bool
+    """Whether the recipe leaves every operand as it is."""
+
+    def numerics(self, device: torch.device) -> LaneNumerics:
+        """Of one lane."""
+
+
+class Converted(nn.Module):
+    """A layer whose products are quantized, of a kind that says how it is made of them: `compute`.
+
+    products: how many numbers from `fp4dse_layer` on key its random bits.
+    """
+
+    fp4dse: Source
+    fp4dse_layer: int
+    products: ClassVar[int] = 1
+    weight: Tensor
+    bias: Any
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.fp4dse.off else self._in_float32(input, self.weight, self.compute)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The layer in float32."""
+        raise NotImplementedError
+
+    def _in_float32(self, x: Tensor, weight: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is computed of x in float32, in x's dtype or autocast's."""
+        for name, tensor in (("input", x), ("weight", weight)):
+            if tensor.dtype not in DTYPES:
+                raise ConfigError(f"dtype of the {name}", tensor.dtype, ", ".join(map(str, DTYPES)))
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        with torch.autocast(device, enabled=False):
+            return compute(x.to(torch.float32)).to(dtype)
+
+    def _product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, number: int = 0, window: Window | None = None
+    ) -> Tensor:
+        """`layers.product` of x [1, …], a weight [N, K] and a bias [N], with the recipe's quantizers: [M, N]."""
+        bias = None if bias is None else bias.to(torch.float32)[None]
+        numerics = self.fp4dse.numerics(x.device)
+        return product(x, weight.to(torch.float32)[None], bias, numerics, self.fp4dse_layer + number, window)[0]
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, number: int = 0) -> Tensor:
+        """x [..., K] -> [..., N]."""
+        return self._product(x.reshape(1, -1, x.shape[-1]), weight, bias, number).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        """Why a layer of this kind is not converted, None if it is."""
+        return None
+
+
+class ConvertedLinear(Converted, nn.Linear):
+    """nn.Linear."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self._linear(x, self.weight, self.bias)
+
+
+class TransposedLinear(Converted):
+    """A linear layer that keeps its weight as [in, out]: Conv1D of Hugging Face's transformers, as in GPT-2."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self._linear(x, self.weight.t().contiguous(), self.bias)
+
+
+class ConvertedConv2d(Converted, nn.Conv2d):
+    """nn.Conv2d as the product of its columns, the contraction ordered (kernel row, kernel column, channel)."""
+
+    def compute(self, x: Tensor) -> Tensor:
+        images = x if x.dim() == 4 else x[None]
+        padding = 0 if self.padding == "valid" else int(self.padding[0])
+        window = Window((self.kernel_size[0], self.kernel_size[1]), self.stride[0], padding)
+        places = window.places(*images.shape[2:])
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        y = self._product(images.permute(0, 2, 3, 1)[None], weight, self.bias, window=window)
+        y = y.view(len(images), *places, -1).permute(0, 3, 1, 2)
+        return y if x.dim() == 4 else y[0]
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        if layer.groups == layer.in_channels > 1:
+            taps = layer.kernel_size[0] * layer.kernel_size[1]
+            return f"depthwise: sums of {taps} products, shorter than a block of a scale"
+        for field, fits in (
+            ("groups", layer.groups == 1),
+            ("dilation", layer.dilation == (1, 1)),
+            ("stride", layer.stride[0] == layer.stride[1]),
+            ("padding", layer.padding == "valid" or (layer.padding != "same" and len(set(layer.padding)) == 1)),
+            ("padding_mode", layer.padding_mode == "zeros"),
+        ):
+            if not fits:
+                return f"{field} {getattr(layer, field)} is not built"
+        return None
+
+
+class ConvertedMultiheadAttention(Converted, nn.MultiheadAttention):
+    """nn.MultiheadAttention: the projections of queries, keys and values, and that of the output. Those of the same
+    tensor are one product. The attention core stays in the dtype that comes in."""
+
+    products = 4
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.fp4dse.off:
+            masks = key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            return nn.MultiheadAttention.forward(self, query, key, value, *masks)
+        if is_causal and attn_mask is None:
+            raise ConfigError("attn_mask", None, "the mask that is_causal is a hint about")
+        is_batch = query.dim() == 3
+        alike = query is key, key is value
+        if not is_batch:
+            query, key, value = (x[None] for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not self.batch_first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (
+            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(query, key, value, alike)
+        )  # [B, heads, tokens, width]
+        mask = _added(attn_mask, key_padding_mask, q, k.shape[2])
+        dropout = self.dropout if self.training else 0.0
+        if need_weights:
+            scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+            weights = F.dropout(torch.softmax(scores if mask is None else scores + mask, -1), dropout)
+            mixed = weights @ v
+            weights = weights.mean(1) if average_attn_weights else weights
+        else:
+            weights, mixed = None, F.scaled_dot_product_attention(q, k, v, mask, dropout)
+        out = self.out_proj
+        mixed = mixed.transpose(1, 2).flatten(2)
+        y = self._in_float32(mixed, out.weight, lambda x: self._linear(x, out.weight, out.bias, 3))
+        if not is_batch:
+            return y[0], None if weights is None else weights[0]
+        return (y if self.batch_first else y.transpose(0, 1)), weights
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor, alike: tuple[bool, bool]) -> list[Tensor]:
+        """Queries, keys and values. alike: whether query is key, and key is value."""
+        if self.in_proj_weight is None:
+            weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+        else:
+            weights = [*self.in_proj_weight.chunk(3)]
+        biases = [None] * 3 if self.in_proj_bias is None else [*self.in_proj_bias.chunk(3)]
+        uses = [query, key, value]
+        groups = {(True, True): [(0, 3)], (False, True): [(0, 1), (1, 3)]}.get(alike, [(0, 1), (1, 2), (2, 3)])
+        if self.in_proj_weight is None:
+            groups = [(0, 1), (1, 2), (2, 3)]
+        made: list[Tensor] = []
+        for first, last in groups:
+            weight = torch.cat(weights[first:last])
+            bias = None if self.in_proj_bias is None else torch.cat(biases[first:last])
+            compute = partial(self._linear, weight=weight, bias=bias, number=first)
+            y = self._in_float32(uses[first], weight, compute)
+            made += y.chunk(last - first, -1)
+        return made
+
+    @staticmethod
+    def why_not(layer: Any) -> str | None:
+        if layer.bias_k is not None:
+            return "add_bias_kv is not built"
+        return "add_zero_attn is not built" if layer.add_zero_attn else None
+
+
+def _added(mask: Tensor | None, padding: Tensor | None, q: Tensor, keys: int) -> Tensor | None:
+    """Masks of nn.MultiheadAttention as what is added to scores [B, heads, queries, keys]: a mask [queries, keys] or
+    [B · heads, queries, keys], and one of the keys [B, keys]; True is -inf."""
+
+    def number(mask: Tensor) -> Tensor:
+        if mask.dtype != torch.bool:
+            return mask.to(q.dtype)
+        return torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -torch.inf)
+
+    parts = []
+    if mask is not None:
+        parts.append(number(mask) if mask.dim() == 2 else number(mask).view(len(q), -1, *mask.shape[1:]))
+    if padding is not None:
+        parts.append(number(padding).view(len(q), 1, 1, keys))
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+LAYERS: dict[type[nn.Module], type[Converted]] = {
+    nn.Linear: ConvertedLinear,
+    nn.Conv2d: ConvertedConv2d,
+    nn.MultiheadAttention: ConvertedMultiheadAttention,
+}
+"""Kind of layer -> what it becomes."""
+
+
+def converted_class(kind: type) -> type[Converted] | None:
+    """What a layer of this class becomes, None if there is nothing for it."""
+    if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
+        return _transposed(kind)
+    return LAYERS.get(kind)
+
+
+@cache
+def _transposed(kind: type) -> type[Converted]:
+    return type("ConvertedConv1D", (TransposedLinear, kind), {"__module__": __name__, "__doc__": "Conv1D."})
+
+
+def __getattr__(name: str) -> Any:
+    """ConvertedConv1D, for pickles of it: its base is another library's."""
+    if name == "ConvertedConv1D":
+        from transformers.pytorch_utils import Conv1D
+
+        return _transposed(Conv1D)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

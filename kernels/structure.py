@@ -1,0 +1,178 @@
+"""Where the layers of any torch model stand, found by its structure: stem, head, and the blocks that repeat.
+
+    products   modules with a weight of two or more dimensions, but for look-ups, in the order in which they are
+               registered: nothing is run to find out in which order they are called
+    blocks     the modules of one kind that hold most of the products: of one class, or, for nn.Sequential, ModuleList
+               and ModuleDict, of equal structure. A stage that is little but a list of blocks is not one itself
+    stem       the first product, if it stands before all blocks and no look-up stands before it
+    head       the last product, if it stands in no block; and every product that shares its weight with a look-up
+
+Attention, MLP and router are told by the field's words in names, which recipes of the literature do not depend on but
+for the router.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from fp4dse.dse.place import Kind, Place
+
+LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""Modules that are no more than what is in them: two are of a kind if their structures are equal."""
+LEAST_SHARE = 0.5
+"""Of the products, what blocks hold together, or there are none."""
+LEAST_PRODUCTS = 3
+"""Of a model that has a stem and a head: of fewer, nothing would be left between them."""
+
+WORDS: dict[Kind, tuple[str, ...]] = {
+    "router": ("router",),
+    "attention": ("attn", "attention", "qkv", "q", "k", "v", "query", "key", "value"),
+    "mlp": ("mlp", "ffn", "feed", "expert", "experts"),
+}
+"""Kind -> words in the dotted name of a layer, split at dots and underscores; the first that fits."""
+
+
+class Structure(NamedTuple):
+    """Of a model, by names of modules. look_up: what stands in the stem's place where inputs are numbers of rows.
+    missing: what was not found, of `stem`, `head`, `blocks`, and why."""
+
+    products: list[str]
+    look_up: str | None
+    stem: str | None
+    heads: list[str]
+    blocks: list[str]
+    missing: dict[str, str]
+
+    def place(self, name: str, module: nn.Module) -> Place:
+        """Of a product."""
+        block = next((i for i, of in enumerate(self.blocks) if is_within(name, of)), None)
+        blocks = 0 if block is None else len(self.blocks)
+        if name == self.stem:
+            return Place("embedding", block, blocks)
+        return Place("head" if name in self.heads else kind_of(name, module), block, blocks)
+
+    def words(self) -> str:
+        """One line."""
+        blocks = f"{len(self.blocks)} blocks {self.blocks[0]} … {self.blocks[-1]}" if self.blocks else "no blocks"
+        stem = f"{self.look_up}, a look-up" if self.look_up else self.stem or "none"
+        return f"stem: {stem}; head: {', '.join(self.heads) or 'none'}; {blocks}"
+
+    def faults(self, among: Sequence[str]) -> list[str]:
+        """What was not found of these, a sentence for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for what, why in self.missing.items():
+            if what in among:
+                reasons.setdefault(why, []).append(what)
+        return [f"no {', '.join(whats)} found: {why}" for why, whats in reasons.items()]
+
+
+def structure_of(modules: Mapping[str, nn.Module]) -> Structure:
+    """Of a model's `named_modules`."""
+    inside = [name for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    products = [
+        name
+        for name, module in modules.items()
+        if is_product(module) and not any(name != of and is_within(name, of) for of in inside)
+    ]
+    tables = {name: id(module.weight) for name, module in modules.items() if isinstance(module, LOOK_UPS)}
+    tied = [name for name in products if id(getattr(modules[name], "weight", None)) in tables.values()]
+    if len(products) < LEAST_PRODUCTS:
+        few = f"{len(products)} layers are too few"
+        return Structure(products, None, None, tied, [], {"stem": few, "head": few, "blocks": few})
+    missing = {}
+    blocks = _blocks(modules, products)
+    order, (first, last) = list(modules), (products[0], products[-1])
+    look_up = next((name for name in tables if order.index(name) < order.index(first)), None)
+    stem = None if look_up or _within(first, blocks) else first
+    if not look_up and stem is None:
+        missing["stem"] = f"the first layer, {first}, is in block {_within(first, blocks)}"
+    heads = [*tied, *([] if last in tied or _within(last, blocks) else [last])]
+    if not heads:
+        missing["head"] = f"the last layer, {last}, is in block {_within(last, blocks)}"
+    if not blocks:
+        blocks = [name for name in products if name != stem and name not in heads]
+        missing["blocks"] = "nothing repeats that holds half of the layers: each layer between stem and head is one"
+    return Structure(products, look_up, stem, heads, blocks, missing)
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether a module multiplies with a weight of its own, as far as can be seen."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() >= 2 and not isinstance(module, LOOK_UPS)
+
+
+def kind_of(name: str, module: nn.Module) -> Kind:
+    """Of a layer that is neither stem nor head."""
+    words = name.lower().replace("_", ".").split(".")
+    if words[-1] == "gate":  # of experts; a gated linear unit has a gate_proj
+        return "router"
+    if isinstance(module, nn.MultiheadAttention):
+        return "attention"
+    known: Kind | None = next((kind for kind, known in WORDS.items() if not set(words).isdisjoint(known)), None)
+    return known or ("conv" if isinstance(module, nn.Conv2d) else "linear")
+
+
+def is_within(name: str, of: str) -> bool:
+    """Whether a module is another one or part of it, by their names."""
+    return name == of or not of or name.startswith(f"{of}.")
+
+
+def _within(name: str, blocks: Sequence[str]) -> str | None:
+    return next((block for block in blocks if is_within(name, block)), None)
+
+
+def _blocks(modules: Mapping[str, nn.Module], products: Sequence[str]) -> list[str]:
+    """Names of the blocks in their order; empty if none are found."""
+    families: dict[object, list[str]] = {}
+    for name, module in modules.items():
+        if name and name not in products and _held(name, products):
+            family = families.setdefault(_kind(module), [])
+            if not _within(name, family):  # the outermost of a kind
+                family.append(name)
+
+    def held(family: Sequence[str]) -> int:
+        return sum(len(_held(name, products)) for name in family)
+
+    several = [f for f in families.values() if len(f) > 1 and held(f) >= LEAST_SHARE * len(products)]
+    blocks = max(
+        several, key=lambda f: (held(f) > len(f), held(f), -len(f)), default=[]
+    )  # a layer with its norm is none
+    while inner := _inside(blocks, modules, products):
+        blocks = inner
+    return blocks
+
+
+def _inside(stages: Sequence[str], modules: Mapping[str, nn.Module], products: Sequence[str]) -> list[str]:
+    """The blocks of stages, each of which is a list of them and one layer more at most; empty if they are no stages."""
+    found: list[str] = []
+    for stage in stages:
+        for child, module in modules[stage].named_children():
+            members = [f"{stage}.{child}.{name}" for name, _ in module.named_children()]
+            kinds = {_kind(modules[name]) for name in members if name in modules}
+            inner = sum(len(_held(name, products)) for name in members if name not in products)
+            alike = isinstance(module, CONTAINERS) and len(kinds) == 1
+            if alike and inner and len(_held(stage, products)) - inner <= 1:
+                found += members
+                break
+        else:
+            return []
+    return found if len(found) > len(stages) else []
+
+
+def _held(name: str, products: Sequence[str]) -> list[str]:
+    return [product for product in products if is_within(product, name)]
+
+
+def _kind(module: nn.Module) -> object:
+    """What modules that may be blocks of one model have in common."""
+    return _signature(module) if isinstance(module, CONTAINERS) else type(module)
+
+
+def _signature(module: nn.Module) -> tuple:
+    return type(module), *((name, _signature(child)) for name, child in module.named_children())

@@ -1,0 +1,164 @@
+"""A compiled library appears whole or not at all, a broken one is built again, and no compiler outlives its user."""
+
+import _ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fp4dse.kernels import compiling, native
+
+COMPILING = Path(compiling.__file__)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl, and files are ELF's")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own with the library in it, and a compiler that copies the one that was built before."""
+    assert native.why_not_native() is None
+    built = native._folder() / f"native-{native._key()}.so"
+    compiler = program(
+        tmp_path / "c++", f"[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\ncp {built} $2"
+    )
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for function in native._library, native.why_not_native:
+        function.cache_clear()
+    yield native._folder() / f"native-{native._key()}.so"
+    for function in native._library, native.why_not_native:
+        function.cache_clear()
+
+
+def program(file: Path, script: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@linux
+@pytest.mark.parametrize("kept", [0, 1, 63, 64, 1000, 0.5, 0.99, -1])
+def test_a_library_that_is_cut_off_is_built_again_and_standard_error_says_so(cache, kept, capsys):
+    assert native.why_not_native() is None
+    whole = cache.read_bytes()
+    cache.unlink()  # not cut off in place: this process has it loaded
+    cache.write_bytes(whole[: kept if isinstance(kept, int) else int(len(whole) * kept)])
+    for function in native._library, native.why_not_native:
+        function.cache_clear()
+    assert native.why_not_native() is None
+    assert cache.read_bytes() == whole
+    assert f"{cache}: it " in capsys.readouterr().err
+    assert [file.name for file in cache.parent.iterdir()] == [cache.name]
+
+
+HAVE = "import sys; from fp4dse.kernels import native; sys.exit(native.why_not_native())"
+
+
+@linux
+@pytest.mark.parametrize("content", [os.urandom(5000), Path(_ctypes.__file__).read_bytes()], ids=["garbage", "another"])
+def test_neither_garbage_nor_another_library_is_taken_for_ours(cache, content):
+    """A process that has loaded another library by that name goes on without; the next one has ours."""
+    cache.write_bytes(content)
+    first, second = (subprocess.run([sys.executable, "-c", HAVE], capture_output=True, text=True) for _ in range(2))
+    assert "it is built again" in first.stderr
+    assert first.returncode == 0 or "native code not taken: " in first.stderr
+    assert (second.returncode, second.stderr) == (0, "")
+
+
+def test_a_compiler_that_writes_nonsense_is_passed_over_with_the_reason(cache, monkeypatch, tmp_path):
+    script = "[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\necho nonsense > $2"
+    monkeypatch.setenv("CXX", str(program(tmp_path / "wrong", script)))
+    assert native.why_not_native().startswith("native code not taken: ")
+
+
+def test_what_a_failed_compiler_leaves_is_not_in_the_cache(tmp_path):
+    compiler = program(tmp_path / "c++", "echo half > $2; echo no such header >&2; exit 3")
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        compiling.build([str(compiler), "-o", str(tmp_path / "out")])
+    assert (failed.value.returncode, failed.value.stderr) == (3, "no such header\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["c++"]
+
+
+SLOW = "echo half > $2\nsleep 600 &\necho $$ $! > $3.new; mv $3.new $3\nwait"
+"""A compiler with a child, as they all have, that has written some of its output."""
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_compiler_and_its_children_die_with_the_process_that_asked_for_it(tmp_path, number):
+    words = [str(program(tmp_path / "c++", SLOW)), "-o", str(tmp_path / "out"), str(tmp_path / "pids")]
+    script = "import runpy, sys; runpy.run_path(sys.argv[1])['build'](sys.argv[2:])"
+    with subprocess.Popen([sys.executable, "-c", script, str(COMPILING), *words]) as parent:
+        pids = wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text()).split()
+        assert all(is_running(int(pid)) for pid in pids)
+        parent.send_signal(number)
+    wait_for(lambda: not any(is_running(int(pid)) for pid in pids))
+    assert not (tmp_path / "out").exists()
+
+
+@linux
+def test_a_time_limit_ends_the_compiler_and_its_children(tmp_path):
+    words = [str(program(tmp_path / "c++", SLOW)), "-o", str(tmp_path / "out"), str(tmp_path / "pids")]
+    with pytest.raises(subprocess.TimeoutExpired):
+        compiling.build(words, timeout=2)
+    pids = (tmp_path / "pids").read_text().split()
+    wait_for(lambda: not any(is_running(int(pid)) for pid in pids))
+    assert not (tmp_path / "out").exists()
+
+
+def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
+    copies = program(tmp_path / "slow", f'[ $1 = --version ] || sleep 1\nexec {tmp_path / "c++"} "$@"')
+    environment = {**os.environ, "CXX": str(copies)}
+    together = [subprocess.Popen([sys.executable, "-c", HAVE], env=environment) for _ in range(2)]
+    assert [process.wait(120) for process in together] == [0, 0]
+
+
+COMPILE = """
+import torch
+from fp4dse.kernels.backend import backend
+path = backend("cpu")
+assert path.name == "compiled", path
+print(path.sigmoid(torch.linspace(-9, 9, 96).view(2, 3, 16)).sum().item())
+"""
+
+
+@pytest.mark.slow
+@linux
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_libraries_of_torchs_compiler_that_are_cut_off_are_built_again(tmp_path):
+    """An interrupted link leaves one in torch's cache; loading it ended the next process."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+
+    first = run()
+    libraries = sorted(tmp_path.rglob("*.main.so"))
+    assert libraries
+    assert not first.stderr
+    for n, file in enumerate(libraries):
+        os.truncate(file, (0, file.stat().st_size // 2)[n % 2])
+    again = run()
+    assert again.stdout == first.stdout
+    assert "it is built again" in again.stderr
