@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, lane_mean
+from fp4dse.tasks import one_by_one
 from fp4dse.tasks.optimizers import LaneOptimizer
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def backward(
     task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
 ) -> Tensor:
     """Mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss."""
+    if isinstance(model, one_by_one.OneByOne):
+        return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
     for part in range(parts):
         numerics.part = part

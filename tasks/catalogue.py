@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -27,6 +27,9 @@ ON_DATA: dict[str, Callable[[str, str], Task]] = {
     "language": language.on_data,
 }
 """Task name -> (preset, path) -> the task on the user's data."""
+
+NAMED_DATA: dict[str, Collection[str]] = {"language": language.NAMED}
+"""Task name -> data that have a name and need no file."""
 
 
 BF16 = "+bf16"
@@ -55,7 +58,7 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
         return _between(TASKS[name][known], preset)
     if name not in ON_DATA:
         raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
-    path = absolute(data)
+    path = data if data in NAMED_DATA.get(name, ()) else absolute(data)
     return msgspec.structs.replace(_between(ON_DATA[name](known, path), preset), origin=(name, preset, path))
 
 

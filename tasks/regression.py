@@ -103,6 +103,11 @@ def table(hidden: Sequence[int], found: Table, seeds: Sequence[int]) -> Problem:
     return Problem(found.train_x[None], found.train_y[None], found.val_x[None], found.val_y[None], init)
 
 
+def _parameters(widths: Sequence[int], biases: bool) -> int:
+    """Of an MLP."""
+    return sum(fan_in * fan_out + biases * fan_out for fan_in, fan_out in itertools.pairwise(widths))
+
+
 def _size(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
@@ -128,6 +133,7 @@ def teacher_task(
         steps=steps,
         batch=batch,
         lr=2e-3,
+        size=_parameters(widths, False),
     )
 
 
@@ -145,6 +151,7 @@ def _gaussian_task(preset: str, width: int, n: tuple[int, int], batch: int, step
         batch=batch,
         lr=1e-2,
         betas=(0.9, 0.999),
+        size=_parameters((width, 1), True),
     )
 
 
@@ -178,11 +185,13 @@ def on_data(preset: str, path: str) -> Task:
     """The preset on `FILE:COLUMN`. ConfigError on what cannot be read."""
     found = read_table(path)
     rows, features = found.train_x.shape
-    shape = "-".join(map(str, (features, *HIDDEN[preset], 1)))
+    widths = (features, *HIDDEN[preset], 1)
+    shape = "-".join(map(str, widths))
     return msgspec.structs.replace(
         PRESETS[preset],
         summary=f"{found.name}, {rows} rows, MLP {shape}",
         problem=partial(table, HIDDEN[preset], found),
         digest_of=lambda: found.digest,
+        size=_parameters(widths, True),
         samples=lambda: rows,
     )

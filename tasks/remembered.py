@@ -20,6 +20,9 @@ from typing import TypeVar
 
 import msgspec
 
+from fp4dse.dse.cache import cache_folder
+from fp4dse.dse.reading import decode_json
+
 T = TypeVar("T")
 
 WITH_TORCH = "torch" in sys.modules
@@ -66,14 +69,9 @@ def recall(question: str, type_: type[T]) -> T | None:
     return None
 
 
-def cache_folder() -> Path:
-    """The user's, for this program."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fp4dse"
-
-
 def _read() -> _File:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        found = msgspec.json.decode((cache_folder() / "answers.json").read_bytes(), type=_File)
+        found = decode_json((cache_folder() / "answers.json").read_bytes(), _File)
         if found.stamp == stamp():
             return found
     return _File(stamp(), {})

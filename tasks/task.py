@@ -59,6 +59,7 @@ class Task(msgspec.Struct, frozen=True):
                 What computes, computes in FP32 and rounds once
     size        parameters of one lane; 0 where nobody has counted
     samples     how many samples there are to train on, where that depends on what the data are; None: enough
+    one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      what get_task is asked for it, where name and preset do not say it all
     """
 
@@ -89,6 +90,7 @@ class Task(msgspec.Struct, frozen=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     size: int = 0
     samples: Callable[[], int] | None = None
+    one_by_one: bool = False
     origin: tuple[str, ...] = ()
 
     def lr_factor(self, step: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.bounds import why_parquet_too_large
 
 
 def split_column(text: str) -> tuple[Path, str | None]:
@@ -33,9 +34,16 @@ def read_column(file: Path, column: str) -> list[str]:
         kind = schema.field(column).type
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError("--data", f"{file}:{column}", f"a column of text (this one is {kind})")
+        refuse_large_parquet(file)
         return pq.read_table(file, columns=[column])[column].drop_null().to_pylist()
     except pa.ArrowException as error:
         raise ConfigError("--data", str(file), f"a readable Parquet file ({first_line(error)})") from None
+
+
+def refuse_large_parquet(file: Path) -> None:
+    """ConfigError where a Parquet file would take much more memory than its size makes one think."""
+    if reason := why_parquet_too_large(str(file), file.stat().st_size):
+        raise ConfigError("--data", str(file), f"a file that takes less memory ({reason})")
 
 
 def first_line(error: Exception) -> str:

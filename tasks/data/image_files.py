@@ -15,6 +15,7 @@ import torch
 from PIL import Image, ImageOps
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks.data.files import refuse_large_parquet
 from fp4dse.tasks.data.images import Part, Source
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -68,6 +69,7 @@ def _rows(files: list[Path], source: Source) -> Iterator[tuple[str, bytes | Path
         try:
             table = pq.ParquetFile(file)
             columns = table.schema_arrow
+            refuse_large_parquet(file)
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(str(file), str(error), "a Parquet file") from error
         image, label = source.image or "image", source.label or "label"

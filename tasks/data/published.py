@@ -6,12 +6,14 @@ those that arrays need, and refuses all others.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import math
 import pickle
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 import torch
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.bounds import why_too_large
 from fp4dse.tasks.data.images import Part, Source
 
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -138,20 +141,32 @@ def _idx(folder: Path, name: str, dims: int) -> torch.Tensor:
     """uint8 tensor of an IDX file: magic 0, 0, 8 (bytes), number of dimensions; sizes as 32-bit big-endian; data."""
     names = _idx_names(name)
     file = _idx_file(folder, *names) or folder / names[0]
-    content = _content(file)
-    head = 4 + 4 * dims
-    if content[:4] != bytes((0, 0, 8, dims)) or len(content) < head:
-        raise ConfigError(str(file), content[:4].hex(" "), f"an IDX file, which begins 00 00 08 {dims:02x}")
-    shape = struct.unpack(f">{dims}I", content[4:head])
-    if len(content) - head != np.prod(shape, dtype=object):
-        wanted = f"{' × '.join(map(str, shape))} bytes, as its head says"
-        raise ConfigError(str(file), f"{len(content) - head} bytes of data", wanted)
-    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape).copy())
+    packed = file.suffix == ".gz"
+    with _reading(file), gzip.open(file) if packed else open(file, "rb") as source:
+        head = source.read(4 + 4 * dims)
+        if head[:4] != bytes((0, 0, 8, dims)) or len(head) < 4 + 4 * dims:
+            raise ConfigError(str(file), head[:4].hex(" "), f"an IDX file, which begins 00 00 08 {dims:02x}")
+        shape = struct.unpack(f">{dims}I", head[4:])
+        wanted, size = math.prod(shape), file.stat().st_size
+        if packed and (reason := why_too_large(wanted, size)):
+            raise ConfigError(str(file), f"{size} bytes", f"a file that takes less memory unpacked ({reason})")
+        data = source.read(wanted + 1 if packed else -1)  # no more is unpacked than the head says, and a sign of more
+    if len(data) != wanted:
+        found = f"more than {wanted}" if packed and len(data) > wanted else str(len(data))
+        accepted = f"{' × '.join(map(str, shape))} bytes, as its head says"
+        raise ConfigError(str(file), f"{found} bytes of data", accepted)
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(shape).copy())
 
 
 def _content(file: Path) -> bytes:
+    with _reading(file):
+        return file.read_bytes()
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """ConfigError where a file cannot be read or unpacked."""
     try:
-        content = file.read_bytes()
-        return gzip.decompress(content) if file.suffix == ".gz" else content
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(str(file), f"{type(error).__name__}: {error}", "a file that can be read whole") from error

@@ -14,7 +14,6 @@ Their last tenth is held out.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.reading import decode_json
 from fp4dse.tasks.data.files import fingerprint, hash_files, read_column, split_column
 
 HELD_OUT = 10
@@ -44,6 +44,13 @@ class Corpus(msgspec.Struct, frozen=True):
     vocabulary: int
     bytes_per_token: float
     digest: str
+
+    def windows(self, length: int, train: int, held_out: int) -> tuple[Tensor, Tensor]:
+        """Windows of length + 1 tokens: at most so many to train on, and so many held out."""
+        return (
+            windows(self.train, length, train, self.vocabulary),
+            windows(self.held_out, length, held_out, self.vocabulary),
+        )
 
 
 @cache
@@ -159,7 +166,7 @@ def _read_tokens(path: str, file: Path) -> Corpus:
     beside = file.with_suffix(".json")
     example = '{"dtype": "uint16", "vocabulary": 32000, "bytes_per_token": 4.1}'
     try:
-        said = json.loads(beside.read_text())
+        said = decode_json(beside.read_bytes())
         dtype, size, per_token = said["dtype"], int(said["vocabulary"]), float(said["bytes_per_token"])
         code = _DTYPES[dtype]
     except (OSError, ValueError, KeyError, TypeError):
@@ -179,7 +186,7 @@ def _read_tokens(path: str, file: Path) -> Corpus:
 def _entries(tokenizer: Path) -> int:
     """Entries of a tokenizer.json, without the package."""
     try:
-        said = json.loads(tokenizer.read_text())
+        said = decode_json(tokenizer.read_bytes())
         pieces, added = said["model"]["vocab"], [token["id"] for token in said.get("added_tokens", [])]
         ids = range(len(pieces)) if isinstance(pieces, list) else pieces.values()
         return 1 + max([*ids, *added])

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics
-from fp4dse.kernels.kept import kept_state, load_kept
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
@@ -19,11 +18,12 @@ from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import Lane, number
+from fp4dse.tasks.one_by_one import EachLane
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
 
-REV = 5
+REV = 6
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
@@ -60,20 +60,23 @@ class Population:
     def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor]) -> None:
         task, device = self.task, self.device
         self.lanes = list(lanes)
-        self.shapes = {name: value.shape[1:] for name, value in parameters.items()}
+        self.shapes = {name: (value.shape[1:], value.dtype) for name, value in parameters.items()}
         self.seed_index = self._of_lane(lanes)
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
         recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
-        self.numerics = LaneNumerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
+        numerics = EachLane if task.one_by_one else LaneNumerics
+        self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
+        self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
         self.record = Record(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
-        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        captures = torch.device(device).type == "cuda" and not task.one_by_one  # what others wrote may not be captured
+        self.stream = torch.cuda.Stream(device) if captures else None
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         self.warm: Counter[Hashable] = Counter()
 
@@ -87,7 +90,7 @@ class Population:
         parts = {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state(),
-            "kept": kept_state(self.numerics.slots),
+            "kept": self.numerics.kept(),
             "record": self.record.state(),
             "recorded": self.recorder.state() if self.recorder else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
@@ -109,7 +112,7 @@ class Population:
                 raise ValueError(f"{part}: found {sorted(theirs)}; accepted: {sorted(tensors)}")
             for name, tensor in tensors.items():
                 tensor.copy_(theirs[name])
-        load_kept(self.numerics.slots, {name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
+        self.numerics.load_kept({name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
         self.record.load_state(parts["record"], done)
         if self.recorder:
             self.recorder.load_state(parts.get("recorded", {}))
@@ -123,7 +126,10 @@ class Population:
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
         self.graphs.clear()  # and their memory
         del self.model, self.optimizer, self.numerics
-        parameters = {name: torch.empty(len(chosen), *shape, device=self.device) for name, shape in self.shapes.items()}
+        parameters = {
+            name: torch.empty(len(chosen), *shape, dtype=dtype, device=self.device)
+            for name, (shape, dtype) in self.shapes.items()
+        }
         self._build([self.lanes[i] for i in positions], parameters)
         self.load_state(state, done)
 

@@ -88,6 +88,7 @@ def train(
             *numerics.backend.why_not,
             *numerics.gemm_why_not,
             *numerics.through_why_not,
+            *numerics.operand_why_not,
             *dict.fromkeys(run.population.fallbacks),
         ],
         peak_memory_bytes=_peak_memory(device),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import add_bias
-from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library, windows
+from fp4dse.tasks.data.grammar import Language
+from fp4dse.tasks.data.python_source import installed_python
+from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.task import Finish, Problem, Task
@@ -30,11 +32,12 @@ EVAL_PASSES = 16
 """Most batches that are held out."""
 
 
-def problem(corpus: Callable[[], Corpus], shape: Shape, batch: int, steps: int, seeds: Sequence[int]) -> Problem:
+def problem(
+    corpus: Callable[[], Corpus | Language], shape: Shape, batch: int, steps: int, seeds: Sequence[int]
+) -> Problem:
     """Windows of context + 1 tokens, inputs and targets in one: no more than training and evaluation read."""
     found = corpus()
-    train = windows(found.train, shape.context, batch * steps, found.vocabulary)[None]
-    held_out = windows(found.held_out, shape.context, EVAL_PASSES * batch, found.vocabulary)[None]
+    train, held_out = (x[None] for x in found.windows(shape.context, batch * steps, EVAL_PASSES * batch))
     nothing = (x.new_empty(*x.shape[:2], 0) for x in (train, held_out))
     return Problem(train, next(nothing), held_out, next(nothing), shape.initial(found.vocabulary, seeds))
 
@@ -61,6 +64,11 @@ def bits(bytes_per_token: float, out: tuple[Tensor, Tensor], y: Tensor) -> Tenso
     return nats(out, y) * (1 / (math.log(2) * bytes_per_token))
 
 
+def excess(entropy: Callable[[], float], out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
+    """Nats per token above the entropy of the held-out text: what a model could still learn."""
+    return nats(out, y) - entropy()
+
+
 def perplexity(model: nn.Module, problem: Problem, draws: Draws, val_loss: Tensor) -> Finish:
     """exp of the held-out loss per token."""
     values = [math.exp(min(x, 700.0)) for x in val_loss.tolist()]
@@ -82,9 +90,14 @@ class _Preset(msgspec.Struct, frozen=True):
 
 
 def _task(
-    preset: str, corpus: Callable[[], Corpus], name: str, vocabulary: int = BYTES, bytes_per_token: float = 1.0
+    preset: str,
+    corpus: Callable[[], Corpus | Language],
+    name: str,
+    vocabulary: int,
+    metrics: dict[str, Callable[..., Tensor]],
+    samples: Callable[[], int] | None = None,
 ) -> Task:
-    """The preset on a corpus of which name, vocabulary and bytes per token are known; it is read when it is needed."""
+    """The preset on text of which name and vocabulary are known; it is read when it is needed."""
     found = _PRESETS[preset]
     shape = found.shape
     size = shape.size(vocabulary)
@@ -99,7 +112,7 @@ def _task(
         prepare=shifted,
         model=partial(Decoder, shape),
         loss=loss,
-        metrics={"bits_per_byte": partial(bits, bytes_per_token)},
+        metrics=metrics,
         better="lower",
         finish=perplexity,
         digest_of=lambda: corpus().digest,
@@ -112,7 +125,7 @@ def _task(
         eval_rows=found.batch // found.parts,
         parts=found.parts,
         size=size,
-        samples=lambda: (len(corpus().train) - 1) // shape.context,
+        samples=samples,
     )
 
 
@@ -131,13 +144,41 @@ _PRESETS = {
     "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
 }
 
-PRESETS = {preset: _task(preset, standard_library, "the standard library's documentation") for preset in _PRESETS}
+
+def _on_corpus(
+    preset: str, corpus: Callable[[], Corpus], name: str, vocabulary: int = BYTES, bytes_per_token: float = 1.0
+) -> Task:
+    """The preset on a text that has an end."""
+    context = _PRESETS[preset].shape.context
+    in_bits = partial(bits, bytes_per_token)
+    return _task(
+        preset, corpus, name, vocabulary, {"bits_per_byte": in_bits}, lambda: (len(corpus().train) - 1) // context
+    )
+
+
+def _on_grammar(preset: str) -> Task:
+    """The preset on the procedural language, which has no end."""
+    found, language = _PRESETS[preset], Language()
+    entropy = cache(partial(language.entropy, found.shape.context, EVAL_PASSES * found.batch))
+    return _task(preset, lambda: language, language.name, language.vocabulary, {"excess": partial(excess, entropy)})
+
+
+PRESETS = {preset: _on_corpus(preset, standard_library, "the standard library's documentation") for preset in _PRESETS}
+
+NAMED: dict[str, Callable[[str], Task]] = {
+    "grammar": _on_grammar,
+    "python": lambda preset: _on_corpus(preset, installed_python, installed_python().name),
+}
+"""What `--data` names without being a file: a preset -> its task."""
 
 
 def on_data(preset: str, path: str) -> Task:
-    """The preset on the user's text. ConfigError on what cannot be read, or holds out less than a window."""
+    """The preset on the user's text, or on one of NAMED. ConfigError on what cannot be read, or holds out less than a
+    window."""
+    if path in NAMED:
+        return NAMED[path](preset)
     corpus, context = read_corpus(path), _PRESETS[preset].shape.context
     if len(corpus.held_out) <= context:
         accepted = f"{context + 1} held-out tokens or more, a window (a tenth of the text has {len(corpus.held_out)})"
         raise ConfigError("--data", path, accepted)
-    return _task(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)
+    return _on_corpus(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)

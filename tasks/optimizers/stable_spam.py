@@ -3,8 +3,9 @@
     AdaClip   top    <- θ · top + (1 - θ) · max|g|       entries beyond top/(1 - θ^t) are scaled by that over max|g|
     AdaGN     norm   <- γ1 · norm + (1 - γ1) · ‖g‖       square <- γ2 · square + (1 - γ2) · ‖g‖²
               g      <- g/‖g‖ · (norm/(1 - γ1^t)) / (sqrt(square/(1 - γ2^t)) + eps)
-    MoRet     Adam's momenta are set to zero every `reset` steps, and t to one, which counts for the corrections above
-              from the next step on, as in the released code
+    MoRet     in steps `reset`, 2 · `reset` …, the first step being one, t is set to one before Adam's part, which still
+              has the momenta, and these are set to zero after it. This is the released code; the algorithm as printed
+              sets them to zero before
 
 The optional decay of β1 and γ1 over training is not built: the paper's runs do not use it.
 """
@@ -35,13 +36,16 @@ def columns(n: Numbers) -> dict[str, float]:
 
 
 def row(step: int, n: Numbers) -> list[float]:
-    """Numbers of a step: corrections of top, norm, its square and both momenta; one where momenta are reset."""
+    """Numbers of a step, counted from zero: corrections of top, norm, its square and both momenta; one where momenta
+    are set to zero."""
     o = n.optimizer
     assert isinstance(o, StableSPAM)
-    since = step % o.reset  # a reset sets t to one for the momenta at once, and for the rest from the next step on
-    t = o.reset + 1 if step and not since else since + 1
+    count = step + 1
+    since = count % o.reset  # steps since a reset, which sets t to one after the corrections of the gradient
+    of_momenta = since + 1 if count >= o.reset else count
+    t = of_momenta if since else min(count, o.reset + 1)
     corrections = [1 - share**t for share in (o.theta, o.gamma1, o.gamma2)]
-    return [*corrections, 1 - n.beta1 ** (since + 1), 1 - n.beta2 ** (since + 1), float(not since)]
+    return [*corrections, 1 - n.beta1**of_momenta, 1 - n.beta2**of_momenta, float(not since)]
 
 
 def update(
@@ -65,6 +69,7 @@ def update(
     wanted = norm / over_norm / (sqrt(square / over_square) + c["eps"])
     g = torch.where(per_element(length) > 0, g / per_element(length) * per_element(wanted), g)
 
-    mean, raw = (torch.where(reset > 0, 0.0, state[name]) for name in ("mean", "square"))
-    out, mean, raw = adam(g, mean, raw, {**c, "correction1": correction1, "correction2": correction2})
+    corrections = {**c, "correction1": correction1, "correction2": correction2}
+    out, mean, raw = adam(g, state["mean"], state["square"], corrections)
+    mean, raw = (torch.where(reset > 0, 0.0, moment) for moment in (mean, raw))
     return out, {"mean": mean, "square": raw, "top": top, "norm": norm, "norm_square": square}

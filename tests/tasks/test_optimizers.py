@@ -99,10 +99,10 @@ def test_updates_are_those_of_torch_and_only_weights_of_products_decay(name):
 
 
 def stable_spam(weights, grads, o: StableSPAM, n: Numbers, lr):
-    """One tensor, in float64, step by step as the algorithm is printed."""
+    """One tensor, in float64, step by step as in the released code; the first step is one."""
     top = norm = square = 0.0
     m, v, t = torch.zeros_like(weights), torch.zeros_like(weights), 0
-    for step, g in enumerate(grads):
+    for step, g in enumerate(grads, 1):
         t += 1
         top = o.theta * top + (1 - o.theta) * g.abs().max()
         limit = top / (1 - o.theta**t)
@@ -111,16 +111,18 @@ def stable_spam(weights, grads, o: StableSPAM, n: Numbers, lr):
         square = o.gamma2 * square + (1 - o.gamma2) * g.norm() ** 2
         g = g / g.norm() * (norm / (1 - o.gamma1**t)) / ((square / (1 - o.gamma2**t)) ** 0.5 + n.eps)
         if step % o.reset == 0:
-            m, v, t = torch.zeros_like(weights), torch.zeros_like(weights), 1
+            t = 1
         m, v = n.beta1 * m + (1 - n.beta1) * g, n.beta2 * v + (1 - n.beta2) * g * g
         weights = weights - lr * (m / (1 - n.beta1**t)) / ((v / (1 - n.beta2**t)) ** 0.5 + n.eps)
+        if step % o.reset == 0:
+            m, v = torch.zeros_like(weights), torch.zeros_like(weights)
     return weights
 
 
 def test_stable_spam_clips_normalises_and_forgets_as_published():
-    kinds = [StableSPAM(reset=4), StableSPAM(theta=0.9, gamma1=0.85, gamma2=0.99, reset=100)]
+    kinds = [StableSPAM(reset=4), StableSPAM(theta=0.9, gamma1=0.85, gamma2=0.99, reset=100), StableSPAM(reset=1)]
     lanes = [numbers(kind, beta2=0.999) for kind in kinds]
-    drawn = gradients(10, 2)
+    drawn = gradients(10, len(lanes))
     drawn[5] *= 30  # a spike
     model, seen = run(lanes, drawn)
     for i, n in enumerate(lanes):

@@ -13,8 +13,9 @@ from fp4dse.tasks import TASKS, Job, Lane, get_task
 from fp4dse.tasks.worker import task_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-task.md").read_text(encoding="utf-8")
-EXAMPLE, PROOF = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-[COMMAND] = re.findall(r"^    fp4dse (.*)$", PAGE, re.MULTILINE)
+PLAIN, EXAMPLE, PROOF = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PLAIN_COMMAND, COMMAND = re.findall(r"^    fp4dse (sweep .*)$", PAGE, re.MULTILINE)
+[COMPLAINT] = re.findall(r"^    fp4dse: (.*)$", PAGE, re.MULTILINE)
 
 
 @pytest.fixture
@@ -39,6 +40,33 @@ def test_the_worked_example_is_swept_and_learns(example, monkeypatch):
     assert (runs["val_metric"] > 0.9).all()
     with pytest.raises(SystemExit):
         cli.main([*COMMAND.split(), "--jobs", "1", "--dry-run"])
+
+
+def test_the_plain_module_is_swept_and_learns(example, monkeypatch):
+    monkeypatch.setenv("FP4DSE_EAGER", "1")
+    Path("digits.py").write_text(PLAIN)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*PLAIN_COMMAND.split(), "--jobs", "1"])
+    assert ended.value.code == 0
+    runs = open_store("runs/mine/store").runs()
+    assert len(runs) == 4
+    assert set(zip(runs["task"], runs["preset"], strict=True)) == {("digits", "build")}
+    assert (runs["val_metric"] > 0.8).all()
+    assert all(
+        "lanes trained one at a time: digits.py:build makes a plain torch module" in f for f in runs["fallbacks"]
+    )
+
+
+def test_what_is_wrong_with_a_plain_module_is_said_as_the_page_shows(example):
+    wrong = PLAIN.replace("nn.functional.cross_entropy,", "nn.CrossEntropyLoss(reduction='none'),")
+    Path("digits.py").write_text(wrong)
+    with pytest.raises(ConfigError) as caught:
+        get_task("digits.py", "build")
+    assert str(caught.value) == COMPLAINT
+    assert "ZeroDivisionError: division by zero in line 2" in refused("def build():\n    return 1 / 0\n", "build")
+    assert "found 'int'; accepted: a dict with model, train, test, loss" in refused(
+        "def build():\n    return 1\n", "build"
+    )
 
 
 @pytest.mark.slow
@@ -80,6 +108,8 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(example):
     assert "ZeroDivisionError: division by zero in line 2" in refused("a = 1\nb = a / 0\n")
     assert "another name than regression" in refused(EXAMPLE.replace('"tumours"', '"regression"'))
     assert "letters, digits" in refused(EXAMPLE.replace('"tumours"', '"my/task"'))
+    assert "better: found 'up'; accepted: lower, higher" in refused(EXAMPLE.replace('better="higher"', 'better="up"'))
+    assert "better: found 'up'; accepted: lower, higher" in refused(PLAIN.replace('"higher"', '"up"'), "build")
 
 
 def test_an_own_task_takes_no_data(example):

@@ -67,10 +67,11 @@ def test_what_is_wrong_with_a_table_is_said():
     write()
     assert "FILE:COLUMN with one of a, b, c, flag, price, n" in refused("t.csv")
     assert "FILE:COLUMN with one of a, b, c, flag, price, n" in refused("t.csv:cost")
-    write(c=["x"] * 400)
-    assert "columns of numbers (column c is string)" in refused("t.csv:price")
-    write("t.parquet", c=[None, float("nan"), *range(398)])
-    assert "a finite number in every row (column c lacks it in 2)" in refused("t.parquet:price")
+    write("t.parquet", c=[1.5, None, float("nan"), *range(397)])
+    said = "column c, row 2: found nothing; accepted: a finite number (2 rows have none)"
+    assert refused("t.parquet:price") == f"--data t.parquet: {said}"
+    Path("t.csv").write_text("a,price\n1,2\n3,4\n5,\n7,8\n1,2\n")
+    assert refused("t.csv:price").startswith("--data t.csv: column price, row 3: found nothing; accepted: a finite")
     write(price=[3] * 400)
     assert "a target that varies (price is 3 in every row)" in refused("t.csv:price")
     Path("t.csv").write_text("a,price\n1,2\n3,4\n")
@@ -79,6 +80,63 @@ def test_what_is_wrong_with_a_table_is_said():
     assert "a readable table" in refused("t.csv:price")
     Path("t.xls").write_text("a")
     assert "ends in .csv or .parquet" in refused("t.xls:price")
+
+
+HOUSES = "town,kind,n,price\n" + "".join(f"{'AB'[i % 2]},{'xyz'[i % 3]},{i},{i % 2 + i % 3}\n" for i in range(30))
+
+
+def test_a_column_of_words_is_refused_with_its_row_and_the_way_to_take_it():
+    Path("t.csv").write_text(HOUSES)
+    said = "--data t.csv: column town, row 1: found 'A'; accepted: a finite number (30 rows have none); or words as"
+    assert refused("t.csv:price") == f"{said} categories, t.csv:price?categories=town,kind"
+    Path("t.csv").write_text(HOUSES.replace("\nA,x,0,", "\n4,x,0,").replace(",7,", ",seven,"))
+    assert "column n, row 8: found 'seven'; accepted: a finite number; or words" in refused(
+        "t.csv:price?categories=kind,town"
+    )
+    Path("t.csv").write_text("a,price\n1,2\n3,cheap\n")
+    assert refused("t.csv:price").endswith("column price, row 2: found 'cheap'; accepted: a finite number")
+
+
+def test_categories_are_a_feature_for_each_value():
+    Path("t.csv").write_text(HOUSES)
+    table = read_table("t.csv:price?categories=town,kind")
+    assert table.train_x.shape == (24, 2 + 3 + 1)
+    for column in range(5):
+        assert len(table.train_x[:, column].unique()) == 2
+    assert read_table("t.csv:price?categories=town,kind,n").train_x.shape == (24, 2 + 3 + 30)
+    assert read_table("t.csv:n?categories=town,kind").digest != table.digest
+    task = get_task("regression", "smoke", "t.csv:price?categories=town,kind")
+    assert task.problem([0]).init["w0"].shape[2] == 6
+    assert task.size == 6 * 32 + 32 + 32 + 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("price?categories=street", "categories: found 'street'; accepted: town, kind, n"),
+        ("price?categories=price", "categories: found 'price'; accepted: town, kind, n"),
+        ("price?categories=", "FILE:COLUMN?categories=COLUMN,COLUMN"),
+        ("price?kinds=town", "FILE:COLUMN?categories=COLUMN,COLUMN"),
+        ("cost?categories=town", "FILE:COLUMN with one of town, kind, n, price"),
+        ("town?categories=kind", "column town, row 1: found 'A'; accepted: a finite number (30 rows have none)"),
+    ],
+)
+def test_categories_that_cannot_be_had_are_named(asked, words):
+    Path("t.csv").write_text(HOUSES)
+    assert words in refused(f"t.csv:{asked}")
+
+
+def test_gaps_among_categories_and_too_many_of_them_are_refused():
+    Path("t.csv").write_text(HOUSES.replace("\nB,y,1,", "\n,y,1,"))
+    assert "column town, row 2: found ''; accepted: a category in every row" in refused("t.csv:price?categories=town")
+    write(name_of=[f"n{i}" for i in range(400)])
+    assert "found '400 different values'; accepted: 256" in refused("t.csv:price?categories=name_of")
+
+
+@pytest.mark.parametrize(("header", "found"), [("a,a,price", "'a'"), ("a,,price", "''"), ("price,b,price", "'price'")])
+def test_a_header_has_a_name_for_each_column_once(header, found):
+    Path("t.csv").write_text(header + "\n" + "1,2,3\n" * 9)
+    assert f"header: found {found}; accepted: a name for each column, each once" in refused("t.csv:price")
 
 
 def test_every_preset_has_a_model_for_tables():

@@ -1,0 +1,92 @@
+"""The Python source that is installed on this machine, as bytes: hundreds of megabytes of real text, nothing to fetch.
+
+Which packages there are, and in which versions, differs between machines and is part of the digest, so that losses on
+different text are never compared. Packages are held out whole, a tenth of them: files of a package repeat each other.
+Of several files with the same content one is kept.
+
+The bytes are written once to the user's cache, in two files, and read in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+import numpy as np
+
+from fp4dse.dse import ConfigError
+from fp4dse.dse.cache import cache_folder
+from fp4dse.tasks.data.text import BYTES, HELD_OUT, Corpus
+
+REV = 1
+"""Raised when other files are read, or cut in another way."""
+LEAST = 1 << 20
+"""Bytes below which a corpus is refused."""
+
+
+@cache
+def installed_python() -> Corpus:
+    """The standard library and every installed distribution. ConfigError where that is less than a megabyte."""
+    found = {name: files for name, files in _packages() if files}
+    digest = hashlib.sha256(f"python {REV} {sorted(found)}".encode()).hexdigest()[:16]
+    folder = cache_folder() / f"python-{digest}"
+    if not (folder / "held_out.bin").exists():
+        _write(found, folder)
+    train, held_out = (np.memmap(folder / f"{name}.bin", np.uint8, "r") for name in ("train", "held_out"))
+    return Corpus(f"Python source of {len(found)} packages", train, held_out, BYTES, 1.0, digest)
+
+
+def _packages() -> Iterator[tuple[str, list[Path]]]:
+    """`name version` of each package, and its Python files, sorted."""
+    yield f"python {platform.python_version()}", sorted(_of_folder(Path(sysconfig.get_path("stdlib"))))
+    for each in sorted(distributions(), key=lambda each: (each.name or "").lower()):
+        yield f"{(each.name or '').lower()} {each.version}", sorted(_of_distribution(each))
+
+
+def _of_folder(folder: Path) -> Iterator[Path]:
+    """The files of the standard library, without what is installed into it, and without its tests."""
+    for file in folder.rglob("*.py"):
+        if not {"site-packages", "dist-packages", "test", "tests", "idle_test"} & set(file.parts):
+            yield file
+
+
+def _of_distribution(found: Distribution) -> Iterator[Path]:
+    """The files of an installed distribution; none of one that is installed in place."""
+    for file in found.files or ():
+        path = Path(str(file.locate()))
+        if path.suffix == ".py" and ".." not in file.parts and path.is_file():
+            yield path
+
+
+def _write(packages: dict[str, list[Path]], folder: Path) -> None:
+    """Both splits; the held-out one last, so that a folder that has it is whole."""
+    seen: set[bytes] = set()
+    texts = {name: b"".join(_new(files, seen)) for name, files in sorted(packages.items())}
+    names = [name for name, text in sorted(texts.items(), key=lambda item: -len(item[1])) if text]
+    splits: dict[str, list[str]] = {"train": [], "held_out": []}
+    for i, name in enumerate(names):
+        splits["held_out" if i % HELD_OUT == HELD_OUT // 2 else "train"].append(name)
+    sizes = {split: sum(len(texts[name]) for name in found) for split, found in splits.items()}
+    if min(sizes["train"], HELD_OUT * sizes["held_out"]) < LEAST:
+        raise ConfigError("--data", "python", f"{LEAST:,} bytes of installed Python source (found {sizes['train']:,})")
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, found in splits.items():
+        hidden = folder / f".{split}.{os.getpid()}"
+        hidden.write_bytes(b"".join(texts[name] for name in found))
+        hidden.replace(folder / f"{split}.bin")
+
+
+def _new(files: list[Path], seen: set[bytes]) -> Iterator[bytes]:
+    """What the files hold, each content once, with a line's end after it."""
+    for file in files:
+        text = file.read_bytes()
+        digest = hashlib.sha256(text).digest()
+        if digest not in seen and text.strip():
+            seen.add(digest)
+            yield text + b"\n"

@@ -1,0 +1,85 @@
+"""All tasks and presets with what it takes to train one: for people who choose, and for the tab key."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from fp4dse.dse import ConfigError
+from fp4dse.tasks.remembered import recall, remembered
+
+QUESTION = "all tasks"
+
+SECONDS = {
+    "regression:smoke": 0.3,
+    "regression:quickstart": 0.3,
+    "regression:small": 2.0,
+    "regression:mlp": 20.0,
+    "regression:gaussian-smoke": 0.1,
+    "vision:smoke": 0.2,
+    "vision:quickstart": 0.7,
+    "vision:small": 6.0,
+    "vision:resnet-smoke": 0.6,
+    "vision:resnet-small": 11.0,
+    "vision:cnn-smoke": 0.2,
+    "vision:cnn-small": 4.0,
+    "diffusion:smoke": 2.0,
+    "diffusion:small": 110.0,
+    "diffusion:dit-smoke": 0.5,
+    "diffusion:dit-small": 100.0,
+    "language:smoke": 0.8,
+    "language:tiny": 17.0,
+    "language:small": 120.0,
+    "language:moe-smoke": 1.0,
+    "language:moe-small": 170.0,
+}
+"""Seconds of one NVFP4 lane among four on one core of a CPU: roughly, to choose by. What has none is for a GPU."""
+
+NOTES = {
+    "vision:small": "memorises: loss 0.0006 in training, 0.14 held out; BF16 differs by 47 % from seed to seed",
+}
+"""What to know before results of a preset are believed."""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A preset. parameters: of one lane, None where they depend on the data; seconds: see SECONDS; data: `bundled`, or
+    what --data must name."""
+
+    task: str
+    about: str
+    parameters: int | None
+    steps: int
+    batch: int
+    seconds: float | None
+    data: str
+    note: str
+
+
+def list_tasks() -> list[Listed]:
+    """Every preset of every task. Remembered, as it takes torch."""
+    return remembered(QUESTION, _look, list[Listed])
+
+
+def known_names() -> list[str]:
+    """`task:preset` of all that were ever listed here; where none was, the tasks' own names."""
+    known = recall(QUESTION, list[Listed])
+    return [one.task for one in known] if known else ["regression", "vision", "diffusion", "language"]
+
+
+def _look() -> list[Listed]:
+    from fp4dse.tasks.catalogue import TASKS  # imports torch
+
+    lines = []
+    for name, presets in TASKS.items():
+        for preset, task in presets.items():
+            size, data = task.size or None, "bundled"
+            try:
+                size = size or sum(math.prod(t.shape[1:]) for t in task.problem([0]).init.values())
+            except ConfigError as error:  # the data are the user's
+                data = f"--data {error.accepted.removeprefix('a ').partition(':')[0]}"
+            of = f"{name}:{preset}"
+            lines.append(
+                Listed(of, task.summary, size, task.steps, task.batch, SECONDS.get(of), data, NOTES.get(of, ""))
+            )
+    return lines

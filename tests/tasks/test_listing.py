@@ -1,0 +1,22 @@
+"""The list of tasks has every preset, with the parameters that its models have and the data that it needs."""
+
+import math
+
+from fp4dse.tasks.catalogue import TASKS
+from fp4dse.tasks.listing import NOTES, SECONDS, list_tasks
+
+
+def test_every_preset_is_listed_with_its_parameters_or_the_data_that_it_needs():
+    listed = {one.task: one for one in list_tasks()}
+    assert list(listed) == [f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets]
+    assert set(SECONDS) | set(NOTES) <= set(listed)
+    for one in listed.values():
+        assert (one.data == "bundled") == (one.parameters is not None)
+    assert listed["vision:cnn-paper"].data == "--data PATH with the files of CIFAR-10"
+    assert "memorises" in listed["vision:small"].note
+
+
+def test_the_size_of_a_regression_is_that_of_its_weights():
+    for preset in ("smoke", "small", "mlp", "gaussian-smoke"):
+        task = TASKS["regression"][preset]
+        assert task.size == sum(math.prod(weight.shape[1:]) for weight in task.problem([0]).init.values())
