@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files, recipe_from_dict
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.reading import read_toml
+from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
@@ -31,11 +35,63 @@ def shipped_spaces() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 
-def find_space(text: str) -> Space:
-    """A space from a TOML file, or a shipped one by name."""
-    if not text.endswith(".toml") and text not in shipped_spaces():
-        raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
-    return Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
+def find_space(text: str, axes: Sequence[str] = (), model: str | None = None, chip: str | None = None) -> Space:
+    """A space from a TOML file, or a shipped one by name, with further axes, and overheads of a model and a chip; where
+    there are axes, a recipe, by name or file, is a space, too."""
+    space = _recipe_alone(text) if axes else None
+    if space is None:
+        if not text.endswith(".toml") and text not in shipped_spaces():
+            recipe = "; a recipe is one with an axis: -a PATH=VALUE,VALUE" if text in recipe_files() else ""
+            raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}{recipe}")
+        space = Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
+    if axes:
+        read = Space.from_dict({"axes": parse_axes(axes)}, "--axis").axes
+        space = msgspec.structs.replace(space, axes={**space.axes, **read})
+    return msgspec.structs.replace(space, cost=find_cost(model, chip, space.cost))
+
+
+def _recipe_alone(text: str) -> Space | None:
+    """The recipe as a space without axes; None if it is none."""
+    if text.endswith(".toml"):
+        is_recipe = not set(read_toml(Path(text))).isdisjoint(Recipe.__struct_fields__)
+    else:
+        is_recipe = text in recipe_files() and text not in shipped_spaces()
+    return Space(Path(text).stem if text.endswith(".toml") else text, base=load_recipe(text)) if is_recipe else None
+
+
+def parse_axes(texts: Iterable[str]) -> dict[str, list]:
+    """`PATH=VALUE,VALUE` each: path -> values. A value is what TOML takes it for (16, true, { like = "nvfp4", … }), and
+    what TOML does not know is a text."""
+    axes: dict[str, list] = {}
+    for text in texts:
+        path, equals, values = (part.strip() for part in text.partition("="))
+        if not (path and equals and values):
+            raise ConfigError("--axis", text, "PATH=VALUE,VALUE, as *.g.rounding=nearest,stochastic")
+        if path in axes:
+            raise ConfigError("--axis", text, f"each path once ({path} has values already)")
+        axes[path] = _parse_values(text, values)
+    return axes
+
+
+def _parse_values(axis: str, text: str) -> list:
+    """The values between the commas that stand in no bracket."""
+    depth, parts = 0, [""]
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if not all(part.strip() for part in parts):
+        raise ConfigError("--axis", axis, "a value before and after every comma")
+    return [_toml_or_text(part.strip()) for part in parts]
+
+
+def _toml_or_text(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def find_stored(text: str, runs: pd.DataFrame) -> str:
@@ -108,8 +164,10 @@ def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | Non
     texts = list(texts)
     for text in texts:
         task, colon, own = text.rpartition(":")
-        pair = (task, own) if colon else (own, preset or DEFAULT_PRESET)
+        pair = (task, own) if colon else (own, DEFAULT_PRESET if preset is None else preset)
         asked.append(pair if data is None else (*pair, data))
+        if asked.count(asked[-1]) > 1:
+            raise ConfigError("--task", text, f"each task and preset once ({':'.join(pair)} is there twice)")
     if preset is not None and all(":" in text for text in texts):
         raise ConfigError("--preset", preset, "nothing where every --task names its own")
     if data is not None and len({task for task, *_ in asked}) > 1:
@@ -119,15 +177,23 @@ def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | Non
 
 def parse_seeds(text: str) -> list[int]:
     """`3` is three seeds: 0, 1, 2. `4,7` is those two."""
-    accepted = "a number of seeds (3), or a list of seeds (0,1,2)"
+    accepted = f"a number of seeds (3), or a list of seeds (0,1,2), {MOST_SEEDS:,} at most"
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
         raise ConfigError("--seeds", text, accepted)
     numbers = [int(part) for part in parts]
-    seeds = numbers if len(numbers) > 1 else list(range(numbers[0]))
-    if not seeds:
+    seeds = numbers if len(numbers) > 1 else list(range(min(numbers[0], MOST_SEEDS + 1)))
+    if not is_seeds(seeds):
         raise ConfigError("--seeds", text, accepted)
+    _check_once("--seeds", seeds)
     return seeds
+
+
+def _check_once(where: str, values: Sequence[object]) -> None:
+    """ConfigError for a list that has a value twice."""
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(where, ", ".join(map(str, values)), f"each value once ({value} is there twice)")
 
 
 def parse_lrs(texts: Iterable[str]) -> list[float] | None:
@@ -142,6 +208,7 @@ def parse_lrs(texts: Iterable[str]) -> list[float] | None:
             if not (0 < lr < math.inf):
                 raise ConfigError("--lr", part, "a number above 0, or several with commas: 1e-3,3e-3")
             lrs.append(lr)
+    _check_once("--lr", lrs)
     return lrs or None
 
 
@@ -167,10 +234,20 @@ def parse_halving(rungs: int, keep: float | None) -> Halving | None:
     return None
 
 
+def find_cost(model: str | None, chip: str | None, default: CostTarget = DEFAULT_COST) -> CostTarget:
+    """Whose overheads are asked for; None stays the default's. ConfigError if there is no such model or chip."""
+    cost = CostTarget(default.model if model is None else model, default.chip if chip is None else chip)
+    cost.check("--")
+    return cost
+
+
 def parse_duration(text: str | None) -> float | None:
     """`90s`, `30m`, `1h30m` in seconds; None stays None."""
     if text is None:
         return None
     if not re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
         raise ConfigError("--budget", text, "a duration: 90s, 30m, 1h30m")
-    return sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([hms])", text))
+    seconds = sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([hms])", text))
+    if not seconds:
+        raise ConfigError("--budget", text, "a duration above 0: 90s, 30m, 1h30m")
+    return seconds

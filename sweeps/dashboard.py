@@ -3,6 +3,9 @@
 A study has to be made anew when a recipe brings a value that its axes did not have, which is often while a sweep is
 young, and then has another number. A page that is open on the old number is answered with the new study, and no page
 sees a study half made.
+
+The server has no password, so it answers only requests that name this machine. A foreign page that a browser here has
+open may send others (by a name of its own that leads here, or as a form), but cannot hide where they are from.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
 from fp4dse.results.remote import Place
+from fp4dse.results.spaces import store_name
+from fp4dse.sweeps.arguments import report_path
+from fp4dse.sweeps.pictures import REPORT
 from fp4dse.sweeps.state import read_state
+from fp4dse.sweeps.study import mirror
 
 if TYPE_CHECKING:
     import optuna
@@ -35,21 +42,6 @@ SHARE = 0.1
 """Most of the time that mirroring may take."""
 
 
-def why_not() -> str | None:
-    """Why there is no dashboard on this machine, and what to do; None if there is one."""
-    try:
-        import optuna_dashboard  # noqa: F401
-    except ImportError as error:
-        return f"{error.name} is not installed; pip install 'fp4dse[dashboard]'"
-    return None
-
-
-def check_dashboard() -> None:
-    """ConfigError where `why_not` has a reason."""
-    if reason := why_not():
-        raise ConfigError("dashboard", reason, "a machine with the extra `dashboard`")
-
-
 def default_storage(store: Place) -> Path:
     """The journal beside the store's files, or in the working directory if these are behind a URL; it may be deleted
     at any time."""
@@ -58,8 +50,7 @@ def default_storage(store: Place) -> Path:
 
 def sweep_name(store: Store) -> str:
     """`zoo` for runs/zoo/store, else the folder's name."""
-    path = store.path.resolve() if isinstance(store.path, Path) else store.path
-    return path.parent.name if path.name == "store" else path.name
+    return store_name(store)
 
 
 def serve(
@@ -77,15 +68,15 @@ def serve(
     """
     import optuna_dashboard
 
-    check_dashboard()
     stop = stop or threading.Event()
     follower = Follower(store, sweep, storage)
     follower.look()
     try:
-        pages = _Followed(optuna_dashboard.wsgi(storage), storage, follower.mirroring)
-        server = make_server(HOST, port, pages, _Server, _Quiet)
+        server = _Server((HOST, port), _Quiet)
     except (OSError, OverflowError) as error:
         raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error})") from None
+    pages = _Followed(optuna_dashboard.wsgi(storage), storage, follower.mirroring)
+    server.set_app(_ForThisMachine(_WithReport(pages, report_path(store.path)), server.server_port))
     threads = [threading.Thread(target=server.serve_forever, daemon=True)]
     if follow:
         threads.append(threading.Thread(target=follower.run, args=(stop,), daemon=True))
@@ -118,15 +109,13 @@ class Follower:
             begin = time.monotonic()
             try:
                 self.look()
-            except (StoreError, OSError) as error:
+            except (ConfigError, StoreError, OSError) as error:
                 log.warning("%s", error)
             wait = max(FOLLOW_S, (time.monotonic() - begin) / SHARE)
 
     def look(self) -> dict[str, int]:
         """Mirror the store if it changed; returns study name -> trials. Recipes of a running sweep come when all of
         their lanes have."""
-        from fp4dse.sweeps.study import mirror
-
         running = self._sweep_is_running()
         here = (running, self.store.files())
         if here == self.seen:
@@ -141,6 +130,48 @@ class Follower:
             return read_state(self.store.path).driver_is_alive
         except StoreError:
             return False
+
+
+class _ForThisMachine:
+    """Pages for requests that name this machine and come from its own pages, whatever their method; 403 for others."""
+
+    def __init__(self, app: Callable, port: int) -> None:
+        self.app, self.port = app, port
+        names = (HOST, "localhost")
+        self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+
+    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+        origin = environ.get("HTTP_ORIGIN")
+        ours = environ.get("HTTP_HOST") in self.hosts
+        if ours and (origin is None or origin.removeprefix("http://") in self.hosts):
+            return self.app(environ, start_response)
+        tunnel = f"ssh -L {self.port}:{HOST}:{self.port} MACHINE"
+        says = f"This dashboard answers at http://{HOST}:{self.port} alone; from another machine: {tunnel}"
+        return _text(start_response, "403 Forbidden", says)
+
+
+class _WithReport:
+    """Pages, and the store's report under /report, as notes link to it."""
+
+    def __init__(self, app: Callable, page: Path) -> None:
+        self.app, self.page = app, page
+
+    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != REPORT:
+            return self.app(environ, start_response)
+        try:
+            body = self.page.read_bytes()
+        except OSError:
+            return _text(start_response, "404 Not Found", f"There is no {self.page} yet: fp4dse report writes it.")
+        start_response("200 OK", [("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [body]
+
+
+def _text(start_response: Callable, status: str, text: str) -> Iterable[bytes]:
+    body = f"{text}\n".encode()
+    headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
+    start_response(status, headers)
+    return [body]
 
 
 class _Followed:

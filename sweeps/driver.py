@@ -6,9 +6,12 @@ scheduler.py decides what follows from how a job ended; here rows are stored, me
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import os
 import shlex
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +21,20 @@ from pathlib import Path
 
 import msgspec
 
+from fp4dse.dse import StoreError
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.files import writing
-from fp4dse.results.intervals import counted, percent
+from fp4dse.results.intervals import counted
 from fp4dse.results.paired import SETTING
-from fp4dse.results.remote import Place
+from fp4dse.results.ratios import change
+from fp4dse.results.remote import locate
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.baselines import Baselines
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.executors import GRACE_S, LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.heartbeat import heartbeat
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
-from fp4dse.sweeps.places import stop_requested, withdraw_stop, work_folder
+from fp4dse.sweeps.places import BESIDE, work_folder
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.resume import go_on, take_in_leftovers
 from fp4dse.sweeps.rows import failed_rows, result_rows
@@ -35,14 +42,13 @@ from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
 from fp4dse.sweeps.sizes import recall_sizes
-from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state, write_state
+from fp4dse.sweeps.state import Clock, Failure, SweepState, birth, job_state
+from fp4dse.sweeps.storing import PATIENCE_S, Storing
 from fp4dse.tasks.job import Job
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.2
-STATE_S = 2.0
-"""How often the state is written and a request to stop is looked for."""
-COMPACT_FILES = 512
-"""So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
 GO_ON = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
@@ -63,48 +69,65 @@ def open_sweep(
     executor: str = "local",
     options: Mapping[str, str] = {},
     backoff_s: float = BACKOFF_S,
+    cost: CostTarget = DEFAULT_COST,
 ) -> Iterator[Sweep]:
     """A sweep without jobs so far, on a store that is locked and an executor that is started; see `run_sweep`.
+    cost: whose overheads count.
 
     What an earlier driver left is taken in on entering; on leaving the executor is stopped, the state says how it
     ended, and the store is compact.
     """
     begin = time.monotonic()
     setting = find_setting(tasks, device, jobs, local=executor == "local")
-    opened = open_store(store, create=True)
+    setting.cost = cost
+    opened = open_swept(store, cost)
     work = work_folder(store)
-    with opened.lock(), stop_signals() as signals, display(progress) as show:
-        withdraw_stop(opened.path)
+    state = SweepState(name=name, asked=0, stored=0, born=birth(os.getpid()))
+    with (
+        opened.lock(),
+        stop_signals() as signals,
+        display(progress) as show,
+        heartbeat(opened.path, state) as is_asked,
+        _ending(state, show),
+    ):
         begun = take_in_leftovers(opened, work)
         setting.learn_classes(opened)
         runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
         setting.machine.slots = setting.machine.slots[: runner.capacity]
         recall_sizes(setting)
-        state = SweepState(name=name, asked=0, stored=0)
         clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
         scheduler = Scheduler(runner, deque(), setting.context, backoff_s=backoff_s)
-        ask = _Asked(opened.path)
-        why_stop = partial(_reason_to_stop, signals, begin, budget_s, ask)
+        why_stop = partial(_reason_to_stop, signals, begin, budget_s, is_asked)
         baselines = Baselines(setting, set(), record)
         sweep = Sweep(opened, work, scheduler, setting, state, clock, baselines, begun, record, signals, why_stop, show)
         try:
             yield sweep
-            state.best = best_gaps(opened, setting)
-            state.ended = sweep.stopped or "finished"
-        except BaseException as error:
-            state.ended = f"{type(error).__name__}: {error}"
-            raise
         finally:
             runner.stop()
-            sweep.tell()
-            withdraw_stop(opened.path)
+            sweep.storing.close()
+            if sweep.judging.ident:
+                sweep.judging.join(GRACE_S)
+        state.best = best_gaps(opened, setting)
         opened.compact(minimum=1)  # whatever comes next reads Parquet
+        state.ended = sweep.stopped or "finished"
+        sweep.tell()
+
+
+@contextlib.contextmanager
+def _ending(state: SweepState, show: Callable[[SweepState], None]) -> Iterator[None]:
+    """The state says which error ended the sweep."""
+    try:
+        yield
+    except BaseException as error:
+        state.ended, state.running = f"{type(error).__name__}: {error}", []
+        show(state)
+        raise
 
 
 @dataclass
 class Sweep:
-    """The loop between the scheduler and the store. `begun`: jobs that an earlier driver left behind; `settled`: jobs
-    of which something became; `stopped`: why lanes are left."""
+    """The loop between the scheduler and the store. `begun`: jobs that an earlier driver left behind; `settled` counts
+    jobs that ended and jobs that were stored; `stopped`: why lanes are left."""
 
     store: Store
     work: Path
@@ -120,11 +143,21 @@ class Sweep:
     show: Callable[[SweepState], None]
     stopped: str | None = None
     settled: int = 0
-    added: int = 0
-    written: float = 0.0
-    told: float = 0.0
+    shown: float = 0.0
     judge_after: float = 0.0
+    idle_since: float = math.inf
     begin: float = field(default_factory=time.monotonic)
+    storing: Storing[Verdict] = field(init=False)
+    judging: threading.Thread = field(default_factory=threading.Thread)
+
+    def __post_init__(self) -> None:
+        self.storing = Storing(self.store)
+
+    @property
+    def open_jobs(self) -> list[Job]:
+        """Jobs that wait, run, or are not stored yet."""
+        storing = [verdict.outcome.job for verdict, *_ in list(self.storing.waiting)]
+        return [*self.scheduler.waiting, *(run.job for run in self.scheduler.executor.running), *storing]
 
     def queue(self, jobs: Sequence[Job]) -> None:
         """Take jobs; those that are begun go on from where they are."""
@@ -137,22 +170,40 @@ class Sweep:
         """Until nothing is left, or there is a reason to stop. `feed` may queue more; True: it wants to go on at
         once."""
         self.add_baselines()
-        while (busy := feed()) or not self.scheduler.is_over:
+        while (busy := feed()) or not self.is_over():
             self.stopped = self.why_stop() or self.scheduler.why_give_up()
             if self.stopped:
                 for verdict in self.scheduler.stop():
                     self.settle(verdict)
-                return
+                break
             self.fill()
-            verdicts = self.scheduler.poll(0.0 if busy else POLL_S)
+            verdicts = self.scheduler.poll(0.0 if busy or self.scheduler.is_over else POLL_S)
             for verdict in verdicts:
                 self.baselines.hear(verdict)
             self.add_baselines()  # first, as the worker that is free now is of the kind that lacks them
             self.fill()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
                 self.settle(verdict)
+            if verdicts:
+                self.storing.finish(POLL_S)  # most often it takes milliseconds, and a search goes on at once
+            self.note_stored()
             self.tell()
-        self.stopped = self.scheduler.why_give_up()
+        self.stopped = self.stopped or self.scheduler.why_give_up()
+        self.storing.finish(GRACE_S)
+        self.note_stored()
+        if self.storing.waiting:
+            raise self.storing.refusal(self.work)
+
+    def is_over(self) -> bool:
+        """Nothing waits or runs, and all is stored, or cannot be. Waits a little for the last rows."""
+        if not self.scheduler.is_over:
+            self.idle_since = math.inf
+            return False
+        self.idle_since = min(self.idle_since, time.monotonic())
+        self.storing.finish(POLL_S)
+        if self.note_stored():  # of which `feed` has not heard yet
+            return False
+        return not self.storing.waiting or time.monotonic() - self.idle_since > PATIENCE_S
 
     def fill(self) -> None:
         """Start jobs. StoreError if their folders cannot be written."""
@@ -168,58 +219,74 @@ class Sweep:
     def settle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
         outcome = verdict.outcome
-        job, folder, state = outcome.job, outcome.folder, self.state
+        job, folder = outcome.job, outcome.folder
         self.settled += 1
         if outcome.result is not None:
-            rows = result_rows(job, outcome.result, self.setting.context(job))
-            self.add(rows, folder.name)
-            state.diverged += sum(row["status"] == "diverged" for row in rows)
-            state.done += sum(row["status"] == "done" for row in rows)
-            state.pruned += sum(row["status"] == "pruned" for row in rows)
+            self.storing.put(verdict, result_rows(job, outcome.result, self.setting.context(job)), folder.name)
             self.clock.add(job, outcome.pace)
-            self.judge()
-            drop(folder)
         elif verdict.what == "give up":
-            self.add(failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
-            keep_failed(folder)
-            state.failed += len(job.lanes)
-            state.note_failure(failure(job, folder.name, outcome.reason, str(self.store.path)))
+            self.storing.put(verdict, failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
         elif verdict.what == "again":
-            state.note_retry(f"{outcome.reason}: {verdict.note}")
+            self.state.note_retry(f"{outcome.reason}: {verdict.note}")
             if outcome.kind not in GO_ON and not self.scheduler.holds(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         elif not (folder / CHECKPOINT).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
-    def add(self, rows: list[dict], name: str) -> None:
-        """Store rows; now and then join the files that this makes."""
-        self.store.add(rows, name)
-        self.added += 1
-        if self.added % COMPACT_FILES == 0:
-            self.store.compact()
+    def note_stored(self) -> int:
+        """Count what the store has taken, and let go of its folders; returns how many jobs. StoreError if it takes no
+        more."""
+        state = self.state
+        stored = self.storing.stored()
+        for verdict in stored:
+            outcome, folder = verdict.outcome, verdict.outcome.folder
+            self.settled += 1
+            if outcome.result is None:
+                keep_failed(folder)
+                state.failed += len(outcome.job.lanes)
+                state.note_failure(failure(outcome.job, folder.name, outcome.reason, str(self.store.path)))
+                continue
+            statuses = [lane.status for lane in outcome.result.lanes]
+            state.done += statuses.count("done")
+            state.diverged += statuses.count("diverged")
+            state.pruned += statuses.count("pruned")
+            drop(folder)
+        if stored and time.monotonic() >= self.judge_after and not self.judging.is_alive():
+            self.judging = threading.Thread(target=self.judge, name="judging", daemon=True)
+            self.judging.start()
+        return len(stored)
 
     def judge(self) -> None:
-        """The best gaps so far. On a big store this takes a while: it may use a hundredth of the time."""
-        if time.monotonic() >= self.judge_after:
-            begin = time.process_time()
+        """The best gaps so far, on a thread of its own. On a big store this takes a while: it may use a hundredth of
+        the time. A store that cannot be read now is read next time."""
+        begin = time.thread_time()
+        with contextlib.suppress(OSError, StoreError):
             self.state.best = best_gaps(self.store, self.setting)
-            self.judge_after = time.monotonic() + 100 * (time.process_time() - begin)
+        self.judge_after = time.monotonic() + 100 * (time.thread_time() - begin)
 
     def tell(self) -> None:
-        """Bring the state up to date for the display, and now and then for other processes."""
+        """Bring the state up to date, for the display and for the heartbeat."""
         state, now = self.state, time.monotonic()
-        if not state.ended and now - self.told < POLL_S:
+        if not state.ended and now - self.shown < POLL_S:
             return
-        self.told = now
+        self.shown = now
         waiting, running = self.scheduler.waiting, self.scheduler.executor.running
         state.jobs_waiting = len(waiting)
         state.running = [job_state(run) for run in running]
         state.elapsed_s = now - self.begin
         state.eta_s = state.trials_eta_s if state.trials_asked else self.clock.eta_s(waiting, running)
-        if state.ended or now - self.written >= STATE_S:
-            write_state(self.store.path, state)
-            self.written = now
+        state.trouble = self.storing.trouble() or self.scheduler.executor.trouble
         self.show(state)
+
+
+def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
+    """The store to sweep into, made if it is not there. One that was deleted while a sweep ran is made anew, and said
+    to be: the job folders that were written since are taken in."""
+    place = locate(store)
+    left = sorted(BESIDE & {entry.name for entry in place.iterdir()}) if place.is_dir() else []
+    if left and not (place / "store.json").exists():
+        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", place, ", ".join(left))
+    return open_store(store, create=True, beside=BESIDE, cost=cost)
 
 
 def failure(job: Job, name: str, reason: str, store: str) -> Failure:
@@ -241,28 +308,17 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]
             lines.append(
-                f"{task}:{preset} {percent(best['gap'])} % with {best['label']} ({counted(best['pairs'], 'seed')})"
+                f"{task}:{preset} {change(best['gap'])} in loss against BF16 with {best['label']} "
+                f"({counted(best['pairs'], 'seed')})"
             )
     return lines
 
 
-@dataclass
-class _Asked:
-    """Whether someone used `fp4dse stop`, looked up now and then."""
-
-    store: Place
-    looked: float = 0.0
-
-    def __call__(self) -> bool:
-        if time.monotonic() - self.looked < STATE_S:
-            return False
-        self.looked = time.monotonic()
-        return stop_requested(self.store)
-
-
-def _reason_to_stop(signals: list[str], begin: float, budget_s: float | None, asked: Callable[[], bool]) -> str | None:
+def _reason_to_stop(
+    signals: list[str], begin: float, budget_s: float | None, is_asked: Callable[[], bool]
+) -> str | None:
     if signals:
         return f"stopped by {signals[0]}"
     if budget_s is not None and time.monotonic() - begin >= budget_s:
         return f"the budget of {budget_s:g} s is spent"
-    return "stopped by `fp4dse stop`" if asked() else None
+    return "stopped by `fp4dse stop`" if is_asked() else None

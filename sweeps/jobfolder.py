@@ -13,6 +13,7 @@ worker whose driver died in between. The folder of a job that was given up moves
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from fp4dse.dse.reading import decode_json
 from fp4dse.tasks.job import Job, JobResult
 
 CHECKPOINT = "checkpoint.pt"
@@ -69,7 +71,7 @@ def part_of(job: Job, lanes: Sequence[int]) -> Job:
 def read_result(folder: Path, job: Job) -> JobResult | None:
     """The worker's result, or None if there is none that fits the job."""
     try:
-        result = msgspec.json.decode((folder / "out.json").read_bytes(), type=JobResult)
+        result = decode_json((folder / "out.json").read_bytes(), JobResult)
     except (OSError, msgspec.DecodeError):
         return None
     return result if len(result.lanes) == len(job.lanes) else None
@@ -77,8 +79,8 @@ def read_result(folder: Path, job: Job) -> JobResult | None:
 
 def read_job(folder: Path) -> tuple[Job, dict]:
     """A job and its context. OSError or msgspec.DecodeError if the folder does not hold them."""
-    job = msgspec.json.decode((folder / "job.json").read_bytes(), type=Job)
-    return job, msgspec.json.decode((folder / "context.json").read_bytes(), type=dict)
+    job = decode_json((folder / "job.json").read_bytes(), Job)
+    return job, decode_json((folder / "context.json").read_bytes(), dict)
 
 
 def write_result(folder: Path, data: bytes) -> None:
@@ -123,12 +125,13 @@ def failed_folder(work: Path) -> Path:
 
 
 def keep_failed(folder: Path) -> None:
-    """Move the folder of a job that was given up to where it outlives the sweep."""
+    """Move the folder of a job that was given up to where it outlives the sweep, if nobody has deleted it."""
     target = failed_folder(folder.parent) / folder.name
     (folder / CHECKPOINT).unlink(missing_ok=True)
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder.replace(target)
+    with contextlib.suppress(FileNotFoundError):
+        folder.replace(target)
 
 
 def drop(folder: Path) -> None:

@@ -13,16 +13,18 @@ from pathlib import Path
 
 from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
-from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.results.remote import Place, RemotePath, at_once, locate
 
 RUNS = Path("runs")
 """Where sweeps go by default: `runs/NAME/store`, with the report beside."""
+BESIDE = frozenset({"jobs", "failed", "slurm", "state.json", "stop"})
+"""What a sweep keeps in the folder of its store beside the store's own."""
 
 
 def home(place: Place) -> Path:
     """The folder on this machine that belongs to a store."""
     if isinstance(place, RemotePath):
-        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", place.url.partition("?")[0])
+        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(place).partition("?")[0])
     return place
 
 
@@ -39,11 +41,11 @@ def request_stop(store: str | Place) -> None:
 def stop_requested(store: Place) -> bool:
     """Whether someone asked. A store that cannot be reached right now is asked again later."""
     with contextlib.suppress(OSError, StoreError):
-        return (store / "stop").exists()
+        return (at_once(store) / "stop").exists()
     return False
 
 
 def withdraw_stop(store: Place) -> None:
     """Forget requests: they were for the sweep that is over."""
     with contextlib.suppress(OSError):
-        (store / "stop").unlink(missing_ok=True)
+        (at_once(store) / "stop").unlink(missing_ok=True)

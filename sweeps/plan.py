@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
-from fp4dse.dse.cost import overhead
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
@@ -73,6 +73,7 @@ def plan(
     kinds: Sequence[dict[str, str]] = ({},),
     sizes: Mapping[tuple[str, str], int] = {},
     rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
+    cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
 
@@ -80,7 +81,8 @@ def plan(
     of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of a job of
     (task, preset) where it is known, see sizes.py.
 
-    `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with.
+    `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with; they go
+    by the overheads of `cost`.
     """
     configs = _with_baseline(recipes)
     asked = 0
@@ -117,7 +119,7 @@ def plan(
             device=device,
             threads=threads,
             rungs=rungs_of,
-            overheads=[overhead(lane.recipe) for lane in part] if rungs_of else [],
+            overheads=[cost.overhead(lane.recipe) for lane in part] if rungs_of else [],
             origin=task.origin,
             digest=task.digest if task.origin else "",
             only_on=kinds[place] if baseline else {},

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fp4dse.dse.terminal import drawn_on, visible
 from fp4dse.results.intervals import counted
 from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress
@@ -42,7 +43,7 @@ def display(progress: bool | Show) -> Iterator[Show]:
         yield lambda state: None
     elif sys.stderr.isatty():
         # refreshed by the sweep's own loop: no thread, and the table never shows half a state
-        with Live(console=Console(stderr=True), auto_refresh=False) as live:
+        with Live(console=Console(file=drawn_on(sys.stderr)), auto_refresh=False) as live:
             yield lambda state: live.update(render(state), refresh=True)
     else:
         yield _plain_lines(sys.stderr)
@@ -55,7 +56,7 @@ def render(state: SweepState) -> RenderableType:
         total, done = state.trials_asked, state.trials
     bar = ProgressBar(total=max(total, 1), completed=done, width=40)
     head = Table.grid(padding=(0, 2))
-    head.add_row(Text(state.name, style="bold"), bar, f"{100 * done / max(total, 1):.0f} %")
+    head.add_row(Text(visible(state.name), style="bold"), bar, f"{100 * done / max(total, 1):.0f} %")
     jobs = Table.grid(padding=(0, 2))
     for widest in (None, None, 16, None, None, None):  # the bar gives way where there is little room
         jobs.add_column(no_wrap=widest is None, max_width=widest)
@@ -64,9 +65,11 @@ def render(state: SweepState) -> RenderableType:
         loss = "" if job.loss is None else f"loss {job.loss:.4g}"
         dead = f"{job.lanes - job.alive} dead" if job.loss is not None and job.alive < job.lanes else ""
         bar = ProgressBar(total=max(job.steps, 1), completed=job.step)
-        jobs.add_row(f"  {job.task}:{job.preset}", f"{job.lanes} lanes", bar, steps, loss, dead)
-    notes = [Text(line, overflow="fold") for line in remarks(state)]
-    return Group(head, Text(headline(state)), *([jobs] if state.running and state.driver_is_alive else []), *notes)
+        jobs.add_row(visible(f"  {job.task}:{job.preset}"), f"{job.lanes} lanes", bar, steps, loss, dead)
+    notes = [Text(visible(line), overflow="fold") for line in remarks(state)]
+    return Group(
+        head, Text(visible(headline(state))), *([jobs] if state.running and state.driver_is_alive else []), *notes
+    )
 
 
 def headline(state: SweepState) -> str:
@@ -109,7 +112,8 @@ def watch(read: Callable[[], SweepState], console: Console, wait_s: float = 1.0)
 
 def remarks(state: SweepState) -> list[str]:
     """What else there is to say, a line each."""
-    lines = [f"best so far: {best}" for best in state.best]
+    lines = [state.trouble] if state.trouble and state.driver_is_alive else []
+    lines += [f"best so far: {best}" for best in state.best]
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
     lines += [failure.sentence() for failure in state.failures.values()]
     return lines
@@ -184,7 +188,8 @@ def _plain_lines(file: TextIO) -> Show:
         if state.ended or now - last["time"] >= wait:
             last.update(time=now, finished=finished)
             losses = [f"{job.task} {job.loss:.4g}" for job in state.running if job.loss is not None]
-            extra = [f"median losses: {', '.join(losses)}"] if losses else []
+            extra = [state.trouble] if state.trouble and not state.ended else []
+            extra += [f"median losses: {', '.join(losses)}"] if losses else []
             extra += [f"best so far: {' | '.join(state.best)}"] if state.best else []
             print(f"{state.name}: {'; '.join([headline(state), *extra])}", file=file, flush=True)
 

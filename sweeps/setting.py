@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fp4dse.dse import ConfigError, Recipe, Space
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store
 from fp4dse.results.schema import KEY
 from fp4dse.sweeps.plan import Plan, plan
@@ -38,13 +39,15 @@ class Machine:
 
 @dataclass
 class Setting:
-    """Tasks with their contexts (rows.py) on a machine. `sizes`: most lanes of a job, where that was measured."""
+    """Tasks with their contexts (rows.py) on a machine. `sizes`: most lanes of a job, where that was measured.
+    `cost`: whose overheads rungs go by."""
 
     machine: Machine
     tasks: list[TaskFacts]
     contexts: dict[tuple[str, str], dict]
     classes: list[dict] = field(default_factory=lambda: [{}])
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
+    cost: CostTarget = DEFAULT_COST
 
     def context(self, job: Job) -> dict:
         """What the rows of a job share."""
@@ -103,6 +106,7 @@ class Setting:
             kinds=kinds if len(kinds) > 1 else [{}],
             sizes=self.sizes,
             rungs=halving.rungs if halving else lambda _: [],
+            cost=self.cost,
         )
 
 

@@ -7,10 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from fp4dse.results.patience import waiting_ends
+
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[str]]:
-    """Within, SIGINT, SIGTERM and SIGHUP end nothing: their names are added to the list that this yields.
+    """Within, SIGINT, SIGTERM and SIGHUP end nothing: their names are added to the list that this yields,
+    and a store that is waited for is given up.
 
     A signal that is ignored stays so (nohup). Outside the main thread Python allows no handlers: nothing changes.
     """
@@ -21,7 +24,8 @@ def stop_signals() -> Iterator[list[str]]:
     wanted = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, lambda number, _: received.append(signal.Signals(number).name)) for s in wanted}
     try:
-        yield received
+        with waiting_ends(lambda: bool(received)):  # for a server that cannot be reached
+            yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,17 +11,22 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.dse.reading import decode_json
+from fp4dse.results.remote import Place, RemotePath, at_once, locate
 from fp4dse.sweeps.executors import Pace, Running
 from fp4dse.sweeps.places import request_stop
 from fp4dse.tasks.job import Job
 
 STALE_S = 30.0
-"""A driver that has not written its state for this long is taken for dead."""
+"""A driver on another host that has not written its state for this long is looked at twice."""
+BEAT_S = 2.0
+"""How often a driver writes its state."""
+LOOK_S = 2.5 * BEAT_S
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -56,8 +61,8 @@ class Failure(msgspec.Struct):
 
 class SweepState(msgspec.Struct):
     """Counts are lanes; of a search, `asked` are those that had to be trained so far, and it counts trials as well.
-    `ended`: None while running, else why it ended. Times are seconds since 1970, but for `elapsed_s`, which no clock
-    that jumps disturbs."""
+    `ended`: None while running, else why it ended; `born`: the driver's, see `birth`. Times are seconds since 1970,
+    but for `elapsed_s`, which no clock that jumps disturbs."""
 
     name: str
     asked: int
@@ -75,9 +80,11 @@ class SweepState(msgspec.Struct):
     trials: int = 0
     trials_stored: int = 0
     eta_s: float | None = None
+    trouble: str | None = None  # what a sweep that goes on waits for
     ended: str | None = None
     host: str = msgspec.field(default_factory=socket.gethostname)
     pid: int = msgspec.field(default_factory=os.getpid)
+    born: int | None = None
     elapsed_s: float = 0.0
     started: float = msgspec.field(default_factory=time.time)
     updated: float = msgspec.field(default_factory=time.time)
@@ -110,23 +117,37 @@ class SweepState(msgspec.Struct):
 
     @property
     def driver_is_alive(self) -> bool:
-        """The driver neither ended nor died; on another host, as far as its last sign of life tells."""
-        if self.ended is not None or abs(time.time() - self.updated) > STALE_S:
+        """The driver neither ended nor died. On this host the kernel knows; of another host its last sign of life
+        tells, which `read_state` has put into our time."""
+        if self.ended is not None:
             return False
-        if self.host != socket.gethostname():
-            return True
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
+        if self.host == socket.gethostname():
+            return birth(self.pid) == self.born if self.born is not None else _exists(self.pid)
+        return abs(time.time() - self.updated) <= STALE_S
 
     def facts(self) -> dict:
         """For scripts."""
         more = {"finished": self.finished, "lanes_per_minute": self.lanes_per_minute, "alive": self.driver_is_alive}
         return {**msgspec.to_builtins(self), **more}
+
+
+def birth(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did: it tells the process from a later one of the same number.
+    None if there is none, or the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def job_state(run: Running) -> JobState:
@@ -151,7 +172,7 @@ def write_state(store: Place, state: SweepState) -> None:
     data = msgspec.json.format(msgspec.json.encode(state))
     with contextlib.suppress(OSError):
         if isinstance(store, RemotePath):
-            (store / "state.json").write_bytes(data)
+            (at_once(store) / "state.json").write_bytes(data)  # a sweep does not wait for it
         else:
             hidden = store / ".state.json"
             hidden.write_bytes(data)
@@ -159,10 +180,25 @@ def write_state(store: Place, state: SweepState) -> None:
 
 
 def read_state(store: str | Place) -> SweepState:
-    """The state of the last sweep into a store. StoreError if there is none."""
+    """The state of the last sweep into a store, with `updated` as our clock has it. StoreError if there is none.
+
+    Clocks of two hosts may differ. A driver elsewhere that seems to have written nothing for long is watched for as
+    long as two of its beats take: if it writes, it lives.
+    """
     store = locate(store)
+    state = _read(store)
+    seems_dead = state.ended is None and state.host != socket.gethostname() and not state.driver_is_alive
+    if seems_dead:
+        time.sleep(LOOK_S)
+        before, state = state.updated, _read(store)
+        if state.updated != before:
+            state.updated = time.time()
+    return state
+
+
+def _read(store: Place) -> SweepState:
     try:
-        return msgspec.json.decode((store / "state.json").read_bytes(), type=SweepState)
+        return decode_json((store / "state.json").read_bytes(), SweepState)
     except FileNotFoundError:
         raise StoreError(f"{store}: no sweep was run into it, it has no state.json") from None
     except (OSError, msgspec.DecodeError) as error:

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse import Recipe, Space
+from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.remote import locate
+from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import open_sweep
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, Running
+from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
 from fp4dse.sweeps.plan import Plan, check_space
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S
@@ -77,7 +78,10 @@ def plan_sweep(
     many lanes a job had best (sizes.py), which a large sweep does when it starts."""
     if isinstance(space, Space):
         check_space(space)
+    if executor not in EXECUTORS:
+        raise ConfigError("--executor", executor, ", ".join(EXECUTORS))
     setting = find_setting(tasks, device, jobs, local=executor == "local")
+    setting.cost = space.cost if isinstance(space, Space) else setting.cost
     stored = set()
     if (locate(store) / "store.json").exists() and not rerun:
         opened = open_store(store)
@@ -134,9 +138,13 @@ def run_sweep(
     begin = time.monotonic()
     asked: dict[str, Any] = {"budget_s": budget_s, "record": record, "progress": progress, "worker": worker}
     asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}
-    name = space.name if isinstance(space, Space) else "recipes"
+    name = "recipes"
+    if isinstance(space, Space):
+        name, asked["cost"] = space.name, space.cost
     with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
+        if isinstance(space, Space):
+            note_space(sweep.store, space.name, space.summary)
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
         todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
         state.asked, state.stored = todo.asked, todo.stored

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.files import write_atomic
-from fp4dse.results.parquet import encode
+from fp4dse.results.joining import write_part
 from fp4dse.results.schema import ROW, SCHEMA_VERSION, recipe_columns
 from fp4dse.sweeps.rows import lane_id
 from fp4dse.sweeps.setting import find_setting
@@ -99,13 +98,14 @@ def fill_store(path: Path, run_ids: list[str], rows_per_part: int = 100_000) -> 
             ids if field.name == "run_id" else pa.repeat(pa.scalar(common.get(field.name), field.type), len(ids))
             for field in ROW
         ]
-        data = encode(pa.Table.from_arrays(columns, schema=ROW))
-        write_atomic(store.path / "parts" / f"{start:09d}.parquet", data)
+        write_part(store.path, pa.Table.from_arrays(columns, schema=ROW))
 
 
 def time_mirror(trials: int = TRIALS) -> Row:
     """Mirror so many recipes to the study that the dashboard shows."""
-    from fp4dse.sweeps.study import Line, mirror_lines, open_storage
+    from fp4dse.sweeps.pictures import Line
+    from fp4dse.sweeps.storages import open_storage
+    from fp4dse.sweeps.study import mirror_lines
 
     names = [f"level {i}" for i in range(4)]
     draws = np.random.default_rng(0)

@@ -61,6 +61,7 @@ class SimulatedExecutor:
     draw: Draw
     chance: random.Random
     now: float = 0.0
+    trouble: str | None = None
     running: list[Running] = field(default_factory=list)
     starts: int = 0
     last_start: float = 0.0  # of a job that was not tried before

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fp4dse.dse import SLOTS, Space
+from fp4dse.dse import SLOTS, ConfigError, Space
 from fp4dse.results import open_store
 from fp4dse.sweeps.bench.simulation import many_jobs, simulate
-from fp4dse.sweeps.driver import COMPACT_FILES
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.setting import find_setting
+from fp4dse.sweeps.storing import COMPACT_FILES
 from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job
 
@@ -37,6 +37,9 @@ def bench(only: Sequence[str] = ()) -> list[dict]:
         "resume": lambda: resume(100_000),
         "simulate": lambda: simulation(1_000_000, 64),
     }
+    for word in only:
+        if word not in measures:
+            raise ConfigError("--only", word, ", ".join(measures))
     return [row for name, measure in measures.items() if not only or name in only for row in measure()]
 
 

@@ -31,6 +31,9 @@ from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
 """A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
+STILL_S = 30.0
+"""A driver that did not look at its workers for so long stood still itself (stopped, or its machine was suspended), and
+perhaps they with it: that time is nobody's silence."""
 GRACE_S = 30.0
 """How long a worker that is asked to stop may take before it is killed."""
 MACHINE_FAULT = re.compile(r"CUDA error|CUDNN_STATUS|NCCL error|Xid|\[Errno (5|28|116|122)\]|No space left on device")
@@ -59,9 +62,11 @@ class LocalExecutor:
     silence_s: float = SILENCE_S
     grace_s: float = GRACE_S
     kinds: tuple[str, ...] = ()
+    trouble: str | None = None
     running: list[LocalRun] = field(default_factory=list)
     _idle: dict[int, Worker] = field(default_factory=dict)  # by slot
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _polled: float = field(default_factory=time.monotonic)
 
     @property
     def capacity(self) -> int:
@@ -106,9 +111,13 @@ class LocalExecutor:
 
     def poll(self, wait_s: float) -> list[Outcome]:
         """Read reports for up to `wait_s` seconds, end what is over its limit, return the jobs that ended."""
+        begin = time.monotonic()
+        if (still_s := begin - self._polled) > STILL_S:
+            for run in self.running:
+                run.started, run.heard = (min(begin, when + still_s) for when in (run.started, run.heard))
         for key, _ in self._selector.select(wait_s):
             self._read(key.data)
-        now = time.monotonic()
+        self._polled = now = time.monotonic()
         for run in self.running:
             if now - run.started > self.limit_s:
                 self._kill(run, "timeout", f"no result within {self.limit_s:.0f} s")

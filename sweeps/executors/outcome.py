@@ -86,6 +86,10 @@ class Executor(Protocol):
         """Jobs that run at a time."""
 
     @property
+    def trouble(self) -> str | None:
+        """What the machines are waited for with, in words; None if all is well."""
+
+    @property
     def has_room(self) -> bool: ...
 
     def takes(self, job: Job) -> bool:

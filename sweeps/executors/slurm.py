@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.reading import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running
 from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job
@@ -151,6 +152,7 @@ class SlurmExecutor:
     command: tuple[str, ...]
     limit_s: float
     wanted: dict[str, str]
+    trouble: str | None = None
     running: list[SlurmRun] = field(default_factory=list)
     pool: Path = field(init=False)
     _count: int = 0
@@ -219,14 +221,15 @@ class SlurmExecutor:
             if run.who is None and run.folder.name in owners:
                 run.who, run.started = owners[run.folder.name], time.monotonic()
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                progress = msgspec.json.decode((run.folder / "progress.json").read_bytes(), type=Progress)
+                progress = decode_json((run.folder / "progress.json").read_bytes(), Progress)
                 if progress != run.progress:
                     run.report(progress)
 
     def _look(self) -> None:
         """Count who is missed, and hand in arrays for the jobs that have no task."""
         there = _squeue()
-        if there is None:  # the controller does not answer: nothing is known
+        self.trouble = None if there is not None else "SLURM's controller does not answer; what runs goes on"
+        if there is None:
             return
         self._tasks = {task: 0 if task in there else misses + 1 for task, misses in self._tasks.items()}
         gone = {task for task, misses in self._tasks.items() if misses >= MISSES}
@@ -279,7 +282,7 @@ class SlurmExecutor:
 
     def _judge(self, run: SlurmRun) -> Outcome | None:
         try:
-            end = msgspec.json.decode((run.folder / "ended.json").read_bytes(), type=End)
+            end = decode_json((run.folder / "ended.json").read_bytes(), End)
         except (OSError, msgspec.DecodeError):
             if run.misses < MISSES:
                 return None

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.dse import recipe_from_dict
-from fp4dse.dse.cost import OVERHEAD_OF, overhead
+from fp4dse.dse.cost import CostTarget
 from fp4dse.results import Store, summarize
 from fp4dse.results.paired import OVERHEAD, SETTING
+from fp4dse.results.pricing import price
 from fp4dse.results.summary import SUMMARIZED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
@@ -48,7 +47,7 @@ class Answers:
 
         Where workers are of several kinds, a recipe has a line for each, and each is compared with BF16 on its own
         kind: the answer is their mean, weighted by their pairs of seeds."""
-        runs = _up_to_date(self.store.runs([*SUMMARIZED, "recipe"], recipes=config_ids))
+        runs = _up_to_date(self.store.runs([*SUMMARIZED, "recipe"], recipes=config_ids), self.store.cost)
         runs = runs[(runs[SHARED] == [self.context[name] for name in SHARED]).all(axis="columns")]
         pruned = set(runs["config_id"][runs["status"].eq("pruned")])  # the mean of the seeds that are left flatters
         found: dict[str, list[dict[str, Any]]] = {}
@@ -93,11 +92,11 @@ class Answers:
         ]
 
 
-def _up_to_date(runs: pd.DataFrame) -> pd.DataFrame:
+def _up_to_date(runs: pd.DataFrame, cost: CostTarget) -> pd.DataFrame:
     """With the overhead of this revision of the cost model in rows of an older one: it follows from the recipe."""
-    old = runs["overhead_of"].ne(OVERHEAD_OF)
-    costs = {text: overhead(recipe_from_dict(msgspec.json.decode(text))) for text in runs["recipe"][old].unique()}
+    old = runs["overhead_of"].ne(cost.of)
+    costs = {text: price(text, cost) for text in runs["recipe"][old].unique()}
     return runs.assign(
         overhead=runs["overhead"].mask(old, runs["recipe"].map(costs)),
-        overhead_of=runs["overhead_of"].mask(old, OVERHEAD_OF),
+        overhead_of=runs["overhead_of"].mask(old, cost.of),
     )

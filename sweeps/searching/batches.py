@@ -95,8 +95,7 @@ class Trainer:
         """Whether none of the lanes waits or runs."""
         if self._seen != self.sweep.settled:
             self._seen = self.sweep.settled
-            jobs = [*self.sweep.scheduler.waiting, *(run.job for run in self.sweep.scheduler.executor.running)]
-            mine = [job for job in jobs if (job.task, job.preset) == (self.task.name, self.task.preset)]
+            mine = [job for job in self.sweep.open_jobs if (job.task, job.preset) == (self.task.name, self.task.preset)]
             self._open = {lane for job in mine for lane in job.lanes}
         return self._open.isdisjoint(lanes)
 

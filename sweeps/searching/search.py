@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError, Space
+from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import Sweep, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES, check_space
 from fp4dse.sweeps.rungs import Halving
@@ -98,6 +99,8 @@ def run_search(
     """
     begin = time.monotonic()
     _check(space, sampler, trials, objectives, batch)
+    if not 0 <= sampler_seed < 2**32:
+        raise ConfigError("--sampler-seed", sampler_seed, f"a whole number from 0 to {2**32 - 1}")
     for task in (find_facts(*asked) for asked in tasks if "metric" in objectives):
         if task.better is None:
             others = ", ".join(name for name in OBJECTIVES if name != "metric")
@@ -105,8 +108,9 @@ def run_search(
             raise ConfigError("--objectives", "metric", f"{others} ({why})")
     seeds = list(dict.fromkeys(seeds or space.lanes.seeds or SEEDS))
     lrs = lrs or space.lanes.lr
-    with open_sweep(space.name, tasks, store, device, jobs, **more) as sweep:
+    with open_sweep(space.name, tasks, store, device, jobs, cost=space.cost, **more) as sweep:
         setting = sweep.setting
+        note_space(sweep.store, space.name, space.summary)
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
         sweep.baselines.look_into(sweep.store)

@@ -1,6 +1,7 @@
 """What people type becomes values, or one line that says what would be accepted."""
 
 import os
+import re
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from fp4dse.sweeps.arguments import (
     find_space,
     find_stored,
     latest_store,
+    parse_axes,
     parse_duration,
     parse_halving,
     parse_lrs,
@@ -41,7 +43,7 @@ def test_wrong_durations_are_refused(text):
         parse_duration(text)
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1,", "1.5"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1,", "1.5", "0,0,1"])
 def test_wrong_seeds_are_refused(text):
     with pytest.raises(ConfigError, match="--seeds"):
         parse_seeds(text)
@@ -52,7 +54,7 @@ def test_learning_rates_are_collected_from_lists_and_repetitions():
     assert parse_lrs([]) is None
 
 
-@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf", "1e-3,0.001"])
 def test_wrong_learning_rates_are_refused(text):
     with pytest.raises(ConfigError, match="--lr"):
         parse_lrs([text])
@@ -123,6 +125,39 @@ def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):
 def test_reports_of_stores_side_by_side_have_different_names(tmp_path):
     assert report_path(default_store("a")) == default_store("a").with_name("report.html")
     assert report_path(tmp_path / "s1") != report_path(tmp_path / "s2")
+
+
+def test_axes_are_read_as_toml_reads_them_and_else_as_texts():
+    texts = ["*.g.rounding=nearest,stochastic", "*.block = 16, 32", 'a={ like = "nvfp4", block = 32 },nvfp4', "m=true"]
+    assert parse_axes(texts) == {
+        "*.g.rounding": ["nearest", "stochastic"],
+        "*.block": [16, 32],
+        "a": [{"like": "nvfp4", "block": 32}, "nvfp4"],
+        "m": [True],
+    }
+
+
+@pytest.mark.parametrize("texts", [["*.block"], ["=16"], ["*.block="], ["*.block=16,,32"], ["a=1", "a=2"]])
+def test_wrong_axes_are_refused(texts):
+    with pytest.raises(ConfigError, match="--axis: found '" + re.escape(texts[-1])):
+        parse_axes(texts)
+
+
+def test_a_recipe_with_axes_is_a_space_and_a_space_takes_more_of_them(tmp_path):
+    axis = "*.g.rounding=nearest,stochastic"
+    (tmp_path / "mine.toml").write_text(recipe_to_toml(Recipe.named("mxfp4-tiles")))
+    for text, name in (("mxfp4-tiles", "mxfp4-tiles"), (str(tmp_path / "mine.toml"), "mine")):
+        found = find_space(text, [axis])
+        assert (found.name, found.base, list(found.axes)) == (name, Recipe.named("mxfp4-tiles"), ["*.g.rounding"])
+        assert len(list(found.recipes())) == 2
+    assert list(find_space("scales", [axis]).axes) == [*find_space("scales").axes, "*.g.rounding"]
+    assert find_space("scales", ["*.block=64"]).axes["*.block"].values == [64]
+    with pytest.raises(ConfigError, match=r"a recipe is one with an axis: -a PATH=VALUE,VALUE"):
+        find_space("nvfp4")
+    with pytest.raises(ConfigError, match=r"--axis: axes.\*.g.rounding\[1\]: found 'sr'"):
+        find_space("nvfp4", ["*.g.rounding=nearest,sr"])
+    with pytest.raises(ConfigError, match=r"not fixed"):
+        find_space("scales", ["*.tensor_scale=none,amax"])
 
 
 def test_a_preset_that_no_task_takes_is_refused():

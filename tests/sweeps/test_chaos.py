@@ -147,7 +147,7 @@ def test_a_disk_that_fills_up_ends_the_sweep_with_advice_and_costs_nothing_that_
         full = {"progress": lambda state: state.done > 0 and fill()}
     monkeypatch.setenv("FAKE_LANES", "/dev/null")
     with pytest.raises(StoreError, match="the disk is full; what was stored before is safe"):
-        sweep(store, "slow=0.05", **full)
+        sweep(store, "slow=0.5", **full)
     ballast.unlink()
     before = len(open_store(store).done())
     assert (before > 0) == (when != "before the first job")

@@ -1,5 +1,6 @@
 """The dashboard answers on this machine alone and shows what comes into the store while it runs."""
 
+import http.client
 import json
 import threading
 import time
@@ -13,7 +14,7 @@ from fp4dse.results import open_store
 from fp4dse.sweeps import dashboard
 from fp4dse.sweeps.dashboard import Follower, default_storage, serve, sweep_name
 from fp4dse.sweeps.state import SweepState, write_state
-from fp4dse.sweeps.study import open_storage
+from fp4dse.sweeps.storages import open_storage
 from tests.sweeps.made import row
 
 RECIPES = list(Space(axes={"*.scale": ["e4m3", "ue5m3", "e5m2"]}).recipes())
@@ -84,9 +85,73 @@ def test_a_page_follows_its_study_when_it_is_made_anew(served, store):
     assert now["study_id"] != study["study_id"]
     found = get(f"{page}?after=0")
     assert {trial["state"] for trial in found["trials"]} == {"Complete", "Fail"}
-    assert [param["name"] for param in found["union_search_space"]] == ["scale"]
+    assert [param["name"] for param in found["union_search_space"]] == ["*.scale"]
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(f"{served}/api/studies/99?after=0")
+
+
+def answer(address: str, method: str = "GET", path: str = "/api/studies", **headers: str | None) -> int:
+    """The status of a request with headers of our choice; None: without that header."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    sent = {"Host": f"{host}:{port}", **{name.title(): value for name, value in headers.items()}}
+    connection.putrequest(method, path, skip_host=True)
+    for name, value in {**sent, "Content-Length": "0"}.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.endheaders()
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+METHODS = ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]
+FOREIGN = [
+    {"host": "evil.example:{port}"},
+    {"host": "evil.example"},
+    {"host": "127.0.0.1"},
+    {"host": "127.0.0.1:1"},
+    {"host": "127.0.0.1:{port}.evil.example"},
+    {"host": "evil.example@127.0.0.1:{port}"},
+    {"host": ""},
+    {"host": None},
+    {"origin": "http://evil.example"},
+    {"origin": "http://evil.example:{port}"},
+    {"origin": "https://127.0.0.1:{port}"},
+    {"origin": "http://127.0.0.1:1"},
+    {"origin": "http://127.0.0.1:{port}/"},
+    {"origin": "null"},
+    {"origin": ""},
+]
+
+
+def test_a_foreign_host_or_origin_is_refused_whatever_it_asks_and_deletes_nothing(served):
+    port = served.rpartition(":")[2]
+    (study,) = get(f"{served}/api/studies")["study_summaries"]
+    for headers in FOREIGN:
+        sent = {name: value and value.format(port=port) for name, value in headers.items()}
+        for method in METHODS:
+            for path in ("/api/studies", f"/api/studies/{study['study_id']}", "/dashboard", "/report"):
+                assert answer(served, method, path, **sent) == 403, (method, path, sent)
+    assert get(f"{served}/api/studies")["study_summaries"] == [study]
+
+
+def test_our_own_page_is_served_by_both_names_and_may_delete(served):
+    port = served.rpartition(":")[2]
+    (study,) = get(f"{served}/api/studies")["study_summaries"]
+    for name in ("127.0.0.1", "localhost"):
+        assert answer(served, host=f"{name}:{port}") == 200
+        assert answer(served, host=f"{name}:{port}", origin=f"http://{name}:{port}") == 200
+    assert answer(served, "DELETE", f"/api/studies/{study['study_id']}", origin=served) in (200, 204)
+    assert get(f"{served}/api/studies")["study_summaries"] == []
+
+
+def test_the_report_that_notes_link_to_is_served_once_it_is_there(served, store):
+    assert answer(served, path="/report") == 404
+    (store.path.parent / "report.html").write_text("<p>found</p>")
+    with urllib.request.urlopen(f"{served}/report", timeout=30) as page:
+        assert page.read() == b"<p>found</p>"
+        assert page.headers["Content-Type"] == "text/html; charset=utf-8"
 
 
 def test_a_port_that_is_taken_or_none_is_named(served, store):

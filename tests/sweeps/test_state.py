@@ -3,13 +3,14 @@
 import os
 import time
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from fp4dse.dse import Recipe, StoreError
 from fp4dse.sweeps.executors import Pace
 from fp4dse.sweeps.progress import display, duration, headline, render
-from fp4dse.sweeps.state import Clock, Failure, JobState, SweepState, read_state, write_state
+from fp4dse.sweeps.state import Clock, Failure, JobState, SweepState, birth, read_state, write_state
 from fp4dse.tasks.job import Job, Lane
 
 TASK = ("regression", "small")
@@ -44,12 +45,38 @@ def test_a_store_without_a_sweep_has_no_state(tmp_path):
         read_state(tmp_path)
 
 
-def test_a_driver_lives_until_it_ended_or_died_or_fell_silent():
-    assert state().driver_is_alive
+def test_a_driver_on_this_host_lives_as_long_as_its_process_whatever_the_clock_says():
+    for of in (state(), state(born=birth(os.getpid()))):
+        assert of.driver_is_alive
+        of.updated -= 3600
+        assert of.driver_is_alive
+        of.updated += 7200
+        assert of.driver_is_alive
     assert not state(ended="finished").driver_is_alive
     assert not state(pid=2**22 + 1).driver_is_alive
-    assert not state(updated=time.time() - 3600).driver_is_alive
-    assert state(host="elsewhere", pid=2**22 + 1).driver_is_alive
+
+
+def test_a_later_process_with_the_number_of_a_dead_driver_is_not_taken_for_it():
+    assert not state(born=birth(os.getpid()) - 1).driver_is_alive
+    assert not state(pid=2**22 + 1, born=birth(os.getpid())).driver_is_alive
+
+
+def test_a_driver_elsewhere_lives_as_long_as_it_writes_whatever_its_clock_says(tmp_path, monkeypatch):
+    elsewhere = state(host="elsewhere", pid=2**22 + 1)
+    assert elsewhere.driver_is_alive
+    write_state(tmp_path, elsewhere)
+    data = msgspec.json.decode((tmp_path / "state.json").read_bytes())
+
+    def written(seconds_ago):
+        data["updated"] = time.time() - seconds_ago
+        (tmp_path / "state.json").write_bytes(msgspec.json.encode(data))
+
+    for behind in (120, 3600, -3600):
+        written(behind)
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        assert not read_state(tmp_path).driver_is_alive
+        monkeypatch.setattr(time, "sleep", lambda _, behind=behind: written(behind - 2))
+        assert read_state(tmp_path).driver_is_alive
 
 
 def test_everything_worth_knowing_is_shown():

@@ -1,24 +1,23 @@
-"""The study says what the store says, whatever happened to it before, and wherever it is kept."""
+"""The study says what the store says, whatever happened to it before."""
 
-import contextlib
 import json
 import math
-import os
-import random
-import subprocess
-import sys
-import threading
+import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import optuna
 import pytest
+from optuna_dashboard import get_note, save_note
+from optuna_dashboard._note import get_note_from_system_attrs
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
 from fp4dse.results.paired import OVERHEAD
-from fp4dse.sweeps import study as studies
-from fp4dse.sweeps.study import Line, close_storage, mend_journal, mirror, mirror_lines, open_storage, study_lines
-from tests.sweeps import databases
+from fp4dse.sweeps import pictures as pictures_module
+from fp4dse.sweeps.pictures import POINTS, VALUES, pictures
+from fp4dse.sweeps.storages import open_storage
+from fp4dse.sweeps.study import mirror, mirror_lines
 from tests.sweeps.made import row
 
 STATES = optuna.trial.TrialState
@@ -59,20 +58,20 @@ def test_every_recipe_is_a_trial_with_its_gap_and_overhead(store, storage):
     assert mirror(store, storage, "few") == {NAME: len(RECIPES)}
     table = summarize(store.runs()).set_index("config_id")
     study = load(storage)
-    assert study.metric_names == ["gap", "overhead"]
+    assert study.metric_names == list(VALUES)
     for trial in study.trials:
         line = table.loc[trial.user_attrs["config_id"]]
         assert trial.state == STATES.COMPLETE
-        assert trial.values == pytest.approx([line["gap"], line[OVERHEAD]])
-        assert trial.user_attrs["label"] == line["label"]
+        assert trial.values == pytest.approx([line[OVERHEAD], 100 * math.expm1(line["gap"])], rel=1e-5)
+        assert trial.user_attrs["recipe"].endswith(line["label"])
     assert {trial.user_attrs["config_id"] for trial in study.best_trials} == set(table.index[table["on_front"]])
 
 
 def test_the_parameters_are_the_axes_that_vary_and_agreeing_slots_are_one(store, storage):
     store.add(lanes(), "lanes")
     mirror(store, storage, "few")
-    assert {tuple(sorted(trial.params)) for trial in load(storage).trials} == {("scale", "wgrad_rotation")}
-    assert {trial.params["scale"] for trial in load(storage).trials} == {"e4m3", "ue5m3", "e5m2"}
+    assert {tuple(sorted(trial.params)) for trial in load(storage).trials} == {("*.scale", "wgrad.rotation")}
+    assert {trial.params["*.scale"] for trial in load(storage).trials} == {"e4m3", "ue5m3", "e5m2"}
 
 
 def test_what_diverged_or_was_dropped_is_no_good_trial(store, storage):
@@ -114,17 +113,17 @@ def test_a_recipe_that_changed_or_has_a_new_value_makes_the_study_anew(store, st
 
 def test_recipes_of_a_running_sweep_come_when_they_have_all_lanes_of_the_baseline(store):
     store.add([*lanes(RECIPES[:2]), row(RECIPES[2], 0, 1.0)], "lanes")
-    assert [line.key for line in study_lines(store, "few", unfinished=False)[NAME]] == [
+    assert [line.key for line in pictures(store, "few", unfinished=False)[NAME].lines] == [
         recipe.config_id for recipe in sorted(RECIPES[:2], key=lambda recipe: recipe.config_id)
     ]
-    assert len(study_lines(store, "few", unfinished=True)[NAME]) == 3
+    assert len(pictures(store, "few", unfinished=True)[NAME].lines) == 3
 
 
 def test_every_task_and_setting_has_a_study(store, storage):
     store.add([*lanes(), *(dict(one, task="regression") for one in [*BASELINE, *lanes()])], "two tasks")
     assert set(mirror(store, storage, "few")) == {NAME, "few regression:small"}
     store.add([dict(one, device_class="gpu") for one in [*BASELINE, *lanes()]], "two devices")
-    assert set(study_lines(store, "few")) == {
+    assert set(pictures(store, "few")) == {
         "few regression:small",
         "few vision:small d cpu torch 1 1 1",
         "few vision:small d gpu torch 1 1 1",
@@ -132,9 +131,9 @@ def test_every_task_and_setting_has_a_study(store, storage):
 
 
 def test_more_recipes_than_the_dashboard_takes_are_cut_to_the_best(store, monkeypatch, caplog):
-    monkeypatch.setattr(studies, "MOST_TRIALS", 2)
+    monkeypatch.setattr(pictures_module, "MOST_TRIALS", 2)
     store.add(lanes(), "lanes")
-    assert {line.key for line in study_lines(store, "few")[NAME]} == {recipe.config_id for recipe in RECIPES[:2]}
+    assert {line.key for line in pictures(store, "few")[NAME].lines} == {recipe.config_id for recipe in RECIPES[:2]}
     assert "6 recipes" in caplog.text
 
 
@@ -142,153 +141,89 @@ def test_a_store_without_rows_has_no_studies(tmp_path, storage):
     assert mirror(open_store(tmp_path / "empty", create=True), storage, "few") == {}
 
 
-# --- the journal ---------------------------------------------------------------------------------------------------
-
-
-def some_lines(n: int, seed: int = 0) -> list[Line]:
-    draws = random.Random(seed)
-    return [
-        Line(
-            key=f"{i}",
-            params={"a": draws.choice("xyz"), "b": draws.choice("uvw")},
-            values=(draws.random(), draws.random()) if i % 5 else None,
-            facts={"label": f"recipe {i}", "gap_low": None},
-        )
-        for i in range(n)
-    ]
-
-
-def test_a_journal_that_is_torn_anywhere_in_its_last_line_goes_on_as_if_it_were_not(tmp_path):
-    path, lines = tmp_path / "torn.journal", some_lines(8)
-    mirror_lines(open_storage(path), NAME, lines[:7])
-    whole = path.read_bytes()
-    last = whole.rstrip(b"\n").rfind(b"\n") + 1
-    for length in [*range(last + 1, len(whole), 37), len(whole) - 1]:
-        path.write_bytes(whole[:length])
-        assert mend_journal(path)
-        mirror_lines(open_storage(path), NAME, lines)
-        assert [trial.user_attrs["label"] for trial in load(open_storage(path)).trials] == [
-            f"recipe {i}" for i in range(8)
-        ]
-
-
-@pytest.mark.parametrize("broken", [b"\x00\xff\n", b'{"op": \n', b"[1, 2"])
-def test_a_journal_that_is_broken_elsewhere_is_made_anew(tmp_path, broken, caplog):
-    path, lines = tmp_path / "broken.journal", some_lines(4)
-    mirror_lines(open_storage(path), NAME, lines)
-    path.write_bytes(broken.rstrip(b"\n") + b"\n" + path.read_bytes())
-    mirror_lines(open_storage(path), NAME, lines)
-    assert len(load(open_storage(path)).trials) == 4
-    assert "made anew" in caplog.text
-
-
-def test_a_sound_journal_is_left_alone(tmp_path):
-    path = tmp_path / "sound.journal"
-    assert not mend_journal(path)
-    mirror_lines(open_storage(path), NAME, some_lines(3))
-    before = path.read_bytes()
-    assert not mend_journal(path)
-    assert path.read_bytes() == before
-    for line in before.splitlines():
-        json.loads(line)
-
-
-# --- other storages ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def postgresql_url():
-    if reason := databases.why_not():
-        assert not os.environ.get("CI"), reason
-        pytest.skip(reason)
-    with databases.postgresql() as url:
-        yield url
-
-
-@pytest.fixture
-def grpc_url(tmp_path):
-    """A journal behind Optuna's proxy, served by a thread."""
-    port = databases.free_port()
-    served = threading.Thread(target=studies.serve_grpc, args=(tmp_path / "behind.journal", port), daemon=True)
-    served.start()
-    return f"grpc://127.0.0.1:{port}"
-
-
-@pytest.fixture(params=["journal", "sqlite", "postgresql", "grpc"])
-def url(request, tmp_path):
-    """A storage of each kind."""
-    if request.param in ("postgresql", "grpc"):
-        return request.getfixturevalue(f"{request.param}_url")
-    return str(tmp_path / "a.journal") if request.param == "journal" else f"sqlite:///{tmp_path / 'a.db'}"
-
-
-@pytest.fixture
-def opened():
-    """Opens storages and closes them at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def open_(url):
-            storage = open_storage(url)
-            stack.callback(close_storage, storage)
-            return storage
-
-        yield open_
-
-
-def test_every_storage_shows_the_same_study_and_two_writers_share_it(url, opened, tmp_path):
-    expected = open_storage(tmp_path / "expected.journal")
-    for name, lines in (("one", some_lines(12)), ("two", some_lines(9, seed=1))):
-        mirror_lines(expected, name, lines)
-        writer = opened(url)
-        mirror_lines(writer, name, lines[:4])
-        mirror_lines(writer, name, lines)
-        mirror_lines(opened(url), name, lines)
-    reader = opened(url)
-    for name in ("one", "two"):
-        assert contents(reader, name) == contents(expected, name)
-        assert load(reader, name).metric_names == ["gap", "overhead"]
-
-
-WRITER = """
-import sys
-from fp4dse.sweeps.study import Line, mirror_lines, open_storage
-storage = open_storage(sys.argv[1])
-for n in range(1, 9):
-    lines = [Line(key=str(i), params={"a": "xyz"[i % 3]}, values=(i, -i), facts={"label": str(i)}) for i in range(n)]
-    mirror_lines(storage, sys.argv[2], lines)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("url", ["journal", "postgresql", "grpc"], indirect=True)
-def test_several_processes_that_write_at_a_time_lose_nothing(url, opened):
-    reader = opened(url)  # makes the tables of a database
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, url, f"study {i}"]) for i in range(2)
-    ]  # at the same time
-    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
-    for i in range(2):
-        assert [trial.user_attrs["label"] for trial in load(reader, f"study {i}").trials] == [str(n) for n in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("postgresql://me:secret@127.0.0.1:1/none", "a database that answers"),
-        ("grpc://127.0.0.1", "grpc://HOST:PORT"),
-        ("nosql://x", "a database that answers"),
-    ],
-)
-def test_a_storage_that_does_not_answer_is_named_without_its_password(wrong, said):
-    with pytest.raises(ConfigError, match="--storage") as caught:
-        open_storage(wrong)
-    assert said in str(caught.value)
-    assert "secret" not in str(caught.value)
-
-
 def test_values_that_json_has_not_are_left_out(store):
     store.add([row(RECIPES[0], 0, 1.5)], "one seed: no interval")
-    (line,) = study_lines(store, "few")[NAME]
-    assert line.facts["gap_low"] is None
-    assert math.isfinite(line.values[0])
-    json.loads(line.digest)
+    (line,) = pictures(store, "few")[NAME].lines
+    assert line.facts["loss against BF16"] == "+50.0 %"
+    assert line.facts["verdict"] == "with one seed nothing can be told apart from BF16"
+    json.dumps(line.facts, allow_nan=False)
+
+
+# --- what a trial shows beside its values --------------------------------------------------------------------------
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def timed(recipe, seed, loss, **more) -> dict:
+    curve = {"curve_step": list(range(1, 41)), "curve_loss": [loss * (41 - i) for i in range(1, 41)]}
+    return row(recipe, seed, loss, created_at=AT + timedelta(seconds=seed), lane_s=1.5, **curve, **more)
+
+
+def test_a_trial_took_its_lanes_share_of_the_time_and_ended_with_the_last_of_them(store, storage):
+    store.add([timed(RECIPES[0], seed, 1.5) for seed in (0, 1)], "lanes")
+    mirror(store, storage, "few")
+    (trial,) = load(storage).trials
+    assert trial.duration == timedelta(seconds=3)
+    assert trial.datetime_complete.astimezone(UTC) == AT + timedelta(seconds=1)
+
+
+def test_a_trial_has_a_few_points_of_the_mean_curve(store, storage):
+    store.add([timed(RECIPES[0], 0, 1.0), timed(RECIPES[0], 1, 2.0)], "lanes")
+    mirror(store, storage, "few")
+    (trial,) = load(storage).trials
+    assert len(trial.intermediate_values) == POINTS
+    assert trial.intermediate_values[1] == pytest.approx(1.5 * 40)
+    assert trial.intermediate_values[40] == pytest.approx(1.5)
+
+
+def test_the_notes_say_what_to_use_where_the_report_is_and_what_a_recipe_is(store, storage):
+    store.add(lanes(), "lanes")
+    mirror(store, storage, "few")
+    study = load(storage)
+    said = get_note(study)
+    assert said.startswith("**Use**: ")
+    assert "**How sure**: " in said
+    assert f"[The report of this store](/report) (`{store.path.parent / 'report.html'}`)" in said
+    trial = study.trials[0]
+    attrs = storage.get_study_system_attrs(study._study_id)
+    note = get_note_from_system_attrs(attrs, trial._trial_id)
+    assert note["body"].startswith(f"**{trial.user_attrs['recipe']}**")
+    assert trial.user_attrs["loss against BF16"] in note["body"]
+
+
+def test_the_studys_note_follows_the_store_but_never_replaces_what_somebody_wrote(store, storage):
+    store.add(lanes(RECIPES[:2]), "some")
+    mirror(store, storage, "few")
+    first = get_note(load(storage))
+    store.add(lanes(RECIPES[:2], seeds=(2, 3)) + [row(Recipe.named("bf16"), seed, 1.0) for seed in (2, 3)], "more")
+    mirror(store, storage, "few")
+    assert get_note(load(storage)) != first
+    save_note(load(storage), "my own words")
+    mirror(store, storage, "few")
+    assert get_note(load(storage)) == "my own words"
+
+
+def test_a_long_note_that_becomes_a_short_one_is_whole(storage):
+    for text in ("x" * 5000, "short", "y" * 2001):
+        mirror_lines(storage, NAME, [], text)
+        assert get_note(load(storage)) == text
+
+
+def test_people_see_no_json_in_the_attributes_and_a_short_hash(store, storage):
+    store.add(lanes(), "lanes")
+    mirror(store, storage, "few")
+    for trial in load(storage).trials:
+        assert re.fullmatch("[0-9a-f]{12}", trial.user_attrs["digest"])
+        assert max(len(f"{value!r}") for value in [*trial.values, trial.user_attrs["val loss"]]) <= 8
+        assert not any("{" in str(value) or "[" in str(value) for value in trial.user_attrs.values())
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "minimize"]])
+def test_a_study_of_somebody_else_is_left_alone(store, storage, directions):
+    store.add(lanes(), "lanes")
+    mine = optuna.create_study(study_name=NAME, storage=storage, directions=directions)
+    mine.add_trial(optuna.trial.create_trial(values=[1.0] * len(directions)))
+    with pytest.raises(ConfigError, match="nobody else made a study of that name"):
+        mirror(store, storage, "few")
+    assert len(load(storage).trials) == 1
+    assert load(storage).trials[0].user_attrs == {}

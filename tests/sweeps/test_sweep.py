@@ -15,6 +15,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
+from fp4dse.results.spaces import spaces
 from fp4dse.sweeps import plan_sweep, read_state, run_search, run_sweep, stop_sweep
 from fp4dse.sweeps import setting as setting_module
 from fp4dse.sweeps.executors import LocalExecutor
@@ -51,6 +52,12 @@ def test_a_sweep_stores_every_lane_and_the_baselines_once(tmp_path):
     assert trained(tmp_path) == LANES
     assert_every_lane_once(tmp_path)
     assert list((tmp_path / "store" / "jobs").iterdir()) == []
+
+
+def test_a_sweep_notes_what_its_space_asks(tmp_path):
+    space = Space.from_dict({"name": "one", "summary": "Does it train?", "base": "nvfp4", "axes": {"*": ["nvfp4"]}})
+    run_sweep(space, tasks=TASKS[:1], seeds=[0], store=tmp_path / "store", worker=(sys.executable, FAKE, "ok"))
+    assert spaces(open_store(tmp_path / "store")) == {"one": "Does it train?"}
 
 
 def test_a_row_tells_recipe_task_machine_and_population(tmp_path):

@@ -120,6 +120,20 @@ def test_a_worker_that_falls_silent_is_killed(tmp_path):
     assert "no report" in outcome.reason
 
 
+def test_the_time_in_which_the_driver_itself_stood_still_is_no_silence_and_no_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("fp4dse.sweeps.executors.local.STILL_S", 1.0)
+    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "hang"), limit_s=3.0, silence_s=2.0)
+    executor.start(job(), {})
+    executor.poll(0.0)
+    time.sleep(4.0)
+    assert executor.poll(0.0) == []
+    assert executor.running[0].worker.alive
+    while not (outcomes := executor.poll(0.1)):
+        pass
+    assert outcomes[0].kind == "timeout"
+    executor.stop()
+
+
 def test_garbage_on_standard_output_is_no_report_and_no_harm(tmp_path):
     [outcome] = run(tmp_path, "garbage")
     assert outcome.kind == "done"

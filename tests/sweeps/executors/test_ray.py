@@ -2,8 +2,11 @@
 
 import importlib.util
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,7 +17,9 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.schema import ROW
 from fp4dse.sweeps import read_state, run_search, run_sweep
-from fp4dse.sweeps.executors.ray import RayExecutor, connect
+from fp4dse.sweeps.executors.ray import RayExecutor, RayRun
+from fp4dse.sweeps.executors.ray_cluster import STARTS, connect
+from fp4dse.sweeps.executors.ray_task import PREFIX, clear_folders, folder_of_task
 from fp4dse.tasks.job import Job, Lane
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed")]
@@ -114,6 +119,99 @@ def test_a_ray_worker_that_is_killed_is_made_up_for(tmp_path, cluster):
     killer.join()
     assert (result.done, result.failed) == (LANES, 0)
     assert any("Ray lost it" in reason for reason in read_state(tmp_path / "ray").retries)
+
+
+OWN_CLUSTER = f"""
+import os, signal, sys, threading, time
+from pathlib import Path
+from fp4dse.dse import Recipe
+from fp4dse.sweeps import run_sweep
+kills = int(sys.argv[2])
+
+def raylets():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid() and b"raylet/raylet" in (entry / "cmdline").read_bytes():
+                    yield int(entry.name)
+            except OSError:
+                continue
+
+def kill(state):
+    global kills
+    if kills and any(job.phase == "setup" for job in state.running):
+        kills -= 1
+        for raylet in raylets():
+            os.kill(raylet, signal.SIGKILL)
+
+recipes = [Recipe.named(name) for name in ("mxfp4", "nvfp4", "nvfp4-sr")]
+worker = (sys.executable, {FAKE!r}, "slow=4")
+arguments = dict(tasks=[("regression", "quickstart")], seeds=[0, 1], jobs=2, backoff_s=0.05, executor="ray")
+result = run_sweep(recipes, store=sys.argv[1], worker=worker, progress=kill, **arguments)
+print("RESULT", result.done, result.failed, result.left, kills)
+"""
+
+
+@pytest.fixture
+def short():
+    """A folder for temporary files whose name is short enough for Ray's sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="f-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_cluster_of_our_own_that_dies_is_started_again_and_no_lane_fails(tmp_path, short):
+    command = [sys.executable, "-c", OWN_CLUSTER, str(tmp_path / "store"), "1"]
+    environment = {**os.environ, "FAKE_LANES": "/dev/null", "TMPDIR": str(short)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
+    assert "RESULT 8 0 0 0" in done.stdout, done.stderr
+    assert "they are started again, with the jobs that they ran" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert open_store(tmp_path / "store").info()["runs"] == 8
+    assert not list(short.glob(f"{PREFIX}*"))
+
+
+def test_a_cluster_of_somebody_else_that_is_gone_ends_the_sweep_in_words_and_fails_no_job(tmp_path, cluster):
+    executor = RayExecutor(tmp_path, 1, (sys.executable, FAKE, "ok"), 60.0, {"num_cpus": 1.0}, owns_cluster=False)
+    executor.running.append(RayRun(None, tmp_path))
+    executor._node, executor._looked = "no such node", 0.0
+    with pytest.raises(OSError, match=r"the Ray cluster is gone, .* the same command continues"):
+        executor.poll(0.1)
+
+
+def test_a_slow_start_is_waited_for_and_one_that_never_comes_is_one_line(monkeypatch, caplog):
+    import ray
+
+    tries = []
+
+    def init(**_):
+        tries.append(1)
+        raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(OSError, match=r"Ray did not start here \(try 4 of 4\): The current node timed out"):
+        connect("")
+    assert len(tries) == STARTS
+    assert f"trying again, 2 of {STARTS}" in caplog.text
+    with pytest.raises(ConfigError, match="accepted: the address of a Ray cluster that answers"):
+        connect("127.0.0.1:1")
+
+
+def test_folders_of_killed_tasks_are_deleted_and_those_of_living_ones_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{PREFIX}dead").mkdir()
+    os.utime(tmp_path / f"{PREFIX}dead", (0, 0))
+    (tmp_path / f"{PREFIX}young").mkdir()
+    (tmp_path / "other").mkdir()
+    with folder_of_task() as mine:
+        clear_folders()
+        assert sorted(tmp_path.iterdir()) == sorted([mine, tmp_path / f"{PREFIX}young", tmp_path / "other"])
+        clear_folders(young_s=0.0)
+        assert sorted(tmp_path.iterdir()) == sorted([mine, tmp_path / "other"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]
 
 
 def test_a_budget_asks_the_tasks_to_stop(tmp_path, cluster):
