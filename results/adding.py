@@ -25,7 +25,9 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
     log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, helps (share of matches where it lowers the
     loss), tenth, ninetieth (percentiles of the matches' own means: what it does in the best and in the worst company),
-    diverges, recovers (matches where it alone, or the reference alone, diverged). Lowest difference first.
+    diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other factors that
+    one of the two was tried with and the other never, as text; then the matches speak of what both were tried with
+    alone). Lowest difference first.
     """
     parts = []
     for keys, table in tables(runs):
@@ -38,8 +40,8 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
                 if not len(to):
                     continue
                 d = table.y[to] - table.y[from_]
-                own, seeds = mean_interval(d)["mean"].to_numpy(), np.isfinite(d).any(axis=0)
-                finished = own[np.isfinite(own)]
+                pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
+                finished = np.nanmean(d[pairs], axis=1)
                 over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
                 blown, before = table.diverged[to], table.diverged[from_]
                 line = dict(zip(SETTING, keys, strict=True))
@@ -49,9 +51,10 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
                 tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
                 line |= {"tenth": tails[0], "ninetieth": tails[1]}
                 line |= {"diverges": int((blown & ~before).sum()), "recovers": int((before & ~blown).sum())}
+                line |= {"untried": ", ".join(_untried(table, f, level))}
                 parts.append(line)
     columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "helps"]
-    out = pd.DataFrame(parts, columns=[*columns, "tenth", "ninetieth", "diverges", "recovers"])
+    out = pd.DataFrame(parts, columns=[*columns, "tenth", "ninetieth", "diverges", "recovers", "untried"])
     return out.sort_values([*SETTING, "difference"]).reset_index(drop=True)
 
 
@@ -101,6 +104,16 @@ def _matches(f: Factor, cell: NDArray[np.intp], reference: int, level: int) -> t
     a, b = np.flatnonzero(f.codes == reference), np.flatnonzero(f.codes == level)
     _, i, j = np.intersect1d(cell[a], cell[b], return_indices=True)
     return a[i], b[j]
+
+
+def _untried(table: Table, f: Factor, level: int) -> list[str]:
+    """`factor = level` of other factors that the level or the reference of `f` was tried with, and the other never."""
+    alone = []
+    for g in table.factors:
+        if g.name != f.name:
+            with_, without = (set(g.codes[f.codes == code]) for code in (level, f.reference))
+            alone += [f"{g.name} = {g.levels[code]}" for code in sorted(with_ ^ without)]
+    return alone
 
 
 def _mean(d: NDArray[np.float64]) -> NDArray[np.float64]:

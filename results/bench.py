@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from fp4dse.results.chance import front_chance, hypervolume
 from fp4dse.results.equivalence import against
-from fp4dse.results.files import write_atomic
 from fp4dse.results.generated import generated
+from fp4dse.results.inbox import encode_small
+from fp4dse.results.joining import write_part
 from fp4dse.results.lasso import stability
 from fp4dse.results.linear import effects
-from fp4dse.results.parquet import encode, encode_small
 from fp4dse.results.schema import ROW, SCHEMA_VERSION
+from fp4dse.results.sound import named
 from fp4dse.results.store import Store, open_store
 
 ROWS = 1_000_000
@@ -95,7 +96,8 @@ def _fill_inbox(store: Store, files: int) -> None:
         for i in range(files):
             lines = np.arange(i * LANES_PER_FILE, (i + 1) * LANES_PER_FILE)
             data = encode_small(table.take(lines))  # a slice would drag the offsets of the whole table along
-            (store.path / "inbox" / f"job-{i:06}.arrow").write_bytes(data)  # as write_atomic does, without the waits
+            file = store.path / "inbox" / named(f"job-{i:06}", data, "arrow")
+            file.write_bytes(data)  # as write_atomic does, without the waits
     os.sync()
 
 
@@ -103,4 +105,4 @@ def _fill_parts(store: Store, rows: int) -> None:
     step = 50_000
     with store.lock():
         for first in range(0, rows, step):
-            write_atomic(store.path / "parts" / f"{first:016x}.parquet", encode(lanes(min(step, rows - first), first)))
+            write_part(store.path, lanes(min(step, rows - first), first))

@@ -13,14 +13,17 @@ mean and standard deviation stay what they are (normal approximation).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.intervals import CONFIDENCE, counted, holm, mean_interval, percent
+from fp4dse.results.intervals import CONFIDENCE, counted, holm, mean_interval
 from fp4dse.results.paired import SETTING, by_seed, judged, log_or_nan
+from fp4dse.results.ratios import change, change_range
 
 MARGIN = 0.005
 """Default margin of equivalence, as a log ratio: losses within half a percent."""
@@ -159,18 +162,35 @@ def _sentence(line: dict) -> str:
         return f"{where}: {' and '.join(blown)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
         return f"{where}: {counted(int(line['pairs']), 'paired seed')}; at least 2 are needed to tell."
-    sure = f"p = {line['p']:.2g}, {line['pairs']:.0f} paired seeds"
-    bounds = f"interval {percent(line['low'])} to {percent(line['high'])} %"
-    size = f"{percent(line['difference'])} % in loss ({bounds}, {sure})"
-    margin = f"±{100 * line['margin']:g} %"
+    margin = margin_text(line["margin"])
     if line["verdict"] == "same":
-        return f"{where}: {a} and {b} are the same within {margin}: {size}."
+        return f"{where}: {a} and {b} are the same within {margin}: {_first(line)}."
     if line["verdict"] == "open":
-        return f"{where}: {a} and {b} are not told apart: {size}; {_advice(line['more_seeds'], margin)}."
-    better, worse = (a, b) if line["verdict"] == "lower" else (b, a)
-    low, size, high = (f"{100 * abs(line[name]):.2f}" for name in ("low", "difference", "high"))
-    low, high = (low, high) if line["verdict"] == "higher" else (high, low)
-    return f"{where}: {better} has a lower loss than {worse}, by {size} % (interval {low} to {high} %, {sure})."
+        return f"{where}: {a} and {b} are not told apart: {_first(line)}; {_advice(line['more_seeds'], margin)}."
+    if line["verdict"] == "lower":
+        return f"{where}: {a} has a lower loss than {b}: {_size(line)}."
+    other_way = {"difference": -line["difference"], "low": -line["high"], "high": -line["low"]}
+    return f"{where}: {b} has a lower loss than {a}: {_size({**line, **other_way})}."
+
+
+def _first(line: dict) -> str:
+    """Where the first of two recipes is that the seeds do not part."""
+    if line["low"] == line["high"] == 0:
+        return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"
+    return f"the loss of the first is at {_size(line)}"
+
+
+def _size(line: dict) -> str:
+    """`-46.0 % (95 % interval -47.8 to -44.1 %, p < 0.001, 3 paired seeds)`."""
+    bounds = change_range(line["difference"], line["low"], line["high"])
+    p = "p < 0.001" if line["p"] < 0.001 else f"p = {line['p']:.2g}"
+    size = change(line["difference"])
+    return f"{size} (95 % interval {bounds}, {p}, {counted(int(line['pairs']), 'paired seed')})"
+
+
+def margin_text(margin: float) -> str:
+    """`±0.5 %`. margin: a log ratio."""
+    return f"±{100 * math.expm1(margin):.2g} %"
 
 
 def _advice(more: float, margin: str) -> str:

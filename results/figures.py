@@ -34,6 +34,47 @@ def numbers(values: pd.Series) -> list[float | None]:
     return [float(v) if np.isfinite(v) else None for v in values]
 
 
+def ratio_ticks(low: float, high: float, most: int = 7) -> tuple[list[float], list[str]]:
+    """Places (log ratios between low and high) and texts of the ticks of an axis of log ratios: changes in %, or ratios
+    where the axis spans them. Zero, no change, is among them if it is on the axis."""
+    span = max(high - low, 1e-9)
+    if max(abs(low), abs(high)) < np.log(2):
+        ends = 100 * np.expm1(np.array([low, high]))
+        steps = (m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5))
+        step = next(s for s in steps if (ends[1] - ends[0]) / s <= most)
+        percents = step * np.arange(np.ceil(ends[0] / step - 1e-9), np.floor(ends[1] / step + 1e-9) + 1)
+        digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
+        texts = ["0 %" if p == 0 else f"{p:+.{digits}f} %".replace("-", "−") for p in percents]
+        return [float(v) for v in np.log1p(percents / 100)], texts
+    step = next(s for s in (np.log(2), np.log(4), *np.log(10) * np.arange(1, 400)) if span / s <= most)
+    if step == np.log(2) and span / step < 3:
+        step = np.log(2) / 2  # × 1.41
+    values = step * np.arange(np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9) + 1)
+    return [float(v) for v in values], [f"× {np.exp(v):.3g}" for v in values]
+
+
+def ratio_axis(values: object, says: str) -> dict:
+    """A Plotly axis of log ratios with its title. values: all that has to be on it; NaN is left out."""
+    known = np.asarray(values, float)
+    known = np.append(known[np.isfinite(known)], 0.0)
+    room = 0.06 * max(float(np.ptp(known)), 1e-3)
+    low, high = float(known.min()) - room, float(known.max()) + room
+    places, texts = ratio_ticks(low, high)
+    return {**AXIS, "title": {"text": says}, "range": [low, high], "tickvals": places, "ticktext": texts}
+
+
+def usual_limit(values: object, at_least: float) -> float | None:
+    """Above which values are clipped so that they do not squash the rest: Tukey's fence, three quarters of the range
+    saved; None where nothing is worth it. values: [n]; at_least: what has to stay, the highest of the front, say."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known)]
+    if len(known) < 4:
+        return None
+    first, third = np.quantile(known, [0.25, 0.75])
+    fence = max(third + 1.5 * (third - first), at_least)
+    return float(fence) if known.max() - known.min() > 2 * (fence - known.min()) > 0 else None
+
+
 def wrapped(text: str, width: int = 40) -> str:
     """A label in lines (HTML)."""
     lines = textwrap.wrap(escape(text, quote=False), width, break_long_words=False, break_on_hyphens=False)

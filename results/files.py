@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fp4dse.dse import StoreError
+from fp4dse.dse.urls import redacted
 from fp4dse.results.remote import Place, RemotePath, busy, claim
 
 ADVICE = {
@@ -30,6 +31,7 @@ ADVICE = {
 }
 
 
+S = TypeVar("S")
 T = TypeVar("T")
 AT_ONCE = 16
 
@@ -40,8 +42,23 @@ def writing(path: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0, f"cannot be written ({error.strerror or error})")
+        advice = ADVICE.get(error.errno or 0, f"cannot be written ({redacted(error.strerror or error)})")
         raise StoreError(f"{path}: {advice}") from error
+
+
+@contextlib.contextmanager
+def reading(path: Place) -> Iterator[None]:
+    """Turns an OSError inside, but for a file that is gone, into a StoreError that says that nothing is lost."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        what = f"cannot be read now ({error.strerror or str(error).splitlines()[0]})"
+        where = f"{path}: {error.filename}" if error.filename and str(error.filename) != str(path) else str(path)
+        raise StoreError(
+            f"{redacted(where)}: {redacted(what)}; nothing was changed or left out, run it again when it can be"
+        ) from error
 
 
 def write_atomic(path: Place, data: bytes | memoryview) -> None:
@@ -74,7 +91,7 @@ def move(file: Place, target: Place) -> None:
         os.replace(file, str(target))
 
 
-def each(action: Callable[[Place], T], files: Sequence[Place]) -> list[T]:
+def each(action: Callable[[S], T], files: Sequence[S]) -> list[T]:
     """`action` of every file, in their order, several at once.
 
     Most of it is waiting: for a server's answer, or for a disk that discards blocks as they become free, on which
@@ -133,8 +150,10 @@ def read_json(path: Place) -> dict:
     """A JSON object; StoreError if the file is unreadable or holds something else."""
     try:
         data = json.loads(path.read_bytes())
+    except RecursionError:
+        raise StoreError(f"{path}: cannot be read (it is nested too deeply)") from None
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: cannot be read ({error})") from None
+        raise StoreError(f"{path}: cannot be read ({redacted(error)})") from None
     if not isinstance(data, dict):
         raise StoreError(f"{path}: found {type(data).__name__}; accepted: a JSON object")
     return data

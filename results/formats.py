@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fp4dse.dse import ConfigError
 from fp4dse.results.tables import records
 
 
@@ -49,6 +51,17 @@ FORMATS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "parquet": to_parquet,
     "latex": to_latex,
 }
+
+
+SUFFIXES = {".csv": "csv", ".json": "json", ".parquet": "parquet", ".tex": "latex"}
+
+
+def format_of(path: Path) -> str:
+    """The format of FORMATS that a file's name ends in; ConfigError if it ends in none."""
+    try:
+        return SUFFIXES[path.suffix.lower()]
+    except KeyError:
+        raise ConfigError("--out", str(path), f"a name that ends in {', '.join(SUFFIXES)}, or --format") from None
 
 
 def _lists(frame: pd.DataFrame) -> list[str]:

@@ -86,11 +86,6 @@ def holm(p: ArrayLike) -> NDArray[np.float64]:
     return adjusted
 
 
-def percent(log_ratio: float) -> str:
-    """A gap as text in %, signed, two decimals."""
-    return f"{100 * log_ratio:+.2f}"
-
-
 def counted(n: int, word: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{n} {word}" if n == 1 else f"{n} {word}s"

@@ -7,6 +7,8 @@ per job, and one part each, searches one per batch. So files move up, `JOIN_AT` 
 
 A join writes its file, whole, before it deletes the first of those that it joins: a row is always in at least one file,
 and one that is in two counts once (parquet.winners). Who dies in between leaves copies, which the next level drops.
+Columns that this version does not know go along. A file that cannot be read now stops a join, which deletes nothing
+then; only what is broken (sound.py) is moved aside, to `torn/`.
 
 Readers hold no lock, and a listing is not taken at one instant: what is made and deleted while a folder is being read
 may be missed. So each level is listed by a look of its own, the lowest first. Take the highest level that a row had
@@ -16,20 +18,18 @@ before the next level's look began; but then the next level would be the highest
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from fp4dse.dse import StoreError
-from fp4dse.results.files import each, move, write_atomic, writing
-from fp4dse.results.parquet import IDENTITY, encode, repeated, scan, whole, why_unreadable
+from fp4dse.results.files import each, move, reading, write_atomic, writing
+from fp4dse.results.inbox import is_small, read_small
+from fp4dse.results.parquet import IDENTITY, encode, repeated, whole
 from fp4dse.results.remote import Place
-from fp4dse.results.schema import ROW
+from fp4dse.results.sound import Broken, lanes_in, named
 
 log = logging.getLogger(__name__)
 
@@ -60,28 +60,21 @@ def listed(store: Place, folder: str) -> list[Place]:
 def write_part(store: Place, table: pa.Table, level: int = 0) -> None:
     """Put rows on the disk as one part. Named after what it holds: the same rows written again are the same file."""
     data = encode(table)
-    name = f"{hashlib.sha256(data).hexdigest()[:16]}.parquet"
-    write_atomic(store / "parts" / (f"join{level}-{name}" if level else name), data)
+    write_atomic(store / "parts" / named(f"join{level}" if level else "", data, "parquet"), data)
 
 
 def join_inbox(store: Place, files: Sequence[Place]) -> int:
-    """Turn files of the inbox into parts; returns how many. Those that cannot be read move to `torn/`, logged."""
-    joined = 0
-    for start in range(0, len(files), FILES_PER_PART):
-        chunk = files[start : start + FILES_PER_PART]
-        tables = each(partial(_whole, store), chunk)
-        readable = [file for file, table in zip(chunk, tables, strict=True) if table is not None]
-        if readable:
-            write_part(store, pa.concat_tables(table for table in tables if table is not None).combine_chunks())
-        _delete(store, readable)
-        joined += len(readable)
-    return joined
+    """Turn files of the inbox into parts; returns how many. Those that are broken move to `torn/`, logged.
+
+    StoreError names a file that cannot be read now; it and those after it stay where they are.
+    """
+    return sum(_join(store, files[start : start + FILES_PER_PART], 0) for start in range(0, len(files), FILES_PER_PART))
 
 
 def join_parts(store: Place) -> int:
     """Join small parts into parts of the next level wherever there are JOIN_AT of them; returns how many.
 
-    StoreError names a part that cannot be read.
+    Parts that are broken move to `torn/`, logged. StoreError names one that cannot be read now.
     """
     joined = 0
     for level in range(LEVELS - 1):
@@ -91,16 +84,61 @@ def join_parts(store: Place) -> int:
         sizes = each(lambda part: part.stat().st_size, parts)
         small = [part for part, size in zip(parts, sizes, strict=True) if size < SMALL_BYTES]
         for start in range(0, len(small) - JOIN_AT + 1, JOIN_AT):
-            group = small[start : start + JOIN_AT]
-            try:
-                table = scan(group, ROW.names)
-            except (pa.ArrowException, OSError):
-                refuse_broken(group)
-                raise
-            write_part(store, without_copies(table), level + 1)
-            _delete(store, group)
-            joined += len(group)
+            joined += _join(store, small[start : start + JOIN_AT], level + 1)
     return joined
+
+
+def _join(store: Place, files: Sequence[Place], level: int) -> int:
+    """Make one part of the given level of the files, with all their columns, and delete them; returns how many."""
+    joined = 0
+    for group in _of_one_type(_tables(store, files)):
+        rows = pa.concat_tables([table for _, table in group], promote_options="default").combine_chunks()
+        write_part(store, without_copies(rows) if level else rows, level)
+        done = [file for files, _ in group for file in files]
+        _delete(store, done)
+        joined += len(done)
+    return joined
+
+
+Tables = list[tuple[list[Place], pa.Table]]
+"""Rows with all their columns, and the files that they are of."""
+
+
+def _tables(store: Place, files: Sequence[Place]) -> Tables:
+    """What the files hold; those that are broken are moved aside."""
+    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    with reading(store):
+        found, reasons = read_small(small)
+        for file, table in zip(large, each(_whole, large), strict=True):
+            if isinstance(table, Broken):
+                reasons |= table.reasons
+            else:
+                found.append(([file], table))
+    for file, reason in reasons.items():
+        move_aside(store, file, reason)
+    return found
+
+
+def _whole(part: Place) -> pa.Table | Broken:
+    try:
+        return whole(part)
+    except Broken as broken:
+        return broken
+
+
+def _of_one_type(tables: Tables) -> list[Tables]:
+    """In groups in which every column has one type: of those that ROW does not know each file may have its own."""
+    groups: list[tuple[dict[str, pa.DataType], Tables]] = []
+    for files, table in tables:
+        types = {field.name: field.type for field in table.schema}
+        for known, group in groups:
+            if all(known.get(name, type_) == type_ for name, type_ in types.items()):
+                known.update(types)
+                group.append((files, table))
+                break
+        else:
+            groups.append((types, [(files, table)]))
+    return [group for _, group in groups]
 
 
 def without_copies(table: pa.Table) -> pa.Table:
@@ -112,25 +150,21 @@ def without_copies(table: pa.Table) -> pa.Table:
     return table.take(np.flatnonzero(~copies))
 
 
-def refuse_broken(parts: Sequence[Place]) -> None:
-    """StoreError if one of the parts cannot be read: too many rows to go on without."""
-    for part in parts:
-        if reason := why_unreadable(part):
-            advice = "restore it from a copy, or move it away and lose its rows"
-            raise StoreError(f"{part}: cannot be read ({reason}); {advice}")
-
-
-def _whole(store: Place, file: Place) -> pa.Table | None:
-    """The rows of an inbox file; one that cannot be read is moved aside."""
-    try:
-        return whole(file)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+def move_aside(store: Place, file: Place, reason: str) -> None:
+    """Move a broken file to `torn/`, and say so."""
+    lanes = lanes_in(file)
     with writing(store):
         (store / "torn").mkdir(exist_ok=True)
         move(file, store / "torn" / file.name)
-    log.warning("%s: cannot be read (%s); moved to torn/, its lanes count as missing", file, reason)
-    return None
+    log.warning("%s: moved to torn/ (%s). %s", file, reason, consequence(lanes))
+
+
+def consequence(lanes: str) -> str:
+    """What a broken file means, and what to do."""
+    return (
+        f"Missing now: {lanes}. The same `fp4dse sweep` trains them again; or put an intact copy of the file into "
+        "torn/ and run `fp4dse store mend`"
+    )
 
 
 def _delete(store: Place, files: Sequence[Place]) -> None:

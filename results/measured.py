@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
+from fp4dse.dse import ConfigError, Recipe, StoreError, recipe_from_dict
 from fp4dse.results.intervals import counted
+from fp4dse.results.remote import Place
 
 if TYPE_CHECKING:
     from fp4dse.results.store import Store
@@ -38,6 +39,26 @@ def series(model: str, environment: Mapping) -> str:
     """What figures of this model, taken in this environment (row columns), are of."""
     threads = f", {counted(environment['threads'], 'thread')}" if environment["device"] == "cpu" else ""
     return f"{model} on {environment['device_name']}{threads}, {environment['software_class']}"
+
+
+def checked_series(data: Series, file: Place) -> Series:
+    """The content of measured.json. StoreError names what is wrong with it."""
+    for of, one in data.items():
+        if not isinstance(one, dict) or not isinstance(one.get("device_name"), str):
+            raise _malformed(file, f"{of}: device_name", one, "a series with the name of a device")
+        overheads = one.get("overheads")
+        if not isinstance(overheads, dict):
+            raise _malformed(file, f"{of}: overheads", overheads, "config_ids with their figures")
+        for config_id, figure in overheads.items():
+            is_number = isinstance(figure, int | float) and not isinstance(figure, bool)
+            if not is_number or not 0 < figure < math.inf:
+                raise _malformed(file, f"{of}: {config_id}", figure, "a time relative to BF16's, above 0")
+    return data
+
+
+def _malformed(file: Place, where: str, found: object, accepted: str) -> StoreError:
+    fix = "mend it, or delete the file and run `fp4dse store measure` again"
+    return StoreError(f"{file}: {where}: found {str(found)[:60]!r}; accepted: {accepted}; {fix}")
 
 
 def with_figure(known: Series, of: str, device_name: str, config_id: str, overhead: float) -> Series:

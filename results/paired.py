@@ -38,6 +38,9 @@ NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_los
 DERIVED = ["baseline_loss", "gap"]
 """The columns that `add_gap` adds."""
 
+_JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
+"""The columns that `judged` adds, of `outcomes`."""
+
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     """Per row, same index: setting (int), config_id, lr, seed, loss (NaN unless it finished), diverged, pruned, failed.
@@ -105,12 +108,15 @@ def baselines(runs: pd.DataFrame) -> pd.DataFrame:
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
 
-    A frame that has a gap keeps it, so that rows may be filtered before. A recipe of which a seed was pruned there has
+    A frame that has a gap keeps it, so that rows may be filtered before; what is judged already comes back as it is, so
+    that one frame may serve many questions. A recipe of which a seed was pruned there has
     neither loss nor gap: only its lucky seeds are left, and their mean would flatter it.
     """
+    if all(name in runs for name in _JUDGED):
+        return runs
     runs = runs if "gap" in runs else add_gap(runs)
     work = outcomes(runs)
-    added = {name: work[name].to_numpy() for name in ("setting", "loss", "diverged", "pruned", "failed")}
+    added = {name: work[name].to_numpy() for name in _JUDGED}
     rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
     if not rows["pruned"].any():
         return rows
@@ -129,7 +135,7 @@ def by_seed(
     seed, seeds = pd.factorize(rows["seed"], sort=True)
     matrix = np.full((len(recipes), len(seeds)), np.nan)
     matrix[recipe, seed] = np.where(np.isfinite(values), values, np.nan)
-    return pd.Index(recipes), matrix
+    return pd.Index(np.asarray(recipes)), matrix
 
 
 def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """Rows in and out of files, always under the one schema, each run once.
 
-Parts are Parquet. The small files of the inbox are Arrow IPC: a Parquet file of a few rows takes 5 ms to open and to
-read, because each of a hundred columns has its own header, an IPC file 0.2 ms; and there are thousands of them.
+Parts are Parquet. The small files of the inbox are Arrow IPC (inbox.py): a Parquet file of a few rows takes 5 ms to
+open and to read, because each of a hundred columns has its own header, an IPC file 0.2 ms; and there are thousands.
 
 The same run may stand in several files: tried again after a failure, or copied when a crash fell between writing a
 part and deleting its inputs. `read` gives one row per run: done or diverged first, then pruned,
@@ -19,17 +19,33 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from fp4dse.results.files import each
+from fp4dse.results.inbox import PLACES, is_small, read_small, under
 from fp4dse.results.remote import Place, RemotePath
-from fp4dse.results.schema import ROW
+from fp4dse.results.schema import KEY, ROW
+from fp4dse.results.sound import Broken, content, digest_in, first_line
 
 ALL = pc.scalar(True)
 """The condition that every row meets."""
 
+ROW_GROUP = 1 << 17
+"""Rows of a part that a reader has to hold at once, even if it looks for a few of them."""
+
 IDENTITY = ["run_id", "status", "created_at"]
 """The columns that decide which of several rows of a run counts."""
 
-HEADER = b"ARROW1\0\0" + ROW.serialize().to_pybytes()
-"""How an IPC file under ROW begins. Comparing bytes is faster than comparing a hundred fields."""
+CONDITIONS = [*KEY, *IDENTITY, "is_baseline"]
+"""The columns that a condition may ask for."""
+
+CHECKED = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+
+
+def checked_format(coded: str) -> ds.ParquetFileFormat:
+    """CHECKED, with a column of texts that is read as codes of them."""
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.ParquetFileFormat(dictionary_columns={coded}, default_fragment_scan_options=options)
 
 
 def encode(table: pa.Table) -> memoryview:
@@ -37,66 +53,107 @@ def encode(table: pa.Table) -> memoryview:
     sink = pa.BufferOutputStream()
     # no dictionary for ids, nor within lists, which would go by longer names: their values do not repeat
     repeating = [field.name for field in table.schema if field.name != "run_id"]
-    pq.write_table(table, sink, compression="zstd", use_dictionary=repeating)
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        use_dictionary=repeating,
+        row_group_size=ROW_GROUP,
+        write_page_checksum=True,
+    )
     return memoryview(sink.getvalue())
 
 
-def encode_small(table: pa.Table) -> memoryview:
-    """An Arrow IPC file in memory; for the inbox."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return memoryview(sink.getvalue())
-
-
-def dataset(files: Sequence[Place]) -> ds.Dataset:
-    """The files as one data set under ROW; a column that a file lacks reads as null."""
-    if not files:
-        return ds.dataset(ROW.empty_table())
+def dataset(files: Sequence[Place], columns: Sequence[str] = ROW.names, more: Sequence[pa.Field] = ()) -> ds.Dataset:
+    """The files as one data set with these columns, CONDITIONS, and `more` that ROW does not know; a column that a file
+    lacks reads as null. Broken names inbox files that are not what was written; Parquet files are Verified before."""
+    wanted = {*columns, *CONDITIONS}
+    schema = pa.schema([*(field for field in ROW if field.name in wanted), *more])
     small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
-    if small and large:
-        return ds.dataset([_open(small), _open(large)])
-    return _open(files)
+    sources = [ds.dataset(_in_memory(small, schema))] if small or not large else []
+    return ds.dataset([*sources, _on_disk(large, schema)]) if large else sources[0]
 
 
-def is_small(file: Place) -> bool:
-    """Whether it is one of the inbox's IPC files. Parquet files in the inbox are of earlier versions."""
-    return file.name.endswith(".arrow")
-
-
-def _open(files: Sequence[Place]) -> ds.Dataset:
-    """Files of one format as a data set."""
+def _on_disk(files: Sequence[Place], schema: pa.Schema, form: ds.ParquetFileFormat = CHECKED) -> ds.Dataset:
+    """Parquet files as a data set; the checksums of their pages are compared."""
     first = files[0]
-    form = "ipc" if is_small(first) else "parquet"
     if isinstance(first, RemotePath):
         names = [file.path for file in files if isinstance(file, RemotePath)]  # as all of a store are
-        return ds.dataset(names, schema=ROW, format=form, filesystem=first.fs)
-    return ds.dataset([str(file) for file in files], schema=ROW, format=form)
+        return ds.dataset(names, schema=schema, format=form, filesystem=first.fs)
+    return ds.dataset([str(file) for file in files], schema=schema, format=form)
+
+
+def _in_memory(files: Sequence[Place], schema: pa.Schema) -> pa.Table:
+    """The rows of IPC files. Broken names those that are not what was written."""
+    found, reasons = read_small(files, schema)
+    if reasons:
+        raise Broken(reasons)
+    return pa.concat_tables([schema.empty_table(), *(table for _, table in found)])
 
 
 def whole(file: Place) -> pa.Table:
-    """All rows and columns of one file under ROW. FileNotFoundError, ArrowInvalid or OSError as `scan`."""
-    if not is_small(file):
-        return _open([file]).to_table()
-    data = file.read_bytes()
-    table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
-    if data.startswith(HEADER) or table.schema.equals(ROW):
-        return table
-    has = set(table.schema.names)
-    columns = [table[f.name].cast(f.type) if f.name in has else pa.nulls(len(table), f.type) for f in ROW]
-    return pa.Table.from_arrays(columns, schema=ROW)
+    """All rows of a Parquet file and all columns: those of ROW, then those that it does not know. Broken if it is not
+    what was written; OSError if that cannot be told now."""
+    data = content(file)
+    try:
+        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        if not digest_in(file.name):
+            table.validate(full=True)
+        return under(table)
+    except (pa.ArrowException, OSError) as error:
+        raise Broken({file: first_line(error)}) from None
+
+
+def unknown_fields(files: Sequence[Place]) -> list[pa.Field]:
+    """The columns of the files that ROW does not know. Errors as of `dataset`."""
+    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    found, reasons = read_small(small)
+    if reasons:
+        raise Broken(reasons)
+    schemas = [*(table.schema for _, table in found), *each(_schema, large)]
+    fields = {field.name: field for schema in schemas for field in schema if field.name not in PLACES}
+    return list(fields.values())
+
+
+def _schema(file: Place) -> pa.Schema:
+    if isinstance(file, RemotePath):
+        return pq.read_schema(file.path, filesystem=file.fs)
+    return pq.read_schema(str(file))
 
 
 def scan(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
-    """All rows, copies included. FileNotFoundError if a file is gone, ArrowInvalid or OSError if one is broken."""
-    return dataset(files).to_table(list(columns), filter=condition)
+    """All rows, copies included. FileNotFoundError if a file is gone; Broken, ArrowInvalid or OSError if one is bad."""
+    return dataset(files, columns).to_table(list(columns), filter=condition)
 
 
-def read(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
-    """One row per run. `condition` may only ask for what is equal in all rows of a run."""
-    table = scan(files, list(dict.fromkeys([*columns, *IDENTITY])), condition)
+def read(
+    rows: Sequence[Place] | ds.Dataset, columns: Sequence[str], condition: ds.Expression | None = None
+) -> pa.Table:
+    """One row per run, of files or of their dataset. `condition` may only ask for what is equal in all rows of a run.
+    Errors as of `scan`."""
+    source = rows if isinstance(rows, ds.Dataset) else dataset(rows, columns)
+    table = source.to_table(list(dict.fromkeys([*columns, *IDENTITY])), filter=condition)
     keep = winners(table)
     return (table if keep.all() else table.filter(pa.array(keep))).select(columns)
+
+
+def read_all(files: Sequence[Place]) -> pa.Table:
+    """One row per run with all columns: those of ROW, then those that it does not know."""
+    more = unknown_fields(files)
+    return read(dataset(files, ROW.names, more), [*ROW.names, *(field.name for field in more)])
+
+
+def long_texts(files: Sequence[Place], key: str, column: str, condition: ds.Expression) -> dict[str, str]:
+    """key -> text of some rows, of a column whose texts are long and repeat: each is held once while parts are read.
+    Errors as of `scan`."""
+    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    found = dataset(small, [key, column]).to_table([key, column], filter=condition)
+    tables = [found]
+    if large:
+        known = pa.schema([field for field in ROW if field.name in {key, *CONDITIONS}])
+        schema = known.append(pa.field(column, pa.dictionary(pa.int32(), pa.string())))
+        tables.append(_on_disk(large, schema, checked_format(column)).to_table([key, column], filter=condition))
+    return {k: text for some in tables for k, text in zip(some[key].to_pylist(), some[column].to_pylist(), strict=True)}
 
 
 def winners(table: pa.Table) -> np.ndarray:
@@ -119,12 +176,12 @@ def repeated(table: pa.Table) -> np.ndarray:
     return np.zeros(len(ids), bool) if _all_differ(ids.chunks) else ids.to_pandas().duplicated(keep=False).to_numpy()
 
 
-def copied_ids(files: Sequence[Place], condition: ds.Expression) -> pa.Array:
+def copied_ids(rows: ds.Dataset, condition: ds.Expression) -> pa.Array:
     """Ids of the runs that have several rows; there are mostly none, which is seen without holding all ids at once."""
-    batches = dataset(files).to_batches(columns=["run_id"], filter=condition)
+    batches = rows.to_batches(columns=["run_id"], filter=condition)
     if _all_differ(batch.column(0) for batch in batches):
         return pa.array([], pa.string())
-    ids = scan(files, ["run_id"], condition)
+    ids = rows.to_table(["run_id"], filter=condition)
     return ids.filter(pa.array(repeated(ids)))["run_id"].unique()
 
 
@@ -158,17 +215,27 @@ def _digests(ids: pa.Array) -> np.ndarray | None:
     return halves[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ halves[:, 1]
 
 
-def why_unreadable(file: Place) -> str | None:
-    """What is wrong with a file, in one line; None if it can be read, or is gone because it was joined into a part."""
-    try:
-        whole(file)
-    except FileNotFoundError:
-        return None
-    except (pa.ArrowException, OSError) as error:
-        return str(error).splitlines()[0]
-    return None
+def to_pandas(table: pa.Table, categories: bool = False) -> pd.DataFrame:
+    """Counts become nullable integers, so that a hole does not turn a block size of 16 into 16.0.
 
-
-def to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Counts become nullable integers, so that a hole does not turn a block size of 16 into 16.0."""
-    return table.to_pandas(types_mapper={pa.int32(): pd.Int32Dtype()}.get)
+    categories: texts are categories, in alphabetical order: a byte or so a row instead of the text, and a group-by
+    that compares numbers.
+    """
+    whole_numbers = {pa.int32(): pd.Int32Dtype()}.get
+    if not categories:
+        return table.to_pandas(types_mapper=whole_numbers)
+    columns = {}
+    for name in table.column_names:  # one column after the other, so that texts and codes are never all held at once
+        column = table[name]
+        table = table.drop_columns([name])
+        if column.type == pa.string():
+            encoded = column.dictionary_encode().combine_chunks()
+            levels = encoded.dictionary.to_pandas() if isinstance(encoded, pa.DictionaryArray) else pd.Series(dtype=str)
+            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) if len(levels) else -1
+            order = np.argsort(levels.to_numpy(str), kind="stable")
+            place = np.append(np.argsort(order, kind="stable"), -1)  # the code of null is -1
+            codes = place[np.broadcast_to(codes, len(column))]
+            columns[name] = pd.Series(pd.Categorical.from_codes(codes, levels.iloc[order]))
+        else:
+            columns[name] = pa.table({name: column}).to_pandas(types_mapper=whole_numbers)[name]
+    return pd.DataFrame(columns)

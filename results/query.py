@@ -28,13 +28,21 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.results.inbox import is_small
 from fp4dse.results.measured import JOINED, MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, SETTING, add_gap, baselines
-from fp4dse.results.parquet import ALL, copied_ids, dataset, is_small, read, to_pandas
-from fp4dse.results.remote import Place
+from fp4dse.results.parquet import ALL, copied_ids, dataset, long_texts, read, to_pandas
+from fp4dse.results.patience import is_of_server
+from fp4dse.results.pricing import PRICED, priced, prices
+from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import CURVES, ROW, SCALARS
 
 COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
+PRICED_AGAIN = f"""
+SELECT rows.* REPLACE ({", ".join(f"prices.{name} AS {name}" for name in PRICED)})
+FROM ({{rows}}) AS rows LEFT JOIN prices USING (config_id)
+"""
 CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
 
 RECORDED_VIEW = """
@@ -55,8 +63,15 @@ CREATE TEMP VIEW runs AS
 """
 
 
-def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: pd.DataFrame) -> pd.DataFrame:
+def run_sql(
+    files: Sequence[Place],
+    valid: ds.Expression,
+    query: str,
+    measured: pd.DataFrame,
+    cost: CostTarget = DEFAULT_COST,
+) -> pd.DataFrame:
     """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
+    cost: whose overheads the rows have.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
     """
@@ -64,21 +79,28 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: 
 
     from fp4dse.results.views import VIEWS
 
-    copied = copied_ids(files, valid)
     itself = [file for file in files if valid.equals(ALL) and _readable_by_duckdb(file)]
+    rest = [file for file in files if file not in set(itself)]
+    others = dataset(rest)
+    every = ds.dataset([others, dataset(itself)]) if itself and rest else dataset(itself) if itself else others
+    copied = copied_ids(every, valid)
     with duckdb.connect() as connection:
-        connection.register("others", dataset([file for file in files if file not in set(itself)]).filter(valid))
+        connection.register("others", others.filter(valid))
         rows = _union(itself)
         if len(copied):
             connection.register("copied", pa.table({"run_id": copied}))
-            connection.register("winners", read(files, ROW.names, valid & ds.field("run_id").isin(copied)))
+            connection.register("winners", read(every, ROW.names, valid & ds.field("run_id").isin(copied)))
             rows = COPIED.format(rows=rows)
+        again = None if cost == DEFAULT_COST else prices(long_texts(files, "config_id", "recipe", valid), cost)
+        if again is not None:
+            connection.register("prices", pa.Table.from_pandas(again, preserve_index=False))
+            rows = PRICED_AGAIN.format(rows=rows)
         if joined := may_need_join(query):
-            reference = read(files, NEEDED, valid & ds.field("is_baseline"))
+            reference = read(every, NEEDED, valid & ds.field("is_baseline"))
             connection.register("baselines", baselines(to_pandas(reference)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
-        for name, view in _views(files, valid, query).items():
+        for name, view in _views(every, valid, query, again).items():
             connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
@@ -92,6 +114,8 @@ def run_sql(files: Sequence[Place], valid: ds.Expression, query: str, measured: 
         except duckdb.Error as error:
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
+            if any(isinstance(file, RemotePath) for file in files) and is_of_server(error):
+                raise OSError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
             views = ", ".join(["runs", "curves", "recorded", *VIEWS])
             raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
@@ -127,14 +151,15 @@ def may_need_join(query: str) -> bool:
     return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
 
 
-def _views(files: Sequence[Place], valid: ds.Expression, query: str) -> dict[str, pa.Table]:
-    """The views of the statistics that the query names."""
+def _views(rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None) -> dict[str, pa.Table]:
+    """The views of the statistics that the query names, with other overheads if there are some."""
     from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
 
     named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
     if not named:
         return {}
-    runs = add_gap(to_pandas(read(files, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    runs = runs if again is None else priced(runs, again)
     return {name: to_arrow(name, runs) for name in named}
 
 

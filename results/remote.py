@@ -6,6 +6,9 @@ that the kernel frees, so writers use claims (below). The order of writes is wha
 a part is complete before the first of the files that it joins is deleted, and a row that stands twice counts once.
 So even two writers that do not see each other lose nothing; the claim is there to tell people, not to save them.
 
+A server may be away for a while, and a connection cut in the middle of a file: every operation waits and tries again
+(patience.py), lengths are checked, and credentials are refused in URLs (urls.py).
+
 A claim is an object `.lock-<who>` that its owner writes again every `BEAT_S` seconds. Who wants to write puts a claim,
 then looks: if there is another that is alive, it takes its own away and says whose the other is. Of two that start at
 once at least one sees the other. Ages are differences between times that the server wrote, so no clock of ours matters.
@@ -15,38 +18,46 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import hashlib
 import json
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.urls import redacted, refuse_credentials
+from fp4dse.results.patience import ShortRead, patiently
 
 BEAT_S = 20.0
 STALE_S = 90.0
 """A claim that was not renewed for so long is a dead process's."""
+CHUNK = 1 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """As much of pathlib.Path as the store uses. `path` is the file system's name of what `url` names."""
+    """As much of pathlib.Path as the store uses. `path` is the file system's name of what `url` names. `patient`: wait
+    for a server that cannot be reached."""
 
-    url: str
+    url: str = field(repr=False)
     path: str
     fs: Any = field(default=None, compare=False, repr=False)
+    patient: bool = field(default=True, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return self.url
+        return redacted(self.url)
 
     def __truediv__(self, name: str) -> RemotePath:
         head, mark, query = self.url.partition("?")
-        return RemotePath(f"{head}/{name}{mark}{query}", f"{self.path}/{name}", self.fs)
+        return replace(self, url=f"{head}/{name}{mark}{query}", path=f"{self.path}/{name}")
 
     @property
     def name(self) -> str:
@@ -55,7 +66,7 @@ class RemotePath:
     @property
     def parent(self) -> RemotePath:
         head, mark, query = self.url.partition("?")
-        return RemotePath(head.rpartition("/")[0] + mark + query, self.path.rpartition("/")[0], self.fs)
+        return replace(self, url=head.rpartition("/")[0] + mark + query, path=self.path.rpartition("/")[0])
 
     def exists(self) -> bool:
         return self._info().type.name != "NotFound"
@@ -67,13 +78,13 @@ class RemotePath:
         """st_size in bytes, st_mtime_ns as the server has it. FileNotFoundError if it is gone."""
         info = self._info()
         if info.type.name == "NotFound":
-            raise FileNotFoundError(self.url)
+            raise FileNotFoundError(str(self))
         return SimpleNamespace(st_size=info.size, st_mtime_ns=info.mtime_ns)
 
     def iterdir(self) -> Iterator[RemotePath]:
         from pyarrow.fs import FileSelector
 
-        for info in self.fs.get_file_info(FileSelector(self.path, allow_not_found=True)):
+        for info in self._do(lambda: self.fs.get_file_info(FileSelector(self.path, allow_not_found=True))):
             if info.base_name:
                 yield self / info.base_name
 
@@ -84,44 +95,79 @@ class RemotePath:
         """Nothing: a folder is there as soon as something is in it."""
 
     def read_bytes(self) -> bytes:
-        with self.fs.open_input_stream(self.path) as stream:
-            return stream.read()
+        """All of it."""
+        return b"".join(self._do(lambda: list(self._chunks())))
+
+    def sha256(self) -> str:
+        """Of all its bytes, in hex digits."""
+
+        def digest() -> str:
+            state = hashlib.sha256()
+            for chunk in self._chunks():
+                state.update(chunk)
+            return state.hexdigest()
+
+        return self._do(digest)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """The whole object or none: what a failed upload leaves is deleted."""
-        try:
-            stream = self.fs.open_output_stream(self.path)
-            stream.write(data)
-            stream.close()
-            size = self.stat().st_size
-            if size != len(data):
-                raise OSError(f"{size} of {len(data)} bytes arrived")
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self.fs.delete_file(self.path)
-            raise
+        """The whole object or none: what a failed upload leaves is deleted, unless the same was there before."""
+        self._do(lambda: self._upload(data))
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            self.fs.delete_file(self.path)
+            self._do(lambda: self.fs.delete_file(self.path))
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
     def replace(self, target: RemotePath) -> None:
         """Copy, then delete: whoever dies in between leaves two."""
-        self.fs.move(self.path, target.path)
+        self._do(lambda: self.fs.copy_file(self.path, target.path))
+        self.unlink(missing_ok=True)
+
+    def _chunks(self) -> Iterator[bytes]:
+        """ShortRead where fewer bytes arrive than there are."""
+        size, arrived = self.fs.get_file_info(self.path).size or 0, 0
+        with self.fs.open_input_stream(self.path) as stream:
+            while chunk := stream.read(CHUNK):
+                arrived += len(chunk)
+                yield chunk
+        if arrived < size:
+            raise ShortRead(f"{arrived} of {size} bytes arrived")
+
+    def _upload(self, data: bytes | memoryview) -> None:
+        try:
+            stream = self.fs.open_output_stream(self.path)
+            stream.write(data)
+            stream.close()
+            size = self.fs.get_file_info(self.path).size
+            if size != len(data):
+                raise ShortRead(f"{size} of {len(data)} bytes arrived")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                if self.fs.get_file_info(self.path).size != len(data):
+                    self.fs.delete_file(self.path)
+            raise
 
     def _info(self) -> Any:
-        return self.fs.get_file_info(self.path)
+        return self._do(lambda: self.fs.get_file_info(self.path))
+
+    def _do(self, action: Callable[[], T]) -> T:
+        return patiently(action, self) if self.patient else action()
 
 
 Place = Path | RemotePath
 """Where a store is."""
 
 
+def at_once(place: Place) -> Place:
+    """The same place, for what is tried once and is no loss if it fails."""
+    return replace(place, patient=False) if isinstance(place, RemotePath) else place
+
+
 def locate(text: str | Place) -> Place:
-    """A local path as it is; a URL (`scheme://…`) as a RemotePath. ConfigError on a scheme that nobody knows."""
+    """A local path as it is; a URL (`scheme://…`) as a RemotePath. ConfigError on credentials in the URL, and on a
+    scheme that nobody knows."""
     if not isinstance(text, str) or "://" not in text:
         return text if isinstance(text, RemotePath) else Path(text)
     if text.startswith("file://"):
@@ -129,6 +175,7 @@ def locate(text: str | Place) -> Place:
     import pyarrow as pa
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
+    refuse_credentials(text)
     url = text.rstrip("/")
     try:
         fs, path = FileSystem.from_uri(url)
@@ -154,7 +201,7 @@ def claim(folder: RemotePath) -> Iterator[None]:
     def beat() -> None:
         while not over.wait(BEAT_S):
             with contextlib.suppress(OSError):  # a beat that is lost is made up for by the next
-                mine.write_bytes(record)
+                at_once(mine).write_bytes(record)
 
     try:
         mine.write_bytes(record)
@@ -170,7 +217,7 @@ def claim(folder: RemotePath) -> Iterator[None]:
         if thread.ident:
             thread.join()
         with contextlib.suppress(OSError):
-            mine.unlink(missing_ok=True)
+            at_once(mine).unlink(missing_ok=True)
 
 
 def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:

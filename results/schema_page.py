@@ -34,7 +34,8 @@ MEANING = {
     "is_baseline": "plain BF16",
     "points": "overhead as the technique count of arXiv 2509.17791; 0 for BF16",
     "bits_per_element": "stored bits per operand element, scales included, mean over the six operands",
-    "overhead": "modelled time of a training step relative to BF16 on a named chip",
+    "overhead": "modelled time of a training step relative to BF16 on a named chip; where the chip lacks what the "
+    "recipe needs, as if it had it (`fp4dse cost` says so)",
     "overhead_of": "the model, the chip and the revision of the cost model that it is of",
     "activation_bits": "bits that the backward pass keeps of each element of a layer's input",
     "signature": "what of the recipe decides the shape of the computation; lanes that share it run together",
@@ -44,8 +45,8 @@ MEANING = {
     "failure": "why the lane failed, in one line",
     "train_loss_min": "lowest logged training loss",
     "train_loss_final": "last logged training loss",
-    "val_loss": "validation loss after training; what gaps are made of",
-    "val_metric": "the task's metric on the validation data",
+    "val_loss": "loss on held-out data after training, with the quantizers on as in training; what gaps are made of",
+    "val_metric": "the task's metric on the held-out data, with the quantizers on as in training",
     "metric_name": "its name, null if the task has none",
     "metric_better": "`lower` or `higher`: which way it is better; null if the task does not say",
     "steps": "optimizer steps",
@@ -115,8 +116,8 @@ and with them:
 
 | column | type | meaning |
 | --- | --- | --- |
-| `baseline_loss` | double | validation loss of BF16 at its best learning rate, same setting and seed |
-| `gap` | double | log(val_loss / baseline_loss); inf where the lane diverged, null without a baseline |
+| `baseline_loss` | double | held-out loss of BF16 at its best learning rate, same setting and seed |
+| `gap` | double | log(val_loss / baseline_loss); exp(gap) - 1 is what tables show; inf if diverged, null without BF16 |
 | `measured` | double | time of emulated layers relative to BF16, if `fp4dse store measure` took it; see cost.md |
 | `measured_of` | string | the model, the device and the software that it is of |
 

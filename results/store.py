@@ -5,7 +5,8 @@
     parts/          Parquet files, each joined from many of the inbox or from smaller parts (see joining)
     retired.json    component -> revision below which rows are hidden
     measured.json   how long recipes took on devices (see measured.py)
-    torn/           inbox files that turned out to be unreadable
+    spaces.json     what was swept into it, and what that asks (see spaces.py)
+    torn/           files that are not what was written (sound.py); `mend` brings back those that turn out to be
 
 A part is written before what it joins is deleted. A crash in between leaves rows twice, so rows are deduped whenever
 they are read. Nothing is ever deleted but copies. Writers hold a lock; readers hold nothing and look again if a file
@@ -15,36 +16,40 @@ was joined into a part under their eyes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.results.files import exclusive, read_json, write_atomic, writing
-from fp4dse.results.joining import join_inbox, join_parts, listed, refuse_broken, write_part
-from fp4dse.results.measured import JOINED, MEASURED, Series, figures, merged, with_figure
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.results.files import each, exclusive, read_json, write_atomic, writing
+from fp4dse.results.inbox import encode_small
+from fp4dse.results.joining import join_inbox, join_parts, listed, write_part
+from fp4dse.results.measured import JOINED, MEASURED, Series, checked_series, figures, merged, with_figure
+from fp4dse.results.mending import mend
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, add_gap
-from fp4dse.results.parquet import ALL, IDENTITY, encode_small, read, scan, to_pandas, why_unreadable, winners
+from fp4dse.results.parquet import ALL, IDENTITY, long_texts, read, read_all, scan, to_pandas, winners
+from fp4dse.results.pricing import PRICED, priced, prices
 from fp4dse.results.query import run_sql
+from fp4dse.results.reading import Reader
 from fp4dse.results.remote import Place, locate
+from fp4dse.results.retired import RULED, Rules, as_json, checked_rules, stronger, valid
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
+from fp4dse.results.sound import named
 from fp4dse.results.summary import SUMMARIZED, summarize
 
-log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-
-def open_store(path: str | Place, create: bool = False) -> Store:
-    """The store in folder `path`, which may be a URL; with `create`, a new or empty folder becomes one.
+def open_store(
+    path: str | Place, create: bool = False, beside: Collection[str] = (), cost: CostTarget = DEFAULT_COST
+) -> Store:
+    """The store in folder `path`, which may be a URL; with `create`, a new folder becomes one, or one that is empty but
+    for names in `beside`. cost: whose overheads its runs are read with; those that are stored are of the default.
 
     StoreError if there is none, if the folder holds something else, or if a newer program wrote it.
     """
@@ -56,10 +61,11 @@ def open_store(path: str | Place, create: bool = False) -> Store:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             strangers = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
+            strangers = [name for name in strangers if name not in beside]
         if strangers:
             raise StoreError(f"{path}: not a store, and it holds {strangers[0]}; give a new or an empty folder")
         _write_version(path)
-    store = Store(path)
+    store = Store(path, cost)
     store.version()
     return store
 
@@ -69,12 +75,14 @@ def _write_version(path: Place) -> None:
 
 
 class Store:
-    """A store that exists; `open_store` makes these. Holds no data, only the path and whether it has the lock."""
+    """A store that exists; `open_store` makes these. Holds no data, only the path, whose overheads are asked for and
+    whether it has the lock."""
 
-    def __init__(self, path: Place) -> None:
+    def __init__(self, path: Place, cost: CostTarget = DEFAULT_COST) -> None:
         self.path = path
+        self.cost = cost
         self._locked = False
-        self._torn: set[Place] = set()
+        self._reader = Reader(path)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -109,15 +117,16 @@ class Store:
         data = encode_small(to_table(rows))
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
         with self.lock():
-            write_atomic(self.path / "inbox" / f"{stem}-{hashlib.sha256(data).hexdigest()[:8]}.arrow", data)
+            write_atomic(self.path / "inbox" / named(stem, data, "arrow"), data)
 
     def compact(self, minimum: int = 256) -> int:
         """Join the inbox into parts if it holds at least `minimum` files, and small parts into larger ones if there are
         many; returns how many files of the inbox were joined.
 
-        Inbox files that cannot be read are moved to `torn/` and logged. StoreError names a part that cannot be read.
+        Files that are broken are moved to `torn/` and logged. StoreError names one that cannot be read now.
         """
         with self.lock():
+            self._reader.move_broken()
             files = self._files("inbox")
             joined = join_inbox(self.path, files) if len(files) >= minimum else 0
             join_parts(self.path)
@@ -129,18 +138,21 @@ class Store:
         Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
         """
         with self.lock():
-            theirs = other._read(ROW.names, ALL)
+            theirs = other._reader.read(read_all)
             # ours come last: of two equally good rows the last one wins, so only better ones come over
             both = pa.concat_tables([theirs.select(IDENTITY), self._read(IDENTITY, ALL)])
             new = theirs.take(np.flatnonzero(winners(both)[: len(theirs)]))
             if len(new):
                 write_part(self.path, new)
-            rules = self.retired()
-            for component, below in other.retired().items():
-                rules[component] = max(below, rules.get(component, below))
-            self._write_retired(rules)
+            self._write_retired(stronger(self.retired(), other.retired()))
             self._write_measured(merged(self.measured(), other.measured()))
             return len(new)
+
+    def mend(self) -> dict[str, list[str]]:
+        """Verify every file anew: move those that are broken to `torn/`, and bring back those in `torn/` that are not.
+        Returns their names, "returned" and "broken" (with the reason). StoreError names one that cannot be read now."""
+        with self.lock():
+            return mend(self.path, self._reader)
 
     def invalidate(self, component: str, below: int) -> int:
         """Hide rows whose revision of `component` is lower than `below`; returns how many runs that hid.
@@ -152,9 +164,7 @@ class Store:
             tasks = before["task"].unique().to_pylist()
             if component not in ("quantizers", "engine", *tasks):
                 raise ConfigError("component", component, ", ".join(["quantizers", "engine", *tasks]))
-            rules = self.retired()
-            rules[component] = max(below, rules.get(component, below))
-            self._write_retired(rules)
+            self._write_retired(stronger(self.retired(), checked_rules({component: below}, self.path / "retired.json")))
             return len(before) - len(self._read(["run_id"]))
 
     def add_measured(self, of: str, device_name: str, config_id: str, overhead: float) -> None:
@@ -166,21 +176,25 @@ class Store:
         if series != self.measured():
             write_atomic(self.path / "measured.json", f"{json.dumps(series, indent=1)}\n".encode())
 
-    def _write_retired(self, rules: dict[str, int]) -> None:
+    def _write_retired(self, rules: Rules) -> None:
         if rules != self.retired():
-            text = ",\n".join(f'  "{component}": {below}' for component, below in sorted(rules.items()))
-            write_atomic(self.path / "retired.json", f"{{\n{text}\n}}\n".encode())
+            write_atomic(self.path / "retired.json", as_json(rules))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def runs(
-        self, columns: Sequence[str] | None = None, curves: bool = False, recipes: Collection[str] | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        curves: bool = False,
+        recipes: Collection[str] | None = None,
+        categories: bool = False,
     ) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
         Holds every schema column (`columns`: only these), measured and measured_of (see measured.py), baseline_loss and
         gap (see paired.add_gap); the curves, as arrays, only if asked for. recipes: config_ids; those and the baselines
-        alone are read. ConfigError on an unknown column.
+        alone are read. categories: texts are pandas categories, which a million rows take a tenth of the memory with.
+        ConfigError on an unknown column.
         """
         columns = list(columns or [*SCALARS, *MEASURED, *DERIVED, *(CURVES if curves else ())])
         for name in columns:
@@ -188,18 +202,30 @@ class Store:
                 raise ConfigError("column", name, ", ".join([*ROW.names, *MEASURED, *DERIVED]))
         gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
         wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
+        again = self.cost != DEFAULT_COST and not set(PRICED).isdisjoint(columns)
+        wanted += ["config_id"] if again else []
         condition = self._valid()
         if recipes is not None:
             condition &= ds.field("config_id").isin(pa.array(list(recipes), pa.string())) | ds.field("is_baseline")
-        found = to_pandas(self._read([*dict.fromkeys(wanted)], condition))
+        found = to_pandas(self._read([*dict.fromkeys(wanted)], condition), categories)
+        if again:
+            found = priced(found, prices(self._recipe_texts(condition), self.cost))
         if joined:
-            found = found.merge(figures(self.measured()), how="left", on=JOINED)
+            more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)
+            found = found.assign(**{name: more[name].set_axis(found.index) for name in MEASURED})
         return (add_gap(found) if gap else found)[columns]
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
         wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
         return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
+
+    def recipe_texts(self, config_ids: Collection[str]) -> dict[str, str]:
+        """config_id -> recipe as JSON, of some recipes."""
+        return self._recipe_texts(self._valid() & ds.field("config_id").isin(pa.array(list(config_ids), pa.string())))
+
+    def _recipe_texts(self, condition: ds.Expression) -> dict[str, str]:
+        return self._reader.read(lambda files: long_texts(files, "config_id", "recipe", condition))
 
     def by_name(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, metrics, pictures and what was recorded (dicts by name) of some runs."""
@@ -217,11 +243,13 @@ class Store:
     def done(self, pruned: bool = False) -> set[str]:
         """Ids of the runs that need no training: done or diverged, and not retired; the pruned ones on request."""
         finished = self._valid() & ds.field("status").isin(["done", "diverged", *(["pruned"] if pruned else [])])
-        return set(self._reading(lambda files: scan(files, ["run_id"], finished))["run_id"].to_pylist())
+        return set(self._reader.read(lambda files: scan(files, ["run_id"], finished))["run_id"].to_pylist())
 
     def sql(self, query: str) -> pd.DataFrame:
         """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
-        return self._reading(lambda files: run_sql(files, self._valid(), query, figures(self.measured())))
+        return self._reader.read(
+            lambda files: run_sql(files, self._valid(), query, figures(self.measured()), self.cost)
+        )
 
     def pareto(self, overhead: str = OVERHEAD) -> pd.DataFrame:
         """The lines of summarize that are on the front. overhead: any column of numbers."""
@@ -229,15 +257,15 @@ class Store:
         summary = summarize(self.runs([*dict.fromkeys([*SUMMARIZED, *more])]), overhead)
         return summary[summary["on_front"]].reset_index(drop=True)
 
-    def retired(self) -> dict[str, int]:
+    def retired(self) -> Rules:
         """Component -> revision below which its rows are hidden."""
         path = self.path / "retired.json"
-        return read_json(path) if path.exists() else {}
+        return checked_rules(read_json(path), path) if path.exists() else {}
 
     def measured(self) -> Series:
         """What was timed; see measured.py."""
         path = self.path / "measured.json"
-        return read_json(path) if path.exists() else {}
+        return checked_series(read_json(path), path) if path.exists() else {}
 
     def version(self) -> int:
         """The schema version of the store; StoreError if it is newer than this program's."""
@@ -251,61 +279,31 @@ class Store:
 
     def info(self) -> dict:
         """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
-        everything = len(self._read(["run_id"], ALL))
-        visible = to_pandas(self._read(["status", "task"]))
-        counts = visible["status"].value_counts()
+        everything = self._read(["status", *RULED], ALL)
+        visible = everything.filter(self._valid())
+        counts = {line["values"]: line["counts"] for line in pc.value_counts(visible["status"]).to_pylist()}
         inbox, parts = self._files("inbox"), self._files("parts")
         return {
             "path": str(self.path),
             "schema_version": self.version(),
             "runs": len(visible),
-            **{status: int(counts.get(status, 0)) for status in STATUSES},
-            "retired": everything - len(visible),
+            **{status: counts.get(status, 0) for status in STATUSES},
+            "retired": len(everything) - len(visible),
             "retired_below": self.retired(),
-            "tasks": sorted(visible["task"].unique()),
+            "tasks": sorted(visible["task"].unique().to_pylist()),
             "inbox_files": len(inbox),
             "part_files": len(parts),
-            "bytes": sum(file.stat().st_size for file in [*inbox, *parts]),
-            "torn": sorted(str(file) for file in [*self._files("torn"), *self._torn]),
+            "bytes": sum(each(lambda file: file.stat().st_size, [*inbox, *parts])),
+            "torn": sorted(str(file) for file in {*self._files("torn"), *self._reader.left_out}),
         }
 
     def _read(self, columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
         condition = self._valid() if condition is None else condition
-        return self._reading(lambda files: read(files, columns, condition))
+        return self._reader.read(lambda files: read(files, columns, condition))
 
     def _valid(self) -> ds.Expression:
         """The rows that no rule hides."""
-        valid = ALL
-        for component, below in self.retired().items():
-            if component in ("quantizers", "engine"):
-                valid &= ds.field(f"rev_{component}") >= below
-            else:
-                valid &= (ds.field("task") != component) | (ds.field("rev_task") >= below)
-        return valid
-
-    def _reading(self, action: Callable[[list[Place]], T]) -> T:
-        """`action` on all files; again if one was joined into a part meanwhile, or turned out to be unreadable."""
-        for _ in range(10):
-            # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
-            files = [file for file in [*self._files("inbox"), *self._files("parts")] if file not in self._torn]
-            try:
-                return action(files)
-            except FileNotFoundError:
-                continue
-            except (pa.ArrowException, OSError):
-                if not self._skip_unreadable(files):
-                    raise
-        raise StoreError(f"{self.path}: files keep vanishing while they are read; is something deleting them?")
-
-    def _skip_unreadable(self, files: list[Place]) -> bool:
-        """Leave unreadable inbox files out from now on, logged; True if there was one. StoreError for a part."""
-        refuse_broken([file for file in files if file.parent.name == "parts"])
-        inbox = [file for file in files if file.parent.name == "inbox"]
-        reasons = {file: reason for file in inbox if (reason := why_unreadable(file))}
-        for file, reason in reasons.items():
-            log.warning("%s: cannot be read (%s); its lanes count as missing", file, reason)
-        self._torn.update(reasons)
-        return bool(reasons)
+        return valid(self.retired())
 
     def files(self) -> frozenset[str]:
         """Names of the files that hold rows: while they are the same, so are the rows."""

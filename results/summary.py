@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from fp4dse.dse import ConfigError
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.cost import OVERHEAD_OF
 from fp4dse.results.intervals import mean_interval, p_value
 from fp4dse.results.measured import MEASURED
 from fp4dse.results.paired import DERIVED, NEEDED, OVERHEAD, SETTING, at_best_lr, by_seed, judged, log_or_nan, outcomes
@@ -105,10 +106,21 @@ def _on_one_scale(rows: pd.DataFrame, overhead: str) -> pd.Series:
     cost = rows[overhead].astype(float)
     if overhead != OVERHEAD or "overhead_of" not in rows:
         return cost
-    revisions = {of: int(of.rpartition(" ")[2]) for of in rows["overhead_of"].dropna().unique()}
-    revision = rows["overhead_of"].map(revisions)
+    revisions = {of: _revision(of) for of in rows["overhead_of"].dropna().unique()}
+    revision = rows["overhead_of"].map(revisions).astype(float)
     newest = revision.groupby(rows["setting"]).transform("max")
     return cost.where(revision.eq(newest) | newest.isna())
+
+
+def _revision(of: str) -> int:
+    """Of the cost model, the last word of an `overhead_of`. StoreError if there is none: no figure is left out for it
+    in silence."""
+    last = of.rpartition(" ")[2]
+    if not (last.isascii() and last.isdecimal()):
+        accepted = f"model, chip and revision, as {OVERHEAD_OF!r}"
+        fix = "fp4dse wrote no such rows; find them with `fp4dse query` and move their file away"
+        raise StoreError(f"overhead_of: found {of[:60]!r}; accepted: {accepted}; {fix}")
+    return int(last)
 
 
 def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:

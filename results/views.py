@@ -51,7 +51,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
     "effects": ("task factor level with_factor with_level effect", "low high", "reference", "p"),
     "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),
-    "marginal": ("task factor level difference", "low high", "matches", "reference", "helps"),
+    "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
     "learning_rates": ("task label lr", "grid at_edge", "optimism", "same_grid"),
@@ -61,11 +61,38 @@ BRIEF: dict[str, tuple[str, ...]] = {
 }
 """View -> the columns that a narrow terminal shows: what cannot be left out, then groups, the weightiest first."""
 
+
+def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a view that a table in print has: the two weightiest groups of BRIEF, without those that say the
+    same in all lines, and of a pair of levels the other one as `with`."""
+    named = [column for column in " ".join(BRIEF[name][:2]).split() if column in answer]
+    found = answer[[column for column in named if len(answer) < 2 or answer[column].nunique(dropna=False) > 1]]
+    if {"with_factor", "with_level"} <= set(found):
+        other = found["with_factor"] + " = " + found["with_level"]
+        place = found.columns.get_loc("with_factor")
+        found = found.drop(columns=["with_factor", "with_level"])
+        found.insert(place, "with", other)
+    return found
+
+
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 
 _TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
-_TEXTS |= {"with_factor", "with_level", "reference", "basis", "axis", "by", "rival", "rival_label", "verdict", "grid"}
+_TEXTS |= {
+    "untried",
+    "with_factor",
+    "with_level",
+    "reference",
+    "basis",
+    "axis",
+    "by",
+    "rival",
+    "rival_label",
+    "verdict",
+    "grid",
+}
+_TEXTS |= {"untried"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fp4dse.results.generated import generated
-from fp4dse.results.parquet import encode
+from fp4dse.results.joining import write_part
 from fp4dse.results.report import write_report
 from fp4dse.results.report.browser import BUSY, timed
 from fp4dse.results.schema import ROW, SCHEMA_VERSION
@@ -81,7 +81,7 @@ def fill(store: Store, recipes: int, seeds: int = SEEDS) -> None:
         else:
             columns.append(pa.nulls(count, field.type))
     with store.lock():
-        (store.path / "parts" / "generated.parquet").write_bytes(encode(pa.Table.from_arrays(columns, schema=ROW)))
+        write_part(store.path, pa.Table.from_arrays(columns, schema=ROW))
 
 
 def _truth(task: int) -> Any:

@@ -16,16 +16,34 @@ const whole = r => [data.labels[r], ...(data.names[r] ? [] : data.common)].join(
 const texts = data.ids.map((name, r) => `${whole(r)} ${data.names[r]} ${name}`.toLowerCase());
 const id = name => document.getElementById(name);
 const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
-const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map()};
+const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map(), clip: true};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
-const percent = gap => (gap < 0 ? "\u2212" : "+") + Math.abs(100 * gap).toFixed(2);
+// Log ratios as a person reads them, as results/ratios.py has it: a change in %, from half and twice on the ratio.
+const sign = text => text.replace("-", "\u2212");
+const asRatio = gap => Math.abs(gap) >= Math.LN2;
+const inUnit = (gap, ratio, unit) => {
+  const times = Math.exp(gap);
+  if (ratio) {
+    const text = !Number.isFinite(times) ? "∞" : times >= 1000 && times < 1e6 ? Math.round(times).toLocaleString("en")
+      : times.toPrecision(3);
+    return (unit ? "× " : "") + sign(text);
+  }
+  const percents = 100 * (times - 1), text = percents.toFixed(Math.abs(percents) < 10 ? 2 : 1);
+  return sign((percents >= 0 ? "+" : "") + text) + (unit ? " %" : "");
+};
+const change = gap => inUnit(gap, asRatio(gap), true);
+const changeRange = (gap, low, high) => {
+  const ratio = asRatio(gap);
+  return `${inUnit(low, ratio, ratio)} to ${inUnit(high, ratio, !ratio)}`;
+};
 const digits = v => Number.isFinite(v) ? String(+v.toPrecision(4)) : "–";
 const gapText = i => C.note[i] === 1 ? `diverged ${C.diverged[i]}/${C.seeds[i] + C.diverged[i] + C.failed[i]}`
   : C.note[i] ? data.notes[C.note[i]] : !Number.isFinite(C.gap[i]) ? "–"
-  : percent(C.gap[i]) + (Number.isFinite(C.gap_low[i])
-    ? ` ± ${(50 * (C.gap_high[i] - C.gap_low[i])).toFixed(2)}` : " (1 seed)");
+  : change(C.gap[i]) + (Number.isFinite(C.gap_low[i])
+    ? ` (${changeRange(C.gap[i], C.gap_low[i], C.gap_high[i])})` : " (1 seed)");
 const label = i => data.labels[C.recipe[i]], called = i => data.names[C.recipe[i]] || label(i);
+const ratio = v => Number.isFinite(v) ? v.toFixed(2) : "–";
 const chance = i => Number.isFinite(C.p_front[i]) ? `${(100 * C.p_front[i]).toFixed(0)} %` : "–";
 
 // --- picking ---------------------------------------------------------------------------------------------------
@@ -81,14 +99,45 @@ const frontOf = (lines, cost) => {
 
 // --- drawing ---------------------------------------------------------------------------------------------------
 
-const quantile = (sorted, q) => sorted[Math.floor(q * (sorted.length - 1))];
+// Above which gaps are clipped, null where nothing is worth it; as results/figures.py has it. gaps: sorted.
+const usualLimit = (gaps, atLeast) => {
+  if (gaps.length < 4) return null;
+  const at = q => {
+    const place = q * (gaps.length - 1), k = Math.floor(place);
+    return gaps[k] + (place - k) * ((gaps[k + 1] ?? gaps[k]) - gaps[k]);
+  };
+  const fence = Math.max(at(0.75) + 1.5 * (at(0.75) - at(0.25)), atLeast), last = gaps[gaps.length - 1];
+  return last - gaps[0] > 2 * (fence - gaps[0]) && fence > gaps[0] ? fence : null;
+};
+// Ticks of an axis of log ratios, as results/figures.py has it.
+const ticks = (low, high, most) => {
+  if (Math.max(Math.abs(low), Math.abs(high)) < Math.LN2) {
+    const ends = [100 * Math.expm1(low), 100 * Math.expm1(high)];
+    let step = 0;
+    for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {
+      if (!step && (ends[1] - ends[0]) / (m * 10 ** e) <= most) step = m * 10 ** e;
+    }
+    const values = [];
+    for (let k = Math.ceil(ends[0] / step - 1e-9); k <= ends[1] / step + 1e-9; k++) values.push(k * step);
+    const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    return {tickvals: values.map(p => Math.log1p(p / 100)),
+      ticktext: values.map(p => Math.abs(p) < 1e-9 ? "0 %" : sign(`${p > 0 ? "+" : ""}${p.toFixed(places)} %`))};
+  }
+  let step = [Math.LN2, 2 * Math.LN2].find(s => (high - low) / s <= most) ?? Math.LN10 * Math.ceil((high - low) / most / Math.LN10);
+  if (step === Math.LN2 && (high - low) / step < 3) step /= 2;
+  const values = [];
+  for (let k = Math.ceil(low / step - 1e-9); k <= high / step + 1e-9; k++) values.push(k * step);
+  return {tickvals: values, ticktext: values.map(v => `× ${+Math.exp(v).toPrecision(3)}`)};
+};
 const limits = (lines, front, noise) => {
   const gaps = lines.map(i => C.gap[i]).sort((a, b) => a - b);
   if (!gaps.length) return [0, 0.1];
   const lows = front.map(i => C.gap_low[i]).filter(Number.isFinite), highs = front.map(i => C.gap_high[i]).filter(Number.isFinite);
   let low = Math.min(gaps[0], ...lows), high = Math.max(gaps[gaps.length - 1], ...highs);
-  const usual = Math.max(quantile(gaps, 0.9), ...front.map(i => C.gap[i]));
-  if (high - low > 3 * (usual - low) && usual > low) high = low + 1.5 * (usual - low);
+  const fence = usualLimit(gaps, Math.max(...front.map(i => C.gap[i]), ...highs));
+  id("clip").hidden = fence === null;
+  id("clip").textContent = state.clip ? "show all to scale" : "clip what is far above";
+  if (fence !== null && state.clip) high = fence;
   const span = Math.max(high - low, 1e-3);
   low -= 0.05 * span;
   if (low > 0 && low < span) low = -0.02 * high;  // BF16 itself, where that does not squeeze the recipes
@@ -113,10 +162,10 @@ const place = (lines, cost, ys, axis, range, low, span, taken, thin, wide = 1) =
       }
       if (taken.has(keys[keys.length >> 1])) continue;
       keys.forEach(key => taken.add(key));
-      out.push({i: lines[k], x: x + 0.0055 * size * aside * axis.pitch, y: 100 * ys[k]});
+      out.push({i: lines[k], x: x + 0.0055 * size * aside * axis.pitch, y: ys[k]});
       put = true;
     }
-    if (!put && !thin) out.push({i: lines[k], x, y: 100 * ys[k]});
+    if (!put && !thin) out.push({i: lines[k], x, y: ys[k]});
   }
   return out;
 };
@@ -125,7 +174,7 @@ const hover = i => {
   const name = data.names[C.recipe[i]], metric = data.settings[C.setting[i]].metric;
   const lines = text => escape(text).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
   const words = whole(C.recipe[i]);
-  return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>gap ${gapText(i)} %`
+  return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>loss against BF16: ${gapText(i)}`
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
@@ -136,14 +185,42 @@ const marks = (points, name, symbol, colour, size) => ({type: "scatter", mode: "
   x: points.map(p => p.x), y: points.map(p => p.y), hovertext: points.map(p => hover(p.i)), customdata: points.map(p => p.i),
   marker: {symbol, size, color: colour, line: {width: 1.5, color: colour}}});
 const bars = (points, colour) => ({type: "data", color: colour, thickness: 1.2, width: 4, visible: true,
-  symmetric: false, array: points.map(p => 100 * (C.gap_high[p.i] - C.gap[p.i]) || 0),
-  arrayminus: points.map(p => 100 * (C.gap[p.i] - C.gap_low[p.i]) || 0)});
+  symmetric: false, array: points.map(p => C.gap_high[p.i] - C.gap[p.i] || 0),
+  arrayminus: points.map(p => C.gap[p.i] - C.gap_low[p.i] || 0)});
+
+// Names of the front's members: below and to the left of the front there is nothing else, so they stand there, where
+// they neither lie on a disc nor on each other; one that has no place is left out, its number stands in the table.
+const SIZE = 12, MOST_NAMES = 10;
+const nameplates = (steps, range, bottom, top) => {
+  const width = Math.max(plot.clientWidth - 90, 200), height = HEIGHT - 95;
+  const px = x => (x - range[0]) / (range[1] - range[0]) * width, py = y => (top - y) / (top - bottom) * height;
+  const boxes = steps.map(p => [px(p.x) - 11, py(p.y) - 11, px(p.x) + 11, py(p.y) + 11]), out = [];
+  const free = box => box[0] >= -6 && box[2] <= width + 4 && box[1] >= 0 && box[3] <= height
+    && boxes.every(o => box[0] >= o[2] || box[2] <= o[0] || box[1] >= o[3] || box[3] <= o[1]);
+  for (const p of steps.slice(0, MOST_NAMES)) {
+    const words = called(p.i).split(", "), text = words.length > 2 ? `${words.slice(0, 2).join(", ")} …` : words.join(", ");
+    const wide = 6.6 * text.length + 8, x = px(p.x), y = py(p.y);
+    const tries = [["right", -13, 12], ["left", 13, 12], ["right", -13, 30], ["left", 13, 30], ["right", -13, 48],
+      ["left", 13, -14], ["right", -13, -14], ["left", 13, 48]];
+    for (const [anchor, dx, dy] of tries) {
+      const left = anchor === "right" ? x + dx - wide : x + dx, box = [left, y + dy - 9, left + wide, y + dy + 9];
+      if (!free(box)) continue;
+      boxes.push(box);
+      out.push({text: escape(text), x: p.x, y: p.y, xanchor: anchor, yanchor: "middle", xshift: dx, yshift: -dy,
+        showarrow: false, font: {size: SIZE, color: "var(--fg)"}, bgcolor: "var(--veil)", borderpad: 1});
+      break;
+    }
+  }
+  return out;
+};
 
 const figure = () => {
   const axis = data.axes[+id("axis").value], cost = C[axis.name], {noise} = data.settings[+id("setting").value];
   const able = state.shown.filter(i => C.quantizes[i] && Number.isFinite(cost[i]));
   const finite = able.filter(i => Number.isFinite(C.gap[i])), front = state.front, onFront = new Set(front);
-  const [low, high] = limits(finite, front, noise), span = high - low;
+  let [low, high] = limits(finite, front, noise);
+  if (finite.length) low -= 0.12 * (high - low);  // room for names below the front
+  const span = high - low;
   const costs = able.map(i => cost[i]), least = costs.reduce((a, b) => Math.min(a, b), Infinity);
   const most = costs.reduce((a, b) => Math.max(a, b), -Infinity);
   axis.pitch = axis.discrete ? pitch(costs) : 0;
@@ -151,7 +228,7 @@ const figure = () => {
   const range = Number.isFinite(least) ? [least - edge, most + edge] : [0, 1];
   const taken = new Set(), thin = finite.length > MANY;
   const put = (lines, y, wide) => place(lines, cost, lines.map(y), axis, range, low, span, taken, thin, wide);
-  const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: 100 * C.gap[i]}));
+  const steps = axis.discrete ? put(front, i => C.gap[i], 2) : front.map(i => ({i, x: cost[i], y: C.gap[i]}));
   const numbers = steps.map((_, n) => String(n + 1));
   for (let n = steps.length - 1; n > 0; n--) {  // equal ones share a disc
     if (steps[n].x !== steps[n - 1].x || steps[n].y !== steps[n - 1].y) continue;
@@ -164,36 +241,42 @@ const figure = () => {
   const blown = put(able.filter(i => C.note[i] === 1), () => high + 0.09 * span);
   const few = others.length <= 60;
   const traces = [
-    {...marks(others, "other recipes", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
-    marks(far, "far above, not to scale", "triangle-up-open", "var(--muted)", 9),
+    {...marks(others, "other recipe", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
+    marks(far, `${far.length} far above, not to scale`, "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
-    {...marks(steps, "on the front of what is shown", "circle", "var(--accent)", 20), mode: "lines+markers+text",
+    {...marks(steps, "front: nothing is better and cheaper", "circle", "var(--accent)", 20), mode: "lines+markers+text",
       line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: numbers,
       textfont: {color: "var(--bg)", size: numbers.map(text => text.length > 2 ? 8 : 11)}, error_y: bars(steps, "var(--accent)")},
   ].filter(t => t.x.length);
   const font = {family: "system-ui, sans-serif", size: 13, color: "var(--fg)"};
   const line = {gridcolor: "var(--line)", linecolor: "var(--line)", zeroline: false, automargin: true};
   const shapes = [{type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: {color: "var(--fg)"}}];
-  if (noise !== null) shapes.unshift({type: "rect", xref: "paper", x0: 0, x1: 1, layer: "below", y0: -100 * noise,
-    y1: 100 * noise, fillcolor: "var(--band)", line: {width: 0}});
-  const base = low > 0 ? `BF16 (0 %) lies ${(100 * low).toFixed(0)} % below this edge` : "BF16";
+  if (noise !== null) shapes.unshift({type: "rect", xref: "paper", x0: 0, x1: 1, layer: "below", y0: -noise,
+    y1: noise, fillcolor: "var(--band)", line: {width: 0}});
+  const base = low > 0 ? "BF16 lies below this edge" : noise !== null ? "BF16 (band: noise floor)" : "BF16";
+  const top = high + 0.13 * span, {tickvals, ticktext} = ticks(low, high, 6);
+  const nothing = finite.length ? [] : [{text: able.length && blown.length === able.length ? "Every recipe diverged"
+    : "No recipe has both a gap and a cost", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
+    font: {size: 16, color: "var(--muted)"}}];
   const layout = {font, height: HEIGHT, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "closest",
     margin: {l: 8, r: 8, t: 8, b: 8}, shapes, uirevision: axis.name,
     hoverlabel: {bgcolor: "var(--bg)", bordercolor: "var(--muted)", font, align: "left"},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--muted)", activecolor: "var(--accent)"},
-    xaxis: {...line, title: {text: axis.title}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
-    yaxis: {...line, title: {text: "gap to BF16, % (log ratio)"}, range: [100 * low, 100 * (high + 0.13 * span)]},
-    annotations: [{text: base, showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, 100 * low),
-      yanchor: "bottom", font: {color: "var(--muted)", size: 12}}],
-    legend: {orientation: "h", y: -0.18, yanchor: "top"}};
+    xaxis: {...line, title: {text: `${axis.title} (← cheaper)`, font: {size: 13}}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
+    yaxis: {...line, title: {text: "loss against BF16 (↓ better)", font: {size: 13}}, range: [low, top], tickvals, ticktext},
+    annotations: [...nothing, ...nameplates(steps.filter((_, n) => numbers[n]), range, low, top), {text: base,
+      showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, low), yanchor: "bottom",
+      font: {color: "var(--muted)", size: 12}}],
+    legend: {orientation: "h", y: -0.16, yanchor: "top", font: {size: 12}, traceorder: "reversed"}};
   if (Report.coarse) layout.dragmode = false;
   const hidden = rest.length - others.length - far.length;
   const all = count(state.shown);
-  const parts = [`${all.toLocaleString("en")} recipes shown, ${count(front)} on their front.`];
+  const parts = [`${all.toLocaleString("en")} ${all === 1 ? "recipe" : "recipes"} shown, `
+    + (front.length ? `${count(front)} on their front.` : "none with both a gap and a cost, so there is no front.")];
   if (all > state.shown.length) {
     parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
   }
-  if (data.common.length) parts.push(`All recipes have: ${data.common.join(", ")}.`);
+  if (far.length) parts.push(`${far.length.toLocaleString("en")} far above are at the upper edge, not to scale.`);
   if (hidden) parts.push(`${hidden.toLocaleString("en")} lie under the mark of another and are not drawn; the table has them.`);
   const lost = state.shown.length - able.length;
   if (lost) parts.push(`${lost} do not quantize or have no ${axis.title}.`);
@@ -219,9 +302,9 @@ const columns = () => {
     of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
     of("recipe", "label", called, i => `<span title="${escape(whole(C.recipe[i]))}">${escape(called(i))}</span>`
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
-    of("gap to BF16, %", "n", i => C.gap[i], gapText),
+    of("loss against BF16", "n", i => C.gap[i], gapText),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),
-    ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i])),
+    ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i], a.name === "overhead" ? i => ratio(C.overhead[i]) : null)),
     ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),
     of("val loss ↓", "n", i => C.val_loss[i]), of("lr", "n", i => C.lr[i]), of("seeds", "n", i => C.seeds[i]),
   ];
@@ -266,15 +349,18 @@ const update = () => {
   const done = () => { document.body.dataset.took = (performance.now() - begin).toFixed(1); };
   if (ready) draw().then(done); else done();
 };
-id("filters").innerHTML = filters.map((f, k) => `<label>${escape(f.title)} <select id="filter-${k}"><option value="">any</option>`
+id("filters").innerHTML = filters.map((f, k) => `<select id="filter-${k}" aria-label="${escape(f.title)}" title="${escape(f.title)}">`
+  + `<option value="">${escape(f.title)}: any</option>`
   + `<optgroup label="with">${f.values.map((v, n) => `<option value="${n + 1}">${escape(v)}</option>`).join("")}</optgroup>`
   + `<optgroup label="without">${f.values.map((v, n) => `<option value="${-n - 1}">no ${escape(v)}</option>`).join("")}</optgroup>`
-  + "</select></label>").join(" ");
+  + "</select>").join("");
 const again = () => { state.page = 0; update(); };
 id("controls").addEventListener("change", again);
 id("words").addEventListener("input", again);
 id("controls").addEventListener("submit", event => event.preventDefault());
 id("controls").addEventListener("reset", () => setTimeout(() => { state.sort = null; again(); }));
+id("clip").addEventListener("click", () => { state.clip = !state.clip; update(); });
+if (data.common.length) id("common").textContent = `All recipes have: ${data.common.join(", ")}.`;
 id("previous").addEventListener("click", () => { state.page--; table(); });
 id("next").addEventListener("click", () => { state.page++; table(); });
 id("recipes-table").tHead.addEventListener("click", event => {

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fp4dse.results.design import AXES as RECIPE_AXES
 from fp4dse.results.design import PLAIN
-from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.findings import Findings, as_texts
 from fp4dse.results.tables import BETTER, metric_title
 
 QUERIES = (
@@ -25,46 +25,48 @@ QUERIES = (
     "SELECT task, preset, device_class, config_id, avg({axis}) AS {axis} FROM runs GROUP BY ALL",
     "FROM noise_floor",
 )
-ABOUT = """Further down is better, further left is cheaper. A numbered disc is a recipe on the front of what is shown,
-an open diamond one that is not, a triangle at the upper edge one far above, a cross above it one that diverged. Bars
-are 95 % intervals over seeds, the grey band is the noise floor, the line at 0 is BF16. Point at a mark, or tap it, to
-see the recipe."""
-
 COLUMNS = 24
 """Costs that are at least this part of the axis apart count as columns."""
 _FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
 
 
-def explorer(found: Findings) -> str:
-    """The figure, its controls and the table, all empty, and the data (HTML)."""
+def first_screen(answer: str) -> str:
+    """The answer beside the figure, which the script draws (HTML). answer: HTML."""
+    return (
+        f'<div class="first"><div class="answer">{answer}</div><figure><div id="front" class="tall-plot"></div>'
+        '<figcaption><span id="front-says" aria-live="polite"></span> '
+        '<button type="button" id="clip" hidden>show all to scale</button></figcaption></figure></div>'
+    )
+
+
+def listing(found: Findings) -> str:
+    """The table, empty, and the data (HTML)."""
     data = json.dumps(payload(found), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return (
-        f'<p class="about">{ABOUT}</p><figure><div id="front" class="tall-plot"></div>'
-        '<figcaption id="front-says" aria-live="polite"></figcaption></figure>'
         '<div class="wide"><table id="recipes-table"><thead></thead><tbody></tbody></table></div>'
         '<p class="pager"><button type="button" id="previous">previous</button> <span id="page-says"></span> '
-        '<button type="button" id="next">next</button></p>'
+        '<button type="button" id="next">next</button></p><p class="about" id="common"></p>'
         f'<script type="application/json" id="recipes">{data}</script>'
     )
 
 
 def controls(found: Findings) -> str:
-    """The bar of selects (HTML); the script fills those of the filters."""
+    """The bar of selects, one row (HTML); the script fills those of the filters."""
     settings = "".join(f'<option value="{i}">{escape(title)}</option>' for i, title in enumerate(found.titles.values()))
     axes = "".join(f'<option value="{i}">{escape(says)}</option>' for i, says in enumerate(found.axes.values()))
     return (
         '<form class="controls" id="controls" autocomplete="off">'
-        f'<label>task <select id="setting">{settings}</select></label>'
-        f'<label>overhead <select id="axis">{axes}</select></label><span id="filters"></span>'
-        '<label>in words <input id="words" type="search" placeholder="nvfp4 rht16"></label>'
-        '<button type="reset">show all</button></form>'
+        f'<select id="setting" aria-label="task" title="task">{settings}</select>'
+        f'<select id="axis" aria-label="overhead" title="overhead">{axes}</select><span id="filters"></span>'
+        '<input id="words" type="search" aria-label="in words" placeholder="words: nvfp4 rht16">'
+        '<button type="reset">reset</button></form>'
     )
 
 
 def payload(found: Findings) -> dict:
     """What the script reads. All columns are of the lines of `found.recipes` but BF16's, in its order."""
     lines = found.recipes[~found.recipes["is_baseline"]]
-    recipes = found.runs.drop_duplicates("config_id").set_index("config_id")
+    recipes = as_texts(found.runs.drop_duplicates("config_id")).set_index("config_id")
     recipes = recipes.loc[lines["config_id"].drop_duplicates()]
     place = pd.Series(np.arange(len(recipes)), recipes.index)
     notes = list(dict.fromkeys(["", "diverged", *lines["note"]]))  # the script knows the first two

@@ -7,18 +7,18 @@ from typing import NamedTuple
 import pandas as pd
 
 from fp4dse.results.adding import marginal
-from fp4dse.results.chance import front_chance, hypervolume
+from fp4dse.results.chance import front_chance
 from fp4dse.results.diverged import divergence
 from fp4dse.results.equivalence import against
 from fp4dse.results.labels import Labels, short_labels
 from fp4dse.results.linear import EFFECTS_READ, effects
 from fp4dse.results.measured import MEASURED
-from fp4dse.results.paired import OVERHEAD, SETTING, learning_rates
-from fp4dse.results.pooled import pooled_effects
+from fp4dse.results.paired import OVERHEAD, SETTING, judged, learning_rates
 from fp4dse.results.rivals import matched
 from fp4dse.results.schema import ROW
 from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
 from fp4dse.results.tables import setting_titles
+from fp4dse.results.verdict import Verdict, verdicts_from, with_chance
 
 AXES = {
     "overhead": "modelled step time, BF16 = 1",
@@ -30,14 +30,14 @@ AXES = {
 
 MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "gemm_backend", "host"]
 SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
-_MORE = ["run_id", "recipe", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
+_MORE = ["run_id", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
 _MORE += [name for name in ("overhead", "overhead_of") if name in ROW.names]
 COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 
 class Findings(NamedTuple):
-    """Frames by what made them; each has a line per SETTING and more, but `pooled`."""
+    """Frames by what made them; each has a line per SETTING and more."""
 
     runs: pd.DataFrame
     axes: dict[str, str]
@@ -49,30 +49,30 @@ class Findings(NamedTuple):
     recipes: pd.DataFrame
     """summarize, with p_front, a column for each axis, and `setting`: the place in `titles`."""
     floors: pd.DataFrame
-    volumes: pd.DataFrame
+    verdicts: list[Verdict]
+    """One a setting, in the order of `titles`."""
     versus_best: pd.DataFrame
     matched: pd.DataFrame
     """At equal stored bits."""
     rates: pd.DataFrame
     """learning_rates."""
     effects: pd.DataFrame
-    pooled: pd.DataFrame
     marginal: pd.DataFrame
     divergence: pd.DataFrame
 
 
 def findings(runs: pd.DataFrame) -> Findings:
     """runs: COLUMNS of a store's runs, or of some of them, with at least one row."""
-    recipes = summarize(runs)
-    chance = front_chance(runs)[[*SETTING, "config_id", "p_front"]]
-    recipes = recipes.merge(chance, how="left", on=[*SETTING, "config_id"])
+    rows = judged(runs)
+    recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
+    versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
     if "measured" in present and runs.groupby(list(SETTING))["measured_of"].nunique().gt(1).any():
         present.remove("measured")  # figures of several devices are not one axis
     axes = {name: AXES.get(name, name) for name in dict.fromkeys([OVERHEAD, *present])}
     lacking = [name for name in axes if name not in recipes]
-    costs = runs.groupby([*SETTING, "config_id"], sort=False)[lacking].mean()
-    recipes = recipes.join(costs, on=[*SETTING, "config_id"])
+    costs = as_texts(runs.groupby([*SETTING, "config_id"], sort=False)[lacking].mean().reset_index())
+    recipes = recipes.merge(costs, how="left", on=[*SETTING, "config_id"])
     titles = setting_titles(recipes)
     quantizing = recipes[~recipes["is_baseline"]]
     return Findings(
@@ -82,19 +82,25 @@ def findings(runs: pd.DataFrame) -> Findings:
         titles=titles,
         recipes=_placed(recipes, titles),
         floors=_placed(noise_floor(runs), titles),
-        volumes=_placed(hypervolume(runs), titles),
-        versus_best=_placed(against(runs), titles),
-        matched=_placed(matched(runs), titles),
-        rates=_placed(learning_rates(runs), titles),
-        effects=_placed(effects(runs), titles),
-        pooled=pooled_effects(runs) if len(titles) > 1 else pd.DataFrame(),
-        marginal=_placed(marginal(runs), titles),
-        divergence=_placed(divergence(runs), titles),
+        verdicts=verdicts_from(rows, recipes, versus_best, rates),
+        versus_best=_placed(versus_best, titles),
+        matched=_placed(matched(rows), titles),
+        rates=_placed(rates, titles),
+        effects=_placed(effects(rows), titles),
+        marginal=_placed(marginal(rows), titles),
+        divergence=_placed(divergence(rows), titles),
     )
+
+
+def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """With texts where there are categories (see Store.runs)."""
+    coded = [name for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)]
+    return frame.astype(dict.fromkeys(coded, str)) if coded else frame
 
 
 def _placed(frame: pd.DataFrame, titles: dict[tuple, str]) -> pd.DataFrame:
     """With the column `setting`, and in its order."""
+    frame = as_texts(frame)
     places = {keys: i for i, keys in enumerate(titles)}
     found = [places[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
     return frame.assign(setting=pd.Series(found, frame.index, dtype=int)).sort_values("setting", kind="stable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 
 import pandas as pd
@@ -26,8 +27,7 @@ AGAIN = (
 
 def where(runs: pd.DataFrame) -> str:
     """Which machine, which versions, how long, and what did not go as wanted (HTML)."""
-    texts = ["device_name", *SOFTWARE, "host", "quantizer_backend", "gemm_backend", "dtype"]
-    groups = runs.fillna(dict.fromkeys(texts, "–")).groupby([*MACHINE, *SOFTWARE], sort=False, dropna=False)
+    groups = runs.groupby([*MACHINE, *SOFTWARE], sort=False, dropna=False)
     facts = [(name.replace("_", " "), "") for name in [*MACHINE, *SOFTWARE]]
     columns = [("lanes", "n"), ("training time", "n"), *facts]
     rows = []
@@ -40,8 +40,8 @@ def where(runs: pd.DataFrame) -> str:
     return html + _counts("Lanes that failed (they are tried again by the same sweep)", runs["failure"].dropna())
 
 
-def again(found: Findings) -> str:
-    """What determines a lane, and the recipes of the fronts as files (HTML)."""
+def again(found: Findings, texts: Mapping[str, str]) -> str:
+    """What determines a lane, and the recipes of the fronts as files (HTML). texts: config_id -> recipe as JSON."""
     html = (
         "<p>Install the version and commit named above. A lane is determined by its recipe, learning rate, seed, and "
     )
@@ -62,7 +62,6 @@ def again(found: Findings) -> str:
     html += f"<pre><code>{escape(chr(10).join(dict.fromkeys(commands)))}</code></pre>"
     html += "<p>Recipes on a front, as files that <code>fp4dse</code> takes wherever it takes a recipe:</p>"
     front = found.recipes[found.recipes["on_front"]].drop_duplicates("config_id")
-    texts = found.runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
     for config_id, label in zip(front["config_id"], front["label"], strict=True):
         toml = recipe_to_toml(recipe_from_dict(json.loads(texts[config_id])))
         html += f"<details><summary>{escape(label)} ({config_id})</summary><pre>{escape(toml)}</pre></details>"

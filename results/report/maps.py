@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, LAYOUT
+from fp4dse.results.figures import AXIS, LAYOUT, ratio_ticks
 from fp4dse.results.page import plot
+from fp4dse.results.ratios import change
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import number, of_setting
+from fp4dse.results.report.parts import number, of_setting, typeset
 
 INTERACTIONS = ("SELECT * FROM effects WHERE kind = 'interaction'",)
-ABOUT_INTERACTIONS = """What two techniques do together beyond what each does on average, in % of loss. Below zero they
-help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero;
-an empty field was never tried."""
+ABOUT_INTERACTIONS = """What two techniques do to the loss together beyond what each does on average. Below zero they
+help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero. Fields
+are empty where two techniques were not tried in all combinations: there, what is missing would pass for working
+together."""
 DIVERGENCE = (
     "FROM divergence",
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged FROM recipes "
@@ -31,6 +34,7 @@ def interactions(found: Findings) -> str:
     parts = []
     for setting in range(len(found.titles)):
         lines = found.effects[found.effects["setting"].eq(setting)]
+        lines = crossed(lines)
         pairs = lines[lines["kind"].eq("interaction") & lines["effect"].notna()]
         if pairs.empty:
             notes = [note for note in lines["note"].unique() if "interactions" in note]
@@ -41,23 +45,35 @@ def interactions(found: Findings) -> str:
     return "".join(parts)
 
 
+def crossed(lines: pd.DataFrame) -> pd.DataFrame:
+    """Without interactions of factors that were not tried in all combinations. lines: of effects, one setting."""
+    pairs = lines["kind"].eq("interaction")
+    whole = lines["recipes"].gt(0).groupby([lines["factor"], lines["with_factor"]], dropna=False).transform("all")
+    return lines[~pairs | whole]
+
+
 def interaction_figure(lines: pd.DataFrame) -> dict:
     """lines: of effects, one setting."""
     names, values, stars = interaction_values(lines)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
-    texts = _texts(values, "{:+.2f}", stars)
+    texts = _texts(values, lambda value: typeset(change(value)).replace("\u00a0", ""), stars)
     scale = [[0, "var(--low)"], [0.5, "var(--bg)"], [1, "var(--high)"]]
-    figure = _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{z:+.3f} %<extra></extra>")
+    figure = _map(names, values, texts, scale, (-most, most), "%{y}<br>with %{x}<br>%{customdata}<extra></extra>")
     trace = figure["data"][0]  # no level meets itself: the first row and the last column are empty
     trace |= {"x": names[:-1], "y": names[1:]}
-    trace |= {of: [row[:-1] for row in trace[of][1:]] for of in ("z", "text")}
+    ticks, says = ratio_ticks(-most, most, 5)
+    trace["customdata"] = [[typeset(change(v)) if np.isfinite(v) else "" for v in row] for row in values]
+    trace["colorbar"] = {"thickness": 10, "outlinewidth": 0, "tickvals": ticks, "ticktext": says}
+    trace |= {of: [row[:-1] for row in trace[of][1:]] for of in ("z", "text", "customdata")}
     return figure
 
 
 def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Names of levels, and in the lower triangle the interactions in % and whether their intervals leave out zero.
+    """Names of levels, and in the lower triangle the interactions (log ratios) and whether their intervals leave out
+    zero.
 
-    lines: of effects, one setting. Levels that others are measured from are left out: they mirror the rest.
+    lines: of effects, one setting. Levels without an interaction are left out, and those that others are measured from:
+    they mirror the rest.
     """
     mains = lines[lines["kind"].eq("main")]
     mains = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
@@ -69,8 +85,10 @@ def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.n
         i, j = (place.get((line[f"{p}factor"], line[f"{p}level"])) for p in ("", "with_"))
         if i is not None and j is not None:
             i, j = max(i, j), min(i, j)
-            values[i, j], stars[i, j] = 100 * line["effect"], line["low"] > 0 or line["high"] < 0
-    return [f"{factor}: {level}" for factor, level in levels], values, stars
+            values[i, j], stars[i, j] = line["effect"], line["low"] > 0 or line["high"] < 0
+    some = np.isfinite(values).any(axis=0) | np.isfinite(values).any(axis=1)
+    names = [f"{factor}: {level}" for (factor, level), so in zip(levels, some, strict=True) if so]
+    return names, values[np.ix_(some, some)], stars[np.ix_(some, some)]
 
 
 def divergences(found: Findings) -> str:
@@ -103,15 +121,15 @@ def divergence_figure(lines: pd.DataFrame) -> dict:
             values[max(i, j), min(i, j)] = 100 * line["diverged"]
     names = [f"{factor}: {level}" for factor, level in levels]
     scale = [[0, "var(--bg)"], [1, "var(--bad)"]]
-    texts = _texts(values, "{:.0f}", np.zeros(values.shape, bool))
+    texts = _texts(values, "{:.0f}".format, np.zeros(values.shape, bool))
     return _map(names, values, texts, scale, (0, 100), "%{y}<br>with %{x}<br>%{z:.1f} % diverged<extra></extra>")
 
 
-def _texts(values: np.ndarray, form: str, stars: np.ndarray) -> list[list[str]]:
+def _texts(values: np.ndarray, form: Callable[[float], str], stars: np.ndarray) -> list[list[str]]:
     few = len(values) <= MOST_WITH_TEXT
     return [
         [
-            "" if not np.isfinite(v) else (form.format(v) if few else "") + "*" * bool(s)
+            "" if not np.isfinite(v) else (form(v) if few else "") + "*" * bool(s)
             for v, s in zip(row, marks, strict=True)
         ]
         for row, marks in zip(values, stars, strict=True)

@@ -13,15 +13,19 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.figures import ratio_ticks, usual_limit
 from fp4dse.results.files import writing
+from fp4dse.results.intervals import counted
+from fp4dse.results.ratios import change
 from fp4dse.results.report.curves import front_curves, over_seeds
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.maps import interaction_values
-from fp4dse.results.report.techniques import MOST_LINES, name_of, shown_effects
+from fp4dse.results.report.maps import crossed, interaction_values
+from fp4dse.results.report.techniques import name_of, shown_effects
 from fp4dse.results.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 FORMS = ("png", "svg", "pdf")
@@ -33,21 +37,21 @@ STYLE |= {"svg.hashsalt": "fp4dse"}  # the same names inside the file each time
 WIDTH = 3.5
 """Of a column, inches."""
 MOST_TICKS = 8
+MOST_NAMED = 12
+"""Members of the front in the key."""
 
 
 def write_figures(found: Findings, store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
     """front, effects, interactions and curves of each setting as files in `folder`; returns those that were written.
 
-    form: png, svg or pdf. A figure that a setting has no numbers for is left out. ConfigError on another form, or if
-    matplotlib is not installed. StoreError if the folder cannot be written.
+    form: png, svg or pdf. A figure that a setting has no numbers for is left out. ConfigError on another form.
+    StoreError if the folder cannot be written.
     """
     if form not in FORMS:
         raise ConfigError("--format", form, ", ".join(FORMS))
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("--figures", str(folder), "an installed matplotlib (pip install 'fp4dse[figures]')") from None
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     folder, written = Path(folder), []
     with writing(folder), mpl.rc_context(STYLE):
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,59 +79,95 @@ def _front(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
     axes = figure.subplots()
     floor = found.floors.loc[found.floors["setting"].eq(setting), "noise_floor"]
     if len(floor) and np.isfinite(floor.iloc[0]):
-        axes.axhspan(-100 * floor.iloc[0], 100 * floor.iloc[0], color="#000", alpha=0.08, lw=0)
+        axes.axhspan(-floor.iloc[0], floor.iloc[0], color="#000", alpha=0.08, lw=0)
     axes.axhline(0, color="#000", lw=0.6)
     front = lines[lines["on_front"]].sort_values([cost, "gap"])
     others = lines[~lines["on_front"]]
-    usual = max(np.quantile(lines["gap"], 0.9), front["gap"].max())
-    axes.plot(
-        others[cost], 100 * others["gap"], "D", ms=3, mfc="none", mec=GREY, mew=0.6, rasterized=len(others) > 2000
-    )
-    axes.step(front[cost], 100 * front["gap"], where="post", color=BLUE, ls=":", lw=1)
-    half = [100 * (front["gap"] - front["gap_low"]), 100 * (front["gap_high"] - front["gap"])]
-    axes.errorbar(front[cost], 100 * front["gap"], np.nan_to_num(half), fmt="o", ms=5, color=BLUE, capsize=2, lw=1)
-    for n, (x, y) in enumerate(zip(front[cost], 100 * front["gap"], strict=True), 1):
+    axes.plot(others[cost], others["gap"], "D", ms=3, mfc="none", mec=GREY, mew=0.6, rasterized=len(others) > 2000)
+    axes.step(front[cost], front["gap"], where="post", color=BLUE, ls=":", lw=1)
+    half = [front["gap"] - front["gap_low"], front["gap_high"] - front["gap"]]
+    axes.errorbar(front[cost], front["gap"], np.nan_to_num(half), fmt="o", ms=5, color=BLUE, capsize=2, lw=1)
+    for n, (x, y) in enumerate(zip(front[cost], front["gap"], strict=True), 1):
         axes.annotate(str(n), (x, y), xytext=(4, 4), textcoords="offset points", color=BLUE)
-    if lines["gap"].max() > 4 * usual > 0:
-        axes.set_ylim(top=150 * usual)
+    limit = usual_limit(lines["gap"], front[["gap", "gap_high"]].max().max())
+    if limit is not None:
+        axes.set_ylim(top=limit + 0.1 * (limit - lines["gap"].min()))
+        far = others[others["gap"].gt(axes.get_ylim()[1])]
+        edge = np.full(len(far), 1.0)
+        axes.plot(
+            far[cost],
+            edge,
+            "^",
+            ms=3,
+            mfc="none",
+            mec=GREY,
+            mew=0.6,
+            transform=axes.get_xaxis_transform(),
+            clip_on=False,
+        )
+        says_far = f"{counted(len(far), 'recipe')} above, not to scale"
+        axes.annotate(says_far, (1, 1), xycoords="axes fraction", ha="right", va="bottom", color=GREY)
+    _ratio_ticks(axes.yaxis, axes.get_ylim())
     if lines[cost].nunique() <= MOST_TICKS:
         axes.set_xticks(sorted(lines[cost].unique()))
     axes.set_xlabel(says)
-    axes.set_ylabel("gap to BF16, %")
+    axes.set_ylabel("loss against BF16")
+    _key(found, front, figure)
     return True
 
 
+def _key(found: Findings, front: pd.DataFrame, figure: Figure) -> None:
+    """What the numbers of the front stand for."""
+    from matplotlib.lines import Line2D
+
+    called = [found.labels.of(label) for label in front["label"].head(MOST_NAMED)]
+    marks = [Line2D([], [], marker=f"${n}$", color=BLUE, ls="", label=name) for n, name in enumerate(called, 1)]
+    if marks:
+        figure.set_size_inches(WIDTH, 2.6 + 0.13 * len(marks))
+        figure.legend(handles=marks, loc="outside lower center", fontsize=6)
+
+
+def _ratio_ticks(axis: Axis, limits: tuple[float, float]) -> None:
+    """Ticks of an axis of log ratios as changes in %, or as ratios."""
+    axis.set_ticks(*ratio_ticks(*limits, 6))
+
+
 def _effects(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    mains = found.effects[found.effects["setting"].eq(setting) & found.effects["kind"].eq("main")]
-    lines = shown_effects(mains).head(MOST_LINES)
+    lines = shown_effects(found.marginal[found.marginal["setting"].eq(setting)])
     if lines.empty:
         return False
     figure.set_size_inches(WIDTH * 1.4, 0.8 + 0.2 * len(lines))
     axes = figure.subplots()
-    half = 100 * np.stack([lines["effect"] - lines["low"], lines["high"] - lines["effect"]])
-    rows = np.arange(len(lines))
+    half = np.stack([lines["difference"] - lines["low"], lines["high"] - lines["difference"]])
+    rows, partly = np.arange(len(lines)), lines["untried"].ne("").to_numpy()
     axes.axvline(0, color="#000", lw=0.6)
-    axes.errorbar(100 * lines["effect"], rows, xerr=np.nan_to_num(half), fmt="none", color=BLUE, capsize=2, lw=1)
     sure = (lines["low"].gt(0) | lines["high"].lt(0)).to_numpy()
-    for which, fill in ((sure, BLUE), (~sure, "white")):
-        axes.plot(100 * lines["effect"][which], rows[which], "o", ms=5, mfc=fill, mec=BLUE)
-    axes.set_yticks(rows, [name_of(line) for line in lines.to_dict("records")])
+    for of, colour in ((~partly, BLUE), (partly, GREY)):
+        bars = np.nan_to_num(half[:, of])
+        axes.errorbar(lines["difference"][of], rows[of], xerr=bars, fmt="none", color=colour, capsize=2, lw=1)
+        for which, fill in ((of & sure, colour), (of & ~sure, "white")):
+            axes.plot(lines["difference"][which], rows[which], "D", ms=4, mfc=fill, mec=colour)
+    stars = ["*" if so else "" for so in partly]
+    names = [name_of(line) + star for line, star in zip(lines.to_dict("records"), stars, strict=True)]
+    axes.set_yticks(rows, names)
     axes.invert_yaxis()
-    axes.set_xlabel("change of loss, %")
+    _ratio_ticks(axes.xaxis, axes.get_xlim())
+    note = "\n* one of the two was never tried with what the other was" if partly.any() else ""
+    axes.set_xlabel(f"loss with it against without it, matched pairs{note}")
     return True
 
 
 def _interactions(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    names, values, stars = interaction_values(found.effects[found.effects["setting"].eq(setting)])
+    names, values, stars = interaction_values(crossed(found.effects[found.effects["setting"].eq(setting)]))
     if not np.isfinite(values).any():
         return False
-    side = 1.6 + 0.34 * len(names)
+    side = 1.6 + 0.42 * len(names)
     figure.set_size_inches(side + 0.8, side)
     axes = figure.subplots()
     most = np.nanmax(np.abs(values))
     image = axes.imshow(values, cmap="PuOr_r", vmin=-most, vmax=most)
     for i, j in np.argwhere(np.isfinite(values)):
-        text = f"{values[i, j]:+.1f}" + "*" * bool(stars[i, j])
+        text = change(values[i, j]).replace(" ", "") + "*" * bool(stars[i, j])
         axes.text(
             j,
             i,
@@ -139,7 +179,9 @@ def _interactions(found: Findings, store: Store, setting: int, figure: Figure) -
         )
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
-    figure.colorbar(image, shrink=0.7, label="beyond both means, %")
+    bar = figure.colorbar(image, shrink=0.7, label="loss beyond what both do alone")
+    places, texts = ratio_ticks(-most, most, 5)
+    bar.set_ticks(places, labels=texts)
     return True
 
 

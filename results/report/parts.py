@@ -6,11 +6,13 @@ hold these values; a test runs them and compares.
 
 from __future__ import annotations
 
-import math
+import re
 from html import escape
 
-from fp4dse.results.intervals import percent
 from fp4dse.results.labels import Labels
+from fp4dse.results.ratios import change, change_range
+
+_PLAIN = re.compile(r"(?<![\w.±])\d+(?:\.\d+)?(?:e-\d+)?(?![\w%])(?! %)")
 
 
 def number(value: float, text: str | None = None) -> str:
@@ -18,9 +20,19 @@ def number(value: float, text: str | None = None) -> str:
     return f'<data value="{float(value)!r}">{escape(text if text is not None else f"{value:,}")}</data>'
 
 
-def percents(value: float, sign: bool = True) -> str:
-    """A log ratio or a share (HTML) as a number of %, without the sign of percent."""
-    return number(value, percent(value).replace("-", "−") if sign else f"{100 * value:.2f}")
+def changed(log_ratio: float) -> str:
+    """A log ratio of losses (HTML) as a person reads it: `+0.62 %`, `× 11.4` (see ratios.py)."""
+    return number(log_ratio, typeset(change(log_ratio)))
+
+
+def typeset(text: str) -> str:
+    """With a true minus, and no break before %."""
+    return text.replace("-", "−").replace(" ", "\u00a0")
+
+
+def spoken(sentence: str) -> str:
+    """A sentence (HTML) whose numbers are counts and learning rates: what is read is all there is to look up."""
+    return _PLAIN.sub(lambda found: number(float(found[0]), found[0]), escape(sentence, quote=False))
 
 
 def called(label: str, labels: Labels) -> str:
@@ -33,16 +45,24 @@ def many(count: float, word: str) -> str:
     return f"{number(count, f'{count:,.0f}')} {word}{'' if count == 1 else 's'}"
 
 
-def interval(low: float, high: float) -> str:
-    """`+0.10 to +0.30 %` (HTML), empty if it is not known."""
-    return f"{percents(low)} to {percents(high)} %" if math.isfinite(low) and math.isfinite(high) else ""
+def interval(mean: float, low: float, high: float) -> str:
+    """`+0.10 to +0.30 %` (HTML), in the unit that suits the mean; empty if it is not known."""
+    ends = change_range(mean, low, high).split(" to ")
+    return " to ".join(number(v, typeset(text)) for v, text in zip((low, high), ends, strict=True)) if ends[0] else ""
+
+
+def changed_with(mean: float, low: float, high: float) -> str:
+    """`+0.20 % (+0.10 to +0.30 %)` (HTML); without the bracket if a bound is NaN."""
+    bounds = interval(mean, low, high)
+    return f"{changed(mean)} ({bounds})" if bounds else changed(mean)
 
 
 def section(title: str, body: str, queries: list[str], about: str = "", name: str = "") -> str:
     """A section (HTML). queries: what to type, one command each; about: the section's plain introduction (HTML)."""
     kind = f' id="{name}"' if name else ""
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
     intro = f'<p class="about">{about}</p>' if about else ""
-    return f"<section{kind}><h2>{escape(title)}</h2>{intro}{body}{asked(queries)}</section>"
+    return f"<section{kind}>{heading}{intro}{body}{asked(queries)}</section>"
 
 
 def asked(queries: list[str]) -> str:

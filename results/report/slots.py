@@ -37,10 +37,14 @@ _SHOWN = ["bits", "mse", "clipped", "flushed"]
 
 def front_slots(runs: pd.DataFrame, statistics: Statistics) -> pd.DataFrame:
     """SETTING, config_id, label, slot, bits, mse, clipped, flushed of the recipes on each front, cheapest first."""
-    recipes = summarize(runs)
+    texts = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
+    return slot_lines(summarize(runs), texts, statistics)
+
+
+def slot_lines(recipes: pd.DataFrame, texts: Mapping[str, str], statistics: Statistics) -> pd.DataFrame:
+    """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON."""
     front = recipes[recipes["on_front"]].sort_values([*SETTING, OVERHEAD, "gap"])
     front = front.groupby(list(SETTING), sort=False).head(MOST)
-    texts = runs.drop_duplicates("config_id").set_index("config_id")["recipe"]
     known: dict[str, Mapping] = {}
     lines = []
     for line in front[[*SETTING, "config_id", "label"]].to_dict("records"):
@@ -54,9 +58,9 @@ def front_slots(runs: pd.DataFrame, statistics: Statistics) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(_SHOWN, float))
 
 
-def slots(found: Findings, statistics: Statistics) -> str:
-    """A table per setting (HTML): a line a recipe, a column a slot."""
-    lines = front_slots(found.runs, statistics)
+def slots(found: Findings, texts: Mapping[str, str], statistics: Statistics) -> str:
+    """A table per setting (HTML): a line a recipe, a column a slot. texts: config_id -> recipe as JSON."""
+    lines = slot_lines(found.recipes, texts, statistics)
     parts = []
     for setting, keys in enumerate(found.titles):
         here = lines[(lines[list(SETTING)] == list(keys)).all(axis="columns")]

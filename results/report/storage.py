@@ -8,13 +8,13 @@ from fp4dse.results.equivalence import MARGIN
 from fp4dse.results.labels import Labels
 from fp4dse.results.page import table
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import called, of_setting, percents
+from fp4dse.results.report.parts import called, changed, changed_with, of_setting
 from fp4dse.results.rivals import TOLERANCE
 
 QUERIES = ("FROM matched",)
 ABOUT = f"""A format with finer blocks stores more bits, so it should win. Here each number of stored bits per operand
 element has its own winner, and beside it the best other recipe that needs as many, up to {100 * TOLERANCE:g} %.
-Difference: of the winner to that one, in % of loss, with its 95 % interval."""
+Difference: the winner's loss against that one's, with its 95 % interval."""
 MOST = 20
 VERDICTS = {
     "lower": "better",
@@ -31,8 +31,8 @@ def storage(found: Findings) -> str:
         lines = found.matched[found.matched["setting"].eq(setting)]
         best = lines.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
         rows = [_row(line, found.labels) for line in best.to_dict("records")]
-        columns = [("bits", "n"), ("best recipe", "label"), ("gap to BF16, %", "n"), ("next best", "label")]
-        columns += [("difference, %", "n"), ("verdict", "")]
+        columns = [("bits", "n"), ("best recipe", "label"), ("loss against BF16", "n"), ("next best", "label")]
+        columns += [("difference", "n"), ("verdict", "")]
         html = table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
         parts.append(of_setting(setting, html))
     return "".join(parts)
@@ -41,12 +41,11 @@ def storage(found: Findings) -> str:
 def _row(line: dict, labels: Labels) -> list[tuple[str, object]]:
     bits, gap = line["value"], line["gap"]
     best = called(line["label"], labels)
-    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (best, line["label"]), (percents(gap), gap)]
+    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (best, line["label"]), (changed(gap), gap)]
     if not line["rivals"]:
         return [*row, ("none", ""), ("–", None), ("alone", "alone")]
-    size = percents(line["difference"]) if np.isfinite(line["difference"]) else "–"
-    if np.isfinite(line["low"]):
-        size += f" ({percents(line['low'])} to {percents(line['high'])})"
+    finite = np.isfinite(line["difference"])
+    size = changed_with(*(line[name] for name in ("difference", "low", "high"))) if finite else "–"
     verdict = VERDICTS.get(line["verdict"], line["verdict"])
     known = line["difference"] if np.isfinite(line["difference"]) else None
     return [*row, (called(line["rival_label"], labels), line["rival_label"]), (size, known), (verdict, verdict)]

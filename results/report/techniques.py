@@ -1,108 +1,125 @@
-"""What each technique does: main effects with intervals, and the same from matched pairs, as dots on lines."""
+"""What each technique does: matched pairs with intervals, beside the mean of a linear model, as dots on lines."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, LAYOUT, numbers
+from fp4dse.results.figures import AXIS, LAYOUT, numbers, ratio_axis
 from fp4dse.results.page import plot
+from fp4dse.results.ratios import change_with_range
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting
+from fp4dse.results.report.parts import of_setting, typeset
 
-QUERIES = ("SELECT * FROM effects WHERE kind = 'main'", "FROM marginal")
-POOLED = "SELECT * FROM pooled WHERE kind = 'main'"
-ABOUT = """What a technique does to the loss on average over all recipes that were tried, in %; left of the line it
-helps. A disc is the mean effect by a linear model of all techniques and their pairs, filled where its 95 % interval
-leaves out zero. A diamond is the mean over pairs of recipes that differ in this technique alone."""
+QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
+ABOUT = """What changing one technique alone does to the loss; left of the line it helps. A diamond is the mean over
+pairs of recipes that differ in nothing else, filled where its 95 % interval leaves out no change, grey where one of the
+two levels was tried with something that the other never met. A circle is the mean over all combinations by a linear
+model, shown only where all of them can be compared."""
 MOST_LINES = 40
+LEAST_SHARE = 1e-4
+"""Of the variance between recipes; a mean effect that explains less was not told from the others."""
 
 
 def techniques(found: Findings) -> str:
-    """The section's body (HTML): a figure per setting, and the pooled one where there are several."""
+    """The section's body (HTML): a figure per setting."""
     parts = []
     for setting in range(len(found.titles)):
+        pairs = found.marginal[found.marginal["setting"].eq(setting) & found.marginal["difference"].notna()]
         mains = found.effects[found.effects["setting"].eq(setting) & found.effects["kind"].eq("main")]
-        pairs = found.marginal[found.marginal["setting"].eq(setting)]
-        if mains["effect"].notna().any():
-            html = plot(dots(mains, pairs), "") + _untold(mains)
-        else:
-            html = f"<p>{_why(mains)}</p>"
+        html = plot(dots(pairs, mains), "") + _partly(pairs) if len(pairs) else f"<p>{_why(mains)}</p>"
         parts.append(of_setting(setting, html))
-    if len(found.pooled) and found.pooled["effect"].notna().any():
-        mains = found.pooled[found.pooled["kind"].eq("main")]
-        caption = "Effect on the rank within a task, in places of a hundred: mean over the tasks."
-        parts.append(f"<h3>All tasks together</h3>{plot(dots(mains, None, 'change of rank, %'), caption)}")
     return "".join(parts)
 
 
-def dots(mains: pd.DataFrame, pairs: pd.DataFrame | None, says: str = "change of loss, %") -> dict:
-    """Effects as plain Plotly data. mains: lines of effects or pooled_effects; pairs: of marginal."""
-    lines = shown_effects(mains).head(MOST_LINES)
+def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict:
+    """Effects as plain Plotly data. pairs: lines of marginal; mains: of effects, of the same setting."""
+    lines = shown_effects(pairs)
     names = [name_of(line) for line in lines.to_dict("records")]
+    partly = lines["untried"].ne("")
     sure = lines["low"].gt(0) | lines["high"].lt(0)
-    traces = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "mean effect",
-            "x": numbers(100 * lines["effect"]),
-            "y": names,
-            "marker": {
-                "symbol": ["circle" if s else "circle-open" for s in sure],
-                "size": 11,
-                "color": "var(--accent)",
-                "line": {"width": 2, "color": "var(--accent)"},
-            },
-            "error_x": _bars(lines, "effect", "var(--accent)"),
-            "hovertemplate": "%{y}: %{x:+.3f}<extra>mean effect</extra>",
-        }
-    ]
-    if pairs is not None and len(pairs):
-        keyed = {(line["factor"], line["level"]): line for line in pairs.to_dict("records")}
-        found = [(n, keyed.get((a, b))) for n, a, b in zip(names, lines["factor"], lines["level"], strict=True)]
-        matched = pd.DataFrame([{"place": name, **line} for name, line in found if line])
-        if len(matched):
+    traces = []
+    for of, colour, what in (
+        (~partly, "var(--accent)", "matched pairs"),
+        (partly, "var(--muted)", "tried in part only"),
+    ):
+        part = lines[of]
+        if len(part):
             traces.append(
                 {
                     "type": "scatter",
                     "mode": "markers",
-                    "name": "matched pairs",
-                    "x": numbers(100 * matched["difference"]),
-                    "y": list(matched["place"]),
-                    "marker": {"symbol": "diamond-open", "size": 9, "color": "var(--c1)"},
-                    "error_x": {**_bars(matched, "difference", "var(--c1)"), "thickness": 1},
-                    "customdata": [
-                        f"{m} pairs, {100 * h:.0f} % of them gain"
-                        for m, h in zip(matched["matches"], matched["helps"], strict=True)
-                    ],
-                    "hovertemplate": "%{y}: %{x:+.3f}<br>%{customdata}<extra>matched pairs</extra>",
+                    "name": what,
+                    "x": numbers(part["difference"]),
+                    "y": [name for name, so in zip(names, of, strict=True) if so],
+                    "marker": {
+                        "symbol": ["diamond" if s else "diamond-open" for s in sure[of]],
+                        "size": 11,
+                        "color": colour,
+                        "line": {"width": 2, "color": colour},
+                    },
+                    "error_x": _bars(part, "difference", colour),
+                    "text": [_hover(line) for line in part.to_dict("records")],
+                    "hovertemplate": "%{y}<br>%{text}<extra></extra>",
                 }
             )
+    means = lines[["factor", "level", "untried"]].assign(place=names).merge(mains, on=["factor", "level"])
+    means = means[means["effect"].notna() & means["untried"].eq("") & means["share"].ge(LEAST_SHARE)]
+    if len(means):
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": "mean over all combinations",
+                "x": numbers(means["effect"]),
+                "y": list(means["place"]),
+                "marker": {"symbol": "circle-open", "size": 9, "color": "var(--c1)"},
+                "error_x": {**_bars(means, "effect", "var(--c1)"), "thickness": 1},
+                "text": [typeset(change_with_range(*bounds)) for bounds in _bounds(means, "effect")],
+                "hovertemplate": "%{y}<br>%{text}<extra>mean over all combinations</extra>",
+            }
+        )
+    ends = pd.concat([lines["difference"], lines["low"], lines["high"], means["effect"]])
     layout = {
         **LAYOUT,
-        "height": 120 + 30 * len(names),
-        "xaxis": {**AXIS, "title": {"text": says}, "zeroline": True, "zerolinecolor": "var(--fg)"},
-        "yaxis": {**AXIS, "autorange": "reversed", "type": "category"},
+        "height": 130 + 30 * len(names),
+        "xaxis": {
+            **ratio_axis(ends, "loss with it against loss without it (← helps)"),
+            "zeroline": True,
+            "zerolinecolor": "var(--fg)",
+        },
+        "yaxis": {**AXIS, "autorange": "reversed", "type": "category", "categoryarray": names},
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom"},
     }
     return {"data": traces, "layout": layout}
+
+
+def _hover(line: dict) -> str:
+    text = typeset(change_with_range(line["difference"], line["low"], line["high"]))
+    text += f"<br>{line['matches']} pairs, {100 * line['helps']:.0f} % of them gain"
+    return text + (f"<br>one of the two was never tried with {line['untried']}" if line["untried"] else "")
+
+
+def _bounds(lines: pd.DataFrame, middle: str) -> list[tuple[float, float, float]]:
+    return list(lines[[middle, "low", "high"]].itertuples(index=False, name=None))
 
 
 def _bars(lines: pd.DataFrame, middle: str, colour: str) -> dict:
     return {
         "type": "data",
         "symmetric": False,
-        "array": numbers(100 * (lines["high"] - lines[middle])),
-        "arrayminus": numbers(100 * (lines[middle] - lines["low"])),
+        "array": numbers(lines["high"] - lines[middle]),
+        "arrayminus": numbers(lines[middle] - lines["low"]),
         "color": colour,
         "thickness": 2,
         "width": 4,
     }
 
 
-def shown_effects(mains: pd.DataFrame) -> pd.DataFrame:
-    """Those that could be told, without the levels that others are measured from."""
-    return mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
+def shown_effects(pairs: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `marginal` that are drawn: what can be compared first, large before small."""
+    order = pairs.assign(partly=pairs["untried"].ne(""), size=-pairs["difference"].abs())
+    order = order[order["difference"].notna()].sort_values(["partly", "size"], kind="stable")
+    return order.drop(columns=["partly", "size"]).head(MOST_LINES)
 
 
 def name_of(line: dict) -> str:
@@ -110,14 +127,18 @@ def name_of(line: dict) -> str:
     return f"{line['factor']}: {line['level']} (not {line['reference']})"
 
 
-def _untold(mains: pd.DataFrame) -> str:
-    """Why some effects are not there, or not alone (HTML)."""
-    notes = mains[mains["note"].ne("") & mains["level"].ne(mains["reference"])]
-    words = "; ".join(f"{', '.join(part['factor'].unique())}: {note}" for note, part in notes.groupby("note"))
-    return f'<p class="muted">Not told: {words}.</p>' if words else ""
+def _partly(pairs: pd.DataFrame) -> str:
+    """What grey diamonds were never tried with (HTML)."""
+    some = pairs[pairs["untried"].ne("")]
+    if some.empty:
+        return ""
+    return (
+        '<p class="muted">Grey: the recipes do not cover what a fair comparison needs, so these are no general '
+        "effects. Point at a mark to see what was never tried.</p>"
+    )
 
 
 def _why(mains: pd.DataFrame) -> str:
     if mains.empty:
         return "Nothing was varied here but whole recipes, or there is one recipe: there are no effects."
-    return f"No effect can be told: {', '.join(n for n in mains['note'].unique() if n) or 'too few recipes'}."
+    return "No two recipes that finished differ in one technique alone, so no effect can be told from the others."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -119,3 +121,22 @@ def swept(tmp_path_factory, row) -> Store:
     store.add([row("nvfp4", 7, status="failed", failure="<b>killed</b>")], "failed")
     store.add([row("mxfp4", 8, 0.3, fallbacks=["eager: no compiler"])], "eager")
     return store
+
+
+SERVER = """
+from moto.server import ThreadedMotoServer
+import sys
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The port of an S3 server on loopback."""
+    command = [sys.executable, "-W", "ignore", "-c", SERVER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        yield int(process.stdout.readline())
+        process.stdin.close()

@@ -1,6 +1,7 @@
 """Stores that are empty, small, spoiled or of another version: a sensible answer or an error, never a wrong front."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from fp4dse.results import compare, noise_floor, open_store, pareto_table, summa
 from fp4dse.results.generated import generated
 from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.schema import SCHEMA_VERSION
+from fp4dse.results.verdict import verdicts
 from fp4dse.results.views import VIEWS, VIEWS_READ
 
 
@@ -64,9 +66,20 @@ def test_where_all_diverged_there_is_no_front_and_every_recipe_says_so(store, ro
     assert views["front"].empty
     assert views["hypervolume"].empty
     assert set(views["recipes"].query("not is_baseline")["note"]) == {"diverged"}
-    assert "diverged 2/2" in pareto_table(views["recipes"], noise_floor(store.runs()))
+    text = pareto_table(views["recipes"], noise_floor(store.runs()), verdicts=verdicts(store.runs()))
+    assert re.search("diverged +2 of 2 seeds", text)
+    assert "every recipe diverged (2 of 2)" in text
+    assert "★" not in text
     assert views["effects"]["effect"].isna().all()
     assert views["matched"].empty
+
+
+def test_where_no_baseline_finished_the_table_says_so_and_marks_no_front(store, row):
+    add(store, row, nvfp4=[0.6, 0.6], mxfp4=[0.7, 0.7])
+    runs = store.runs()
+    text = pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs))
+    assert "nothing of this: no BF16 baseline finished, so no recipe has a gap." in text
+    assert "★" not in text
 
 
 def test_where_bf16_itself_diverged_there_are_no_gaps(store, row):

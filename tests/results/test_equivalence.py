@@ -19,7 +19,8 @@ def test_compare_pairs_by_seed_and_says_who_is_better(runs):
     assert found["difference"] == pytest.approx(np.log(a / b).mean())
     assert found["p"] == pytest.approx(truth.pvalue)
     assert (found["low"], found["high"]) == pytest.approx(tuple(truth.confidence_interval(0.95)))
-    assert "nvfp4 has a lower loss than mxfp4, by" in found["verdict"]
+    change = f"{100 * np.expm1(found['difference']):.2f} %"
+    assert f"nvfp4 has a lower loss than mxfp4: {change} (95 % interval -11.9" in found["verdict"]
     swapped = compare(runs(nvfp4=a, mxfp4=b), *reversed(ids)).iloc[0]
     assert swapped["verdict"] == found["verdict"]
 
@@ -28,7 +29,7 @@ def test_compare_pairs_by_seed_and_says_who_is_better(runs):
     ("a", "b", "says"),
     [
         ([0.5, 0.6, 0.4], [0.6, 0.5, 0.41], "are not told apart"),
-        ([0.5, 0.5], [0.5, 0.5], "are the same within ±0.5 %"),
+        ([0.5, 0.5], [0.5, 0.5], "are the same within ±0.5 %: equal losses on 2 paired seeds."),
         ([0.5], [0.6], "1 paired seed; at least 2"),
         ([0.5, 0.6], [None, 0.6], "mxfp4 diverged on 1 of the seeds"),
     ],
@@ -36,6 +37,15 @@ def test_compare_pairs_by_seed_and_says_who_is_better(runs):
 def test_compare_does_not_claim_what_the_seeds_do_not_show(runs, a, b, says):
     ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
     assert says in compare(runs(nvfp4=a, mxfp4=b), *ids)["verdict"].iloc[0]
+
+
+def test_a_difference_is_said_as_a_change_of_the_loss_and_not_as_its_logarithm(runs):
+    ids = [Recipe.named(name).config_id for name in ("nvfp4", "mxfp4")]
+    found = compare(runs(nvfp4=[0.54, 0.54, 0.541], mxfp4=[1.0, 1.0, 1.0]), *ids)["verdict"].iloc[0]
+    assert "nvfp4 has a lower loss than mxfp4: -46.0 % (" in found
+    found = compare(runs(nvfp4=[0.1, 0.101, 0.1], mxfp4=[1.0, 1.0, 1.0]), *ids)["verdict"].iloc[0]
+    assert "nvfp4 has a lower loss than mxfp4: × 0.100 (95 % interval × 0.0" in found
+    assert "p < 0.001" in found
 
 
 def test_compare_refuses_recipes_that_cannot_be_compared(runs):
@@ -90,7 +100,7 @@ def test_compare_says_how_many_more_seeds_would_tell(runs):
     found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids).iloc[0]
     assert f"{found['more_seeds']:.0f} more seeds would tell" in found["verdict"]
     found = compare(runs(nvfp4=[0.5, 0.53, 0.5], mxfp4=[0.52, 0.53, 0.55]), *ids, margin=0.5).iloc[0]
-    assert "the same within ±50 %" in found["verdict"]
+    assert "the same within ±65 %" in found["verdict"]
 
 
 def test_against_compares_with_the_best_of_each_setting_and_needs_no_baseline():

@@ -1,5 +1,6 @@
 """Small parts are joined into larger ones, and nobody who reads meanwhile misses a row or sees one twice."""
 
+import errno
 import shutil
 import threading
 from pathlib import Path
@@ -78,13 +79,34 @@ def test_large_parts_and_few_parts_are_left_alone(many, monkeypatch):
     assert levels(store) == [0] * 4
 
 
-def test_a_part_that_cannot_be_read_is_named_and_nothing_is_deleted(many):
+def test_a_broken_part_is_moved_aside_and_the_others_are_joined(many, caplog):
     store = many(4)
     files = listed(store.path, "parts")
     files[1].write_bytes(files[1].read_bytes()[:-7])
-    with pytest.raises(StoreError, match=rf"{files[1].name}: cannot be read .*restore it from a copy"):
-        store.compact()
+    store.compact()
+    assert f"{files[1]}: moved to torn/" in caplog.text
+    assert levels(store) == [1]
+    assert (store.path / "torn" / files[1].name).exists()
+    assert len(store.runs()) == 3
+
+
+def test_a_part_that_cannot_be_read_now_is_named_and_nothing_is_deleted_or_moved(many, monkeypatch):
+    store = many(4)
+    files = listed(store.path, "parts")
+    real = Path.read_bytes
+
+    def refuse(file):
+        if file == files[1]:
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StoreError, match=rf"{files[1].name}: cannot be read now .Permission denied.; nothing was"):
+            store.compact()
     assert listed(store.path, "parts") == files
+    assert not (store.path / "torn").exists()
+    assert len(store.runs()) == 4
 
 
 def test_a_row_that_a_crash_left_in_two_parts_is_written_once(many, monkeypatch):

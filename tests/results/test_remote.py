@@ -1,10 +1,10 @@
 """A store behind a URL keeps the promises of one on a disk, here against a server that speaks S3."""
 
 import importlib.util
+import io
 import json
-import subprocess
-import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,28 +12,10 @@ import pyarrow.fs
 import pytest
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.results import open_store, remote
+from fp4dse.results import open_store, patience, remote
 from fp4dse.results.remote import RemotePath, locate
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("moto"), reason="moto is not installed")
-
-SERVER = """
-from moto.server import ThreadedMotoServer
-import sys
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(scope="module")
-def server():
-    """The port of an S3 server on loopback."""
-    command = [sys.executable, "-W", "ignore", "-c", SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        yield int(process.stdout.readline())
-        process.stdin.close()
 
 
 @pytest.fixture
@@ -147,16 +129,53 @@ def test_a_claim_is_renewed_as_long_as_it_is_held(url, monkeypatch):
     assert not lock.exists()
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(url, monkeypatch):
+class Torn:
+    """A file system whose uploads lose their last byte, and whose downloads end early, without an error."""
+
+    def __init__(self, fs):
+        self.fs = fs
+
+    def __getattr__(self, name):
+        return getattr(self.fs, name)
+
+    def open_output_stream(self, path):
+        stream = self.fs.open_output_stream(path)
+        return SimpleNamespace(write=lambda data: stream.write(bytes(data)[:-1]), close=stream.close)
+
+    def open_input_stream(self, path):
+        return io.BytesIO(self.fs.open_input_stream(path).read()[:-1])
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(patience, "TOTAL_S", 0.0)
+
+
+def test_an_upload_that_breaks_off_leaves_nothing(url, impatient):
     place = locate(url("a")) / "file"
-    real = RemotePath.stat
-    monkeypatch.setattr(RemotePath, "stat", lambda self: SimpleNamespace(st_size=real(self).st_size - 1))
     with pytest.raises(OSError, match="2 of 3 bytes arrived"):
-        place.write_bytes(b"abc")
+        replace(place, fs=Torn(place.fs)).write_bytes(b"abc")
     assert not place.exists()
 
 
-def test_a_server_that_is_not_there_is_one_line(monkeypatch):
+def test_an_upload_that_fails_leaves_the_same_object_that_was_there_before(url, impatient, monkeypatch):
+    place = locate(url("a")) / "file"
+    place.write_bytes(b"abc")
+    fails = SimpleNamespace(open_output_stream=lambda path: 1 / 0, get_file_info=place.fs.get_file_info)
+    with pytest.raises(ZeroDivisionError):
+        replace(place, fs=fails).write_bytes(b"abc")
+    assert place.read_bytes() == b"abc"
+
+
+def test_a_download_that_ends_early_without_an_error_is_an_error(url, impatient):
+    place = locate(url("a")) / "file"
+    place.write_bytes(b"abc")
+    for read in (RemotePath.read_bytes, RemotePath.sha256):
+        with pytest.raises(OSError, match="2 of 3 bytes arrived"):
+            read(replace(place, fs=Torn(place.fs)))
+
+
+def test_a_server_that_is_not_there_is_one_line_once_it_was_waited_for(monkeypatch, impatient):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     url = "s3://b/a?scheme=http&endpoint_override=127.0.0.1:9&region=us-east-1"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
@@ -15,7 +14,7 @@ from plotly.offline import get_plotlyjs
 from fp4dse.dse import StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.findings import COLUMNS, findings
-from fp4dse.results.report.words import _helps
+from fp4dse.results.spaces import note_space
 
 STATISTICS = {"bits": 4.5, "mse": 0.0123, "clipped": 0.02, "flushed": 0.0}
 
@@ -67,7 +66,7 @@ def test_the_file_asks_the_network_for_nothing(own):
 
 def test_every_figure_is_valid_plotly(own):
     found = figures(own)
-    assert len(found) == 2 * 3 + 2  # effects, interactions, curves of two tasks; pooled effects; one divergence map
+    assert len(found) == 2 * 3 + 1  # effects, interactions, curves of two tasks; one divergence map
     for figure in found:
         Figure(json.loads(re.sub(r"var\(--[\w-]+\)", "#123456", json.dumps(figure))))
 
@@ -109,18 +108,51 @@ def test_a_filter_knows_which_recipes_have_a_value(swept, own):
     assert list(have) == [runs.loc[config_id, "wgrad_rotation"] == "rht16" for config_id in data["ids"]]
 
 
-def test_it_says_in_words_what_won_how_sure_and_what_went_wrong(own):
+def test_it_says_what_to_use_how_sure_and_at_what_cost(own):
     text = text_of(own)
-    assert "24 recipes, 2 tasks, 152 trained lanes, 3 diverged, 1 failed" in text
-    assert "Lowest loss: nvfp4, wgrad rht16: +2" in text or "Lowest loss: mxfp4, wgrad rht16: +2" in text
-    assert "worse than BF16 by more than chance" in text
-    assert re.search(r"What helps on average: wgrad.rotation = rht16 instead of none \(−\d", text)
-    assert re.search(r"What harms on average: forward.rounding = stochastic instead of nearest \(\+\d", text)
-    assert "2 of 2 tasks agree" in text
+    assert "24 recipes · 2 tasks · 152 trained lanes · 3 diverged · 1 failed" in text
+    for task in ("regression", "vision"):
+        assert re.search(r"Use(mxfp4|nvfp4|ue5m3), wgrad rht16", text), task
+    assert re.search(r"Loss \+2\d\.\d % \(\+\d+\.\d to \+\d+\.\d %\) against BF16, 3 paired seeds: worse", text)
+    assert re.search(r"This cost\d\d % of BF16's step time \(modelled: \S+ on \S+\)", text)
+
+
+def test_it_says_first_that_the_loss_is_that_of_the_quantized_model(own):
+    answer = text_of(own[own.index('id="answer"') : own.index('id="trade-off"')])
+    assert answer.count("held-out loss with the quantizers on") == 2  # a card per task
+
+
+def test_it_says_what_helps_what_went_wrong_and_how_rates_were_chosen(own):
+    text = text_of(own)
+    assert re.search(r"wgrad.rotation = rht16 instead of none helps in every task: regression \(quickstart\) −\d", text)
+    assert re.search(r"What harms: forward.rounding = stochastic instead of nearest: loss \+2\d\.\d %", text)
+    assert "Learning rates: one learning rate for all recipes (0.001); none was searched." in text
     assert "noise floor" in text
     assert "1 of 24 recipes diverged" in text
     assert "eager: no compiler (1 lane)" in text
     assert "fp4dse sweep SPACE --task regression:quickstart --seeds 0,1,2 --lr 0.001" in text
+
+
+def test_no_logarithm_is_called_a_percentage(store, row, tmp_path):
+    """BF16's loss is 1: what a recipe's loss is, is its ratio."""
+    losses = {"bf16": (1.0, 1.0), "nvfp4": (1.5, 1.5), "mxfp4": (11.4, 11.4)}
+    store.add([row(name, seed, loss) for name, found in losses.items() for seed, loss in enumerate(found)], "job")
+    text = report_of(store, tmp_path)
+    assert "Loss +50.0 % (+50.0 to +50.0 %) against BF16" in text
+    assert not re.search(r"40\.5\d? %|243\.\d+ %", text)
+    assert "× 11.4" in text
+
+
+def test_the_title_is_what_the_space_asks_and_else_the_name_of_the_store(store, row, tmp_path):
+    store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6)], "job")
+    write_report(store, tmp_path / "report.html")
+    assert f"<h1>{tmp_path.name}</h1>" in (tmp_path / "report.html").read_text()
+    note_space(store, "zoo", "Which <published> recipe?")
+    write_report(store, tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert "<h1>Which &lt;published&gt; recipe?</h1>" in html
+    assert "<title>Which &lt;published&gt; recipe?</title>" in html
+    assert "<b>zoo</b>" in html
 
 
 def test_curves_are_the_front_against_bf16(own):
@@ -142,35 +174,36 @@ def test_texts_from_the_store_cannot_become_markup(html, store, row, tmp_path):
 def test_a_store_without_a_baseline_claims_no_front(store, row, tmp_path):
     store.add([row("nvfp4", seed, 0.5) for seed in range(3)], "job")
     text = report_of(store, tmp_path)
-    assert "No BF16 baseline was finished here" in text
-    assert "No winner: no recipe that quantizes has a gap here." in text
+    assert "no baseline was finished here" in text
+    assert "Useno recipe of these" in text
+    assert "No BF16 baseline finished, so no recipe has a gap." in text
     assert "0 on the front" in text
 
 
 def test_a_store_where_all_diverged_says_so(store, row, tmp_path):
     store.add([row("bf16", 0, 0.5), row("nvfp4", 0, None), row("mxfp4", 0, None)], "job")
     text = report_of(store, tmp_path)
-    assert "No winner" in text
+    assert "Every recipe diverged (2 of 2): nothing here trains to the end." in text
     assert "2 of 2 recipes diverged on some seed." in text
 
 
 def test_one_seed_is_reported_without_an_interval(store, row, tmp_path):
     store.add([row("bf16", 0, 0.5), row("mxfp4", 0, 0.6)], "job")
     text = report_of(store, tmp_path)
-    assert "(one seed, so no interval)" in text
-    assert "with one seed nothing can be told apart" in text
+    assert "Loss +20.0 % against BF16, 1 paired seed: with one seed nothing can be told apart from BF16" in text
+    assert "One seed: no difference can be told from chance; --seeds takes more." in text
 
 
 def test_one_recipe_has_no_effects_but_a_report(store, row, tmp_path):
     store.add([row(name, s, 0.5 + 0.01 * s) for name in ("bf16", "nvfp4") for s in range(3)], "job")
     text = report_of(store, tmp_path)
-    assert "Lowest loss: nvfp4" in text
+    assert "Usenvfp4" in text
     assert "there are no effects" in text
 
 
 def test_only_a_baseline_is_no_winner(store, row, tmp_path):
     store.add([row("bf16", s, 0.5 + 0.01 * s) for s in range(2)], "job")
-    assert "No winner" in report_of(store, tmp_path)
+    assert "Only BF16 was trained here." in report_of(store, tmp_path)
 
 
 def test_an_empty_store_has_no_report(store, tmp_path):
@@ -208,19 +241,3 @@ def test_a_store_of_a_newer_version_is_refused(store, tmp_path):
     (store.path / "store.json").write_text('{"schema_version": 999}')
     with pytest.raises(StoreError, match="newer"):
         write_report(open_store(store.path), tmp_path / "report.html")
-
-
-def test_an_effect_that_matched_pairs_contradict_is_no_finding():
-    effects = pd.DataFrame(
-        [
-            {"kind": "main", "factor": "a", "level": "y", "reference": "x", "effect": 0.2, "low": 0.1, "high": 0.3},
-            {"kind": "main", "factor": "b", "level": "y", "reference": "x", "effect": 0.3, "low": 0.1, "high": 0.5},
-        ]
-    )
-    pairs = pd.DataFrame([{"factor": "a", "level": "y", "low": -0.3, "high": -0.1}])
-    [harms, depends] = _helps(effects, pairs)
-    assert "b = y" in harms
-    assert "a = y" not in harms
-    assert depends.startswith("<b>Depends on its company</b>: <code>a = y</code>.")
-    unsure = pairs.assign(high=0.01)
-    assert len(_helps(effects, unsure)) == 1

@@ -9,6 +9,7 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.kernels.inspection.gaussian import gaussian_statistics
 from fp4dse.results import front, summarize, write_report
+from fp4dse.results.ratios import change_with_range
 from fp4dse.results.report.browser import browser, filtered, opened, why_no_browser
 
 pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
@@ -80,6 +81,88 @@ def test_nothing_is_wider_than_a_phone(seen, page):
     assert run(seen, "document.documentElement.scrollWidth") <= 390
     laptop = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", laptop)
+
+
+def sized(driver, width: int, height: int) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def place_of(driver, css: str) -> dict:
+    return run(driver, f"document.querySelector({css!r}).getBoundingClientRect().toJSON()")
+
+
+def test_the_first_screen_of_a_laptop_has_title_answer_and_chart(seen, page):
+    sized(seen, 1366, 768)
+    opened(seen, page)
+    answer, chart = (place_of(seen, css) for css in (".answer .of:not([hidden])", "#front"))
+    assert place_of(seen, "h1")["top"] >= 0
+    assert answer["right"] <= chart["left"]
+    assert max(answer["bottom"], chart["bottom"]) <= 768
+    words = run(seen, "document.querySelector('.answer .of:not([hidden])').innerText").upper()
+    assert all(word in words for word in ("USE\n", "THIS SURE\n", "THIS COST\n"))
+    sized(seen, 1280, 900)
+
+
+@pytest.mark.parametrize("width", [390, 820, 1366])
+def test_the_bar_is_one_row_and_hides_no_heading(seen, page, width):
+    sized(seen, width, 800)
+    opened(seen, page)
+    tops = run(seen, "[...document.querySelectorAll('.controls > *, #filters > *')].map(e => e.offsetTop)")
+    assert len(set(tops) - {0}) == 1
+    for name in ("said", "techniques", "curves"):
+        seen.execute_script(f"location.hash = '{name}'")
+        seen.execute_async_script("setTimeout(arguments[0], 100)")
+        assert place_of(seen, f"#{name} h2")["top"] >= place_of(seen, ".controls")["bottom"], name
+    sized(seen, 1280, 900)
+
+
+def test_the_front_is_named_on_the_chart(seen):
+    labels = [text.split(" (")[0] for text in cells(seen, 1)]
+    mine = [label for label, mark in zip(labels, cells(seen, 0), strict=True) if mark]
+    texts = run(seen, "document.getElementById('front').layout.annotations.map(note => note.text)")
+    assert set(mine) & set(texts)
+    assert set(texts) <= {*labels, "BF16", "BF16 (band: noise floor)"} | {t for t in texts if t.endswith(" …")}
+
+
+def test_a_loss_reads_in_the_table_as_it_reads_in_the_terminal(chromium, store, row, tmp_path):
+    losses = {"bf16": (0.5, 0.5), "nvfp4": (0.501, 0.502), "mxfp4": (0.7, 0.72), "ue5m3-sr": (4.0, 9000.0)}
+    store.add([row(name, seed, loss) for name, found in losses.items() for seed, loss in enumerate(found)], "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    lines = summarize(store.runs()).query("not is_baseline").sort_values("gap")
+    expected = {
+        change_with_range(*bounds).replace("-", "−") for bounds in lines[["gap", "gap_low", "gap_high"]].to_numpy()
+    }
+    assert set(cells(chromium, 2)) == expected
+
+
+def test_what_is_far_above_is_clipped_marked_and_shown_on_demand(chromium, store, row, tmp_path):
+    names = ("nvfp4", "mxfp4", "nvfp4-sr", "mxfp4-sr-rht", "ue5m3-sr", "nvfp4-sr-rht")
+    rows = [row("bf16", seed, 0.5) for seed in range(2)]
+    rows += [row(name, seed, 0.6 + 0.01 * i) for i, name in enumerate(names) for seed in range(2)]
+    rows += [row("luq", seed, 60.0) for seed in range(2)]
+    store.add(rows, "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    top = "document.getElementById('front').layout.yaxis.range[1]"
+    assert run(chromium, top) < np.log(60 / 0.5)
+    assert marks(chromium)["1 far above, not to scale"] == 1
+    assert "1 far above" in run(chromium, "document.getElementById('front-says').textContent")
+    chromium.find_element("id", "clip").click()
+    chromium.execute_async_script("setTimeout(arguments[0], 300)")
+    assert run(chromium, top) > np.log(60 / 0.5)
+    assert not any("far above" in name for name in marks(chromium))
+
+
+def test_a_chart_where_every_recipe_diverged_says_so(chromium, store, row, tmp_path):
+    store.add([row("bf16", 0, 0.5), row("nvfp4", 0, None), row("mxfp4", 0, None)], "job")
+    write_report(store, tmp_path / "report.html")
+    opened(chromium, tmp_path / "report.html")
+    texts = run(chromium, "document.getElementById('front').layout.annotations.map(note => note.text)")
+    assert "Every recipe diverged" in texts
+    said = run(chromium, "document.getElementById('front-says').textContent")
+    assert said.startswith("2 recipes shown, none with both a gap and a cost, so there is no front.")
 
 
 def test_a_filter_acts_on_figure_and_table_together(seen, swept):
@@ -159,7 +242,9 @@ def test_a_mark_says_which_recipe_it_is(seen):
     filtered(seen, *select_with(seen, "points"))
     texts = run(seen, "document.getElementById('front').data.flatMap(trace => trace.hovertext)")
     assert len(texts) == 24
-    assert all(re.search(r"<b>.+</b>.*gap .*loss .*chance of the front", text, re.DOTALL) for text in texts)
+    assert all(
+        re.search(r"<b>.+</b>.*loss against BF16: .*loss .*chance of the front", text, re.DOTALL) for text in texts
+    )
 
 
 def test_marks_do_not_hide_each_other(seen):

@@ -1,4 +1,5 @@
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.results import noise_floor, pareto_table, records, summarize
-from fp4dse.results.tables import metric_title, setting_titles
+from fp4dse.results.ratios import change
+from fp4dse.results.tables import metric_title, price_remarks, setting_titles
+from fp4dse.results.verdict import verdicts
 
 LOSSES = {"bf16": 0.5, "nvfp4": 0.55, "mxfp4": 0.7, "nvfp4-sr": 0.6, "nvfp4-sr-rht": 0.52, "mxfp4-sr-rht": 0.9}
 
@@ -37,7 +40,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_label_is_cut(runs, width):
 def test_the_front_comes_first_and_is_marked(runs):
     lines = table(runs).splitlines()
     summary = summarize(runs)
-    marked = [i for i, line in enumerate(lines) if line.startswith("★")]
+    marked = [i for i, line in enumerate(lines) if line.startswith("★ ")]
     first = next(i for i, line in enumerate(lines) if "recipe" in line) + 1
     assert len(marked) == summary["on_front"].sum() > 1
     assert marked[0] == first
@@ -46,10 +49,10 @@ def test_the_front_comes_first_and_is_marked(runs):
 def test_it_states_the_baseline_the_noise_floor_and_what_diverged(runs):
     text = table(runs)
     noise = noise_floor(runs)["noise_floor"].iloc[0]
-    assert f"noise floor {100 * noise:.2f} %" in text
-    assert "diverged 1/3" in text
+    assert f"noise floor {100 * np.expm1(noise):.2g} %" in text
+    assert re.search(r"diverged +1 of 3 seeds", text)
     assert "6 recipes" in text
-    assert "1 diverged, 0 failed" in text
+    assert "1 diverged" in text
     assert "accuracy ↑ 0.9000" in text
 
 
@@ -88,7 +91,7 @@ def test_recipes_that_trained_to_the_same_bits_share_a_line(row):
     text = table(pd.DataFrame(rows), width=200)
     assert "nvfp4 (the same bits: …, loss scale 1024)" in text
     assert text.count("★  ") == 1
-    assert text.count("diverged 2/2") == 2
+    assert text.count("2 of 2 seeds") == 2
     assert "4 recipes (2 share lines): 2 on the front" in text
     rows[2]["val_loss"] *= 1 + 1e-15
     assert "the same bits" not in table(pd.DataFrame(rows))
@@ -97,10 +100,33 @@ def test_recipes_that_trained_to_the_same_bits_share_a_line(row):
 def test_one_seed_and_no_metric_are_said_as_they_are(row):
     runs = pd.DataFrame([row(n, 0, v, val_metric=None, metric_name=None) for n, v in (("bf16", 0.5), ("nvfp4", 0.6))])
     text = table(runs)
-    assert "+18.23 (1 seed)" in text
+    assert "+20.0 %         1 seed" in text
     assert "val loss" in text
     assert "0.6000" in text
     assert "noise floor unknown" in text
+
+
+def test_recipes_whose_price_is_an_assumption_are_named(row):
+    runs = pd.DataFrame([row(n, 0, v) for n, v in (("bf16", 0.5), ("nvfp4", 0.7), ("ue5m3-sr", 0.6))])
+    summary = summarize(runs)
+    (line,) = price_remarks(runs, summary)
+    assert line == "of the front, priced as if b200 had what it lacks: ue5m3-sr (`fp4dse cost RECIPE` says what)"
+    assert line in pareto_table(summary, noise_floor(runs), remarks=[line])
+    native = runs[runs["recipe_name"].ne("ue5m3-sr")]
+    assert price_remarks(native, summarize(native)) == []
+
+
+def test_under_the_table_stands_what_to_use_how_sure_and_what_it_costs(runs):
+    text = pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs), width=200)
+    lines = text.splitlines()
+    (use,) = (line for line in lines if line.startswith("Use:"))
+    best = summarize(runs).query("not is_baseline").sort_values("gap").iloc[0]
+    assert best["name"] in use
+    assert change(best["gap"]) in use
+    assert any(line.startswith("How sure: ") and "BF16" in line for line in lines)
+    assert any(re.match(r"Cost: +0\.\d\d of BF16's modelled step time \(llama-1b on b200\)\.", line) for line in lines)
+    assert any(line.startswith("Beware:") and "1 of 6 recipes diverged" in line for line in lines)
+    assert "with quantizers on" in text
 
 
 def test_without_a_baseline_the_table_says_so(row):

@@ -6,7 +6,7 @@ import pytest
 from fp4dse.dse import ConfigError
 from fp4dse.results.generated import generated
 from fp4dse.results.query import may_need_join
-from fp4dse.results.views import BRIEF, VIEWS, VIEWS_READ, to_arrow
+from fp4dse.results.views import BRIEF, VIEWS, VIEWS_READ, for_paper, to_arrow
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -26,6 +26,17 @@ def test_a_view_holds_what_its_function_gives(store, row, name):
 @pytest.mark.parametrize("name", VIEWS)
 def test_what_a_narrow_terminal_shows_of_a_view_are_columns_that_it_has(swept, name):
     assert set(" ".join(BRIEF[name]).split()) <= set(VIEWS[name](swept.runs(VIEWS_READ)))
+
+
+def test_effects_for_a_paper_are_six_columns_that_tell_every_row_apart():
+    runs = generated(("*.g.rounding", "wgrad.rotation", "*.scale"), seeds=2)
+    whole = VIEWS["effects"](runs.assign(baseline_loss=0.5, gap=np.linspace(0.1, 0.2, len(runs))))
+    found = for_paper("effects", whole)
+    assert list(found) == ["factor", "level", "with", "effect", "low", "high"]
+    assert len(found) == len(whole)
+    assert not found.duplicated(["factor", "level", "with"]).any()
+    pairs = whole["with_factor"].notna()
+    assert found["with"].notna().tolist() == pairs.tolist()
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -1,0 +1,99 @@
+"""Waiting for a server that cannot be reached: an outage of minutes costs minutes, not a sweep.
+
+Everything that a store does on a server can be done again without harm: reading changes nothing, writing puts the same
+bytes under the same name, deleting twice is deleting once. So what fails is tried again, after waits that double and
+are drawn at random so that many clients do not come back in step, until it works or TOTAL_S seconds are over. What a
+server refuses (no permission, no such bucket) it would refuse again: that is an error at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import TypeVar
+
+from fp4dse.dse.urls import redacted
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TOTAL_S = 600.0
+"""So long a server is waited for."""
+FIRST_S, LONGEST_S = 0.5, 30.0
+"""The first wait, and the one that doubling ends at; each is drawn from its upper half."""
+STEP_S = 0.2
+"""How often a wait looks whether it is to end."""
+
+_REFUSALS = re.compile(
+    r"AWS Error (ACCESS_DENIED|NO_SUCH_\w+|RESOURCE_NOT_FOUND|SIGNATURE_DOES_NOT_MATCH|INVALID_\w+|VALIDATION|"
+    r"MISSING_\w+|UNRECOGNIZED_CLIENT|NOT_INITIALIZED|MALFORMED_\w+|OPT_IN_REQUIRED|REQUEST_EXPIRED)"
+    r"|HTTP status (3\d\d|4(?!08|29)\d\d)"
+)
+
+_ends: ContextVar[Callable[[], bool]] = ContextVar("ends", default=lambda: False)
+
+
+class ShortRead(OSError):
+    """Fewer bytes arrived than the file has: the connection was cut, which not every library reports."""
+
+
+@contextlib.contextmanager
+def waiting_ends(when: Callable[[], bool]) -> Iterator[None]:
+    """Within, waits end with their error as soon as `when()` is true: somebody asked to stop."""
+    token = _ends.set(when)
+    try:
+        yield
+    finally:
+        _ends.reset(token)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Whether trying again would bring the same answer."""
+    definite = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+    return isinstance(error, definite) or bool(_REFUSALS.search(str(error)))
+
+
+def is_of_server(error: BaseException) -> bool:
+    """Whether an error, which a library may have wrapped, is a server's or a connection's, not of what was read."""
+    by_kind = isinstance(error, ConnectionError | TimeoutError | ShortRead)
+    return by_kind or bool(re.search(r"AWS Error|curlCode|google::cloud", str(error)))
+
+
+def patiently(action: Callable[[], T], what: object) -> T:
+    """`action()`, tried again while a server cannot be reached. what: the file or store that is waited for, for the
+    log. Raises the action's last OSError once TOTAL_S are over, and a refusal at once."""
+    begin, wait, waited = time.monotonic(), FIRST_S, False
+    while True:
+        try:
+            result = action()
+        except OSError as error:
+            left = begin + TOTAL_S - time.monotonic()
+            if is_refusal(error) or left <= 0:
+                raise
+            if not waited:
+                reason = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
+                log.warning("%s: cannot be reached (%s); trying again for up to %.3g min", what, reason, left / 60)
+            waited = True
+            if not _slept(min(wait * random.uniform(0.5, 1.0), left)):
+                raise
+            wait = min(2 * wait, LONGEST_S)
+        else:
+            if waited:
+                log.warning("%s: reached again after %.0f s", what, time.monotonic() - begin)
+            return result
+
+
+def _slept(seconds: float) -> bool:
+    """False if the wait was ended before its time."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if _ends.get()():
+            return False
+        time.sleep(min(left, STEP_S))
+    return not _ends.get()()

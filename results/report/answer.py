@@ -1,0 +1,117 @@
+"""The first screen: use this recipe, this sure, at this cost, beside the chart that shows it."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+import numpy as np
+
+from fp4dse.results.equivalence import MARGIN
+from fp4dse.results.paired import OVERHEAD
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.parts import called, changed, changed_with, many, number, of_setting, spoken
+from fp4dse.results.verdict import BF16_WORDS, Verdict, front_words
+
+QUERIES = (
+    "FROM front",
+    "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
+    "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
+    "FROM versus_best",
+    "FROM learning_rates",
+    "SELECT task, preset, sum(at_edge::INT) AS at_edge, sum((NOT same_grid)::INT) AS other_grid, "
+    "sum((at_edge AND NOT is_baseline)::INT) AS recipes_at_edge, any_value(rates) AS rates, any_value(lr) AS lr "
+    "FROM learning_rates GROUP BY ALL",
+    "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged "
+    "FROM recipes WHERE NOT is_baseline GROUP BY ALL",
+)
+LEAST_SAVING = 0.01
+"""Of BF16's step time, from which on a cheaper recipe is worth a word."""
+HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>: what the model loses when it also
+runs in FP4, not only what FP4 did to its weights."""
+
+
+def answers(found: Findings) -> str:
+    """A card per setting (HTML)."""
+    return "".join(of_setting(i, _card(found, verdict)) for i, verdict in enumerate(found.verdicts))
+
+
+def _card(found: Findings, verdict: Verdict) -> str:
+    if verdict.config_id is None:
+        lead = (
+            f'<p class="lead"><span class="key">Use</span><b>no recipe of these</b></p><p>{_sentence(verdict.none)}</p>'
+        )
+    else:
+        short = found.labels.of(verdict.label)
+        size = max(1.0, 1.5 - max(0, len(short) - 24) * 0.012)
+        lead = (
+            f'<p class="lead"><span class="key">Use</span><b style="font-size:{size:.2f}rem" '
+            f'title="{escape(verdict.label)}">{escape(short)}</b></p>'
+            f'<p><span class="key">This sure</span>{_sure(found, verdict)}</p>'
+            f'<p><span class="key">This cost</span>{_cost(verdict)}{_cheaper(found, verdict)}</p>'
+        )
+    warnings = "".join(f"<li>{_sentence(text)}</li>" for text in verdict.warnings)
+    return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{HELD_OUT}</p>'
+
+
+def _sentence(text: str) -> str:
+    text = spoken(text)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _sure(found: Findings, verdict: Verdict) -> str:
+    seeds = many(verdict.pairs, "paired seed")
+    says = f"Loss <b>{changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)}</b> against BF16, {seeds}: "
+    says += f"<b>{BF16_WORDS[verdict.bf16]}</b>".replace(" %", "&nbsp;%")
+    if not math.isnan(verdict.p_front):
+        share = f"in {100 * verdict.p_front:.0f} % of draws over seeds"
+        says += f'; <span title="{share}">{front_words(verdict.p_front)}</span>'
+    return f"{says}.{_rivals(found, verdict)}"
+
+
+def _rivals(found: Findings, verdict: Verdict) -> str:
+    """Who is as good, or may be (HTML)."""
+    text = ""
+    if verdict.lowest != verdict.config_id:
+        lowest = found.recipes[found.recipes["setting"].eq(list(found.titles).index(verdict.setting))]
+        lowest = lowest[lowest["config_id"].eq(verdict.lowest)].iloc[0]
+        name = called(lowest["label"], found.labels)
+        text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
+    counts = [(verdict.as_good, f"no more than {100 * MARGIN:g}&nbsp;% away"), (verdict.open, "not told apart")]
+    others = " and ".join(f"{number(n)} {what}" for n, what in counts if n)
+    return f"{text} Of the other recipes {others} from the lowest loss." if others else text
+
+
+def _cost(verdict: Verdict) -> str:
+    if not math.isfinite(verdict.overhead):
+        return "Unknown: its rows hold no overhead."
+    return f"{share_of_bf16(verdict.axis, verdict.overhead)}{_model(verdict.overhead_of)}."
+
+
+def share_of_bf16(axis: str, value: float) -> str:
+    """`55 % of BF16's step time` (HTML)."""
+    if axis == "overhead":
+        return f"<b>{number(value, f'{100 * value:.0f}')}&nbsp;%</b> of BF16's step time"
+    return many(value, "point") if axis == "points" else f"{escape(axis)} {number(value, f'{value:.3g}')}"
+
+
+def _model(of: str | None) -> str:
+    return f' <span class="muted">(modelled: {escape(of.rpartition(", revision")[0] or of)})</span>' if of else ""
+
+
+def _cheaper(found: Findings, verdict: Verdict) -> str:
+    """The cheapest member of the front, where it is another one (HTML)."""
+    lines = found.recipes[
+        found.recipes["on_front"] & found.recipes["setting"].eq(list(found.titles).index(verdict.setting))
+    ]
+    lines = lines[np.isfinite(lines[OVERHEAD].astype(float))]
+    if lines.empty:
+        return ""
+    cheap = lines.sort_values([OVERHEAD, "gap"]).iloc[0]
+    if cheap["config_id"] == verdict.config_id:
+        return " Nothing on the front is cheaper."
+    if verdict.axis == OVERHEAD and verdict.overhead - cheap[OVERHEAD] < LEAST_SAVING:
+        return ""
+    name = f'<b title="{escape(cheap["label"])}">{escape(found.labels.of(cheap["label"]))}</b>'
+    share = share_of_bf16(verdict.axis, cheap[OVERHEAD]).replace(" of BF16's step time", "")
+    return f" Cheapest on the front: {name}, {share}, loss {changed(cheap['gap'])}."
