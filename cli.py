@@ -15,20 +15,23 @@ import typer
 from fp4dse.commands import machine, recipes, results, train
 from fp4dse.commands.topics import new_app
 from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.terminal import safe_terminal
+from fp4dse.dse.urls import redacted
 
-app = new_app()
+app = new_app(add_completion=True)
 for topic in (train, results, recipes, machine):
     app.add_typer(topic.app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: run a command; wrong input becomes one line and an exit code."""
-    try:
-        app(arguments, prog_name="fp4dse")
-    except (ConfigError, StoreError, OSError) as error:
-        print(f"fp4dse: {error}", file=sys.stderr)
-        machine_failed = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
-        sys.exit(1 if machine_failed else 2)
+    with safe_terminal():
+        try:
+            app(arguments, prog_name="fp4dse")
+        except (ConfigError, StoreError, OSError) as error:
+            print(f"fp4dse: {redacted(error)}", file=sys.stderr)
+            machine_failed = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
+            sys.exit(1 if machine_failed else 2)
 
 
 def _print_version(wanted: bool) -> None:

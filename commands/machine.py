@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Device
 from fp4dse.commands.printing import print_each, print_json, print_rows
 from fp4dse.commands.topics import new_app, under
@@ -60,7 +62,11 @@ def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
 def tensor(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .npy, .npz, .safetensors, .pt or .pth file.")],
     quantizer: Annotated[
-        list[str] | None, typer.Option(help="A named quantizer; may be repeated. Default: four usual ones.")
+        list[str] | None,
+        typer.Option(
+            help="A named quantizer; may be repeated. Default: four usual ones.",
+            autocompletion=offer(completing.quantizers),
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the errors, an .html file.")] = None,
     as_json: AsJson = False,
@@ -137,6 +143,9 @@ def bench_results(
     from fp4dse.results.bench import bench
     from fp4dse.results.report.bench import bench as bench_report
 
+    for name, number in (("--rows", rows), ("--files", files), ("--recipes", recipes)):
+        if number < 1:
+            raise ConfigError(name, number, "a whole number above 0")
     times, pages = list(bench(rows, files)), list(bench_report(recipes))
     if as_json:
         print_json([*times, *pages])

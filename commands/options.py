@@ -6,19 +6,84 @@ from typing import Annotated
 
 import typer
 
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
+from fp4dse.dse import ConfigError
+
+
+def _given(param: typer.CallbackParam, value: str | None) -> str | None:
+    """The value; ConfigError for an option with an empty text, which is what a shell makes of a variable that is not
+    set."""
+    if value == "":
+        raise ConfigError(param.opts[0], value, "a text that is not empty, or the option left out")
+    return value
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 StorePath = Annotated[
-    str | None, typer.Option("--store", help="Folder or URL of the store. Default: the latest under runs/.")
+    str | None,
+    typer.Option("--store", help="Folder or URL of the store. Default: the latest under runs/.", callback=_given),
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+NewStore = Annotated[
+    str | None, typer.Option("--store", help="Folder or s3:// URL. Default: runs/SPACE/store.", callback=_given)
+]
+Preset = Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.", callback=_given)]
+Data = Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.", callback=_given)]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(lambda: ["cpu", "cuda"]))]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
 Seeds = Annotated[str | None, typer.Option(help="How many (3), or which (0,1,2). Default: the space's, or 3.")]
 Rates = Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's.")]
 Rungs = Annotated[int, typer.Option(help="Rungs at which the worse lanes of a population are dropped.")]
 Keep = Annotated[float | None, typer.Option(help="Share that goes on at a rung. Default: 0.5.")]
-TaskNames = Annotated[list[str], typer.Option(help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated.")]
-ExecutorName = Annotated[str, typer.Option(help="local, ray or slurm.")]
+TaskNames = Annotated[
+    list[str],
+    typer.Option(
+        help="TASK, TASK:PRESET, or FILE.py:NAME of your own; may be repeated. `fp4dse tasks` lists them.",
+        autocompletion=offer(completing.tasks),
+    ),
+]
+ExecutorName = Annotated[
+    str, typer.Option(help="local, ray or slurm.", autocompletion=offer(lambda: ["local", "ray", "slurm"]))
+]
 ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]
-SpaceName = Annotated[str, typer.Argument(metavar="SPACE", help="A .toml file, or the name of a shipped space.")]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or a .toml file.")]
+Axes = Annotated[
+    list[str],
+    typer.Option(
+        "--axis",
+        "-a",
+        help="PATH=VALUE,VALUE: an axis more, or other values for one; may be repeated. SPACE may then be a recipe.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Model shape that overheads are of, by name or .toml file. Default: llama-1b.",
+        autocompletion=offer(completing.models),
+        callback=_given,
+    ),
+]
+Chip = Annotated[
+    str | None,
+    typer.Option(
+        help="Chip that overheads are of, by name or .toml file. Default: b200.",
+        autocompletion=offer(completing.chips),
+        callback=_given,
+    ),
+]
+SpaceName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPACE",
+        help="A .toml file, or the name of a shipped space; with --axis a recipe, too.",
+        autocompletion=offer(completing.spaces_and_recipes),
+    ),
+]
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A name, a .toml file, or a label or config_id of a store.",
+        autocompletion=offer(completing.recipes),
+    ),
+]

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fp4dse.dse.terminal import drawn_on, visible
+
 WIDE = 10
 """Columns of an answer that are shown however little they say."""
 
@@ -36,7 +38,7 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
         return
     table = Table(box=box.SIMPLE_HEAD)
     for name, width in zip(columns, widths, strict=True):
-        table.add_column(name, no_wrap=width <= FOLD, min_width=min(width, FOLD))
+        table.add_column(visible(name), no_wrap=width <= FOLD, min_width=min(width, FOLD))
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))
     place.print(table)
@@ -87,7 +89,7 @@ def _fits(widths: list[int], place: Console) -> bool:
 
 def _widths(columns: list[str], rows: list[dict]) -> list[int]:
     """Characters that each column takes where nothing is folded."""
-    cells = ([name, *(_cell(row[name]) for row in rows)] for name in columns)
+    cells = ([visible(name), *(_cell(row[name]) for row in rows)] for name in columns)
     return [max(len(line) for cell in column for line in cell.split("\n")) for column in cells]
 
 
@@ -98,7 +100,7 @@ def print_facts(facts: dict, as_json: bool = False) -> None:
     else:
         table = Table.grid(padding=(0, 2))
         for name, value in facts.items():
-            table.add_row(name.replace("_", " "), _cell(value))
+            table.add_row(visible(name.replace("_", " ")), _cell(value))
         console().print(table)
 
 
@@ -111,16 +113,29 @@ def short(value: object, digits: int = 3) -> object:
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
+def size_text(n: int) -> str:
+    """`78 KiB`, `1.2 GiB`."""
+    size, units = float(n), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.2g} {units[0]}" if size < 10 and units[0] != "B" else f"{size:.0f} {units[0]}"
+
+
 def console() -> Console:
     """As wide as the terminal; wide enough for any table where there is none."""
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(file=drawn_on(sys.stdout), width=width, highlight=False, markup=False)
 
 
 def _cell(value: object) -> str:
+    return visible(_text(value))
+
+
+def _text(value: object) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{number} {name}" for name, number in value.items()) or "none"
     if isinstance(value, list):
-        times = Counter(map(_cell, value))
+        times = Counter(map(_text, value))
         return "\n".join(line if n == 1 else f"{line}, {n} times" for line, n in times.items()) or "none"
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""Commands about recipes and spaces on paper: nothing is trained."""
+"""Commands about recipes, spaces and tasks on paper: nothing is trained."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from fp4dse.commands.options import AsJson, Device, RecipeName, StorePath
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
+from fp4dse.commands.options import AsJson, Axes, Chip, Device, Model, RecipeName, StorePath
 from fp4dse.commands.printing import print_facts, print_json, print_rows, short
-from fp4dse.commands.topics import new_app, under
+from fp4dse.commands.topics import new_app, under, warn_overridden
+from fp4dse.dse import ConfigError
 
 app = new_app()
 command = under(app, "Design")
@@ -18,16 +21,18 @@ app.add_typer(recipe_app, name="recipe", rich_help_panel="Design")
 
 
 @recipe_app.command("list", epilog="Example: fp4dse recipe list")
-def recipe_list(as_json: AsJson = False) -> None:
+def recipe_list(model: Model = None, chip: Chip = None, as_json: AsJson = False) -> None:
     """All of them: name, modelled step time relative to BF16, points, what it is, where it is from."""
     from fp4dse.dse import recipe_files
-    from fp4dse.dse.cost import overhead, points
+    from fp4dse.dse.cost import points
+    from fp4dse.sweeps.arguments import find_cost
 
+    cost = find_cost(model, chip)
     columns = ["name", "overhead", "points", "summary", "source"]
     rows = [
         {
             "name": name,
-            "overhead": round(overhead(file.recipe), 3),
+            "overhead": round(cost.overhead(file.recipe), 3),
             "points": points(file.recipe),
             "summary": file.summary,
             "source": file.source,
@@ -35,11 +40,13 @@ def recipe_list(as_json: AsJson = False) -> None:
         for name, file in recipe_files().items()
     ]
     print_rows(columns, rows, as_json)
+    if not as_json:
+        print(cost.says)
 
 
 @recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")
 def recipe_show(
-    recipe: Annotated[str, typer.Argument(help="A name, a .toml file, or a label or config_id of a store.")],
+    recipe: RecipeName,
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,9 +71,12 @@ def space(
     space: Annotated[
         str | None,
         typer.Argument(
-            metavar="SPACE", help="A .toml file, or the name of a shipped space. Without one, these are told."
+            metavar="SPACE",
+            help="A .toml file, or the name of a shipped space. Without one, these are told.",
+            autocompletion=offer(completing.spaces_and_recipes),
         ),
     ] = None,
+    axis: Axes = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """What a space varies, and how many recipes it has: raw product, merged as equivalent, rejected and why, left.
@@ -82,13 +92,14 @@ def space(
         rows = [{"name": name, "asks": find_space(name).summary} for name in shipped_spaces()]
         print_rows(["name", "asks"], rows, as_json)
         return
-    found, count = find_space(space), Count()
+    found, count = find_space(space, axis), Count()
     facts, axes = count_space(found, count), found.describe()
     if as_json:
-        print_json({**facts, "faults": count.faults, "axes": axes})
+        print_json({**facts, "overridden": found.overridden(), "faults": count.faults, "axes": axes})
         return
     name = facts.pop("space")
     print_facts({"space": name, "asks": found.summary, **facts})
+    warn_overridden(found)
     tables = {
         "Axes:": [{**row, "idle": f"{row['idle']:.0%}" if row["idle"] else ""} for row in axes],
         "Rejected, for example:": [
@@ -101,11 +112,42 @@ def space(
             print_rows(list(rows[0]), rows)
 
 
+@command(epilog="Example: fp4dse tasks")
+def tasks(as_json: AsJson = False) -> None:
+    """What can be learned: every task and preset with its parameters, steps, rough time and the data that it needs.
+
+    The time is of one lane among four on one core of a CPU; `fp4dse sweep … --estimate` says what a sweep takes here.
+    """
+    import msgspec
+
+    from fp4dse.sweeps.progress import duration
+    from fp4dse.tasks.listing import list_tasks
+
+    found = list_tasks()
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+        return
+    rows = [
+        {
+            "task": one.task,
+            "parameters": one.parameters and f"{one.parameters:,}",
+            "steps": one.steps,
+            "batch": one.batch,
+            "time on a CPU": "a GPU's" if one.seconds is None else duration(one.seconds),
+            "data": one.data,
+            "what": "; ".join(filter(None, (one.about, one.note))),
+        }
+        for one in found
+    ]
+    print_rows(list(rows[0]), rows)
+
+
 @command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")
 def cost(
     recipe: RecipeName,
-    model: Annotated[str, typer.Option(help="A model shape that comes with fp4dse, or a .toml file.")] = "llama-1b",
-    chip: Annotated[str, typer.Option(help="A chip that comes with fp4dse, or a .toml file.")] = "b200",
+    model: Model = None,
+    chip: Chip = None,
+    store: StorePath = None,
     extra_tokens: Annotated[
         float | None, typer.Option(help="Share of tokens more than BF16 to the same quality: gives time to quality.")
     ] = None,
@@ -114,10 +156,13 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """What a recipe costs: modelled step time relative to BF16, split by technique; points, bits, memory."""
-    from fp4dse.dse import load_recipe
     from fp4dse.dse.cost import load_chip, load_model, report
+    from fp4dse.sweeps.arguments import find_cost, find_recipe
 
-    found, shape, on = load_recipe(recipe), load_model(model), load_chip(chip)
+    if device != "cpu" and not measure:
+        raise ConfigError("--device", device, "nothing without --measure")
+    target = find_cost(model, chip)
+    found, shape, on = find_recipe(recipe, store), load_model(target.model), load_chip(target.chip)
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     if measure:
@@ -147,13 +192,14 @@ def cost(
 def export(
     recipe: RecipeName,
     to: Annotated[str, typer.Option(help="te (NVIDIA Transformer Engine), torchao or json.")],
+    store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
     """Settings of another library that compute a recipe; exit code 1 with what it cannot express if there are none."""
-    from fp4dse.dse import load_recipe
     from fp4dse.dse.export import export as find_settings
+    from fp4dse.sweeps.arguments import find_recipe
 
-    done = find_settings(load_recipe(recipe), to)
+    done = find_settings(find_recipe(recipe, store), to)
     settings = done.settings
     if as_json:
         facts = {"target": to, "cannot": done.cannot, "nearest" if done.cannot else "settings": settings.text}

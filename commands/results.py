@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from fp4dse.commands.options import AsJson, Device, StorePath
-from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows
-from fp4dse.commands.topics import new_app, open_given, under
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
+from fp4dse.commands.options import AsJson, Chip, Device, Model, StorePath
+from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, size_text
+from fp4dse.commands.topics import check_file, new_app, open_given, under
 from fp4dse.dse import ConfigError
 
 app = new_app()
@@ -27,16 +29,25 @@ def report(
     store: StorePath = None,
     out: Annotated[Path | None, typer.Option(help="Default: report.html beside the store.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder for front, effects, interactions and curves.")] = None,
-    form: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "pdf",
+    form: Annotated[
+        Literal["png", "svg", "pdf"] | None, typer.Option("--format", help="Of the figures. Default: pdf.")
+    ] = None,
+    model: Model = None,
+    chip: Chip = None,
 ) -> None:
     """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results.report import write_figures, write_report
     from fp4dse.sweeps.arguments import report_path
 
-    found = open_given(store)
+    if figures and out:
+        raise ConfigError("--out", str(out), "nothing with --figures, which names the folder of the pictures")
+    if form and not figures:
+        raise ConfigError("--format", form, "nothing without --figures: the report is HTML")
+    check_file(out)
+    found = open_given(store, model, chip)
     if figures:
-        print(*write_figures(found, figures, form), sep="\n")
+        print(*write_figures(found, figures, form or "pdf"), sep="\n")
     else:
         page = out or report_path(found.path)
         write_report(found, page, statistics=gaussian_statistics)
@@ -47,30 +58,47 @@ def report(
 def query(
     sql: Annotated[str, typer.Argument(metavar="SQL", help="DuckDB SQL, or the name of a view.")],
     store: StorePath = None,
-    form: Annotated[Form, typer.Option("--format")] = "table",
-    out: Annotated[Path | None, typer.Option(help="Write the answer to a file.")] = None,
+    form: Annotated[
+        Form | None, typer.Option("--format", help="Default: table, or what the name of --out ends in.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the answer to a .csv, .json, .parquet or .tex file.")] = None,
+    model: Model = None,
+    chip: Chip = None,
 ) -> None:
     """Ask a store in SQL. Views: runs (one row a lane), curves, recipes, front, effects and more (docs/results.md).
 
-    `DESCRIBE runs` lists the columns of a view.
+    `DESCRIBE runs` lists the columns of a view. As LaTeX a view named alone has the columns for a paper; in SQL, as
+    "FROM effects", it has all.
     """
     from fp4dse.results.files import write_atomic
-    from fp4dse.results.formats import FORMATS
+    from fp4dse.results.formats import FORMATS, format_of
     from fp4dse.results.tables import records
-    from fp4dse.results.views import BRIEF
+    from fp4dse.results.views import BRIEF, VIEWS, for_paper
 
-    answer = open_given(store).sql(f"FROM {sql}" if sql.isidentifier() else sql)
-    if form == "table" and out is None:
+    if not sql.strip():
+        raise ConfigError("query", sql, f"DuckDB SQL, or a view: runs, curves, recorded, {', '.join(VIEWS)}")
+    written: str = form or (format_of(out) if out else "table")
+    found = open_given(store, model, chip)
+    answer = found.sql(f"FROM {sql}" if sql.isidentifier() else sql)
+    if written == "latex" and sql in VIEWS:
+        whole, answer = len(answer.columns), for_paper(sql, answer)
+        says = f'{len(answer.columns)} of {whole} columns; fp4dse query "FROM {sql}" has all'
+        print(f"fp4dse: {says}", file=sys.stderr)
+    if written == "table" and out is None:
         print_answer([str(name) for name in answer.columns], records(answer), BRIEF.get(sql, ()))
-    elif form == "table":
-        raise ConfigError("--format", form, f"{', '.join(FORMATS)} for a file")
+        if any("overhead" in str(name) for name in answer.columns):
+            print(found.cost.says)
+    elif written == "table":
+        raise ConfigError("--format", written, f"{', '.join(FORMATS)} for a file")
     elif out:
-        write_atomic(out, FORMATS[form](answer))
-    elif form == "parquet" and sys.stdout.isatty():
-        raise ConfigError("--format", form, "table, csv, json, latex on a terminal; parquet with --out FILE")
+        write_atomic(out, FORMATS[written](answer))
+    elif written == "parquet" and sys.stdout.isatty():
+        raise ConfigError("--format", written, "table, csv, json, latex on a terminal; parquet with --out FILE")
+    elif sys.stdout.isatty():
+        print(FORMATS[written](answer).decode(), end="")
     else:
         sys.stdout.flush()
-        sys.stdout.buffer.write(FORMATS[form](answer))
+        sys.stdout.buffer.write(FORMATS[written](answer))
 
 
 @command(epilog="Example: fp4dse compare nvfp4 nvfp4-sr")
@@ -78,7 +106,7 @@ def compare(
     recipe_a: Annotated[str, typer.Argument(help="One of the store: its name, label, .toml file or config_id.")],
     recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
     store: StorePath = None,
-    margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is 0.5 %.")] = 0.005,
+    margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is ±0.5 %.")] = 0.005,
     as_json: AsJson = False,
 ) -> None:
     """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds.
@@ -87,10 +115,12 @@ def compare(
     """
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
-    from fp4dse.results.intervals import percent
+    from fp4dse.results.ratios import change_with_range
     from fp4dse.results.tables import plain, records
     from fp4dse.sweeps.arguments import find_stored
 
+    if not 0 < margin < math.inf:
+        raise ConfigError("--margin", margin, "a log ratio above 0, such as 0.005 for half a percent")
     runs = open_given(store).runs()
     a = find_stored(recipe_a, runs)
     if recipe_b is None:
@@ -102,12 +132,14 @@ def compare(
                 {
                     "task": f"{row['task']}:{row['preset']}",
                     "change": f"{row['factor']}: {row['from_level']} → {row['level']}",
-                    "loss, %": f"{percent(row['difference'])} ({percent(row['low'])} to {percent(row['high'])})",
-                    **{name: plain(row[name]) for name in ("pairs", "verdict", "more_seeds")},
+                    "loss": change_with_range(row["difference"], row["low"], row["high"]),
+                    "pairs": row["pairs"],
+                    "verdict": row["verdict"],
+                    "more seeds": "none in reach" if math.isinf(row["more_seeds"]) else plain(row["more_seeds"]),
                 }
                 for row in lines.to_dict("records")
             ]
-            print_rows(["task", "change", "loss, %", "pairs", "verdict", "more_seeds"], rows)
+            print_rows(["task", "change", "loss", "pairs", "verdict", "more seeds"], rows)
         return
     lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
     if as_json:
@@ -128,21 +160,21 @@ def dashboard(
     serve_grpc: Annotated[int | None, typer.Option(help="Instead offer the storage to other processes here.")] = None,
 ) -> None:
     """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
-    from fp4dse.sweeps import study as studies
-    from fp4dse.sweeps.dashboard import check_dashboard, default_storage, serve, sweep_name
+    from fp4dse.sweeps import storages
+    from fp4dse.sweeps.dashboard import default_storage, serve, sweep_name
+    from fp4dse.sweeps.study import mirror
 
-    check_dashboard()
     found = open_given(store)
     place = storage or default_storage(found.path)
     if serve_grpc is not None:
-        studies.serve_grpc(place, serve_grpc)
+        storages.serve_grpc(place, serve_grpc)
     elif mirror_only:
-        print_facts(studies.mirror(found, studies.open_storage(place), sweep_name(found)))
+        print_facts(mirror(found, storages.open_storage(place), sweep_name(found)))
     else:
         serve(
             found,
             sweep_name(found),
-            studies.open_storage(place),
+            storages.open_storage(place),
             port,
             follow,
             lambda address: print(address, flush=True),
@@ -155,10 +187,46 @@ def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
     print_facts(open_given(store).info(), as_json)
 
 
+@store_app.command("list", epilog="Example: fp4dse store list")
+def store_list(as_json: AsJson = False) -> None:
+    """The stores under runs/, the one that changed last first: what was swept into them, what they hold, their size."""
+    import msgspec
+
+    from fp4dse.sweeps.places import RUNS
+    from fp4dse.sweeps.progress import duration
+    from fp4dse.sweeps.stores import list_stores
+
+    found = list_stores()
+    if as_json:
+        print_json([msgspec.to_builtins(one) for one in found])
+        return
+    rows = [
+        {
+            "store": one.store,
+            "sweep": one.sweep,
+            "rows": f"{one.rows:,}",
+            "tasks": one.unreadable or ", ".join(one.tasks),
+            "size": size_text(one.bytes),
+            "last change": f"{duration(one.age_s)} ago",
+            "state": one.state,
+        }
+        for one in found
+    ]
+    if rows:
+        print_rows(list(rows[0]), rows)
+    else:
+        print(f"no store under {RUNS}/; `fp4dse quickstart` makes one")
+
+
 @store_app.command("measure", epilog="Example: fp4dse store measure --store runs/quickstart/store --model mlp")
 def store_measure(
     store: StorePath = None,
-    model: Annotated[str, typer.Option(help="A model shape, as for cost. On a GPU take a large one.")] = "mlp",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model shape, as for cost. On a GPU take a large one.", autocompletion=offer(completing.models)
+        ),
+    ] = "mlp",
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -212,6 +280,22 @@ def store_merge(
         print(f"{target.merge(source)} rows from {source.path}")
 
 
+@store_app.command("mend", epilog="Example: fp4dse store mend --store runs/quickstart/store")
+def store_mend(store: StorePath = None) -> None:
+    """Verify every file of a store: set broken ones aside in torn/, bring back from there what is whole.
+
+    To restore a broken file, copy an intact one over it in torn/ first.
+    """
+    found = open_given(store).mend()
+    for name in found["returned"]:
+        print(f"returned: {name}")
+    for line in found["broken"]:
+        print(f"broken: {line}")
+    print(f"{len(found['returned'])} files returned, {len(found['broken'])} broken in torn/")
+    if found["broken"]:
+        raise typer.Exit(1)
+
+
 @store_app.command("invalidate", epilog="Example: fp4dse store invalidate quantizers 2")
 def store_invalidate(
     component: Annotated[str, typer.Argument(help="quantizers, engine, or a task.")],
@@ -219,4 +303,6 @@ def store_invalidate(
     store: StorePath = None,
 ) -> None:
     """Hide rows that an old revision of a component made, so that a sweep trains them again."""
+    if not 0 < below < 2**31:
+        raise ConfigError("below", below, "a whole number above 0, the first revision that counts")
     print(f"{open_given(store).invalidate(component, below)} rows hidden")

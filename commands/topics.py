@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
+from fp4dse.dse import ConfigError
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fp4dse.dse import Space
     from fp4dse.results import Store
 
 
@@ -30,13 +36,13 @@ class Topics(TyperGroup):
                 )
 
 
-def new_app(**more: Any) -> typer.Typer:
+def new_app(add_completion: bool = False, **more: Any) -> typer.Typer:
     return typer.Typer(
         cls=Topics,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        add_completion=add_completion,
         **more,
     )
 
@@ -46,9 +52,22 @@ def under(app: typer.Typer, topic: str) -> Callable[..., Callable]:
     return partial(app.command, rich_help_panel=topic)
 
 
-def open_given(store: str | None) -> Store:
-    """The store at a path or URL, or the latest one here."""
-    from fp4dse.results import open_store
-    from fp4dse.sweeps.arguments import latest_store
+def check_file(out: Path | None) -> None:
+    """ConfigError for a path that names a folder, where a file is to be written."""
+    if out is not None and (out.is_dir() or not out.name):
+        raise ConfigError("--out", str(out), "the path of a file; this is a folder")
 
-    return open_store(store or latest_store())
+
+def warn_overridden(space: Space) -> None:
+    """A line on standard error for each axis of a space that varies less than it seems."""
+    for text in space.overridden():
+        print(f"fp4dse: {space.name}: {text}", file=sys.stderr)
+
+
+def open_given(store: str | None, model: str | None = None, chip: str | None = None) -> Store:
+    """The store at a path or URL, or the latest one here; its overheads of this model and chip."""
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.arguments import find_cost, latest_store
+
+    cost = find_cost(model, chip)
+    return open_store(store or latest_store(), cost=cost)

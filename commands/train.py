@@ -10,12 +10,18 @@ import typer
 
 from fp4dse.commands.options import (
     AsJson,
+    Axes,
     Budget,
+    Chip,
+    Data,
     Device,
     ExecutorName,
     ExecutorOptions,
     Jobs,
     Keep,
+    Model,
+    NewStore,
+    Preset,
     Rates,
     Rungs,
     Seeds,
@@ -24,9 +30,10 @@ from fp4dse.commands.options import (
     TaskNames,
 )
 from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
-from fp4dse.commands.topics import new_app, open_given, under
+from fp4dse.commands.topics import new_app, open_given, under, warn_overridden
 
 if TYPE_CHECKING:
+    from fp4dse.dse.cost import CostTarget
     from fp4dse.sweeps import SearchResult, SweepResult
 
 app = new_app()
@@ -35,37 +42,41 @@ command = under(app, "Train")
 
 @command(epilog="Example: fp4dse quickstart --budget 5m")
 def quickstart(
-    store: Annotated[str, typer.Option(help="Folder of the store.")] = "runs/quickstart/store",
+    store: NewStore = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
+    model: Model = None,
+    chip: Chip = None,
     as_json: AsJson = False,
 ) -> None:
     """48 recipes × 3 seeds on two small tasks, in a few minutes: table, store and report."""
     from fp4dse.sweeps import arguments, run_sweep
     from fp4dse.sweeps.progress import conclusion
 
+    found = arguments.find_space("quickstart", model=model, chip=chip)
     result = run_sweep(
-        arguments.find_space("quickstart"),
+        found,
         tasks=arguments.parse_tasks(["regression", "vision"], "quickstart"),
-        store=store,
+        store=store or arguments.default_store(found.name),
         device=device,
         jobs=jobs,
         budget_s=arguments.parse_duration(budget),
         progress=True,
     )
-    _conclude(result, conclusion(result), as_json)
+    _conclude(result, conclusion(result), found.cost, as_json)
 
 
 @command(epilog="Example: fp4dse sweep quickstart --task vision:small --seeds 5 --budget 30m")
 def sweep(
     space: SpaceName,
+    axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
-    data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
+    data: Data = None,
+    preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
-    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
+    store: NewStore = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
@@ -73,6 +84,8 @@ def sweep(
     keep: Keep = None,
     executor: ExecutorName = "local",
     option: ExecutorOptions = [],  # noqa: B006
+    model: Model = None,
+    chip: Chip = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Train again what the store has.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
@@ -89,7 +102,8 @@ def sweep(
     from fp4dse.sweeps.progress import conclusion
     from fp4dse.sweeps.setting import find_setting
 
-    found = arguments.find_space(space)
+    found = arguments.find_space(space, axis, model, chip)
+    warn_overridden(found)
     asked: dict[str, Any] = {
         "tasks": arguments.parse_tasks(task, preset, data),
         "seeds": arguments.parse_seeds(seeds) if seeds else None,
@@ -111,7 +125,7 @@ def sweep(
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
         result = run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True)
-        _conclude(result, conclusion(result), as_json)
+        _conclude(result, conclusion(result), found.cost, as_json)
 
 
 @command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
@@ -122,12 +136,13 @@ def search(
     objectives: Annotated[
         str, typer.Option(help="Of gap, overhead, loss, metric, points, bits. The best are sought.")
     ] = "gap,overhead",
+    axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
-    data: Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.")] = None,
+    data: Data = None,
+    preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
-    store: Annotated[str | None, typer.Option(help="Folder or s3:// URL. Default: runs/SPACE/store.")] = None,
+    store: NewStore = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     batch: Annotated[
@@ -139,6 +154,8 @@ def search(
     keep: Keep = None,
     executor: ExecutorName = "local",
     option: ExecutorOptions = [],  # noqa: B006
+    model: Model = None,
+    chip: Chip = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a sampler propose recipes of a space in batches, and train them; what the store has is looked up.
@@ -148,7 +165,8 @@ def search(
     from fp4dse.sweeps import arguments, run_search
     from fp4dse.sweeps.progress import search_conclusion
 
-    found = arguments.find_space(space)
+    found = arguments.find_space(space, axis, model, chip)
+    warn_overridden(found)
     result = run_search(
         found,
         sampler=sampler,
@@ -170,7 +188,7 @@ def search(
     )
     if set(result.objectives) != {"gap", "overhead"} and not as_json:  # else the table below has the front
         _print_fronts(result)
-    _conclude(result, search_conclusion(result), as_json)
+    _conclude(result, search_conclusion(result), found.cost, as_json)
 
 
 @command(epilog="Example: fp4dse status --watch")
@@ -232,38 +250,53 @@ def rungs(
     import msgspec
 
     from fp4dse.results import open_store
+    from fp4dse.results.ratios import change
     from fp4dse.sweeps.rungs import Halving, Replay
     from fp4dse.sweeps.rungs import replay as replay_store
 
     rows = [msgspec.to_builtins(row) for row in replay_store(open_store(replay), Halving(rungs, keep))]
+    if not as_json:
+        rows = [{**row, "regret": change(row["regret"])} for row in rows]
     print_rows(list(Replay.__struct_fields__), rows, as_json)
 
 
 def _print_fronts(result: SearchResult) -> None:
     """The front of each task in the objectives of the search."""
+    from fp4dse.results.ratios import change
+
     for study in result.studies:
-        lines = [{name: short(value, 4) for name, value in line.items()} for line in study.front]
+        lines = [
+            {name: change(value) if name == "gap" else short(value, 4) for name, value in line.items()}
+            for line in study.front
+        ]
         print(f"{study.task}:{study.preset}: nothing is better in {' and '.join(result.objectives)} than")
         print_rows(["label", "config_id", "seeds", *result.objectives], lines)
 
 
-def _conclude(result: SweepResult | SearchResult, said: str, as_json: bool) -> NoReturn:
-    """Print the trade-off and what was `said` of it, write the report; end the program with the result's exit code."""
+def _conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, as_json: bool) -> NoReturn:
+    """Print the trade-off, with the overheads of `cost`, and what was `said` of it, write the report; end the program
+    with the result's exit code."""
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
-    from fp4dse.results.tables import pareto_table, records
+    from fp4dse.results.tables import pareto_table, price_remarks, records
+    from fp4dse.results.verdict import verdicts
     from fp4dse.sweeps.arguments import report_path
 
-    store = open_store(result.store)
+    store = open_store(result.store, cost=cost)
     runs = store.runs()
     summary = summarize(runs)
     page = report_path(store.path) if len(runs) else None
     if page:
         write_report(store, page, statistics=gaussian_statistics)
     if as_json:
-        print_json({**result.facts(), "report": page and str(page), "recipes": records(summary)})
+        print_json(
+            {**result.facts(), "overhead_of": cost.of, "report": page and str(page), "recipes": records(summary)}
+        )
     else:
-        found = [pareto_table(summary, noise_floor(runs), width=min(console().width, 100)), said, f"report: {page}"]
+        width = min(console().width, 100)
+        remarks = price_remarks(runs, summary)
+        table = pareto_table(summary, noise_floor(runs), width=width, verdicts=verdicts(runs), remarks=remarks)
+        found = [f"{table}\n{cost.says}", said, f"report: {page}"]
         print(*(found if page else found[1:2]), sep="\n\n")
     raise typer.Exit(result.exit_code)

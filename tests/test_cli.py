@@ -77,6 +77,45 @@ def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run):
     assert "<html" in Path("runs/few/report.html").read_text()[:200].lower()
 
 
+def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_says_which(run):
+    asked = ("--model", "llama-8b", "--chip", "gb300")
+    costs = {name: json.loads(run("cost", name, *asked, "--json").out)["overhead"] for name in ("mxfp4", "nvfp4")}
+    swept_so = swept(run, *asked, "--json")
+    data = json.loads(swept_so.out)
+    assert data["overhead_of"].startswith("llama-8b on gb300, revision ")
+    assert {recipe["name"]: recipe["overhead"] for recipe in data["recipes"] if recipe["name"] in costs} == costs
+    lines = json.loads(run("query", "recipes", *asked, "--format", "json").out)
+    assert {line["name"]: line["overhead"] for line in lines if line["name"] in costs} == costs
+    assert "of llama-8b on gb300, BF16 = 1 (--model, --chip)" in run("query", "recipes", *asked).out
+    assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in run("query", "recipes").out
+    assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in swept(run).out
+    assert run("report", *asked).code == 0
+    assert "llama-8b on gb300" in Path("runs/few/report.html").read_text()
+    listed = {line["name"]: line["overhead"] for line in json.loads(run("recipe", "list", *asked, "--json").out)}
+    assert {name: listed[name] for name in costs} == {name: round(cost, 3) for name, cost in costs.items()}
+
+
+def test_a_space_names_the_model_and_chip_of_its_overheads_and_options_go_before(run):
+    Path("there").mkdir()
+    Path("there/mine.toml").write_text(FEW + '[cost]\nchip = "my_chip.toml"\nmodel = "mlp"\n')
+    assert_one_line(run("space", "there/mine.toml"), 2, "there/mine.toml: cost.chip: found 'there/my_chip.toml'")
+    chip = Path(cli.__file__).parent / "dse/cost/chips/h200.toml"
+    Path("there/my_chip.toml").write_text(chip.read_text())
+    sweep = ("sweep", "there/mine.toml", "--task", "regression:quickstart", "--seeds", "2", "--json")
+    assert json.loads(run(*sweep).out)["overhead_of"].startswith("mlp on there/my_chip.toml, revision ")
+    assert json.loads(run(*sweep, "--chip", "b300").out)["overhead_of"].startswith("mlp on b300, revision ")
+    assert_one_line(run(*sweep, "--chip", "b30"), 2, "--chip: found 'b30'", "b300")
+
+
+def test_a_search_goes_by_the_overheads_that_were_asked_for(run):
+    options = ("--sampler", "tpe", "--trials", "3", "--task", "regression:smoke", "--seeds", "1", "--chip", "h200")
+    facts = json.loads(run("search", "few.toml", *options, "--json").out)
+    costs = {recipe["config_id"]: recipe["overhead"] for recipe in facts["recipes"]}
+    [study] = facts["studies"]
+    assert study["front"]
+    assert all(line["overhead"] == costs[line["config_id"]] > 1 for line in study["front"])  # no FP4 unit: it emulates
+
+
 def test_a_sweep_as_json_prints_nothing_else_on_standard_output(run):
     answer = swept(run, "--json")
     data = json.loads(answer.out)
@@ -148,7 +187,53 @@ def test_query_takes_the_name_of_a_view(run):
     swept(run)
     lines = json.loads(run("query", "recipes", "--format", "json").out)
     assert {line["name"] for line in lines} >= {"bf16", "mxfp4", "nvfp4"}
-    assert_one_line(run("query", "recipes", "--out", "x.csv"), 2, "--format", "csv")
+
+
+def test_what_a_query_writes_is_what_the_files_name_ends_in(run):
+    run("sweep", "few.toml")
+    assert run("query", "SELECT 1 AS one", "--out", "x.csv").code == 0
+    assert Path("x.csv").read_text() == "one\n1\n"
+    run("query", "SELECT 1 AS one", "--out", "x.JSON")
+    assert json.loads(Path("x.JSON").read_text()) == [{"one": 1}]
+    run("query", "SELECT 1 AS one", "--out", "x.json", "--format", "csv")
+    assert Path("x.json").read_text() == "one\n1\n"
+    assert_one_line(run("query", "recipes", "--out", "x.txt"), 2, "--out", "x.txt", ".csv, .json, .parquet, .tex")
+    assert_one_line(run("query", "recipes", "--out", "x.csv", "--format", "table"), 2, "--format", "csv")
+    assert not Path("x.txt").exists()
+
+
+@pytest.mark.parametrize("nothing", ["", "  ", "\n"])
+def test_a_query_of_nothing_names_what_can_be_asked(run, nothing):
+    run("sweep", "few.toml")
+    assert_one_line(run("query", nothing), 2, "query", "DuckDB SQL, or a view: runs, curves, recorded, recipes")
+
+
+def test_effects_as_latex_have_the_columns_for_a_paper_and_say_where_the_others_are(run):
+    run("sweep", "few.toml")
+    answer = run("query", "effects", "--out", "effects.tex")
+    assert r"factor & level & effect & low & high \\" in Path("effects.tex").read_text()
+    assert 'of 26 columns; fp4dse query "FROM effects" has all' in answer.err
+    assert "rev_quantizers" in run("query", "FROM effects", "--format", "latex").out.replace(r"\_", "_")
+    assert len(json.loads(run("query", "effects", "--format", "json").out)[0]) == 26
+
+
+def test_the_stores_here_are_listed_the_latest_first(run):
+    assert "no store under runs/" in run("store", "list").out
+    run("sweep", "few.toml")
+    run("store", "merge", "runs/merged/store", "runs/few/store")
+    Path("runs/other/store").mkdir(parents=True)
+    found = json.loads(run("store", "list", "--json").out)
+    assert {line["store"]: line["rows"] for line in found} == {"runs/few/store": 15, "runs/merged/store": 15}
+    assert found == sorted(found, key=lambda line: line["age_s"])
+    few = next(line for line in found if line["sweep"] == "few")
+    assert few["state"] == "finished"
+    assert few["tasks"] == ["regression:small"]
+    assert few["bytes"] > 0
+    assert "runs/few/store" in run("store", "list").out
+    Path("runs/few/store/store.json").write_text("{")
+    found = {line["store"]: line for line in json.loads(run("store", "list", "--json").out)}
+    assert "store.json" in found["runs/few/store"]["unreadable"]
+    assert found["runs/merged/store"]["rows"] == 15
 
 
 def test_compare_takes_names_and_files_and_ids(run):
@@ -269,6 +354,28 @@ def test_stores_are_merged_counted_and_retired(run):
     assert json.loads(run("store", "info", "--store", "all", "--json").out)["done"] == 0
 
 
+def test_mend_says_what_came_back_and_what_is_broken(run):
+    swept(run)
+    [part] = Path("runs/few/store/parts").iterdir()
+    intact = part.read_bytes()
+    part.write_bytes(intact[:-1])
+    found = run("store", "mend", "--store", "runs/few/store")
+    assert found.code == 1
+    assert f"broken: {part.name}: its bytes are not those that its name is the digest of" in found.out
+    assert json.loads(run("store", "info", "--json").out)["runs"] == 0
+    (Path("runs/few/store/torn") / part.name).write_bytes(intact)
+    found = run("store", "mend")
+    assert (found.code, found.out.splitlines()[-1]) == (0, "1 files returned, 0 broken in torn/")
+    assert json.loads(run("store", "info", "--json").out)["runs"] == 10
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated(run):
+    answer = run("store", "info", "--store", "s3://AKIA:hidden/secret@bucket/store")
+    assert answer.code == 2
+    assert "hidden" not in answer.err
+    assert "AWS_SECRET_ACCESS_KEY" in answer.err
+
+
 def test_doctor_says_which_path_and_how_many_workers(run):
     topics = {row["topic"] for row in json.loads(run("doctor", "--json").out)}
     assert {"torch", "quantizer path", "workers"} <= topics
@@ -370,7 +477,7 @@ def test_every_command_has_help_with_an_example(run):
     commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor", "tensor"]
     commands += ["search", "dashboard", "rungs"]
     lines = [[command] for command in commands] + [["recipe", "list"], ["recipe", "show"]]
-    lines += [["store", command] for command in ("info", "merge", "invalidate")]
+    lines += [["store", command] for command in ("info", "merge", "mend", "invalidate")]
     for line in lines:
         answer = run(*line, "--help")
         assert answer.code == 0
@@ -486,3 +593,25 @@ def test_cost_says_what_was_measured_beside_what_is_modelled(run, timed):
 def test_cost_without_a_steady_time_has_no_figure(run, timed):
     timed(25.0, steady=False)
     assert json.loads(run("cost", "nvfp4", "--measure", "--json").out)["measured"] is None
+
+
+def test_escape_sequences_from_files_are_shown_and_not_obeyed(run, tmp_path):
+    hostile = "w\x1b[2J\x9b31m<b>"
+    np.savez(tmp_path / "a.npz", **{hostile: np.ones((4, 16), np.float32), f"{hostile}i": np.arange(3)})
+    (tmp_path / "hostile.toml").write_text(FEW.replace('"few"', r'"x\u001b[2Jy"'))
+    (tmp_path / "\x1b[2J.toml").write_text("x")
+    asked = [
+        ["tensor", "a.npz", "--quantizer", "nvfp4", "--plot", "a.html"],
+        ["tensor", "a.npz", "--quantizer", "nvfp4", "--json"],
+        ["space", "\x1b[2J.toml"],
+        ["cost", "\x1b[2J"],
+        ["space", "hostile.toml"],
+        ["sweep", "few.toml", "--\x1b[2J"],
+    ]
+    for arguments in asked:
+        answer = run(*arguments)
+        assert not set("\x1b\x9b") & set(answer.out + answer.err), arguments
+    assert "\\u001b[2J" in run(*asked[0]).out
+    assert "\\u001b[2J" in run(*asked[2]).err
+    assert hostile in json.loads(run(*asked[1]).out)["rows"][0]["tensor"]
+    assert "<b>" not in (tmp_path / "a.html").read_text()

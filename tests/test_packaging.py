@@ -17,6 +17,7 @@ import pytest
 import fp4dse
 
 ROOT = Path(__file__).parent.parent
+TOP = ("__init__.py", "__main__.py", "cli.py")
 ROOMS = ("dse", "kernels", "tasks", "sweeps", "results", "commands")
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
@@ -29,7 +30,7 @@ def packages_on_disk() -> dict[str, Path]:
 
 
 def modules() -> list[Path]:
-    return [ROOT / "__init__.py", ROOT / "cli.py", *(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))]
+    return [*(ROOT / name for name in TOP), *(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))]
 
 
 def test_the_tests_see_this_tree():
@@ -44,9 +45,14 @@ def test_every_folder_with_modules_is_a_listed_package():
     assert all((folder / "__init__.py").exists() for folder in on_disk.values())
 
 
+def test_the_package_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "fp4dse", "--version"], capture_output=True, text=True)
+    assert done.stdout.strip() == importlib.metadata.version("fp4dse")
+
+
 def test_the_top_of_the_tree_holds_no_module_but_the_cli():
     """All that lies there is shipped as `fp4dse.<name>`."""
-    assert {file.name for file in ROOT.glob("*.py")} == {"__init__.py", "cli.py"}
+    assert {file.name for file in ROOT.glob("*.py")} == set(TOP)
 
 
 # --- imports -----------------------------------------------------------------------------------------------------
@@ -59,6 +65,7 @@ MAY_IMPORT = {
     "sweeps": {"dse", "tasks", "results"},
     "commands": set(ROOMS),
     "cli": {"dse", "commands"},
+    "__main__": {"cli"},
     "__init__": set(),
 }
 NO_TORCH = ("dse", "results")
@@ -169,7 +176,7 @@ def wheel(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_holds_every_module_and_data_file_of_the_tree_and_nothing_else(wheel):
     rooms = [file for file in tracked_files() if file.parts[0] in ROOMS]
-    expected = {Path("fp4dse", file) for file in [*rooms, Path("__init__.py"), Path("cli.py"), Path("py.typed")]}
+    expected = {Path("fp4dse", file) for file in [*rooms, *map(Path, TOP), Path("py.typed")]}
     shipped = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {file for file in shipped if not file.parts[0].endswith(".dist-info")} == expected
 

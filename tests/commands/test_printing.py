@@ -112,3 +112,14 @@ def test_a_row_is_printed_before_the_next_one_is_made(terminal, capsys, as_json)
     out = capsys.readouterr().out
     assert "first" not in out
     assert json.loads(out) == {"what": "second"} if as_json else "second" in out
+
+
+@pytest.mark.parametrize("width", [20, 200])
+def test_escape_sequences_in_names_and_values_are_shown(terminal, capsys, width):
+    terminal(width)
+    rows = [{"na\x1b[31mme": "va\x9blue\x07", "more": {"in\x1bside": 1}, "list": ["\x1bc"]}]
+    printing.print_rows(list(rows[0]), rows)
+    printing.print_facts(rows[0])
+    out = capsys.readouterr().out
+    assert not set("\x1b\x9b\x07") & set(out)
+    assert "\\u001b" in out

@@ -1,0 +1,52 @@
+"""What a shell offers at the tab key: names that are known without a slow import and without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For `autocompletion=`: those of the names that begin with what was typed. Files are the shell's own business."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+def spaces() -> Iterable[str]:
+    """By their files: what reads them imports pandas."""
+    folder = Path(__file__).parents[1] / "sweeps" / "spaces"
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def spaces_and_recipes() -> Iterable[str]:
+    return [*spaces(), *recipes()]
+
+
+def recipes() -> Iterable[str]:
+    from fp4dse.dse import recipe_files
+
+    return recipe_files()
+
+
+def quantizers() -> Iterable[str]:
+    from fp4dse.dse import QUANTIZERS
+
+    return QUANTIZERS
+
+
+def chips() -> Iterable[str]:
+    from fp4dse.dse.cost import chip_names
+
+    return chip_names()
+
+
+def models() -> Iterable[str]:
+    from fp4dse.dse.cost import model_names
+
+    return model_names()
+
+
+def tasks() -> Iterable[str]:
+    """`task:preset` of those that `fp4dse tasks` lists, once that was run; until then the tasks alone."""
+    from fp4dse.tasks.listing import known_names
+
+    return known_names()
