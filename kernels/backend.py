@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_map
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import compiling, native, reference
 from fp4dse.kernels.arithmetic import activations, philox
-from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.codecs import SCALES, Encoded
+from fp4dse.kernels.descriptor import unheeded
 from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import by_scales
@@ -36,8 +37,8 @@ class Backend(msgspec.Struct, frozen=True):
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
     operand, by_scales: `fused.operand` and `fused.by_scales`, or twins, which take the place of the first two, where
-        there are such; operand for these codecs and blocks, for lanes of four-over-six if it is `adaptive`, and for
-        operands that are to be rotated in groups of one of these sizes
+        there are such; operand for these codecs and blocks, for lanes that need no other columns of the descriptor
+        tables than are `heeded` (of a codec), and for operands that are to be rotated in groups of one of these sizes
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     through: `fused.through`, which makes them again where there is such a kernel
     why_not: what was passed over, one sentence each
@@ -52,22 +53,30 @@ class Backend(msgspec.Struct, frozen=True):
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
     codecs: tuple[str, ...] = limits.CODECS
     blocks: tuple[int, ...] = limits.BLOCKS
-    adaptive: bool = True
+    heeded: Callable[[str], Collection[str]] = limits.heeded
     rotations: tuple[int, ...] = limits.ROTATIONS
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
 
-    def why_not_operand(self, q: Quantizer) -> str | None:
-        """The reason why `operand` does not take a canonical quantizer's codec or block; None if it does, or if there
-        is no `operand`."""
+    def why_not_operand(self, q: Quantizer, tables: tuple[Tensor, Tensor]) -> str | None:
+        """The reason why `operand` does not take lanes of these descriptor tables; None if it does, or if there is no
+        `operand`. q: the canonical quantizer of one, of which codec, block and factors are those of all."""
         if self.operand is None:
             return None
         if q.codec not in self.codecs:
             return f"codec: found {q.codec}; accepted: {', '.join(self.codecs)}"
         if isinstance(q.block, int) and q.block not in self.blocks:
             return f"block: found {q.block}; accepted: {', '.join(map(str, self.blocks))}"
-        return None
+        if q.factors_over != "tensor":
+            return f"tensor_scale.over: found {q.factors_over}; accepted: tensor"
+        return next(iter(unheeded(*tables, self.heeded(q.codec))), None)
+
+    def why_not_by_scales(self, q: Quantizer, tables: tuple[Tensor, Tensor]) -> str | None:
+        """The same of `by_scales`."""
+        if q.codec not in SCALES:
+            return f"codec: found {q.codec}; accepted: {', '.join(SCALES)}"
+        return next(iter(unheeded(*tables, limits.heeded_by_scales(), of="element")), None)
 
 
 def why_not_compiled(device: str) -> str | None:
@@ -196,5 +205,5 @@ def _compiled() -> Backend:
     path = Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
     if reason := native.why_not_native():
         return msgspec.structs.replace(path, why_not=(reason,))
-    limited = {"codecs": native.CODECS, "blocks": native.BLOCKS, "adaptive": False, "rotations": ()}
+    limited = {"codecs": native.CODECS, "blocks": native.BLOCKS, "heeded": lambda _: native.heeded(), "rotations": ()}
     return msgspec.structs.replace(path, operand=native.operand, **limited)

@@ -7,9 +7,10 @@ Products of constants are taken in float64 and rounded once to FP32.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,38 +20,51 @@ from fp4dse.dse.formats import FloatFormat, e8m0_rule
 from fp4dse.dse.own_formats import MOST_VALUES, Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rounding import Ema, Nearest, Rounding, Stochastic
-from fp4dse.dse.scale import E8M0, FloatScale, scale_grid
+from fp4dse.dse.scale import E6M2, E8M0, FloatScale, scale_grid
 
-FLOATS = (
-    "elem_pmin",  # 2^emin of the element format
-    "elem_ulps",  # 2^mantissa: grid points in a binade
-    "elem_max",
-    "inv_val_max",  # 1 / (value that the block maximum is mapped to)
-    "tensor_target",  # target · val_max, or 0 for no tensor scale; encode: val_max / target
-    "scale_pmin",
-    "scale_ulps",
-    "scale_max",
-    "scale_zero",  # what a scale that rounds to zero becomes
-    "prescale",  # elements are those of prescale · x …
-    "postscale",  # … and the product is multiplied by this
-    "random_step",  # 2^-(b+1) for b random bits
-)
-INTS = (
-    "float_scale",  # 1: scale with a mantissa, 0: E8M0
-    "e8m0_carry",  # added to the FP32 bits of amax before the exponent is taken
-    "e8m0_offset",
-    "scale_up",  # the scale is rounded up …
-    "scale_stochastic",  # … or up by chance
-    "encode",  # the stored scale is the multiplier
-    "hybrid",  # elements are made with the unrounded scale
-    "log_ties",  # element without mantissa bits: the even code is the one of even exponent
-    "half_away",
-    "random_shift",  # 16 - b
-    "stochastic",
-    "ema",  # rounded towards a moving average
-    "adapt",  # the better of two encodings of a block
-    "adapt_mae",  # … by absolute error
-)
+
+class Column(NamedTuple):
+    """A column of a descriptor table.
+
+    of: what it is about, of which an implementation may leave a part to another one
+    plain: its value in the row of a quantizer that does without it
+    what: its meaning
+    """
+
+    of: Literal["element", "scale", "tensor"]
+    plain: float
+    what: str
+
+
+FLOATS = {
+    "elem_pmin": Column("element", 1.0, "2^emin of the element format"),
+    "elem_ulps": Column("element", 1.0, "2^mantissa: grid points in a binade"),
+    "elem_max": Column("element", 1.0, "the largest element"),
+    "inv_val_max": Column("scale", 1.0, "1 / (value that the block maximum is mapped to)"),
+    "tensor_target": Column("tensor", 0.0, "target · val_max, or 0 for no tensor scale; encode: val_max / target"),
+    "scale_pmin": Column("scale", 1.0, "2^emin of the scale format"),
+    "scale_ulps": Column("scale", 1.0, "2^mantissa of the scale format"),
+    "scale_max": Column("scale", 1.0, "the largest scale"),
+    "scale_zero": Column("scale", 0.0, "what a scale that rounds to zero becomes"),
+    "prescale": Column("scale", 1.0, "elements are those of prescale · x"),
+    "postscale": Column("tensor", 1.0, "the product is multiplied by this"),
+}
+INTS = {
+    "float_scale": Column("scale", 0, "a scale with a mantissa, not E8M0"),
+    "e8m0_carry": Column("scale", 0, "added to the FP32 bits of a maximum before the exponent is taken"),
+    "e8m0_offset": Column("scale", 0, "subtracted from the exponent"),
+    "scale_up": Column("scale", 0, "scales are rounded up"),
+    "scale_stochastic": Column("scale", 0, "scales are rounded up by chance"),
+    "encode": Column("scale", 0, "the stored scale is the multiplier"),
+    "hybrid": Column("scale", 0, "elements are made with the unrounded scale"),
+    "log_ties": Column("element", 0, "no mantissa bits: ties go to the code of even exponent"),
+    "half_away": Column("element", 0, "ties go away from zero"),
+    "random_shift": Column("element", 0, "16 - b for b random bits"),
+    "stochastic": Column("element", 0, "elements are rounded by chance"),
+    "ema": Column("element", 0, "elements are rounded towards a moving average"),
+    "adapt": Column("element", 0, "the better of two encodings of a block"),
+    "adapt_mae": Column("element", 0, "the better one by absolute error"),
+}
 LEVELS = MOST_VALUES
 BOUNDS = MOST_VALUES - 1
 """Behind FLOATS stand, for codec `table`, the values of the element, ascending, the last one repeated; and the number
@@ -70,27 +84,31 @@ def descriptor(quantizers: Sequence[Quantizer], device: torch.device | str = "cp
     return floats.to(device), ints.to(device)
 
 
+PRESCALE = {"full": 1.0, "16/17": 1.0, "3/4": 0.75, "aligned": 0.75}
+"""Range -> what operands are multiplied by; the 16/17 is in the value that maxima are mapped to."""
+POSTSCALE = {"full": 1.0, "16/17": 1.0, "3/4": 4 / 3, "aligned": 4 / 3 * 1.009276}
+ADAPT: dict[str, dict[str, float]] = {
+    "none": {},
+    "4over6-mse": {"adapt": 1},
+    "4over6-mae": {"adapt": 1, "adapt_mae": 1},
+    "if4": {},  # the codec's own, as the others
+    "razer": {},
+    "dialects": {},
+}
+ROUNDING: dict[type[Rounding], Callable[[Any], dict[str, float]]] = {
+    Nearest: lambda rounding: {"half_away": rounding.ties == "away"},
+    Stochastic: lambda rounding: {"stochastic": 1, "random_shift": 16 - rounding.bits},
+    Ema: lambda _: {"ema": 1},
+}
+"""What of a row follows from a field of a quantizer; a value that none of these tables has is a KeyError."""
+
+
 def _row(q: Quantizer) -> dict[str, float]:
     element = element_format(q.element)
-    bits = q.rounding.bits if isinstance(q.rounding, Stochastic) else 16
-    row = dict.fromkeys((*FLOATS, *INTS), 0.0) | {
-        "elem_pmin": 1.0,
-        "elem_ulps": 1.0,
-        "elem_max": element.max,
-        "inv_val_max": 1 / q.val_max,
-        "prescale": 0.75 if q.range in ("3/4", "aligned") else 1.0,
-        "postscale": {"3/4": 4 / 3, "aligned": 4 / 3 * 1.009276}.get(q.range, 1.0) / (7 if q.adapt == "if4" else 1),
-        "half_away": isinstance(q.rounding, Nearest) and q.rounding.ties == "away",
-        "stochastic": isinstance(q.rounding, Stochastic),
-        "ema": isinstance(q.rounding, Ema),
-        "random_shift": 16 - bits,
-        "adapt": q.adapt.startswith("4over6"),
-        "adapt_mae": q.adapt == "4over6-mae",
-        "random_step": 2.0 ** -(bits + 1),
-        "scale_pmin": 1.0,
-        "scale_ulps": 1.0,
-        "scale_max": 1.0,
-    }
+    row: dict[str, float] = {name: column.plain for name, column in (FLOATS | INTS).items()}
+    row |= {"elem_max": element.max, "inv_val_max": 1 / q.val_max, "prescale": PRESCALE[q.range]}
+    row |= ROUNDING[type(q.rounding)](q.rounding) | ADAPT[q.adapt]
+    row["postscale"] = POSTSCALE[q.range] / (7 if q.adapt == "if4" else 1)
     if isinstance(element, FloatFormat):
         row |= {"elem_pmin": 2.0**element.emin, "elem_ulps": 2.0**element.mantissa, "log_ties": element.mantissa == 0}
     if isinstance(q.scale, E8M0):
@@ -110,10 +128,27 @@ def _row(q: Quantizer) -> dict[str, float]:
             "encode": q.scale.convention == "encode",
             "hybrid": q.scale.hybrid,
         }
+    elif not isinstance(q.scale, E6M2):  # which is its codec's own
+        raise KeyError(q.scale)
     if q.tensor_scale and q.tensor_scale.target:
         target = q.tensor_scale.target
         row["tensor_target"] = q.val_max / target if row["encode"] else target * q.val_max
     return row
+
+
+def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str], of: str | None = None) -> list[str]:
+    """What lanes have in columns that an implementation does not heed, one sentence a column: none, or it must refuse.
+
+    of: those about this part alone.
+    """
+    found = []
+    for columns, table in (FLOATS, floats), (INTS, ints):
+        for number, (name, column) in enumerate(columns.items()):
+            values = table[:, number].cpu()
+            if name not in heeded and of in (None, column.of) and bool((values != column.plain).any()):
+                other = float(values[values != column.plain][0])
+                found.append(f"{name}: found {other:g}; accepted: {column.plain:g} ({column.what})")
+    return found
 
 
 def levels(element: Element, rounding: Rounding) -> list[float]:

@@ -71,9 +71,10 @@ def through(
     if spec.scale == "none":
         return out
     share = torch.where(unit > 0, g * (q - z * factor), 0.0)
-    if spec.scale in ("exact", "softmax"):
+    of_block, weights = SCALE_GRADIENTS[spec.scale]
+    if of_block:
         share = lane_sum(share, 2)[:, :, None]
-    weight = _softmax(x) if spec.scale.startswith("softmax") else _first_largest(x)
+    weight = weights(x)
     if isinstance(slope, Tensor):
         slope = slope.view(len(x), -1, 1)
     return out + share * (weight * torch.sign(x)) * (1 / element.max if slope is None else slope)
@@ -254,3 +255,12 @@ def _softmax(x: Tensor) -> Tensor:
     """softmax(80 |x| / amax) in each block."""
     e = exponentials(x, x.abs().amax(dim=2))
     return e / lane_sum(e, 2)[:, :, None]
+
+
+SCALE_GRADIENTS: dict[str, tuple[bool, Callable[[Tensor], Tensor]]] = {
+    "diagonal": (False, _first_largest),
+    "exact": (True, _first_largest),
+    "softmax-diagonal": (False, _softmax),
+    "softmax": (True, _softmax),
+}
+"""Gradient through the scale -> whether it is that of the whole block, and the weights w."""

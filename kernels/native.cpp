@@ -20,18 +20,11 @@ inline uint32_t bits(float x) { uint32_t b; std::memcpy(&b, &x, 4); return b; }
 inline float number(uint32_t b) { float x; std::memcpy(&x, &b, 4); return x; }
 inline float least(float x, float bound) { return x > bound ? bound : x; }  // NaN stays
 
-// Columns of the descriptor tables, in the order of descriptor.FLOATS and INTS.
-struct Floats {
-    float elem_pmin, elem_ulps, elem_max, inv_val_max, tensor_target, scale_pmin, scale_ulps, scale_max, scale_zero,
-        prescale, postscale, random_step;
-};
-struct Levels {  // what stands behind FLOATS for codec `table`
-    float value[16], bound[15];
-};
-struct Ints {
-    int32_t float_scale, e8m0_carry, e8m0_offset, scale_up, scale_stochastic, encode, hybrid, log_ties, half_away,
-        random_shift, stochastic, ema, adapt, adapt_mae;
-};
+// The columns of tables: native.py names them. It refuses lanes whose row needs a column that is not read below.
+struct Floats { float FLOAT_COLUMNS; };
+struct Ints { int32_t INT_COLUMNS; };
+struct Levels { float value[LEVELS], bound[LEVELS - 1]; };  // what stands behind FLOATS for codec `table`
+struct AdamW { float ADAMW_NUMBERS; };
 
 constexpr int CHUNK = 64;  // counters that are drawn at a time
 
@@ -109,25 +102,25 @@ enum Rounding { NEAREST, LOG_TIES, AWAY, STOCHASTIC, TABLE, TABLE_STOCHASTIC };
 
 constexpr bool draws(Rounding how) { return how == STOCHASTIC || how == TABLE_STOCHASTIC; }
 
-inline float chance(uint32_t drawn, const Floats& f, int32_t shift) {  // the fraction from which on a draw rounds up
-    return 1.0f - (float)(int32_t)(2 * (drawn >> shift) + 1) * f.random_step;
+inline float chance(uint32_t drawn, int32_t shift) {  // `grid.midpoint_threshold`
+    return 1.0f - (float)(int32_t)(2 * (drawn >> shift) + 1) * number((uint32_t)(shift + (127 - 17)) << 23);
 }
 
 // `round_to_levels` of y, which is no NaN.
 template <Rounding how>
-inline float level(float y, uint32_t drawn, const Floats& f, const Levels& l, int32_t shift) {
+inline float level(float y, uint32_t drawn, const Levels& l, int32_t shift) {
     if (how == TABLE) {
         float q = l.value[0];
-        for (int k = 0; k < 15; k++) q = y >= l.bound[k] ? l.value[k + 1] : q;
+        for (int k = 0; k < LEVELS - 1; k++) q = y >= l.bound[k] ? l.value[k + 1] : q;
         return q;
     }
-    float below = l.value[0], above = l.value[15];
-    for (int k = 1; k < 16; k++) below = y >= l.value[k] ? l.value[k] : below;
-    for (int k = 14; k >= 0; k--) above = y <= l.value[k] ? l.value[k] : above;
+    float below = l.value[0], above = l.value[LEVELS - 1];
+    for (int k = 1; k < LEVELS; k++) below = y >= l.value[k] ? l.value[k] : below;
+    for (int k = LEVELS - 2; k >= 0; k--) above = y <= l.value[k] ? l.value[k] : above;
     const float inner = y < 0.0f ? above : below, outer = y < 0.0f ? below : above;
     const float low = std::fabs(inner), step = std::fabs(outer) - low;
     const float t = (std::fabs(y) - low) / (step > 0.0f ? step : 1.0f);
-    return (t >= chance(drawn, f, shift)) & (step > 0.0f) ? outer : inner;
+    return (t >= chance(drawn, shift)) & (step > 0.0f) ? outer : inner;
 }
 
 // `round_elements`, or `round_to_levels`, with the sign of x, times the scale.
@@ -136,7 +129,7 @@ inline float element(float x, float mult, float scale, uint32_t drawn, const Flo
                      int32_t shift) {
     const float p = least(number(bits(x) & MAGNITUDE) * mult, f.elem_max);
     if (how == TABLE || how == TABLE_STOCHASTIC) {
-        const float q = p == p ? level<how>(number(bits(p) | (bits(x) & ~MAGNITUDE)), drawn, f, l, shift) : p;
+        const float q = p == p ? level<how>(number(bits(p) | (bits(x) & ~MAGNITUDE)), drawn, l, shift) : p;
         return number((bits(q) & MAGNITUDE) | (bits(x) & ~MAGNITUDE)) * scale;
     }
     const uint32_t pmin = bits(f.elem_pmin);
@@ -147,7 +140,7 @@ inline float element(float x, float mult, float scale, uint32_t drawn, const Flo
     if (how == NEAREST) q = std::rint(t);
     if (how == LOG_TIES) q = (t == 1.5f) & !(binade >> 23 & 1) ? 1.0f : std::rint(t);
     if (how == AWAY) q = round_up_from(t, 0.5f);
-    if (how == STOCHASTIC) q = round_up_from(t, chance(drawn, f, shift));
+    if (how == STOCHASTIC) q = round_up_from(t, chance(drawn, shift));
     q = q * (number(binade) * inv_ulps);
     return number((bits(q) & MAGNITUDE) | (bits(x) & ~MAGNITUDE)) * scale;
 }
@@ -244,9 +237,9 @@ inline float sigmoid(float x) {  // `activations.sigmoid`
 extern "C" {
 
 // x: lanes `stride` numbers apart, each [rows, width], or [width, rows] of columns; blocks lie along width. out as x,
-// without gaps; dec [lanes]. levels [lanes, 31] for codec `table`, else null; amax [lanes] or null. Lanes from `first` on, up to `last`.
+// without gaps; dec [lanes]. levels [lanes] for codec `table`, else null; amax [lanes] or null. Lanes from `first` on, up to `last`.
 void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_t block, int columns,
-             const float* floats, const int32_t* ints, const float* levels, const float* amax, const int64_t* seeds,
+             const Floats* floats, const Ints* ints, const Levels* levels, const float* amax, const int64_t* seeds,
              int64_t step, int64_t site, int64_t stream, float* out, float* dec, int64_t first, int64_t last) {
     const int64_t size = rows * width, n = size / block;
     std::vector<uint32_t> most(n);
@@ -255,12 +248,9 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
     for (int64_t lane = first; lane < last; lane++) {
         const float* from = x + lane * stride;
         float* to = out + lane * size;
-        Floats f;
-        Ints i;
-        Levels l{};
-        if (levels) std::memcpy(&l, levels + lane * (sizeof(Levels) / 4), sizeof(Levels));
-        std::memcpy(&f, floats + lane * (sizeof(Floats) / 4), sizeof(Floats));
-        std::memcpy(&i, ints + lane * (sizeof(Ints) / 4), sizeof(Ints));
+        const Floats f = floats[lane];
+        const Ints i = ints[lane];
+        const Levels l = levels ? levels[lane] : Levels{};
         maxima(from, most.data(), rows, width, block, columns);
         uint32_t largest = 0;
         if (amax) largest = bits(amax[lane]);
@@ -286,23 +276,21 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
     }
 }
 
-// `adam.adamw`: tensors [lanes, n], numbers [lanes, 9] as in adam.NUMBERS, alive [lanes], decaying [n].
-void adamw(float* flat, float* mean, float* square, const float* gradient, const uint8_t* alive, const float* numbers,
+// `adam.adamw`: tensors [lanes, n], numbers [lanes], alive [lanes], decaying [n].
+void adamw(float* flat, float* mean, float* square, const float* gradient, const uint8_t* alive, const AdamW* numbers,
            const uint8_t* decaying, int64_t n, int64_t first, int64_t last) {
     for (int64_t lane = first; lane < last; lane++) {
         if (!alive[lane]) continue;
-        const float* k = numbers + 9 * lane;
-        const float step = k[0], b1 = k[1], past1 = k[2], b2 = k[3], past2 = k[4], eps = k[5], correction1 = k[6],
-                    correction2 = k[7], decay = k[8];
+        const AdamW k = numbers[lane];
         float *__restrict w = flat + lane * n, *__restrict m = mean + lane * n, *__restrict v = square + lane * n;
         const float* __restrict g = gradient + lane * n;
-        const bool decays = decay > 0.0f;
+        const bool decays = k.weight_decay > 0.0f;
         for (int64_t e = 0; e < n; e++) {
-            const float m1 = m[e] * b1 + g[e] * past1, v1 = v[e] * b2 + g[e] * g[e] * past2;
-            const float update = m1 / correction1 / (std::sqrt(v1 / correction2) + eps);
-            const float with_decay = update + w[e] * decay;
+            const float m1 = m[e] * k.b1 + g[e] * k.past1, v1 = v[e] * k.b2 + g[e] * g[e] * k.past2;
+            const float update = m1 / k.correction1 / (std::sqrt(v1 / k.correction2) + k.eps);
+            const float with_decay = update + w[e] * k.weight_decay;
             m[e] = m1, v[e] = v1;
-            w[e] = w[e] - step * (decays & (decaying[e] != 0) ? with_decay : update);
+            w[e] = w[e] - k.step * (decays & (decaying[e] != 0) ? with_decay : update);
         }
     }
 }

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -27,8 +28,9 @@ from torch import Tensor
 
 from fp4dse.dse.cache import cache_folder
 from fp4dse.kernels import compiling
+from fp4dse.kernels.arithmetic import adam
 from fp4dse.kernels.arithmetic.philox import STREAMS
-from fp4dse.kernels.descriptor import FLOATS
+from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
@@ -54,6 +56,13 @@ def why_not_native() -> str | None:
     return None
 
 
+@cache
+def heeded() -> frozenset[str]:
+    """Columns of the descriptor tables that the source reads; lanes that need another one are not for it."""
+    code = re.sub(r"//.*", "", SOURCE.read_text())
+    return frozenset(re.findall(r"\b\w+\.(\w+)", code)) & {*FLOATS, *INTS}
+
+
 def takes(x: Tensor) -> bool:
     """Whether functions of this module are taken for x."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and why_not_native() is None
@@ -75,13 +84,14 @@ def operand(
     signs: Tensor | None = None,
     codec: str = "block",
 ) -> tuple[Tensor, Tensor]:
-    """What `fused.operators.operand` returns, as float32, where no lane is adaptive and nothing is to be rotated.
+    """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
 
-    Blocks are multiples of 8, for so many a counter draws. Of columns the values are a view, [L, R, C] of [L, C, R].
+    Lanes need no columns but those that are `heeded`. Blocks are multiples of 8, for so many a counter draws. Of columns
+    the values are a view, [L, R, C] of [L, C, R].
     """
-    if dtype != torch.float32 or rotation or features[2] or codec not in CODECS or block % 8:
-        found = f"{dtype}, rotation {rotation}, adaptive {features[2]}, codec {codec}, block {block}"
-        raise ValueError(f"operand: found {found}; accepted: float32, 0, False, {' or '.join(CODECS)}, a multiple of 8")
+    if dtype != torch.float32 or rotation or codec not in CODECS or block % 8:
+        found = f"{dtype}, rotation {rotation}, codec {codec}, block {block}"
+        raise ValueError(f"operand: found {found}; accepted: float32, 0, {' or '.join(CODECS)}, a multiple of 8")
     x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
@@ -144,7 +154,7 @@ def _threads(count: int, pid: int) -> ThreadPoolExecutor:
 def _library() -> ctypes.CDLL:
     """Built if this processor has none yet, or a broken one. Raises what `why_not_native` catches if that fails."""
     file = _folder() / f"native-{_key()}.so"
-    command = [_compiler(), *FLAGS, "-fPIC", "-shared", "-o", str(file), str(SOURCE)]
+    command = [_compiler(), *FLAGS, *_columns(), "-fPIC", "-shared", "-o", str(file), str(SOURCE)]
     if not compiling.is_there(file):
         compiling.build(command, timeout=120)
     try:
@@ -183,12 +193,18 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (install g++ or set CXX)")
 
 
+def _columns() -> list[str]:
+    """What the source's structures are made of: the columns of the tables that it is given."""
+    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": adam.NUMBERS}
+    return [f"-D{name}={','.join(columns)}" for name, columns in named.items()] + [f"-DLEVELS={LEVELS}"]
+
+
 def _key() -> str:
     """What the library depends on: source, flags, compiler and processor."""
     version = subprocess.run([_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    text = "\n".join([SOURCE.read_text(), *FLAGS, version, *processor])
+    text = "\n".join([SOURCE.read_text(), *FLAGS, *_columns(), version, *processor])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

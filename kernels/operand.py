@@ -22,7 +22,7 @@ from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
-from fp4dse.kernels.codecs import SCALES, Encoded
+from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
 from fp4dse.kernels.estimators import form, numbers, rounded_slope, through
@@ -124,13 +124,10 @@ class Slot:
         compensated = torch.tensor([c.compensate for c in clamps], device=device)[:, None, None]
         self.compensated = compensated if any(c.compensate for c in clamps) else None
         self.residuals = torch.tensor(residuals, device=device)[:, None] if residuals else None
-        # of a population that the codec is eden all scales are rounded stochastically
-        scales_fit = self.stochastic_scales == (self.codec == "eden")
-        fits = scales_fit and self.factors_over == "tensor" and self.average.betas is None
-        fits &= backend.adaptive or not self.features.adaptive
-        self.why_not_fused = backend.why_not_operand(first)
-        self.fused = backend.operand if fits and not self.why_not_fused else None
-        self.by_scales = backend.by_scales if self.codec in SCALES and not self.features.adaptive else None
+        self.why_not_fused = backend.why_not_operand(first, self.tables)
+        self.fused = None if self.why_not_fused else backend.operand
+        if backend.by_scales and not backend.why_not_by_scales(first, self.tables):
+            self.by_scales, self.why_not_fused = backend.by_scales, None
         stage, operand = name.split(".")
         self.through = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
         element = element_format(first.element)

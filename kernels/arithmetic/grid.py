@@ -66,15 +66,19 @@ def round_scale(y: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: T
     threshold: Tensor | float = FLT_MIN
     if random is not None:
         by_chance = i["scale_stochastic"] > 0
-        threshold = torch.where(by_chance, midpoint_threshold(random, 2.0**-17), FLT_MIN)
+        threshold = torch.where(by_chance, midpoint_threshold(random, torch.zeros_like(i["scale_up"])), FLT_MIN)
         up = up | by_chance
     q = torch.where(up, round_up_from(t, threshold), torch.round(t))
     return q * (binade / f["scale_ulps"])
 
 
-def midpoint_threshold(random: Tensor, step: Tensor | float) -> Tensor:
-    """The fraction from which on r, of b random bits, rounds up: fraction + (2r+1)/2^(b+1) >= 1; step is 2^-(b+1)."""
-    return 1.0 - (2 * random + 1).to(torch.float32) * step
+def midpoint_threshold(random: Tensor, shift: Tensor) -> Tensor:
+    """The fraction from which on r, the upper b of 16 random bits, rounds up: fraction + (2r+1)/2^(b+1) >= 1.
+
+    random: int32 in 0 … 65535. shift: int32, 16 - b.
+    """
+    step = (shift + (127 - 17) << 23).view(torch.float32)  # 2^-(b+1)
+    return 1.0 - (2 * (random >> shift) + 1).to(torch.float32) * step
 
 
 def round_elements(
@@ -97,7 +101,7 @@ def round_elements(
         nearest = torch.where(follow, torch.where(at >= 0.5, torch.ceil(t), torch.floor(t)), nearest)
     threshold: Tensor | float = 0.5
     if random is not None:
-        chance = midpoint_threshold(random >> column["random_shift"], column["random_step"])
+        chance = midpoint_threshold(random, column["random_shift"])
         threshold = torch.where(column["half_away"] > 0, 0.5, chance)
     by_threshold = (column["half_away"] > 0) | (column["stochastic"] > 0)
     return torch.where(by_threshold, round_up_from(t, threshold), nearest) * (binade / column["elem_ulps"])
@@ -128,7 +132,7 @@ def round_to_levels(
             follow = (i["ema"][:, :, None] > 0) & ~torch.isnan(guide) & ~torch.isnan(y)
             q = torch.where(follow, torch.where(guide - low >= 0.5 * step, outer, inner), q)
         if random is not None:
-            chance = midpoint_threshold(random >> i["random_shift"][:, :, None], f["random_step"][:, :, None])
+            chance = midpoint_threshold(random, i["random_shift"][:, :, None])
             up = (y.abs() - low) / torch.where(step > 0, step, 1.0) >= chance
             by_chance = i["stochastic"][:, :, None] > 0
             q = torch.where(by_chance, torch.where(up & (step > 0), outer, inner), q)

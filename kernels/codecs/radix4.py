@@ -25,7 +25,7 @@ def radix4(b: Blocks) -> Encoded:
     y = torch.minimum(b.x.abs() * (mult * b.prescale)[:, :, None], column["elem_max"])
     threshold: Tensor | float = 0.5
     if b.random is not None:
-        chance = midpoint_threshold(b.random >> column["random_shift"], column["random_step"])
+        chance = midpoint_threshold(b.random, column["random_shift"])
         threshold = torch.where(column["stochastic"] > 0, chance, 0.5)
     low = power_of_four_below(y, column["elem_pmin"])
     step = torch.where(low > 0, 3 * low, column["elem_pmin"])

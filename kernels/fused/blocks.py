@@ -28,14 +28,14 @@ from fp4dse.kernels.fused.numbers import (
 )
 from fp4dse.kernels.fused.trees import lane_sum, plus
 
-KNOWN = {"random_step", "scale_stochastic", "ema"}  # the first follows from random_shift; the others: see `by_scales`
-"""Columns of the descriptor tables that the kernels heed."""
+HEEDED: set[str] = set()
+"""Columns of the descriptor tables that the kernels of whole operands heed."""
 
 
-def column(name: str) -> tl.constexpr:
-    """The column of its table."""
-    KNOWN.add(name)
-    return tl.constexpr((FLOATS if name in FLOATS else INTS).index(name))
+def column(name: str, heeded: set[str] = HEEDED) -> tl.constexpr:
+    """The column of its table, which whoever asks for it heeds."""
+    heeded.add(name)
+    return tl.constexpr([*(FLOATS if name in FLOATS else INTS)].index(name))
 
 
 _ELEM_PMIN = column("elem_pmin")

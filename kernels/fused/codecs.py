@@ -115,6 +115,7 @@ def encoded(
         scale, y = _scaled(magnitude, soft_maximum(magnitude, amax), numbers, UNUSUAL)
         q, scale = _to_grid(y, chunk, numbers, STOCHASTIC, UNUSUAL), scale[:, None]
     else:
+        tl.static_assert(CODEC == "dialects", "a codec that this kernel does not have")
         q, scale = _dialects(magnitude, amax, numbers, UNUSUAL)
     return q, scale
 

@@ -18,9 +18,10 @@ from fp4dse.kernels.fused.blocks import column, rounded
 from fp4dse.kernels.fused.grids import grid, is_large
 from fp4dse.kernels.fused.numbers import as_float, as_int, binade_of, half_words, inverse_of_power
 
-_ELEM_PMIN, _ELEM_ULPS, _ELEM_MAX = column("elem_pmin"), column("elem_ulps"), column("elem_max")
-_STOCHASTIC, _RANDOM_SHIFT, _RANDOM_STEP = column("stochastic"), column("random_shift"), column("random_step")
-_EMA = column("ema")
+HEEDED = {"log_ties", "half_away"}  # by `rounded`
+"""Columns of the descriptor tables about elements that the kernel heeds; scales come from the reference."""
+_ELEM_PMIN, _ELEM_ULPS, _ELEM_MAX = (column(f"elem_{name}", HEEDED) for name in ("pmin", "ulps", "max"))
+_STOCHASTIC, _RANDOM_SHIFT, _EMA = column("stochastic", HEEDED), column("random_shift", HEEDED), column("ema", HEEDED)
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
 _TILE = 2048
 
@@ -34,12 +35,13 @@ def _power_of_four_below(y, least):
 
 
 @triton.jit
-def _to_powers_of_four(y, chunk, pmin, draws, step, STOCHASTIC: tl.constexpr):
+def _to_powers_of_four(y, chunk, pmin, draws, STOCHASTIC: tl.constexpr):
     stochastic, shift, key = draws
     threshold = tl.full(y.shape, 0.5, tl.float32)
     if STOCHASTIC:  # noqa: SIM102 - known when compiling, unlike what follows
         if stochastic > 0:
             drawn = half_words(chunk, key) >> shift
+            step = as_float(shift + (127 - 17) << 23)  # as in `grid.midpoint_threshold`
             threshold = 1.0 - (2 * drawn + 1).to(tl.float32) * step
     low = _power_of_four_below(y, pmin)
     high_step = tl.where(low > 0, 3 * low, pmin)
@@ -97,7 +99,7 @@ def _elements_kernel(
     scale = tl.load(scale_ptr + block, mask=mask, other=1.0)
     y = tl.minimum(tl.abs(x) * mult, largest)  # no NaN: the scale has it
     if FOURS:
-        q = _to_powers_of_four(y, chunk, pmin, draws, tl.load(f + _RANDOM_STEP), STOCHASTIC)
+        q = _to_powers_of_four(y, chunk, pmin, draws, STOCHASTIC)
     else:
         q = rounded(y, chunk, pmin, inv_ulps, draws, i, STOCHASTIC, UNUSUAL)
         if guide_ptr is not None:  # noqa: SIM102 - known when compiling, unlike what follows

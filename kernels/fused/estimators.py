@@ -101,6 +101,7 @@ def _relaxed(z, q, points, numbers_ptr, knots_ptr, KIND: tl.constexpr, MASKED: t
         coarsest = power_below(_second_largest(points)) * points[1]
         out = tl.where(tl.abs(q - z) <= coarsest * 0.5, 1.0, 0.0)
     else:
+        tl.static_assert(KIND == "ste", "a relaxation that this kernel does not have")
         out = tl.full(z.shape, 1.0, tl.float32)
     if MASKED:
         out = tl.where(magnitude >= largest, out, 1.0)

@@ -16,6 +16,7 @@ from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
 from fp4dse.kernels.descriptor import FLOATS, INTS
+from fp4dse.kernels.estimators import form
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
@@ -28,6 +29,13 @@ MOST = 2**34
 
 CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact", "softmax")
 """Codecs that the kernels have (`codecs.CODECS`)."""
+
+
+RELAXATIONS = ("ste", "clipped", "dge", "power-law", "sigmoid", "spline", "trust")
+"""Surrogate derivatives, of elements and of the rounding of scales, that the kernel of estimators has."""
+
+SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
+"""Gradients through a block's scale that it has."""
 
 
 def span(block: int, rotation: int, codec: str) -> int:
@@ -80,8 +88,6 @@ def why_not_fused(device: str) -> str | None:
         return f"{prefix}: triton is not installed (pip install 'fp4dse[gpu]')"
     if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
         return f"{prefix}: it needs compute capability 8.0, {torch.cuda.get_device_name(device)} has {capability}"
-    if unknown := unknown_columns():
-        return f"{prefix}: it does not know {', '.join(unknown)}"
     return None
 
 
@@ -91,11 +97,18 @@ def takes(device: torch.device) -> bool:
     return why_not_fused(str(device)) is None
 
 
-def unknown_columns() -> list[str]:
-    """Columns of the descriptor tables that the kernel does not heed."""
-    from fp4dse.kernels.fused.blocks import KNOWN
+def heeded(codec: str) -> set[str]:
+    """Columns of the descriptor tables that the kernels of whole operands read; lanes that need others they refuse."""
+    from fp4dse.kernels.fused.blocks import HEEDED
 
-    return [name for name in (*FLOATS, *INTS) if name not in KNOWN]
+    return HEEDED | {"scale_stochastic"} if codec == "eden" else HEEDED  # all of its scales are rounded by chance
+
+
+def heeded_by_scales() -> set[str]:
+    """The same of `by_scales`, of columns about elements."""
+    from fp4dse.kernels.fused.elements import HEEDED
+
+    return HEEDED
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
@@ -131,7 +144,14 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
 
 def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
     """The reason why `through` does not take an operand of this quantizer, or None if it does."""
-    q = quantizer.canonical()
+    q, (element, _, scale, rounding) = quantizer.canonical(), form(spec)
+    for field, found, known in (
+        ("element", element, RELAXATIONS),
+        ("scale", scale, SCALE_GRADIENTS),
+        ("scale_rounding", rounding, RELAXATIONS),
+    ):
+        if found not in known:
+            return f"estimator {field}: found {found}; accepted: {', '.join(known)}"
     if q.block not in BLOCKS:
         return f"block: found {q.block}; accepted: {', '.join(map(str, BLOCKS))}"
     if q.codec not in CODECS:
