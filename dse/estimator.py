@@ -109,6 +109,12 @@ class Through(Part, frozen=True):
         changed = rounding != self.scale_rounding or (self.masked and inside)
         return _replace(self, masked=self.masked and not inside, scale_rounding=rounding) if changed else self
 
+    def form(self) -> tuple[str, bool, str, str]:
+        """What a kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
+        rounding; the numbers of relaxations left out."""
+        element, rounding = (str(part.__struct_config__.tag) for part in (self.element, self.scale_rounding))
+        return element, self.masked, self.scale, rounding
+
     def label(self) -> str:
         """Empty for STE; `dge`, `dge masked`, `ste exact scale gradient with sigmoid rounding` …."""
         if self == Through():

@@ -26,7 +26,7 @@ from fp4dse.dse.precision import Finish
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading import read_toml
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
@@ -62,6 +62,7 @@ class RecipeFile(msgspec.Struct, frozen=True):
     recipe: Recipe
 
 
+@serves_recipes
 @cache
 def recipe_files() -> dict[str, RecipeFile]:
     """All shipped recipes by name."""

@@ -85,8 +85,6 @@ class Quantizer(Part, frozen=True):
     @staticmethod
     def named(name: str) -> Quantizer:
         """The quantizer of that name; ConfigError names the known ones."""
-        from fp4dse.dse.quantizers import QUANTIZERS  # named ones need Quantizer
-
         if name not in QUANTIZERS:
             raise ConfigError("quantizer", name, ", ".join(QUANTIZERS))
         return QUANTIZERS[name]
@@ -192,6 +190,11 @@ class Quantizer(Part, frozen=True):
         return " ".join(filter(None, [*words, "" if own else rounding_words(q.rounding), outlier_words(q.outliers)]))
 
 
+QUANTIZERS: dict[str, Quantizer] = {}
+"""Name -> quantizer; quantizers.py lists them."""
+NAMES_OF: dict[Quantizer, str] = {}
+"""Canonical quantizer -> its name, the first if there are several."""
+
 MACRO_BLOCK = 128
 """Elements that share a macro-block factor, or the factor of a segment."""
 
@@ -263,8 +266,6 @@ def block_name(block: int | str) -> str:
 
 def quantizer_name(q: Quantizer) -> str | None:
     """The name of a canonical quantizer, if it has one."""
-    from fp4dse.dse.quantizers import NAMES_OF
-
     return NAMES_OF.get(q)
 
 

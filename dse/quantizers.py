@@ -1,14 +1,14 @@
-"""Named quantizers, with the source of those that have one."""
+"""Named quantizers, with the source of those that have one: what fills the tables of quantizer.py."""
 
 from __future__ import annotations
 
-from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizer import NAMES_OF, QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, TensorScale
 
 _AMAX = TensorScale()
 
-QUANTIZERS: dict[str, Quantizer] = {
+_NAMED = {
     "none": Quantizer(element="none"),
     "bf16": Quantizer(element="bf16"),
     "mxfp4": Quantizer(block=32, scale=E8M0()),  # OCP MX v1.0
@@ -48,5 +48,5 @@ QUANTIZERS: dict[str, Quantizer] = {
     "fp8-e5m2": Quantizer(element="e5m2", block="tensor", scale=FP32()),
 }
 
-NAMES_OF: dict[Quantizer, str] = {q.canonical(): name for name, q in reversed(QUANTIZERS.items())}
-"""Canonical quantizer -> its name, the first if there are several."""
+QUANTIZERS.update(_NAMED)
+NAMES_OF.update({q.canonical(): name for name, q in reversed(QUANTIZERS.items())})

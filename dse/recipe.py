@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -35,8 +36,19 @@ from fp4dse.dse.stages import (
 )
 from fp4dse.dse.training import Training, optimizer_name, schedule_name
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
+
+
+_ABOVE: dict[str, Callable[..., Any]] = {}
+
+
+def serves_recipes(function: Function) -> Function:
+    """A function of a module above this one that methods of Recipe call: they find it by its name."""
+    _ABOVE[function.__name__] = function
+    return function
 
 
 _SLOT = {slot: operator.attrgetter(slot) for slot in SLOTS}
@@ -62,11 +74,10 @@ class Recipe(Part, frozen=True):
     @staticmethod
     def named(name: str) -> Recipe:
         """A recipe shipped as a data file in `dse/recipes/`; ConfigError names the known ones."""
-        from fp4dse.dse.library import recipe_files  # the library needs Recipe
-
-        if name not in recipe_files():
-            raise ConfigError("recipe", name, ", ".join(recipe_files()))
-        return recipe_files()[name].recipe
+        files = _ABOVE["recipe_files"]()
+        if name not in files:
+            raise ConfigError("recipe", name, ", ".join(files))
+        return files[name].recipe
 
     @staticmethod
     def uniform(quantizer: Quantizer) -> Recipe:
@@ -127,9 +138,7 @@ class Recipe(Part, frozen=True):
 
         What makes no sense within one part is unwritable or has no effect; rules concern several fields.
         """
-        from fp4dse.dse.rules import faults  # rules need Recipe
-
-        return [(rule, str(error)) for rule, error in faults(self)]
+        return [(rule, str(error)) for rule, error in _ABOVE["faults"](self)]
 
     def signature(self) -> Signature:
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""

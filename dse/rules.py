@@ -20,7 +20,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.outliers import Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
@@ -312,6 +312,7 @@ def _seen_faults(view: View, *parts: Any) -> tuple[tuple[str, ConfigError], ...]
     return tuple((rule, error) for rule, check in asked.items() if (error := check(recipe)))
 
 
+@serves_recipes
 def faults(recipe: Recipe) -> Iterator[tuple[str, ConfigError]]:
     """The rules that a recipe breaks, with the errors, which name the slot."""
     return canonical_faults(recipe.canonical())

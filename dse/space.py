@@ -94,7 +94,8 @@ class Space(msgspec.Struct, frozen=True):
     cost: Any = DEFAULT_COST
 
     def __post_init__(self) -> None:
-        for field, value in resolve({name: getattr(self, name) for name in self.__struct_fields__}).items():
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        for field, value in resolve(given, Space).items():
             msgspec.structs.force_setattr(self, field, value)
 
     @staticmethod
@@ -112,7 +113,7 @@ class Space(msgspec.Struct, frozen=True):
     @staticmethod
     def from_dict(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> Space:
         """From plain data with the fields of a space, with all shorthand. ConfigError names `where` and the key."""
-        return Space(**resolve(data, where, folder, find))
+        return Space(**resolve(data, Space, where, folder, find))
 
     @property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.design import Design, Factorial, check_design
@@ -20,9 +20,6 @@ from fp4dse.dse.paths import Kind, parse_path, read_value, value_text
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
 
-if TYPE_CHECKING:
-    from fp4dse.dse.space import Space
-
 BASE = "nvfp4"
 """Where a file names none."""
 
@@ -33,6 +30,13 @@ MOST_SEEDS, LAST_SEED = 10_000, 10**9 - 1
 
 Finder = Callable[[str], Path | None]
 """The file of a space that is joined by name."""
+
+
+class SpaceType(Protocol):
+    """What reads the spaces that a file joins: the class `Space`."""
+
+    def load(self, path: Path, find: Finder) -> Any: ...
+    def from_dict(self, data: dict, where: str, folder: Path, find: Finder) -> Any: ...
 
 
 class Axis(Part, frozen=True):
@@ -100,7 +104,13 @@ def opened(path: Path) -> Iterator[None]:
         _open.reset(token)
 
 
-def resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> dict[str, Any]:
+def resolve(
+    data: dict,
+    space_type: SpaceType,
+    where: str = "space",
+    folder: Path = Path(),
+    find: Finder = lambda _: None,
+) -> dict[str, Any]:
     """The fields of a space with everything read; what is read already stays as it is."""
     file = read(expanded({"name": "space", **data}, where), SpaceFile, where)
     if not re.fullmatch(NAME, file.name):
@@ -118,7 +128,9 @@ def resolve(data: dict, where: str = "space", folder: Path = Path(), find: Finde
         "axes": {text: _read_axis(text, axis, folder, where) for text, axis in file.axes.items()},
         "forbid": [_read_rule(rule, Forbid, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
         "require": [_read_rule(rule, Require, folder, where, f"require[{i}]") for i, rule in enumerate(file.require)],
-        "join": [_read_joined(entry, folder, find, where, f"join[{i}]") for i, entry in enumerate(file.join)],
+        "join": [
+            _read_joined(entry, space_type, folder, find, where, f"join[{i}]") for i, entry in enumerate(file.join)
+        ],
         "design": file.design,
         "lanes": _read_lanes(file.lanes, where),
         "cost": _read_cost(file.cost, folder, where),
@@ -202,18 +214,16 @@ def _read_places(data: Mapping, folder: Path, where: str, key: str) -> dict[str,
     }
 
 
-def _read_joined(entry: object, folder: Path, find: Finder, where: str, key: str) -> Space:
+def _read_joined(entry: object, space_type: SpaceType, folder: Path, find: Finder, where: str, key: str) -> Any:
     """A joined space: itself, a file, a name that `find` knows, or a table."""
-    from fp4dse.dse.space import Space  # which needs this module
-
-    if isinstance(entry, Space):
+    if isinstance(entry, space_type):  # type: ignore[arg-type]
         return entry
     if isinstance(entry, dict):
-        return Space.from_dict({"name": key, **entry}, place(where, key), folder, find)
+        return space_type.from_dict({"name": key, **entry}, place(where, key), folder, find)
     if isinstance(entry, str) and entry.endswith(".toml"):
-        return Space.load(folder / entry, find)
+        return space_type.load(folder / entry, find)
     if isinstance(entry, str) and (found := find(entry)):
-        return Space.load(found, find)
+        return space_type.load(found, find)
     raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
 
 

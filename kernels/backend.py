@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import compiling, native, reference
+from fp4dse.kernels import compiling, devices, native, reference
 from fp4dse.kernels.arithmetic import activations, philox
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.descriptor import unheeded
@@ -94,7 +94,7 @@ def why_not_compiled(device: str) -> str | None:
 def backend(device: str) -> Backend:
     """The backend for a device: `triton` or `compiled` where possible, else `eager` with the reason."""
     if torch.device(device).type == "cuda":
-        reason = limits.why_not_fused(device)
+        reason = devices.why_not_fused(device)
         if reason:
             return _eager(reason)
         kernels = {"operand": fused.operand, "by_scales": by_scales, "words": _words, "through": fused.through}

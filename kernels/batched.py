@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.devices import has_kernels
 
 LINE = 16
 """Numbers in a line of a CPU's cache, in FP32."""

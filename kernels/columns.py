@@ -11,35 +11,12 @@ what is written out here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.reduce import has_kernels
-
-
-class Window(NamedTuple):
-    """What a convolution sees of an image: a kernel of (height, width) in steps of `stride`, with so many zeros around
-    the image."""
-
-    kernel: tuple[int, int]
-    stride: int = 1
-    padding: int = 0
-
-    @property
-    def is_pixel(self) -> bool:
-        """Whether columns are the pixels themselves."""
-        return self == ((1, 1), 1, 0)
-
-    def places(self, height: int, width: int) -> tuple[int, int]:
-        """(H', W'), how often it fits. ValueError for an image that is smaller than the kernel."""
-        sizes = height + 2 * self.padding, width + 2 * self.padding
-        if any(n < k for n, k in zip(sizes, self.kernel, strict=True)):
-            raise ValueError(f"image of {height}×{width} with padding {self.padding}: kernel {self.kernel}")
-        down, across = ((n - k) // self.stride + 1 for n, k in zip(sizes, self.kernel, strict=True))
-        return down, across
+from fp4dse.kernels.devices import has_kernels
+from fp4dse.kernels.window import Window
 
 
 def im2col(x: Tensor, window: Window) -> Tensor:

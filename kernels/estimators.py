@@ -32,8 +32,7 @@ from fp4dse.dse.estimator import DGE, STE, Clipped, PowerLaw, Sigmoid, Spline, T
 from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.scale import scale_grid
-from fp4dse.kernels.arithmetic.activations import exp_nonpositive
-from fp4dse.kernels.arithmetic.elementary import power
+from fp4dse.kernels.arithmetic.elementary import exp_nonpositive, power
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.softmax import exponentials, soft_maxima
@@ -188,13 +187,6 @@ NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
     Spline: lambda spline: (spline.lower,),
 }
 """Relaxation -> what its kernel takes of it."""
-
-
-def form(spec: Through) -> tuple[str, bool, str, str]:
-    """What the kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
-    rounding."""
-    element, rounding = (str(part.__struct_config__.tag) for part in (spec.element, spec.scale_rounding))
-    return element, spec.masked, spec.scale, rounding
 
 
 def numbers(spec: Through, element: FloatFormat, device: torch.device) -> Tensor:

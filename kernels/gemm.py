@@ -33,8 +33,8 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
-from fp4dse.kernels.arithmetic.reduce import has_kernels
 from fp4dse.kernels.batched import multiply
+from fp4dse.kernels.devices import has_kernels
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448

@@ -86,8 +86,8 @@ def operand(
 ) -> tuple[Tensor, Tensor]:
     """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
 
-    Lanes need no columns but those that are `heeded`. Blocks are multiples of 8, for so many a counter draws. Of columns
-    the values are a view, [L, R, C] of [L, C, R].
+    Lanes need no columns but those that are `heeded`. Blocks are multiples of 8, for so many a counter draws. Of
+    columns the values are a view, [L, R, C] of [L, C, R].
     """
     if dtype != torch.float32 or rotation or codec not in CODECS or block % 8:
         found = f"{dtype}, rotation {rotation}, codec {codec}, block {block}"

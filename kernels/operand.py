@@ -25,8 +25,9 @@ from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
-from fp4dse.kernels.estimators import form, numbers, rounded_slope, through
-from fp4dse.kernels.fused.limits import BLOCKS, features, why_not_squares, why_not_through
+from fp4dse.kernels.estimators import numbers, rounded_slope, through
+from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels.fused.limits import BLOCKS, why_not_squares, why_not_through
 from fp4dse.kernels.fused.operators import rotated_maxima, squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
@@ -112,7 +113,7 @@ class Slot:
             self.bf16_lanes = bf16[:, None, None]
             return
         self.tables = descriptor(quantizers, device)
-        self.features = features(*self.tables)
+        self.features = features_of(*self.tables)
         self.codec = first.codec
         self.factors, self.factors_over = first.factors, first.factors_over
         self.stochastic_scales = any(q.stochastic_scales for q in quantizers)
@@ -226,7 +227,7 @@ class Slot:
             assert self.backend.through is not None
             at = keys.seeds, keys.step, self._site(keys, 0), kept.amax, *(turn[:2] if turn else (0, None))
             tables = self.block, *self.tables, self.features
-            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *form(self.through))
+            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *self.through.form())
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
         assert self.element is not None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_sum
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.devices import has_kernels
 from fp4dse.kernels.gemm import bf16
 
 CHUNK = 256

@@ -17,6 +17,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.facts import TaskFacts
+from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.remembered import remembered
 
 BYTES_PER_PARAMETER = 6 * 4
@@ -57,15 +58,6 @@ def check_task(task: TaskFacts, device: str) -> None:
         raise ConfigError("--task", what, f"a model that fits in the {memory / 2**30:.0f} GiB of {device} ({takes})")
 
 
-def total_memory(device: str) -> int:
-    """Bytes that the device has in all."""
-    if device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def environment(device: str, threads: int) -> dict[str, str | int]:
     """Device, versions and revisions as row columns.
 
@@ -95,7 +87,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     import torch
 
     from fp4dse.kernels import why_not_compiled
-    from fp4dse.kernels.fused.limits import why_not_fused
+    from fp4dse.kernels.devices import why_not_fused
     from fp4dse.kernels.gemm import GEMMS
     from fp4dse.kernels.native import why_not_native
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics, lane_sum, silu
 from fp4dse.kernels.arithmetic.grid import sqrt
-from fp4dse.kernels.arithmetic.reduce import has_kernels, wide_sum
+from fp4dse.kernels.arithmetic.reduce import wide_sum
+from fp4dse.kernels.devices import has_kernels
 
 EPS = 1e-5
 

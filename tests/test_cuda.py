@@ -17,8 +17,9 @@ from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.batched import is_large
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused import unfused
+from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.bench.table import with_amax
@@ -67,7 +68,7 @@ def operand_arguments(shape, dtype=torch.bfloat16):
     tables = descriptor(lanes, "cuda")
     seeds, step = torch.arange(shape[0], device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
     x = torch.randn(shape, device="cuda").to(dtype)
-    return x, False, 16, *tables, list(limits.features(*tables)), seeds, step, 5
+    return x, False, 16, *tables, list(features_of(*tables)), seeds, step, 5
 
 
 def test_the_fused_kernels_are_taken():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib.metadata
 import os
 import subprocess
@@ -92,6 +93,50 @@ def test_imports_run_one_way(file):
     assert not {name.split(".")[0] for name in imports} & {*ROOMS, "cli"}, "rooms are imported as fp4dse.<room>"
     if room in NO_TORCH:
         assert not {name for name in imports if name.split(".")[0] == "torch"}
+
+
+def module_graph(root: Path) -> dict[str, set[str]]:
+    """Module -> the modules of the tree that it imports, wherever in it, but for what types alone need.
+
+    A package that a module lies in does not count: it is there before its modules.
+    """
+    files = {name: root / name for name in TOP} | {
+        str(file.relative_to(root)): file for room in ROOMS for file in (root / room).rglob("*.py")
+    }
+    dotted = {".".join(("fp4dse", *Path(name).with_suffix("").parts)): file for name, file in files.items()}
+    dotted = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
+    graph = {}
+    for name, file in dotted.items():
+        tree = ast.parse(file.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                node.body = []
+        found = {
+            full if (full := f"{node.module}.{alias.name}") in dotted else node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        graph[name] = {other for other in found & dotted.keys() if other != name and not name.startswith(f"{other}.")}
+    return graph
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Imports within functions counted: they put a cost off, and untie nothing."""
+    graphlib.TopologicalSorter(module_graph(ROOT)).prepare()
+
+
+def test_a_circle_that_somebody_ties_is_found(tmp_path):
+    for name, text in {
+        "dse/a.py": "from fp4dse.dse.b import two\none = 1\n",
+        "dse/b.py": "from fp4dse.kernels import c\ntwo = 2\n",
+        "kernels/c.py": "def three():\n    from fp4dse.dse.a import one\n",
+        **dict.fromkeys(TOP, ""),
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(module_graph(tmp_path)).prepare()
 
 
 DRIVER_ONLY = ("optuna", "duckdb", "plotly", "ray", "pandas", "pyarrow")

@@ -26,6 +26,7 @@ from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import Through
+from fp4dse.dse.library import load_recipe
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import SHARED, Fprop
 
@@ -35,7 +36,7 @@ DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
 OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
 """What the default overhead, the store's column, is of."""
 
-BF16 = Recipe.named("bf16")
+BF16 = load_recipe("bf16")
 """What precise layers and stages compute as."""
 KEPT = "layers in BF16"
 PARTS = ("products", *TECHNIQUES, KEPT, "rest")

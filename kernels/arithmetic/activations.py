@@ -14,23 +14,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import native
-from fp4dse.kernels.arithmetic.reduce import has_kernels
-
-_LOG2E = 1.44269504
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody–Waite: the high part has few bits, so n · high is exact
-_COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # Taylor on |r| <= ln2/2: 2 ulp
-
-
-def exp_nonpositive(x: Tensor) -> Tensor:
-    """exp(max(x, -87)) for x <= 0, float32, within 2 ulp. NaN stays NaN."""
-    x = torch.clamp(x, min=-87.0)
-    n = torch.round(x * _LOG2E)
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = torch.full_like(r, _COEFFICIENTS[0])
-    for c in _COEFFICIENTS[1:]:
-        p = p * r
-        p = p + c
-    return p * (n.to(torch.int32) + 127 << 23).view(torch.float32)
+from fp4dse.kernels.arithmetic.elementary import exp_nonpositive
+from fp4dse.kernels.devices import has_kernels
 
 
 def sigmoid(x: Tensor) -> Tensor:

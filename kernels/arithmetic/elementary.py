@@ -1,11 +1,11 @@
-"""Power and logarithm whose bits are the same on every device and everywhere in a tensor.
+"""Exponential, power and logarithm whose bits are the same on every device and everywhere in a tensor.
 
     x^p = 2^(p · log2 x),    log2 x = e + (2/ln 2) · atanh((m - 1) / (m + 1)),  x = 2^e m,  m in [√½, √2]
     2^y = 2^n · exp(r ln 2),  n = round(y),  |r| <= 1/2
 
 Both series are cut where the next term is below 1e-8 and are evaluated in float64 by single IEEE additions and
 multiplications; the exponent is taken from the bits and put back into them. One rounding to float32 follows, so the
-result is within 1 ulp.
+result is within 1 ulp. The exponential, of which activations have many, is computed in float32.
 """
 
 from __future__ import annotations
@@ -19,6 +19,23 @@ _MANTISSA = (1 << 52) - 1
 _BIAS = 1023
 _ATANH = tuple(2 / math.log(2) / n for n in range(9, 0, -2))
 _EXP2 = tuple(math.log(2) ** n / math.factorial(n) for n in range(7, -1, -1))
+
+
+_LOG2E = 1.44269504
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody–Waite: the high part has few bits, so n · high is exact
+_COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # Taylor on |r| <= ln2/2: 2 ulp
+
+
+def exp_nonpositive(x: Tensor) -> Tensor:
+    """exp(max(x, -87)) for x <= 0, float32, within 2 ulp. NaN stays NaN."""
+    x = torch.clamp(x, min=-87.0)
+    n = torch.round(x * _LOG2E)
+    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    p = torch.full_like(r, _COEFFICIENTS[0])
+    for c in _COEFFICIENTS[1:]:
+        p = p * r
+        p = p + c
+    return p * (n.to(torch.int32) + 127 << 23).view(torch.float32)
 
 
 def power(x: Tensor, p: float) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.devices import has_kernels
 
 STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
 """What a number is for. Different streams never share a key."""
@@ -77,7 +77,7 @@ def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words=words) ->
     if has_kernels(seeds) and count & (count - 1) == 0:
         from fp4dse.kernels.fused import pointwise
 
-        return pointwise.signs(seeds, step, site, count)
+        return pointwise.signs(seeds, STREAMS["signs"], step, site, count)
     return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count, words) & 1).to(torch.float32)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.devices import has_kernels
+
 
 class _LaneSum(torch.autograd.Function):
     @staticmethod
@@ -55,12 +57,3 @@ def lane_mean(x: Tensor) -> Tensor:
     flat = x.reshape(len(x), -1)
     total = lane_sum(flat, 1)
     return total / torch.full_like(total, flat.shape[1])  # by a number, a GPU would multiply with its inverse
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether x lies where the fused kernels run."""
-    if not x.is_cuda:
-        return False
-    from fp4dse.kernels.fused.limits import takes
-
-    return takes(x.device)

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.kernels.backend import backend
-from fp4dse.kernels.bench.table import Timing, stochastic
+from fp4dse.kernels.bench.timing import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import limits, unfused
+from fp4dse.kernels.fused import unfused
+from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.memory import keep_freed_memory
 
 EDGE, ROUNDS = 4096, 30
@@ -152,7 +153,7 @@ def _ours(x: Tensor, q: Quantizer) -> tuple[Call, int]:
     """The call to time, by the path that training takes, and the number of elements that are not the reference's."""
     path = backend("cpu")
     floats, ints = descriptor([q, q])
-    arguments = x, False, int(q.block), floats, ints, limits.features(floats, ints), torch.arange(2), torch.tensor(0), 0
+    arguments = x, False, int(q.block), floats, ints, features_of(floats, ints), torch.arange(2), torch.tensor(0), 0
 
     def call() -> tuple[Tensor, Tensor]:
         return unfused.operand(*arguments, decode=path.decode_operand, draws=path.draws)

@@ -16,33 +16,19 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
-from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES
+from fp4dse.kernels import devices
 from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import rotate
+from fp4dse.kernels.bench.cpu import on_cpu
+from fp4dse.kernels.bench.timing import Timing, stochastic
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused import unfused
+from fp4dse.kernels.fused.features import features_of
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
 _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")
-
-
-class Timing(msgspec.Struct, frozen=True):
-    """One row of the table.
-
-    time_us is that of one call; gb_s counts the input once and the outputs once; of_copy is the time of a copy of the
-    same tensor over time_us; wrong is the number of outputs that differ from the reference; extra_memory, on a CPU, is
-    what one call takes beyond its input, the result included, as a multiple of the input. A peer that cannot be timed
-    has none of these.
-    """
-
-    what: str
-    time_us: float | None
-    gb_s: float | None
-    of_copy: float | None
-    wrong: int | None
-    extra_memory: float | None = None
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -65,20 +51,13 @@ class Case(msgspec.Struct, frozen=True):
 def bench(device: str) -> Iterator[Timing]:
     """All rows for a device, one after the other. ConfigError for a GPU on which the fused kernels are not taken."""
     if torch.device(device).type == "cpu":
-        from fp4dse.kernels.bench.cpu import on_cpu
-
         yield from on_cpu()
         return
-    if reason := limits.why_not_fused(device):
+    if reason := devices.why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
     with torch.cuda.device(device):
         yield from _on_gpu(torch.bfloat16, _cases())
         yield from _on_gpu(torch.float32, _cases()[:4])
-
-
-def stochastic(q: Quantizer, bits: Literal[8, 16] = 16) -> Quantizer:
-    """The quantizer with stochastic rounding."""
-    return msgspec.structs.replace(q, rounding=Stochastic(bits=bits))
 
 
 def _cases() -> list[Case]:
@@ -149,7 +128,7 @@ def _copy_us(x: Tensor) -> float:
 def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
     """The call to time, the number of outputs in which it differs from the reference, and the bytes that it writes."""
     floats, ints = descriptor(case.quantizers, "cuda")
-    features, block = limits.features(floats, ints), int(case.quantizers[0].block)
+    features, block = features_of(floats, ints), int(case.quantizers[0].block)
     step = torch.zeros((), dtype=torch.int64, device="cuda")
     seeds, site = torch.arange(len(x), device="cuda"), 7
     flips = signs(seeds, step, step, case.rotation) if case.rotation else None

@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.activations import exp_nonpositive
-from fp4dse.kernels.arithmetic.elementary import log
+from fp4dse.kernels.arithmetic.elementary import exp_nonpositive, log
 from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block, general_scales
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from fp4dse.kernels.arithmetic.grid import FLT_MAX, FLT_MIN
 from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.fused.limits import WIDE
+from fp4dse.kernels.fused.features import WIDE
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.columns import Window
 from fp4dse.kernels.fused.grids import grid
+from fp4dse.kernels.window import Window
 
 _COPIED, _SUMMED = 4096, 1024
 """Numbers of a program."""

@@ -1,5 +1,4 @@
-"""Exponential, power and logarithm as Triton code: `activations.exp_nonpositive` and `elementary`, operation by
-operation, so that the bits are theirs."""
+"""Exponential, power and logarithm as Triton code: `arithmetic.elementary`, operation by operation, with its bits."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ import math
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.arithmetic import activations, elementary
+from fp4dse.kernels.arithmetic import elementary
 
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
-_LOG2E = tl.constexpr(activations._LOG2E)
-_LN2_HIGH, _LN2_LOW = tl.constexpr(activations._LN2_HIGH), tl.constexpr(activations._LN2_LOW)
-_C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in activations._COEFFICIENTS[:6])
+_LOG2E = tl.constexpr(elementary._LOG2E)
+_LN2_HIGH, _LN2_LOW = tl.constexpr(elementary._LN2_HIGH), tl.constexpr(elementary._LN2_LOW)
+_C0, _C1, _C2, _C3, _C4, _C5 = (tl.constexpr(c) for c in elementary._COEFFICIENTS[:6])
 _TO_INTEGER = tl.constexpr(12582912.0)  # as in numbers
 _TO_INTEGER_64 = tl.constexpr(1.5 * 2.0**52)
 _MANTISSA, _BIAS = tl.constexpr(elementary._MANTISSA), tl.constexpr(elementary._BIAS)

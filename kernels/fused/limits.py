@@ -1,11 +1,6 @@
-"""Which devices and operands the fused kernels take, and why they do not take the others."""
+"""Which operands the fused kernels take, and why they do not take the others."""
 
 from __future__ import annotations
-
-import os
-from functools import cache
-from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +10,7 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
-from fp4dse.kernels.descriptor import FLOATS, INTS
-from fp4dse.kernels.estimators import form
+from fp4dse.kernels.fused.features import Features
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
@@ -41,60 +35,6 @@ SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
 def span(block: int, rotation: int, codec: str) -> int:
     """Neighbours along the contraction axis that are quantized together."""
     return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
-
-
-WIDE = 2.0**100
-"""Scale formats that reach beyond are rounded by the kernel's long way."""
-
-TIES = ("log_ties", "half_away")
-"""Columns of ties that are not to even."""
-
-
-class Features(NamedTuple):
-    """What some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
-
-    scales: the encode convention, hybrid, rounded-up and BF16 or FP32 scales; ties: half-away and logarithmic ones
-    """
-
-    tensor_scale: bool
-    stochastic: bool
-    adaptive: bool
-    scales: bool
-    ties: bool
-
-
-def features(floats: Tensor, ints: Tensor) -> Features:
-    """The features of descriptor tables; reads them back from the device."""
-    f = dict(zip(FLOATS, floats[:, : len(FLOATS)].cpu().unbind(1), strict=True))
-    i = dict(zip(INTS, ints.cpu().unbind(1), strict=True))
-    scales, ties = (any(bool(i[n].any()) for n in of) for of in (("encode", "hybrid", "scale_up"), TIES))
-    return Features(
-        tensor_scale=bool(f["tensor_target"].any()),
-        stochastic=bool(i["stochastic"].any()),
-        adaptive=bool(i["adapt"].any()),
-        scales=scales or bool((f["scale_max"] > WIDE).any()),
-        ties=ties,
-    )
-
-
-def why_not_fused(device: str) -> str | None:
-    """The reason why the fused kernels are not taken on this device, or None if they are."""
-    prefix = "fused quantizer not taken"
-    if torch.device(device).type != "cuda":
-        return f"{prefix} on {device}: it needs a CUDA device"
-    if os.environ.get("FP4DSE_EAGER"):
-        return f"{prefix}: FP4DSE_EAGER is set"
-    if find_spec("triton") is None:
-        return f"{prefix}: triton is not installed (pip install 'fp4dse[gpu]')"
-    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        return f"{prefix}: it needs compute capability 8.0, {torch.cuda.get_device_name(device)} has {capability}"
-    return None
-
-
-@cache
-def takes(device: torch.device) -> bool:
-    """Whether the fused kernels are taken on this device."""
-    return why_not_fused(str(device)) is None
 
 
 def heeded(codec: str) -> set[str]:
@@ -144,7 +84,7 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
 
 def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
     """The reason why `through` does not take an operand of this quantizer, or None if it does."""
-    q, (element, _, scale, rounding) = quantizer.canonical(), form(spec)
+    q, (element, _, scale, rounding) = quantizer.canonical(), spec.form()
     for field, found, known in (
         ("element", element, RELAXATIONS),
         ("scale", scale, SCALE_GRADIENTS),

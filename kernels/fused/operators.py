@@ -168,7 +168,7 @@ def through(
     C; both before the rotation. What `estimators.through` computes, for quantizers that `why_not_through` lets pass.
 
     Arguments as `operand` had them; tensor_amax: the maxima that it took, None where no lane has a tensor scale.
-    numbers and what follows: of the estimator, see `estimators.numbers` and `estimators.form`.
+    numbers and what follows: of the estimator, see `estimators.numbers` and `Through.form`.
     """
     from fp4dse.kernels.fused.estimators import launch
 

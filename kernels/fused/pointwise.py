@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.fused.elementary import exp_nonpositive
 from fp4dse.kernels.fused.grids import grid
 from fp4dse.kernels.fused.numbers import draws16, philox
@@ -151,10 +150,10 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     return out
 
 
-def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
-    """`philox.signs` of a power of two on a device."""
+def signs(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int) -> Tensor:
+    """`philox.signs` of a power of two on a device, by draws of a stream."""
     out = torch.empty(len(seeds), count, device=seeds.device)
-    _signs_kernel[grid(len(seeds))](out, seeds.contiguous(), step, site, STREAMS["signs"], SIZE=count, num_warps=1)
+    _signs_kernel[grid(len(seeds))](out, seeds.contiguous(), step, site, stream, SIZE=count, num_warps=1)
     return out
 
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.data.files import refuse_large_parquet
-from fp4dse.tasks.data.images import Part, Source
+from fp4dse.tasks.data.image_source import Part, Source
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 HELD_OUT = ("val", "valid", "validation", "test")

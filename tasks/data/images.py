@@ -26,6 +26,8 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.tasks.data import image_files, published
+from fp4dse.tasks.data.image_source import Part, Source
 
 OPTIONS = ("image", "size")
 
@@ -51,22 +53,6 @@ class Images(msgspec.Struct, frozen=True):
         return height, width, channels
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Images uint8 [n, H, W, C] with what the source calls their classes."""
-
-    pixels: Tensor
-    labels: list[int] | list[str]
-
-
-class Source(msgspec.Struct, frozen=True):
-    """A path with its options. size: images are scaled to it on their shorter side, and cropped to a square."""
-
-    path: Path
-    size: int | None = None
-    image: str | None = None
-    label: str | None = None
-
-
 @cache
 def load_images(data: str, size: int | None = None) -> Images:
     """The images at `data`, a path with options. `size` holds where `data` does not state one.
@@ -74,8 +60,6 @@ def load_images(data: str, size: int | None = None) -> Images:
     ConfigError for a path that is not there or holds none of the known formats, an image that cannot be read (named),
     a label or image column that does not exist, images of several sizes without `size`, fewer than two images.
     """
-    from fp4dse.tasks.data import image_files, published
-
     source = parse_source(data, size)
     for read in (published.cifar, published.mnist, image_files.parquet, image_files.folder):
         if (parts := read(source)) is not None:

@@ -22,7 +22,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.bounds import why_too_large
-from fp4dse.tasks.data.images import Part, Source
+from fp4dse.tasks.data.image_source import Part, Source
 
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))
 CIFAR_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary")

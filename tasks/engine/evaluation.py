@@ -8,8 +8,8 @@ from torch import Tensor
 from fp4dse.kernels import lane_mean
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import LaneResult, number
+from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Finish
 
 

@@ -16,8 +16,8 @@ from fp4dse.tasks.backward import backward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
-from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import Lane, number
+from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.one_by_one import EachLane
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure

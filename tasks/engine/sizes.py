@@ -20,8 +20,8 @@ import torch
 from fp4dse.dse import Recipe
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.engine.population import Population, with_steps
-from fp4dse.tasks.environment import total_memory
 from fp4dse.tasks.job import Lane
+from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Task
 
 PAIR = (2, 4)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fp4dse.kernels import lane_sum, silu
 from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.grid import sqrt
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.devices import has_kernels
 
 EPS = 1e-5
 ROPE_BASE = 10_000.0

@@ -23,7 +23,7 @@ from fp4dse.dse.training import SGD, AdamW, StableSPAM
 from fp4dse.kernels import lane_sum, native
 from fp4dse.kernels.arithmetic import adam
 from fp4dse.kernels.arithmetic.grid import sqrt
-from fp4dse.kernels.arithmetic.reduce import has_kernels
+from fp4dse.kernels.devices import has_kernels
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
 from fp4dse.tasks.optimizers.schedule import factor

@@ -12,9 +12,10 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import grids, limits, unfused
+from fp4dse.kernels.fused import grids, unfused
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import elements
+from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.fused.grids import FIRST, OTHERS, grid, is_large
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
@@ -95,7 +96,7 @@ def test_the_largest_operands_fit_their_grids(meta, shape, columns):
     lanes, rows, width = shape
     x = empty(*shape)
     tables = [t.to("meta") for t in descriptor([SR] * lanes)]
-    features = limits.features(*descriptor([SR]))
+    features = features_of(*descriptor([SR]))
     keys = empty(lanes, dtype=torch.int64), empty((), dtype=torch.int64)
     dec, signs = empty(lanes, dtype=torch.float32), empty(lanes, 16, dtype=torch.float32)
     launch.launch(x, columns, 16, *tables, features, *keys, 1, dec, 16, signs, x, None, dec)
@@ -177,7 +178,7 @@ def test_tiles_of_a_large_lane_are_quantized_where_they_lie(place, all_large):
     amax = tensor_maxima(x)[:, 0]
     tensors = (t.to(place.device) for t in (x, floats, ints, torch.arange(3), torch.tensor(1), amax))
     x_there, floats_there, ints_there, seeds, step, amax = tensors
-    features = limits.features(floats, ints)
+    features = features_of(floats, ints)
     got = place.squares.squares(x_there, 16, floats_there, ints_there, features, seeds, step, amax, torch.float32)
     expected, dec = decode_operand(blocks.cut(x, q.block), floats, ints)
     assert_same_bits([t.cpu() for t in got], [blocks.join(expected, x.shape, q.block), dec])
@@ -187,7 +188,7 @@ def test_elements_of_a_large_lane_are_those_of_others(place, monkeypatch):
     x = torch.randn(2, 9, 384)
     scale = x.abs().amax(2)
     floats, ints = descriptor([MX, msgspec.structs.replace(MX, rounding=Stochastic())])
-    keys = limits.features(floats, ints), torch.arange(2), torch.tensor(3), 5
+    keys = features_of(floats, ints), torch.arange(2), torch.tensor(3), 5
     arguments = to(place.device, [x, scale, 1 / scale, floats, ints, *keys])
     usual = elements(*arguments, None, False, torch.float32)
     monkeypatch.setattr(grids, "NEAR", 0)

@@ -17,7 +17,7 @@ from fp4dse.kernels.arithmetic import activations, adam
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.limits import features
+from fp4dse.kernels.fused.features import features_of
 
 replace = msgspec.structs.replace
 NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")
@@ -61,7 +61,7 @@ def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, 
     tables = descriptor(quantizers)
     given = x.mT.contiguous() if columns else x
     seeds = torch.arange(len(x)) if seeds is None else torch.tensor(list(seeds))
-    common = given, columns, quantizers[0].block, *tables, features(*tables), seeds, torch.tensor(step), site
+    common = given, columns, quantizers[0].block, *tables, features_of(*tables), seeds, torch.tensor(step), site
     codec = quantizers[0].canonical().codec
     got = native.operand(*common, amax, codec=codec)
     for ours, theirs in zip(got, unfused.operand(*common, codec=codec), strict=True):
@@ -165,7 +165,7 @@ def test_a_tensor_maximum_that_is_given_takes_the_place_of_the_present_one():
     x[1, 0, 0] = torch.nan
     tables, seeds, step = descriptor([NVFP4] * 2), torch.arange(2), torch.tensor(0)
     for amax in (torch.tensor([2.0, 7.0]), torch.tensor([0.0, torch.inf])):
-        got = native.operand(x, False, 16, *tables, features(*tables), seeds, step, 0, amax)
+        got = native.operand(x, False, 16, *tables, features_of(*tables), seeds, step, 0, amax)
         expected = PLAIN.decode_operand(x.view(2, -1, 16), *tables, tensor_amax=amax[:, None])
         assert same(got[0].reshape(expected[0].shape), expected[0])
         assert same(got[1], expected[1])
@@ -174,7 +174,9 @@ def test_a_tensor_maximum_that_is_given_takes_the_place_of_the_present_one():
 def test_what_it_does_not_take_is_refused_in_words():
     x, tables = torch.randn(2, 8, 64), descriptor([NVFP4] * 2)
     with pytest.raises(ValueError, match=r"found torch.float32, rotation 16, .* accepted: float32, 0, block"):
-        native.operand(x, False, 16, *tables, features(*tables), torch.arange(2), torch.tensor(0), 0, None, rotation=16)
+        native.operand(
+            x, False, 16, *tables, features_of(*tables), torch.arange(2), torch.tensor(0), 0, None, rotation=16
+        )
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4-sr-rht", "mxfp4", "nvidia-nvfp4", "fp4-all-the-way"])

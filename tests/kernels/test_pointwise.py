@@ -52,8 +52,9 @@ def test_random_words(place, stream):
 @pytest.mark.parametrize("size", [16, 128])
 def test_signs(place, size):
     seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor(77)
-    there = (t.to(place.device) for t in (seeds, step, site))
-    assert torch.equal(place.pointwise.signs(*there, size).cpu(), philox.signs(seeds, step, site, size))
+    on_device, *keys = (t.to(place.device) for t in (seeds, step, site))
+    got = place.pointwise.signs(on_device, philox.STREAMS["signs"], *keys, size)
+    assert torch.equal(got.cpu(), philox.signs(seeds, step, site, size))
 
 
 @pytest.mark.parametrize("both", [True, False])

@@ -13,7 +13,7 @@ from fp4dse.dse.own_formats import FloatElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
-from fp4dse.kernels import LaneNumerics, lanes
+from fp4dse.kernels import LaneNumerics, devices, lanes
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
@@ -21,6 +21,7 @@ from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
@@ -57,7 +58,7 @@ def arguments_for(x, quantizers, columns=False, site=SITE, step=STEP, block=None
     tables = descriptor(quantizers)
     x = x.mT.contiguous() if columns else x
     seeds = torch.tensor((SEEDS * len(x))[: len(x)])
-    return x, columns, block or quantizers[0].block, *tables, limits.features(*tables), seeds, torch.tensor(step), site
+    return x, columns, block or quantizers[0].block, *tables, features_of(*tables), seeds, torch.tensor(step), site
 
 
 def to(device, arguments):
@@ -260,7 +261,7 @@ def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference(place):
 def test_every_output_is_written_and_nothing_else(place, columns):
     q = NAMED["nvfp4"]
     tables = [t.to(place.device) for t in descriptor([q, q])]
-    features = limits.features(*tables)
+    features = features_of(*tables)
     x = torch.randn(2, 32, 37, device=place.device) if columns else torch.randn(2, 37, 32, device=place.device)
     seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
     maxima = place.module.tensor_maxima(x)
@@ -416,7 +417,7 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     x, floats, ints = (t.to(place.device) for t in (x, *descriptor([q])))
     keys = torch.arange(1, device=place.device), torch.tensor(0, device=place.device), 0
     maximum = torch.tensor([9.0], device=place.device)
-    got = fused.operand(x, False, 16, floats, ints, limits.features(floats, ints), *keys, maximum, torch.float32)
+    got = fused.operand(x, False, 16, floats, ints, features_of(floats, ints), *keys, maximum, torch.float32)
     assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
 
 
@@ -459,7 +460,7 @@ def agree_with_the_reference(place, monkeypatch, recipes, stages, dtype=torch.fl
 def test_the_operator_is_sound(place):
     tables = [t.to(place.device) for t in descriptor([NAMED["nvfp4"]] * 2)]
     keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
-    common = 16, *tables, list(limits.features(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
+    common = 16, *tables, list(features_of(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
     for columns in (False, True):
         arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
         with_codec = *arguments, 0, None, "razer"
@@ -484,14 +485,14 @@ def test_the_operator_is_sound(place):
 )
 def test_what_the_kernels_do_not_take_is_named(x, block, dtype, message):
     tables = descriptor([NAMED["nvfp4"]])
-    common = *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0
+    common = *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0
     with pytest.raises(ValueError, match=message):
         fused.operand(x, False, block, *common, None, dtype)
 
 
 def test_a_rotation_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["nvfp4"]])
-    common = 16, *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
+    common = 16, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
     for width, size, message in (
         (48, 48, "rotation: found 48; accepted: 0 .none., 16"),
         (48, 32, "a rotation of 32 div"),
@@ -502,7 +503,7 @@ def test_a_rotation_that_the_kernels_do_not_take_is_named():
 
 def test_a_codec_that_the_kernels_do_not_take_is_named():
     tables = descriptor([NAMED["mxfp4"]])
-    common = 32, *tables, limits.features(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
+    common = 32, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
     for codec, message in (
         ("radix4", r"codec: found radix4; accepted: block, eden, .* softmax"),
         ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
@@ -512,17 +513,17 @@ def test_a_codec_that_the_kernels_do_not_take_is_named():
 
 
 def test_features_are_those_of_some_lane():
-    assert not any(limits.features(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
+    assert not any(features_of(*descriptor([NAMED["mxfp4"], NAMED["e4m3-b16"]])))
     lanes = [NAMED["nvfp4"], rounded(NAMED["e4m3-b16"], Stochastic()), NAMED["nvfp4-4over6-mse"]]
-    assert limits.features(*descriptor(lanes)) == (True, True, True, False, False)
+    assert features_of(*descriptor(lanes)) == (True, True, True, False, False)
     for scale in ("e4m3-encode", "bf16", "fp32"):
-        assert limits.features(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).scales
-    assert limits.features(*descriptor([Quantizer(element="e3m0")])).ties
-    assert limits.features(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).ties
+        assert features_of(*descriptor([Quantizer(scale=SCALE_NAMES[scale])])).scales
+    assert features_of(*descriptor([Quantizer(element="e3m0")])).ties
+    assert features_of(*descriptor([Quantizer(rounding=Nearest(ties="away"))])).ties
 
 
 def test_no_device_but_cuda_takes_the_kernels():
-    assert limits.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
+    assert devices.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
 
 
 TILED = ("nvfp4-2d", "mxfp4-2d", "ue5m3-2d")
@@ -538,7 +539,7 @@ def test_tiles_are_quantized_where_they_lie(place, name, dtype):
     x = memory[:, : 96 * 160].view(3, 96, 160)
     x.copy_(odd_rows(3, 160, rows=96))
     floats, ints = descriptor([q] * 3)
-    features = limits.features(floats, ints)
+    features = features_of(floats, ints)
     assert limits.why_not_squares(x, edge, features, "block", True) is None
     seeds, step = torch.arange(3), torch.tensor(STEP)
     amax = tensor_maxima(x)[:, 0]
