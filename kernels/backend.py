@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import compiling, devices, native, reference
-from fp4dse.kernels.arithmetic import activations, philox
+from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.descriptor import unheeded
 from fp4dse.kernels.fused import limits
@@ -33,7 +33,7 @@ from fp4dse.kernels.fused.by_scales import by_scales
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """A named implementation of `reference.decode_operand`, `philox.words` and `activations.sigmoid`.
+    """A named implementation of `reference.decode_operand` and `philox.words`.
 
     draws: `philox.random16`, or the same bits in another form that this decode_operand takes
     operand, by_scales: `fused.operand` and `fused.by_scales`, or twins, which take the place of the first two, where
@@ -47,7 +47,6 @@ class Backend(msgspec.Struct, frozen=True):
     name: str
     decode_operand: Callable[..., tuple[Tensor, Tensor]]
     words: Callable[..., Tensor]
-    sigmoid: Callable[[Tensor], Tensor]
     why_not: tuple[str, ...] = ()
     draws: Callable[..., Tensor] = philox.random16
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
@@ -103,7 +102,7 @@ def backend(device: str) -> Backend:
     return _eager(reason) if reason else _compiled()
 
 
-PLAIN = Backend("plain", reference.decode_operand, philox.words, activations.sigmoid)
+PLAIN = Backend("plain", reference.decode_operand, philox.words)
 """For populations without a block-scaled slot: nothing to compile."""
 
 
@@ -115,7 +114,7 @@ def _words(*arguments) -> Tensor:
 
 
 def _eager(*reasons: str) -> Backend:
-    return Backend("eager", reference.decode_operand, philox.words, activations.sigmoid, reasons)
+    return Backend("eager", reference.decode_operand, philox.words, reasons)
 
 
 def _decode_drawn(
@@ -186,8 +185,8 @@ def _compiled() -> Backend:
     torch._inductor.config.cpp.min_chunk_size = 1
     _compile_safely()
     compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
-    functions = (_decode_drawn, philox.words, activations.sigmoid, reference.quantize_blocks)
-    compiled, words, sigmoid, quantize = (_in_pairs(compile_(function)) for function in functions)
+    functions = (_decode_drawn, philox.words, reference.quantize_blocks)
+    compiled, words, quantize = (_in_pairs(compile_(function)) for function in functions)
 
     def decode(
         x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
@@ -197,12 +196,12 @@ def _compiled() -> Backend:
 
     try:
         with torch.no_grad():  # as in training: what is traced with gradients is traced again without
-            sigmoid(torch.ones(2, 3, 16))
+            compile_(torch.neg)(torch.ones(2, 16))
     except Exception as error:  # whatever the tool chain does: say so and go on with the reference
         what = " ".join(str(error).split())[:200]
         return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
     draws = partial(philox.draws16, words=words)
-    path = Backend("compiled", decode, words, sigmoid, draws=draws, quantize_blocks=quantize)
+    path = Backend("compiled", decode, words, draws=draws, quantize_blocks=quantize)
     if reason := native.why_not_native():
         return msgspec.structs.replace(path, why_not=(reason,))
     limited = {"codecs": native.CODECS, "blocks": native.BLOCKS, "heeded": lambda _: native.heeded(), "rotations": ()}

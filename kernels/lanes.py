@@ -21,7 +21,6 @@ from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.arithmetic.activations import silu
 from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN, Backend, backend
@@ -355,5 +354,3 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
                 numerics.gemm(stage, 0, a, 2, b, 2)
         for slot in numerics.slots.values():
             slot.state.clear()  # of other shapes
-    for shape in ((2, 3, 4), (2, 3, 4, 5)):  # a layer's output without and with tokens
-        silu(torch.ones(shape), numerics.backend.sigmoid)

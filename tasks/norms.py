@@ -14,7 +14,6 @@ they are kernels (`kernels.fused.layer_norms`, `kernels.fused.group_norms`), wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,11 +30,6 @@ EPS = 1e-5
 def divided(total: Tensor, count: int) -> Tensor:
     """total / count. By a number, a GPU would multiply with its inverse."""
     return total / torch.full_like(total, count)
-
-
-def smooth(x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-    """SiLU of x [L, …], as three dimensions: a compiled function is made for few."""
-    return silu(x.reshape(len(x), -1, x.shape[-1]), sigmoid).view_as(x)
 
 
 class _Affine(torch.autograd.Function):
@@ -193,17 +187,11 @@ def group_norm(x: Tensor, groups: int, gain: Tensor | None = None, shift: Tensor
     return _GroupNorm.apply(*_images(x, gain, shift), groups, False)[0].view_as(x)
 
 
-def smooth_group_norm(
-    x: Tensor,
-    groups: int,
-    sigmoid: Callable[[Tensor], Tensor],
-    gain: Tensor | None = None,
-    shift: Tensor | None = None,
-) -> Tensor:
+def smooth_group_norm(x: Tensor, groups: int, gain: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
     """SiLU of `group_norm`."""
     if _group_kernels(x, groups):
         return _GroupNorm.apply(*_images(x, gain, shift), groups, True)[0].view_as(x)
-    return smooth(group_norm(x, groups, gain, shift), sigmoid)
+    return silu(group_norm(x, groups, gain, shift))
 
 
 def _images(x: Tensor, *of_each: Tensor | None) -> tuple[Tensor | None, ...]:

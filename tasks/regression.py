@@ -33,7 +33,6 @@ class Mlp(nn.Module):
 
     def __init__(self, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
-        self.sigmoid = numerics.backend.sigmoid
         depth = sum(name.startswith("w") for name in parameters)
         self.layers = nn.ModuleList(
             QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, i, Place("linear", i, depth))
@@ -42,7 +41,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate(self.layers):
-            x = layer(x) if i == 0 else layer(silu(x, self.sigmoid))
+            x = layer(x) if i == 0 else layer(silu(x))
         return x
 
 

@@ -7,7 +7,6 @@ IEEE additions and multiplications, the same on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,9 +25,8 @@ def sigmoid(x: Tensor) -> Tensor:
 
 class _SiLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx, x: Tensor) -> Tensor:
         wide = x.detach().to(torch.float32)
-        ctx.sigmoid = sigmoid
         if (kernels := _kernels(wide)) is not None:
             ctx.save_for_backward(x)
             return kernels.silu(wide).to(x.dtype)
@@ -41,9 +39,9 @@ class _SiLU(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         wide, g = x.to(torch.float32), g.to(torch.float32)
         if (kernels := _kernels(wide)) is not None:
-            return kernels.silu_gradient(wide, g).to(x.dtype), None
-        s = saved[0] if saved else ctx.sigmoid(wide)
-        return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype), None
+            return kernels.silu_gradient(wide, g).to(x.dtype)
+        s = saved[0] if saved else sigmoid(wide)
+        return (g * (s * (1.0 + wide * (1.0 - s)))).to(x.dtype)
 
 
 def _kernels(x: Tensor) -> Any:
@@ -55,7 +53,7 @@ def _kernels(x: Tensor) -> Any:
     return native if native.takes(x) else None
 
 
-def silu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = sigmoid) -> Tensor:
-    """x · sigmoid(x), computed in FP32 and of x's dtype; `sigmoid` may be a compiled twin of the function above. One
-    kernel of a GPU, or native function, has the same bits, and another those of the gradient."""
-    return _SiLU.apply(x, sigmoid)
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x), computed in FP32 and of x's dtype. One kernel of a GPU, or native function, has the same bits,
+    and another those of the gradient."""
+    return _SiLU.apply(x)

@@ -41,7 +41,6 @@ class EagerNumerics:
     dtype = torch.float32
 
     class backend:
-        sigmoid = staticmethod(torch.sigmoid)
         name = "eager torch"
 
     def __init__(self, device: str, quantized: bool = True) -> None:

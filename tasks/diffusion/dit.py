@@ -13,13 +13,13 @@ from functools import partial
 from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
-from fp4dse.kernels import LaneNumerics, add_bias
+from fp4dse.kernels import LaneNumerics, add_bias, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, patches, seed_keys, self_attention, unpatched
-from fp4dse.tasks.norms import added_layer_norm, affine, smooth
+from fp4dse.tasks.norms import added_layer_norm, affine
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -45,7 +45,6 @@ class DiT(nn.Module):
         self, patch: int, width: int, depth: int, heads: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.sigmoid = numerics.backend.sigmoid
         self.patch, self.depth, self.heads = patch, depth, heads
         self.embedding = TimeEmbedding(width)
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
@@ -53,7 +52,7 @@ class DiT(nn.Module):
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
-        c = self.embedding(times, self.layer, self.sigmoid)  # [L, B, D]
+        c = self.embedding(times, self.layer)  # [L, B, D]
         h = self.layer["embed"](patches(x, self.patch))
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
         branch = None
@@ -63,7 +62,7 @@ class DiT(nn.Module):
             mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
             h, normal = added_layer_norm(h, _gated(self.layer[f"block{i}_out"](mixed), gate1), 1.0 + scale2, shift2)
             hidden = self.layer[f"block{i}_up"](normal)
-            branch = _gated(self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid)), gate2)
+            branch = _gated(self.layer[f"block{i}_down"](silu(hidden)), gate2)
         shift, scale = self.layer["mod"](c).chunk(2, dim=-1)
         out = self.layer["head"](added_layer_norm(h, branch, 1.0 + scale, shift)[1])
         height, columns, channels = x.shape[2:]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from fp4dse.kernels import silu
 from fp4dse.tasks.diffusion.schedule import TIMES
-from fp4dse.tasks.norms import smooth
 
 
 def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:
@@ -23,9 +22,9 @@ class TimeEmbedding:
     def __init__(self, waves: int) -> None:
         self.waves = waves
 
-    def __call__(self, times: Tensor, layer: nn.ModuleDict, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-        hidden = smooth(layer["time1"](_waves(self.waves, times.device)[times]), sigmoid)
-        return smooth(layer["time2"](hidden), sigmoid)
+    def __call__(self, times: Tensor, layer: nn.ModuleDict) -> Tensor:
+        hidden = silu(layer["time1"](_waves(self.waves, times.device)[times]))
+        return silu(layer["time2"](hidden))
 
 
 @cache

@@ -84,7 +84,6 @@ class UNet(nn.Module):
         self, plan: Sequence[_Block], groups: int, base: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.sigmoid = numerics.backend.sigmoid
         self.plan, self.groups = plan, groups
         self.embedding = TimeEmbedding(base)
         strides = {f"{block.name}.resize": 2 for block in plan if block.resize == "down"}
@@ -92,7 +91,7 @@ class UNet(nn.Module):
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
-        c = self.embedding(times, self.layer, self.sigmoid)  # [L, B, time]
+        c = self.embedding(times, self.layer)  # [L, B, time]
         stack: list[Tensor] = []
         h = self.layer["stem"](x)
         for block in self.plan:
@@ -107,7 +106,7 @@ class UNet(nn.Module):
         part = {name: f"{block.name}_{name}" for name in ("conv1", "conv2", "time", "skip", "qkv", "out")}
         h = self.layer[part["conv1"]](self._active(x))
         scale, shift = self.layer[part["time"]](c).chunk(2, dim=-1)  # [L, B, C]
-        h = self.layer[part["conv2"]](smooth_group_norm(h, self.groups, self.sigmoid, 1.0 + scale, shift))
+        h = self.layer[part["conv2"]](smooth_group_norm(h, self.groups, 1.0 + scale, shift))
         h = h + (self.layer[part["skip"]](x) if part["skip"] in self.layer else x)
         if block.attends:
             tokens = group_norm(h, self.groups).flatten(2, 3)
@@ -116,7 +115,7 @@ class UNet(nn.Module):
         return h
 
     def _active(self, x: Tensor) -> Tensor:
-        return smooth_group_norm(x, self.groups, self.sigmoid)
+        return smooth_group_norm(x, self.groups)
 
 
 def _init(plan: Sequence[_Block], base: int, time: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:

@@ -78,12 +78,11 @@ class Mlp(nn.Module):
         self, parameters: dict[str, Tensor], prefix: str, numerics: LaneNumerics, layers: Iterator[int], place: Place
     ) -> None:
         super().__init__()
-        self.sigmoid = numerics.backend.sigmoid
         self.up = QuantLinear(parameters[f"{prefix}up"], None, numerics, next(layers), place)
         self.down = QuantLinear(parameters[f"{prefix}down"], None, numerics, next(layers), place)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.up(x), self.sigmoid))
+        return self.down(swiglu(self.up(x)))
 
 
 class Block(nn.Module):

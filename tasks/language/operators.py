@@ -14,13 +14,10 @@ either direction (`kernels.fused.norms`, `kernels.fused.decoder`), with the bits
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_sum, silu
-from fp4dse.kernels.arithmetic import activations
 from fp4dse.kernels.arithmetic.grid import sqrt
 from fp4dse.kernels.devices import has_kernels
 
@@ -154,12 +151,12 @@ class _SwiGlu(torch.autograd.Function):
         return decoder.swiglu_gradient(x, g)
 
 
-def swiglu(x: Tensor, sigmoid: Callable[[Tensor], Tensor] = activations.sigmoid) -> Tensor:
-    """silu(gate) ∘ up of x [..., 2·F], gate before up: [..., F]. sigmoid: as `silu` takes it."""
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) ∘ up of x [..., 2·F], gate before up: [..., F]."""
     if has_kernels(x):
         return _SwiGlu.apply(x)
     gate, up = x.chunk(2, dim=-1)
-    return silu(gate.contiguous(), sigmoid) * up
+    return silu(gate.contiguous()) * up
 
 
 class _Embedding(torch.autograd.Function):

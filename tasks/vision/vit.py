@@ -12,12 +12,12 @@ from functools import partial
 from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
-from fp4dse.kernels import LaneNumerics, add_bias
+from fp4dse.kernels import LaneNumerics, add_bias, silu
 from fp4dse.kernels.arithmetic.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, seed_keys, self_attention
-from fp4dse.tasks.norms import added_layer_norm, smooth
+from fp4dse.tasks.norms import added_layer_norm
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
@@ -42,7 +42,6 @@ class PatchClassifier(nn.Module):
         self, patch: int, depth: int, heads: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.sigmoid = numerics.backend.sigmoid
         self.patch, self.depth, self.heads = patch, depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
         self.layer = layers(parameters, numerics, KINDS, depth)
@@ -56,7 +55,7 @@ class PatchClassifier(nn.Module):
             mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
             h, normal = added_layer_norm(h, self.layer[f"block{i}_out"](mixed))
             hidden = self.layer[f"block{i}_up"](normal)
-            branch = self.layer[f"block{i}_down"](smooth(hidden, self.sigmoid))
+            branch = self.layer[f"block{i}_down"](silu(hidden))
         return self.layer["head"](mean_pool(added_layer_norm(h, branch)[1]))
 
 

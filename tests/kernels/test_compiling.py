@@ -137,7 +137,8 @@ import torch
 from fp4dse.kernels.backend import backend
 path = backend("cpu")
 assert path.name == "compiled", path
-print(path.sigmoid(torch.linspace(-9, 9, 96).view(2, 3, 16)).sum().item())
+seeds = torch.arange(2)
+print(path.words(seeds, 1, seeds[0], seeds[1], 3).sum().item())
 """
 
 

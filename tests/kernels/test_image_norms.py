@@ -8,7 +8,6 @@ from torch.utils._pytree import tree_map
 
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, fused
-from fp4dse.kernels.arithmetic import activations
 from fp4dse.tasks import norms
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.unet import unet
@@ -120,9 +119,9 @@ def test_silu_of_group_norm(check, held, limits, scales, dtype):
     for pixels, channels, groups in IMAGES[2:4]:
         x = randn(1, 2, 1, pixels, channels, dtype=dtype)
         if scales:
-            check(lambda x, b, n=groups: smooth_group_norm(x, n, activations.sigmoid, *halves(b)), x, per_image(x))
+            check(lambda x, b, n=groups: smooth_group_norm(x, n, *halves(b)), x, per_image(x))
         else:
-            check(lambda x, n=groups: smooth_group_norm(x, n, activations.sigmoid), x)
+            check(lambda x, n=groups: smooth_group_norm(x, n), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,7 +136,7 @@ def test_batch_norm(check, held, limits, dtype):
 def test_numbers_that_are_large_small_and_strange_stay_in_their_lane(check):
     x = randn(2, 3, 1, 16, 16) * torch.exp2(torch.arange(-48, 48).view(1, 3, 1, 16, 2).repeat_interleave(8, 4))
     x[1, 0, 0, 0, 0], x[1, 1, 0, 3, 0], x[1, 2] = torch.nan, torch.inf, 0.0
-    for function in (lambda x: group_norm(x, 4), layer_norm, lambda x: smooth_group_norm(x, 8, activations.sigmoid)):
+    for function in (lambda x: group_norm(x, 4), layer_norm, lambda x: smooth_group_norm(x, 8)):
         (y,), (dx,) = check(function, x)
         assert all(found[0].isfinite().all() for found in (y, dx))
 
