@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError, Space
+from fp4dse.dse.record import unlabelled
 from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import Sweep, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES, check_space
@@ -153,7 +154,7 @@ def count_recipes(space: Space) -> int | None:
     if space.size > MOST_COUNTED:
         return None
     levels = itertools.product(*(range(len(axis.values)) for axis in space.axes.values()))
-    return sum(not space.broken(recipe) for recipe in set(map(space.build, levels)))
+    return sum(not space.broken(recipe) for recipe in {unlabelled(space.build(found)) for found in levels})
 
 
 def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], batch: int | None) -> None:
