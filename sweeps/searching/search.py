@@ -111,7 +111,7 @@ def run_search(
     lrs = lrs or space.lanes.lr
     with open_sweep(space.name, tasks, store, device, jobs, cost=space.cost, **more) as sweep:
         setting = sweep.setting
-        note_space(sweep.store, space.name, space.summary)
+        note_space(sweep.store, space)
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
         sweep.baselines.look_into(sweep.store)
