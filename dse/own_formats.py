@@ -1,8 +1,8 @@
 """Number formats of the user's own, as data: a codebook of up to 16 values, or the parameters of a float format.
 
 A file defines them by name in `[elements.NAME]` and `[scales.NAME]` (`own_names.py` reads these). A recipe holds what
-they are, so that it is complete without the file. A format's name is for people: two formats are equal, and recipes
-have one `config_id`, exactly if the numbers are.
+they are, so that it is complete without the file. A format's name is for people: recipes have one
+`config_id` exactly if the numbers are the same.
 """
 
 from __future__ import annotations
@@ -32,10 +32,7 @@ Largest = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Own(Part, frozen=True):
-    """A format of the user's own. Its `name` counts neither in ids nor in comparisons.
-
-    A process that meets equal formats under two names, which are one, may show either.
-    """
+    """A format of the user's own. Its `name` counts in comparisons, and not in ids (record.unlabelled)."""
 
     LABELS: ClassVar[tuple[str, ...]] = ("name",)
 
@@ -43,12 +40,6 @@ class Own(Part, frozen=True):
     def name(self) -> str:
         """What people call it."""
         raise NotImplementedError
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and isinstance(other, Own) and self.content() == other.content()
-
-    def __hash__(self) -> int:
-        return hash(self.content())
 
     def content(self) -> tuple:
         """All fields but the name."""

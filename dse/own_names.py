@@ -177,8 +177,9 @@ def file_names(quantizers: Iterable[Quantizer]) -> dict[Own, str]:
             if own in names:
                 continue
             usual = own.name if _NAME.fullmatch(own.name) else "lut"
+            built_in = SCALE_NAMES if isinstance(own, OwnScale) else {**ELEMENTS, **PLAIN}
             taken = {name for other, name in names.items() if isinstance(other, OwnScale) == isinstance(own, OwnScale)}
-            names[own] = next(name for name in _numbered(usual) if name not in taken)
+            names[own] = next(name for name in _numbered(usual) if name not in taken and name not in built_in)
     return names
 
 

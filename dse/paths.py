@@ -24,11 +24,11 @@ import msgspec
 from fp4dse.dse.errors import ConfigError, place
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
-from fp4dse.dse.own_formats import FloatElement, TableElement, element_name
+from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.record import Part, field_types, options, plain
-from fp4dse.dse.scale import OwnScale, TensorScale, scale_name
+from fp4dse.dse.record import Part, field_types, options, plain, unlabelled
+from fp4dse.dse.scale import OwnScale, TensorScale, scale_name, simplest_scale
 from fp4dse.dse.stages import SHARED, STAGES
 
 GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}
@@ -174,7 +174,7 @@ def _written(old: Any, tree: Tree, value: Any) -> Any:
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
     """Whether every place of the path exists in a canonical recipe and has this value."""
     if path.type is Recipe:
-        return recipe == value.canonical()
+        return unlabelled(recipe) == unlabelled(value.canonical())
     return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)
 
 
@@ -183,13 +183,24 @@ def _holds(part: Any, tree: Tree, value: Any) -> bool:
     if not tree.branches:
         if isinstance(value, Fields):
             return all(_has(part, name, want) for name, want in value.values)
-        return part == (value.canonical() if isinstance(value, Quantizer) else value)
+        return _numbers(part) == _numbers(value)
     return all(
         _has(part, name, value)
         if not below.branches
         else hasattr(part, name) and _holds(getattr(part, name), below, value)
         for name, below in tree.branches
     )
+
+
+def _numbers(value: Any) -> Any:
+    """The one spelling of values that compute the same."""
+    if isinstance(value, Quantizer):
+        value = value.canonical()
+    elif isinstance(value, TableElement | FloatElement):
+        value = simplest(value)
+    elif isinstance(value, OwnScale):
+        value = simplest_scale(value)
+    return unlabelled(value) if isinstance(value, Part) else value
 
 
 def _has(part: Any, name: str, want: Any) -> bool:

@@ -18,7 +18,7 @@ from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name
-from fp4dse.dse.record import Part, plain_parts
+from fp4dse.dse.record import Part, plain_parts, unlabelled
 from fp4dse.dse.rounding import rounding_name
 from fp4dse.dse.scale import scale_key, scale_name
 from fp4dse.dse.stages import (
@@ -142,7 +142,7 @@ class Recipe(Part, frozen=True):
 
     def signature(self) -> Signature:
         """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
-        r = self.canonical()
+        r = unlabelled(self.canonical())
         return Signature(
             layouts=tuple(r.slot(s).layout for s in SLOTS),
             rotations=tuple(rotation_name(r.rotation(stage)) for stage in STAGES),

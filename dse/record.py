@@ -11,7 +11,7 @@ import math
 import types
 import typing
 from functools import cache, lru_cache
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,8 @@ from fp4dse.dse.errors import ConfigError
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """A strict record. Making one with a value that its field does not take raises ConfigError.
 
-    LABELS: fields that are for people, and no part of what the record stands for.
+    LABELS: fields that are for people, and no part of what the record stands for. Equality is that of all fields, so
+    that nothing that is remembered for one record answers for another; `unlabelled` leaves them out.
     """
 
     LABELS: ClassVar[tuple[str, ...]] = ()
@@ -37,24 +38,34 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=T
                 msgspec.structs.force_setattr(self, field, float(value))
 
 
-def plain(part: Part, labels: bool = True) -> dict[str, object]:
+def plain(part: Part) -> dict[str, object]:
     """The record as plain dicts and lists, tag first, fields that have their default value left out.
 
-    Leaving defaults out means that a field added later does not change how older records are written. labels: with the
-    fields that are for people.
+    Leaving defaults out means that a field added later does not change how older records are written.
     """
     config = part.__struct_config__
     out: dict[str, object] = {config.tag_field: config.tag} if config.tag_field else {}
     for name, default in defaults(type(part)).items():
         value = getattr(part, name)
-        if value == default or (name in part.LABELS and not labels):
+        if value == default:
             continue
-        out[name] = plain(value, labels) if isinstance(value, Part) else list(value) if type(value) is tuple else value
+        out[name] = plain(value) if isinstance(value, Part) else list(value) if type(value) is tuple else value
     return out
 
 
+@lru_cache(maxsize=65536)
+def unlabelled(part: Any) -> Any:
+    """The record without what is for people: equal for all records that stand for the same."""
+    changes = {name: default for name, default in defaults(type(part)).items() if name in part.LABELS}
+    for name in part.__struct_fields__:
+        if isinstance(value := getattr(part, name), Part):
+            changes[name] = unlabelled(value)
+    changed = any(getattr(part, name) is not value for name, value in changes.items())
+    return msgspec.structs.replace(part, **changes) if changed else part
+
+
 def plain_parts(part: Part) -> dict[str, object]:
-    """Like `plain` without labels, for JSON: the parts of the record are encoded already, each once."""
+    """Like `plain` of what is `unlabelled`, for JSON: the parts of the record are encoded already, each once."""
     return {
         name: _encoded(value) if isinstance(value, Part) else value
         for name, default in defaults(type(part)).items()
@@ -64,7 +75,7 @@ def plain_parts(part: Part) -> dict[str, object]:
 
 @lru_cache(maxsize=65536)
 def _encoded(part: Part) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(plain(part, labels=False), order="sorted"))
+    return msgspec.Raw(msgspec.json.encode(plain(unlabelled(part)), order="sorted"))
 
 
 @cache

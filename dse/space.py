@@ -43,6 +43,7 @@ from fp4dse.dse.overrides import covered, overridden, written
 from fp4dse.dse.paths import RecipePath, holds, parse_path, value_text, write
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rules import canonical_faults
 from fp4dse.dse.space_file import Finder, Lanes, opened, resolve
 
@@ -142,7 +143,7 @@ class Space(msgspec.Struct, frozen=True):
         drawn = list(itertools.islice(shuffled([len(axis.values) for axis in axes]), DRAWN)) if self.base else []
         for i, (text, axis) in enumerate(self.axes.items()):
             idle = [
-                len({self.build([*levels[:i], level, *levels[i + 1 :]]) for level in range(len(axis.values))}) == 1
+                len({unlabelled(self.build([*levels[:i], n, *levels[i + 1 :]])) for n in range(len(axis.values))}) == 1
                 for levels in drawn
                 if axes[i].applies(self._built(axes[:i], levels[:i]))
             ]
@@ -165,10 +166,10 @@ class Space(msgspec.Struct, frozen=True):
         for recipe in self._combinations():
             count.raw += 1
             recipe = recipe.canonical()
-            if recipe in seen:
+            if (what := unlabelled(recipe)) in seen:
                 count.merged += 1
                 continue
-            seen.add(recipe)
+            seen.add(what)
             rule, fault = _broken(recipe, rules)
             if rule:
                 count.rejected[rule] = count.rejected.get(rule, 0) + 1

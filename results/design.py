@@ -3,7 +3,8 @@
 Columns that part the recipes in the same way cannot be told apart by any model: they are one factor, named as an axis
 of a space is (`*.g.rounding`, `wgrad.rotation`). A column that follows from another one alone (the block size from the
 scale format, say) or from two that it was never free of is carried by one of them. What is left are factors that were
-set on their own.
+set on their own. Where an axis of the space that was swept parts the recipes as a factor does, the factor goes by the
+axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from fp4dse.dse import Recipe
 
 AXES = tuple(Recipe.named("nvfp4").columns())
 """The columns of a row that say how its recipe is built."""
+
+AXIS = "axis:"
+"""Before the name of an axis, of a column with the values that recipes have on it (see spaces.with_axes)."""
 
 PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "exact", "task")
 """Values that stand for a technique being off; a factor that has one of them is measured from there."""
@@ -56,7 +60,7 @@ class Factor(NamedTuple):
 
 
 def factors(recipes: pd.DataFrame) -> list[Factor]:
-    """The knobs that differ among recipes. recipes: one row each, with the columns AXES."""
+    """The knobs that differ among recipes. recipes: one row each, with the columns AXES, and any of AXIS."""
     parts: dict[bytes, list[str]] = {}
     codes: dict[bytes, NDArray[np.intp]] = {}
     for column in AXES:
@@ -79,7 +83,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
         if pair := _determined(key, kept, codes):
             kept.remove(key)
             carried[pair].extend([*parts[key], *carried[key]])
-    found = [_factor(recipes, parts[key], carried[key]) for key in kept]
+    found = [_in_own_words(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
     return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
 
 
@@ -117,6 +121,17 @@ def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Fa
     place = "+".join(dict.fromkeys(_places(main)))
     name = f"{place}.{fields[0]}" if place else fields[0]
     return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
+
+
+def _in_own_words(factor: Factor, recipes: pd.DataFrame) -> Factor:
+    """The factor by the name and the values of the first axis that parts the recipes alike, if one does."""
+    for column in filter(lambda name: name.startswith(AXIS), recipes):
+        codes, values = pd.factorize(recipes[column])
+        pairs = np.unique(np.stack([factor.codes, codes]), axis=1)
+        if len(values) == len(factor.levels) == pairs.shape[1] and codes.min() == 0:
+            levels = tuple(str(values[place]) for place in pairs[1])
+            return factor._replace(name=column.removeprefix(AXIS), levels=levels)
+    return factor
 
 
 def _by_level(texts: pd.Series) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -37,6 +37,7 @@ from fp4dse.results.patience import is_of_server
 from fp4dse.results.pricing import PRICED, priced, prices
 from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import CURVES, ROW, SCALARS
+from fp4dse.results.spaces import Noted, with_axes
 
 COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
 PRICED_AGAIN = f"""
@@ -69,9 +70,10 @@ def run_sql(
     query: str,
     measured: pd.DataFrame,
     cost: CostTarget = DEFAULT_COST,
+    axes: Noted | None = None,
 ) -> pd.DataFrame:
     """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
-    cost: whose overheads the rows have.
+    cost: whose overheads the rows have. axes: of the spaces that were swept.
 
     ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
     """
@@ -100,7 +102,7 @@ def run_sql(
             connection.register("baselines", baselines(to_pandas(reference)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
-        for name, view in _views(every, valid, query, again).items():
+        for name, view in _views(every, valid, query, again, axes or {}).items():
             connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
@@ -151,7 +153,9 @@ def may_need_join(query: str) -> bool:
     return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
 
 
-def _views(rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None) -> dict[str, pa.Table]:
+def _views(
+    rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None, axes: Noted
+) -> dict[str, pa.Table]:
     """The views of the statistics that the query names, with other overheads if there are some."""
     from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
 
@@ -159,7 +163,7 @@ def _views(rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFra
     if not named:
         return {}
     runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
-    runs = runs if again is None else priced(runs, again)
+    runs = with_axes(runs if again is None else priced(runs, again), axes)
     return {name: to_arrow(name, runs) for name in named}
 
 

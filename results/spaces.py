@@ -1,34 +1,90 @@
-"""Which spaces were swept into a store, and what each of them asks: spaces.json beside the rows.
+"""Which spaces were swept into a store, what each of them asks, and its axes: spaces.json beside the rows.
 
-    {"quickstart": "Formats, where to round stochastically, and the rotation of the weight gradient: 48 recipes"}
+    {"mine": {"asks": "Does rounding pay?", "axes": {"*.g.rounding": ["nearest", "stochastic"]},
+              "levels": {"6a1f0c…": [0], "93b2e1…": [1]}}}
 
-The space that was swept last stands last. Rows do not say it: a row that two spaces ask for is trained once.
+The space that was swept last stands last. Rows do not say it: a row that two spaces ask for is trained once. `levels`
+has for each config_id the place of its value on each axis, so that what was varied goes by the space's own words.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+
+from fp4dse.results.design import AXIS
 from fp4dse.results.files import read_json, write_atomic
-from fp4dse.results.store import Store
+
+if TYPE_CHECKING:
+    from fp4dse.dse import Space
+    from fp4dse.results.store import Store
 
 FILE = "spaces.json"
+MOST_COMBINATIONS = 4096
+"""Of a space whose axes are noted; each takes a millisecond or two."""
+
+Noted = Mapping[str, Any]
+"""Name of a space -> what FILE has of it; of stores made until 2026 only what it asks."""
 
 
-def note_space(store: Store, name: str, summary: str) -> None:
-    """Store that a space is swept into the store. summary: what it asks, as its file says; may be empty."""
+def note_space(store: Store, space: Space) -> None:
+    """Store that a space is swept into the store."""
+    facts = _facts(space)
     with store.lock():
-        known = spaces(store)
-        noted = {**{other: asks for other, asks in known.items() if other != name}, name: summary}
-        if list(noted.items()) != list(known.items()):
-            write_atomic(store.path / FILE, f"{json.dumps(noted, indent=1, ensure_ascii=False)}\n".encode())
+        known = noted(store)
+        now = {**{name: what for name, what in known.items() if name != space.name}, space.name: facts}
+        if list(now.items()) != list(known.items()):
+            write_atomic(store.path / FILE, f"{json.dumps(now, ensure_ascii=False)}\n".encode())
+
+
+def _facts(space: Space) -> dict[str, Any]:
+    facts: dict[str, Any] = {"asks": space.summary}
+    if space.join or not space.axes or space.size > MOST_COMBINATIONS:
+        return facts
+    levels: dict[str, list[int]] = {}
+    for places in itertools.product(*(range(len(axis.values)) for axis in space.axes.values())):
+        levels.setdefault(space.build(places).config_id, list(places))
+    return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
+
+
+def noted(store: Store) -> dict[str, Any]:
+    """What FILE has; StoreError if it is unreadable."""
+    path = store.path / FILE
+    return read_json(path) if path.exists() else {}
 
 
 def spaces(store: Store) -> dict[str, str]:
-    """Name -> summary of the spaces that were swept into the store, the latest last; StoreError if unreadable."""
-    path = store.path / FILE
-    return {str(name): str(asks) for name, asks in read_json(path).items()} if path.exists() else {}
+    """Name -> what it asks (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
+    unreadable."""
+    found = noted(store).items()
+    return {str(name): str(what.get("asks", "") if isinstance(what, dict) else what) for name, what in found}
+
+
+def with_axes(runs: pd.DataFrame, known: Noted) -> pd.DataFrame:
+    """The runs with a column of values for each axis of the latest space that has all their recipes that quantize, if
+    there is one; design.factors reads them. runs: config_id, points and more."""
+    recipes = set(runs.loc[runs["points"].gt(0), "config_id"].unique())
+    for what in reversed(list(known.values())):
+        levels = what.get("levels") if isinstance(what, dict) else None
+        if not levels or not recipes <= levels.keys():
+            continue
+        ids = runs["config_id"].astype(object)
+        columns = {}
+        for i, (axis, texts) in enumerate(what["axes"].items()):
+            places = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
+            # a text for each place: values that are written alike stay apart
+            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(places, _apart(texts)), runs.index)
+        return runs.assign(**columns)
+    return runs
+
+
+def _apart(texts: list[str]) -> list[str]:
+    return [text if texts.count(text) == 1 else f"{text} ({i + 1})" for i, text in enumerate(texts)]
 
 
 def store_name(store: Store) -> str:

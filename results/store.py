@@ -28,6 +28,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.results.design import AXES
 from fp4dse.results.files import each, exclusive, read_json, write_atomic, writing
 from fp4dse.results.inbox import encode_small
 from fp4dse.results.joining import join_inbox, join_parts, listed, write_part
@@ -42,6 +43,7 @@ from fp4dse.results.remote import Place, locate
 from fp4dse.results.retired import RULED, Rules, as_json, checked_rules, stronger, valid
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.sound import named
+from fp4dse.results.spaces import noted, with_axes
 from fp4dse.results.summary import SUMMARIZED, summarize
 
 
@@ -213,7 +215,8 @@ class Store:
         if joined:
             more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)
             found = found.assign(**{name: more[name].set_axis(found.index) for name in MEASURED})
-        return (add_gap(found) if gap else found)[columns]
+        found = (add_gap(found) if gap else found)[columns]
+        return with_axes(found, noted(self)) if {"config_id", "points", *AXES} <= set(columns) else found
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
@@ -248,7 +251,7 @@ class Store:
     def sql(self, query: str) -> pd.DataFrame:
         """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
         return self._reader.read(
-            lambda files: run_sql(files, self._valid(), query, figures(self.measured()), self.cost)
+            lambda files: run_sql(files, self._valid(), query, figures(self.measured()), self.cost, noted(self))
         )
 
     def pareto(self, overhead: str = OVERHEAD) -> pd.DataFrame:

@@ -21,6 +21,7 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.tasks.job import Job, Lane, Rung
@@ -194,12 +195,14 @@ def uses_random_bits(recipe: Recipe) -> bool:
 
 def _with_baseline(recipes: Iterable[Recipe]) -> list[Recipe]:
     """Canonical and distinct, the baseline first."""
-    configs = {Recipe.named(BASELINE).canonical(): None}
+    baseline = Recipe.named(BASELINE).canonical()
+    configs = {baseline: baseline}
     for recipe in recipes:
         for rule, reason in recipe.validate():
             raise ConfigError(f"recipe {recipe.label()}", rule, f"recipes that keep this rule: {reason}")
-        configs[recipe.canonical()] = None
-    return list(configs)
+        canonical = recipe.canonical()
+        configs.setdefault(unlabelled(canonical), canonical)
+    return list(configs.values())
 
 
 def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:

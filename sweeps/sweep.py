@@ -144,7 +144,7 @@ def run_sweep(
     with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
         if isinstance(space, Space):
-            note_space(sweep.store, space.name, space.summary)
+            note_space(sweep.store, space)
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
         todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
         state.asked, state.stored = todo.asked, todo.stored

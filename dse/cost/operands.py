@@ -25,6 +25,7 @@ from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.quantizer import Quantizer, tile
+from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.stages import SHARED, STAGES, Hadamard
 
@@ -45,8 +46,8 @@ TECHNIQUES = (
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A slot: its canonical quantizer and rotation, the unit of its product, and the forward's quantizer and unit if it
-    is made from the forward's copy."""
+    """A slot: its canonical quantizer, unlabelled, and rotation, the unit of its product, and the forward's quantizer
+    and unit if it is made from the forward's copy."""
 
     slot: str
     quantizer: Quantizer
@@ -79,7 +80,7 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Us
     """The two uses of X, W or dY."""
     uses: list[Use] = []
     for name, stage in zip(USED_BY[tensor], (first, second), strict=True):
-        a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
+        a, b = (unlabelled(getattr(stage, operand).canonical()) for operand in STAGES[name])
         q = a if STAGES[name][0] == tensor else b
         copied = bool(uses) and getattr(stage, "source", "") == "forward" and SHARED[name].endswith(tensor)
         copied = copied and not uses[0].quantizer.is_plain

@@ -30,6 +30,9 @@ from fp4dse.results.store import Store
 
 __all__ = ["write_figures", "write_report"]
 
+ORDER = ["task", "preset", "run_id"]
+"""The order of rows that reports are made in, so that those of equal rows are equal, whichever files hold them."""
+
 
 def write_report(
     store: Store,
@@ -61,7 +64,7 @@ def read_findings(store: Store) -> Findings:
     runs = store.runs(COLUMNS, categories=True)
     if runs.empty:
         raise StoreError(f"{store.path}: nothing to report, the store holds no runs")
-    return findings(runs)
+    return findings(runs.sort_values(ORDER, ignore_index=True))  # sums depend on the order, and that on the files
 
 
 def _body(store: Store, found: Findings, title: str, name: str, statistics: Statistics | None) -> str:

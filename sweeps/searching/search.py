@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError, Space
+from fp4dse.dse.record import unlabelled
 from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import Sweep, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES, check_space
@@ -110,7 +111,7 @@ def run_search(
     lrs = lrs or space.lanes.lr
     with open_sweep(space.name, tasks, store, device, jobs, cost=space.cost, **more) as sweep:
         setting = sweep.setting
-        note_space(sweep.store, space.name, space.summary)
+        note_space(sweep.store, space)
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
         sweep.baselines.look_into(sweep.store)
@@ -153,7 +154,7 @@ def count_recipes(space: Space) -> int | None:
     if space.size > MOST_COUNTED:
         return None
     levels = itertools.product(*(range(len(axis.values)) for axis in space.axes.values()))
-    return sum(not space.broken(recipe) for recipe in set(map(space.build, levels)))
+    return sum(not space.broken(recipe) for recipe in {unlabelled(space.build(found)) for found in levels})
 
 
 def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], batch: int | None) -> None:

@@ -21,6 +21,7 @@ from fp4dse.dse import (
 )
 from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.library import NAMES
+from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2
@@ -54,7 +55,8 @@ def test_dicts_read_back(recipe):
 
 @given(recipe=VALID)
 def test_toml_reads_back(recipe):
-    assert recipe_from_dict(tomllib.loads(recipe_to_toml(recipe))) == recipe
+    again = recipe_from_dict(tomllib.loads(recipe_to_toml(recipe)))
+    assert unlabelled(again) == unlabelled(recipe)  # formats that are called alike have got a number behind
 
 
 @given(recipe=VALID)

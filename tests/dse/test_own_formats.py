@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import tomllib
 
 import msgspec
 import pytest
@@ -21,15 +22,16 @@ from fp4dse.dse import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from fp4dse.dse.cost import load_chip, points
+from fp4dse.dse.cost import load_chip, overhead, points
 from fp4dse.dse.cost.units import notes
-from fp4dse.dse.estimator import Estimator
+from fp4dse.dse.estimator import Estimator, Through
 from fp4dse.dse.exactness import operand_format, operand_grid, product_format, significant_bits
 from fp4dse.dse.export import export
 from fp4dse.dse.formats import ELEMENTS, PLAIN, SCALES
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_format, fit, simplest
-from fp4dse.dse.record import _encoded
+from fp4dse.dse.record import unlabelled
 from fp4dse.dse.scale import E8M0, SCALE_NAMES, OwnScale, TensorScale, scale_bits, scale_grid, scale_key, scale_name
+from fp4dse.sweeps.plan import _with_baseline
 
 replace = msgspec.structs.replace
 
@@ -53,18 +55,48 @@ def recipe(element: dict | None = None, scale: dict | None = None, name: str = "
 
 def test_an_own_format_counts_by_its_numbers_and_not_by_its_name():
     one, other = recipe(name="mine"), recipe(name="yours")
-    assert one == other
-    assert hash(one) == hash(other)
-    first = one.config_id
-    _encoded.cache_clear()  # what is remembered for one is remembered for the other
-    assert first == other.config_id
-    assert {one, other} == {one}
-    assert (one.fprop.x.element.name, other.fprop.x.element.name) == ("mine", "yours")
+    assert one.config_id == other.config_id
+    assert unlabelled(one) == unlabelled(other)
+    assert overhead(one) == overhead(other)
+    assert one.signature() == other.signature()
     changed = recipe({"values": [*NF4[:-1], 1.001]})
     assert changed != one
     assert changed.config_id != one.config_id
     assert changed.label() != one.label()
     assert changed.columns()["fprop_x_element"] != one.columns()["fprop_x_element"]
+
+
+@pytest.mark.parametrize("names", [("mine", "yours"), ("yours", "mine"), ("", "mine")])
+def test_each_recipe_says_the_name_that_it_has_whichever_was_met_first(names):
+    """What is remembered of one (canonical form, labels, columns) does not answer for the other."""
+    for name in names:
+        table = TableElement(values=(-1.0, 0.0, 0.3, 1.0), name=name)
+        scale = OwnScale(mantissa=4, emin=-2, max=31.0, name=name)
+        of = Recipe.uniform(Quantizer(element=table, scale=scale))
+        said = [of.label(), of.canonical().label(), recipe_from_dict(recipe_to_dict(of)).label()]
+        said += [
+            of.columns()["fprop_x_element"],
+            of.columns()["fprop_x_scale"],
+            scale_key(of.canonical().fprop.x.scale),
+        ]
+        assert all(text.startswith(f"{name or 'lut'}-") for text in said), said
+        assert f"[elements.{name or 'lut'}]" in recipe_to_toml(of)
+
+
+def test_two_names_of_one_format_in_a_recipe_change_neither_its_cost_nor_its_population():
+    """Equal tiles are encoded once, whatever each slot calls them."""
+
+    def tiles(name: str) -> Quantizer:
+        return Quantizer(element=TableElement(values=tuple(NF4), name=name), block="16x16")
+
+    one = Recipe.uniform(tiles("mine"))
+    both = replace(one, dgrad=replace(one.dgrad, w=tiles("yours")))
+    assert one != both
+    assert one.config_id == both.config_id
+    assert overhead(one) == overhead(both)
+    through = Estimator(w=Through(scale="exact"))
+    assert replace(one, estimator=through).signature() == replace(both, estimator=through).signature()
+    assert len(_with_baseline([one, both])) == 2  # and BF16
 
 
 def test_ids_of_own_formats_are_for_ever():
@@ -165,7 +197,12 @@ def test_two_tables_that_are_called_alike_have_two_names_in_a_file(tmp_path):
     assert "[elements.mine]" in text
     assert "[elements.mine-2]" in text
     (tmp_path / "both.toml").write_text(text)
-    assert load_recipe(str(tmp_path / "both.toml")) == both
+    assert load_recipe(str(tmp_path / "both.toml")).config_id == both.config_id
+
+
+def test_a_format_that_is_called_like_a_built_in_has_another_name_in_a_file():
+    of = Recipe.uniform(Quantizer(element=TableElement(values=(-1.0, 0.0, 0.3), name="e2m1")))
+    assert recipe_from_dict(tomllib.loads(recipe_to_toml(of))).config_id == of.config_id
 
 
 def test_labels_and_columns_name_the_format_and_tell_equal_names_apart():
@@ -218,12 +255,19 @@ def test_an_estimators_element_is_none_of_a_quantizer():
     axes = {"estimator.w": [{"element": "dge"}], "estimator.w.element": ["ste", "dge"], "*.element": ["dge"]}
     [recipe] = Space.from_dict({"base": "nvfp4", "elements": {"dge": {"values": [0, 1]}}, "axes": axes}).recipes()
     assert recipe.estimator == Estimator()  # which is all that a table takes
-    assert recipe.fprop.w.element == TableElement(values=(0.0, 1.0))
+    assert recipe.fprop.w.element == TableElement(values=(0.0, 1.0), name="dge")
 
 
 def test_equal_tables_of_joined_spaces_are_merged():
     other = {"base": "nvfp4", "elements": {"yours": {"values": NF4}}, "axes": {"*.element": ["yours"]}}
     assert len(list(Space.from_dict(SPACE | {"join": [other]}).recipes())) == 6
+
+
+@pytest.mark.parametrize(("of", "left"), [("yours", 3), ("mine", 3), ("copy", 3)])
+def test_a_condition_holds_for_equal_numbers_whatever_they_are_called(of, left):
+    elements = SPACE["elements"] | {"yours": {"values": NF4[::-1]}, "copy": {"exponent": 2, "mantissa": 1}}
+    forbid = [{"when": {"*.element": of}, "reason": "so"}]
+    assert len(list(Space.from_dict(SPACE | {"elements": elements, "forbid": forbid}).recipes())) == left
 
 
 ELEMENT_FAULTS = {

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from fp4dse.dse import StoreError
+from fp4dse.dse import Space, StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
+from fp4dse.results.parquet import read_all
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.spaces import note_space
 
@@ -55,6 +57,31 @@ def payload(own: str) -> dict:
 
 def unpacked(packed: list) -> np.ndarray:
     return np.frombuffer(base64.b64decode(packed[1]), packed[0])
+
+
+WRITE = """
+import sys
+from fp4dse.results import open_store, write_report
+write_report(open_store("store"), sys.argv[1], title="the same")
+"""
+
+
+def test_reports_of_the_same_rows_are_equal_to_the_byte(swept, tmp_path):
+    """Whichever files hold the rows and in which order, in whichever process."""
+    rows = swept._reader.read(read_all).drop_columns(["run_id", "schema_version"]).to_pylist()
+    order = np.random.default_rng(0).permutation(len(rows))
+    written = []
+    for name, places in (("whole", [range(len(rows))]), ("pieces", np.array_split(order, 5))):
+        folder = tmp_path / name
+        folder.mkdir()
+        store = open_store(folder / "store", create=True)
+        for i, some in enumerate(places):
+            store.add([rows[place] for place in some], str(i))
+        environment = {**os.environ, "PYTHONHASHSEED": str(len(written))}
+        command = [sys.executable, "-c", WRITE, "report.html"]
+        subprocess.run(command, check=True, cwd=folder, env=environment)
+        written.append(re.sub(r" · \d{4}-\d\d-\d\d", "", (folder / "report.html").read_text()))
+    assert written[0] == written[1]
 
 
 def test_the_file_asks_the_network_for_nothing(own):
@@ -147,7 +174,7 @@ def test_the_title_is_what_the_space_asks_and_else_the_name_of_the_store(store, 
     store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6)], "job")
     write_report(store, tmp_path / "report.html")
     assert f"<h1>{tmp_path.name}</h1>" in (tmp_path / "report.html").read_text()
-    note_space(store, "zoo", "Which <published> recipe?")
+    note_space(store, Space("zoo", "Which <published> recipe?"))
     write_report(store, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     assert "<h1>Which &lt;published&gt; recipe?</h1>" in html
