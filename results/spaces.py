@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fp4dse.results.files import read_json, write_atomic
-from fp4dse.results.store import Store
+
+if TYPE_CHECKING:
+    from fp4dse.results.store import Store
 
 FILE = "spaces.json"
 
@@ -22,7 +25,19 @@ def note_space(store: Store, name: str, summary: str) -> None:
         known = spaces(store)
         noted = {**{other: asks for other, asks in known.items() if other != name}, name: summary}
         if list(noted.items()) != list(known.items()):
-            write_atomic(store.path / FILE, f"{json.dumps(noted, indent=1, ensure_ascii=False)}\n".encode())
+            _write(store, noted)
+
+
+def merge_spaces(store: Store, other: Store) -> None:
+    """Take over what was swept into another store; what was swept into this one last stays last."""
+    ours = spaces(store)
+    new = {name: asks for name, asks in spaces(other).items() if name not in ours}
+    if new:
+        _write(store, new | ours)
+
+
+def _write(store: Store, noted: dict[str, str]) -> None:
+    write_atomic(store.path / FILE, f"{json.dumps(noted, indent=1, ensure_ascii=False)}\n".encode())
 
 
 def spaces(store: Store) -> dict[str, str]:
