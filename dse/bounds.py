@@ -59,8 +59,8 @@ def why_parquet_too_large(source: Any, file_bytes: int) -> str | None:
 
 
 def _text_bytes(source: Any, name: str, coded: list[str], rows: int, most: int) -> int:
-    """Bytes of all texts of one column, none of them repeated in memory, counted until they are more than `most`.
-    coded: the column, if Arrow can read it as codes; rows: so many are read at once, for all that it unpacks."""
+    """Bytes of all texts of one column, none of them repeated in memory. coded: the column, if Arrow can read it as
+    codes; else its texts are counted until they are more than `most`. rows: so many are read at once."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -77,7 +77,7 @@ def _text_bytes(source: Any, name: str, coded: list[str], rows: int, most: int) 
         elif len(column.dictionary):
             lengths = pc.binary_length(column.dictionary)
             total += pc.sum(lengths.take(column.indices)).as_py() or 0
-        if total > most:
+        if total > most and not coded:
             break
     return total
 

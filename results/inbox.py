@@ -109,6 +109,7 @@ def _alone(file: Place, data: bytes, schema: pa.Schema | None) -> pa.Table:
     """The rows of a file of another version, or of unknown origin. Broken if Arrow finds it invalid."""
     try:
         _refuse_compressed(file, memoryview(data)[len(MAGIC) :])
+        pa.ipc.open_file(pa.py_buffer(data))  # whether it has its end
         table = pa.ipc.open_stream(pa.py_buffer(data)[len(MAGIC) :]).read_all()
         if not digest_in(file.name):
             table.validate(full=True)
