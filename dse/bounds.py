@@ -32,34 +32,42 @@ def why_too_large(wanted: int, file_bytes: int) -> str | None:
 
 
 def why_parquet_too_large(source: Any, file_bytes: int) -> str | None:
-    """The same of a Parquet file (a path, or an open file), told from its footer and, where texts that stand once in a
-    dictionary may be many in their column, from which of them each row has. pyarrow's errors if it cannot be read."""
+    """The same of a Parquet file (a path, or an open file), told from its footer and, where texts that stand once may
+    be many in their column, from those. pyarrow's errors if it cannot be read."""
     import pyarrow.parquet as pq  # which a worker that reads no Parquet does without
 
     metadata = pq.read_metadata(source)
-    total, texts = 0, set()
+    total = 0
+    longest: dict[str, int] = {}  # text of a column
+    alike: set[str] = set()  # columns whose texts begin as the one before
     for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-        for column in (group.column(i) for i in range(group.num_columns)):
-            width = _WIDTHS.get(column.physical_type, _TEXT)
+        for i, column in ((i, group.column(i)) for i in range(group.num_columns)):
+            fixed = metadata.schema.column(i).length  # 0 but for texts of one length
+            width = _WIDTHS.get(column.physical_type, fixed or _TEXT)
             total += max(column.total_uncompressed_size, column.num_values * width)
+            name, is_alike = column.path_in_schema, "DELTA_BYTE_ARRAY" in column.encodings
             many = column.num_values * column.total_uncompressed_size > LEAST_BYTES // 64
-            if column.physical_type == "BYTE_ARRAY" and column.has_dictionary_page and many:
-                texts.add(column.path_in_schema)
-    for name in sorted(texts):
+            if column.physical_type == "BYTE_ARRAY" and (column.has_dictionary_page or is_alike) and many:
+                longest[name] = max(longest.get(name, 1), column.total_uncompressed_size)
+                alike |= {name} if is_alike else set()
+    for name in sorted(longest):
         if total <= limit(file_bytes):
-            total += _text_bytes(source, name)
+            unpacked = name in alike or "." in name
+            rows = max(1, min(256, LEAST_BYTES // longest[name])) if unpacked else 1 << 14
+            total += _text_bytes(source, name, [] if name in alike else [name], rows, limit(file_bytes))
     return why_too_large(total, file_bytes)
 
 
-def _text_bytes(source: Any, name: str) -> int:
-    """Bytes of all texts of one column, none of them repeated in memory."""
+def _text_bytes(source: Any, name: str, coded: list[str], rows: int, most: int) -> int:
+    """Bytes of all texts of one column, none of them repeated in memory. coded: the column, if Arrow can read it as
+    codes; else its texts are counted until they are more than `most`. rows: so many are read at once."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     total = 0
-    rows = 256 if "." in name else 1 << 14  # within lists and structs Arrow unpacks texts, a batch at a time
-    for batch in pq.ParquetFile(source, read_dictionary=[name]).iter_batches(rows, columns=[name]):
+    file = pq.ParquetFile(source, read_dictionary=coded)
+    for batch in file.iter_batches(rows, columns=[name]):
         column = batch.column(0)
         while pa.types.is_nested(column.type):  # down to the one leaf that was asked for
             inner = column.flatten()
@@ -69,7 +77,36 @@ def _text_bytes(source: Any, name: str) -> int:
         elif len(column.dictionary):
             lengths = pc.binary_length(column.dictionary)
             total += pc.sum(lengths.take(column.indices)).as_py() or 0
+        if total > most and not coded:
+            break
     return total
+
+
+def is_compressed(message: Any) -> bool:
+    """Whether the rows of an Arrow IPC message are compressed: what they take stands nowhere then. IndexError if it is
+    no such message.
+
+    It is a flatbuffer, in which each table points to the places of its fields: Message.header is field 2,
+    DictionaryBatch.data field 1, RecordBatch.compression field 3 (Message.fbs of Apache Arrow).
+    """
+    data = memoryview(message.metadata)
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little") if at + size <= len(data) else data[at + size]
+
+    def field(table: int, place: int) -> int:
+        fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+        offset = number(fields + 4 + 2 * place, 2) if 4 + 2 * place < number(fields, 2) else 0
+        return table + offset if offset else 0
+
+    def inner(table: int, place: int) -> int:
+        at = field(table, place)
+        return at + number(at, 4)
+
+    batch = inner(number(0, 4), 2)
+    if message.type == "dictionary":
+        batch = inner(batch, 1)
+    return message.type != "schema" and field(batch, 3) > 0
 
 
 def _size(count: float) -> str:

@@ -1,10 +1,5 @@
-"""Running a C++ compiler: its output appears whole or not at all, and it does not outlive who asked for it.
-
-    python compiling.py PARENT_PID COMMAND …
-
-runs the command in the process group that it leads, and kills the group when the parent dies, kill -9 included: a
-compiler is a driver with children of its own, which the kernel would let live on. It is a program because the usual
-place, code between fork and exec, is unsafe in a parent with threads; so it imports nothing of fp4dse.
+"""Running a C++ compiler: its output appears whole or not at all, and neither it nor the children that it has, being a
+driver, outlive who asked for it (dse/leash.py).
 
 The linker writes where it is told to, and a kill leaves what was written by then. So commands write to another name,
 which becomes theirs when they are done; and since caches hold what others left, a library is looked at before it is
@@ -19,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from fp4dse.dse import leash
+
 _ELF = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 
 
@@ -40,7 +36,7 @@ def build(command: Sequence[str], cwd: str | None = None, timeout: float | None 
 
 def run(command: Sequence[str], cwd: str | None = None, timeout: float | None = None) -> None:
     """Run a command that dies with this process, with whatever it starts; raises as `build` does."""
-    supervised = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+    supervised = [sys.executable, "-I", "-S", leash.__file__, "--group", str(os.getpid()), *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     with subprocess.Popen(supervised, cwd=cwd, text=True, errors="replace", start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
         try:
@@ -80,19 +76,3 @@ def why_not_whole(file: Path) -> str | None:
 def say_again(file: Path, reason: object) -> None:
     """Say on standard error that a compiled file is built again, and why."""
     print(f"{file}: {reason}; it is built again", file=sys.stderr)
-
-
-def main() -> None:
-    parent, command = int(sys.argv[1]), sys.argv[2:]
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        sys.exit("the parent is gone")
-    sys.exit(subprocess.call(command))
-
-
-if __name__ == "__main__":
-    main()

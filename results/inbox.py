@@ -16,6 +16,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from fp4dse.dse.bounds import is_compressed
 from fp4dse.results.files import AT_ONCE, each
 from fp4dse.results.remote import Place
 from fp4dse.results.schema import ROW
@@ -73,6 +74,7 @@ def _read_group(files: Sequence[Place], schema: pa.Schema | None) -> Found:
             if rows is None:
                 tables.append(([file], _alone(file, data, schema)))
             else:
+                _refuse_compressed(file, rows)
                 alike.append(file)
                 stream.append(rows)
         except Broken as broken:
@@ -93,10 +95,22 @@ def _rows(data: bytes) -> memoryview | None:
     return memoryview(data)[len(HEADER) : end] if alike else None
 
 
+def _refuse_compressed(file: Place, stream: memoryview) -> None:
+    """Broken if it has rows that are compressed: no version wrote such, and a few bytes may be gigabytes."""
+    try:
+        found = any(map(is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))))
+    except (IndexError, EOFError, OSError, pa.ArrowException) as error:
+        raise Broken({file: first_line(error)}) from None
+    if found:
+        raise Broken({file: "its rows are compressed, so that their size is not known"})
+
+
 def _alone(file: Place, data: bytes, schema: pa.Schema | None) -> pa.Table:
     """The rows of a file of another version, or of unknown origin. Broken if Arrow finds it invalid."""
     try:
-        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        _refuse_compressed(file, memoryview(data)[len(MAGIC) :])
+        pa.ipc.open_file(pa.py_buffer(data))  # whether it has its end
+        table = pa.ipc.open_stream(pa.py_buffer(data)[len(MAGIC) :]).read_all()
         if not digest_in(file.name):
             table.validate(full=True)
         warn_of_unknown(table.schema)

@@ -4,6 +4,8 @@ Everything that a store does on a server can be done again without harm: reading
 bytes under the same name, deleting twice is deleting once. So what fails is tried again, after waits that double and
 are drawn at random so that many clients do not come back in step, until it works or TOTAL_S seconds are over. What a
 server refuses (no permission, no such bucket) it would refuse again: that is an error at once.
+
+Many threads may wait for one server. The first of them says so, and the first that reaches it again.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import logging
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -38,6 +41,10 @@ _REFUSALS = re.compile(
 
 _ends: ContextVar[Callable[[], bool]] = ContextVar("ends", default=lambda: False)
 
+_away: dict[str, tuple[float, str]] = {}
+"""Servers that are waited for: since when, and why."""
+_news = threading.Lock()
+
 
 class ShortRead(OSError):
     """Fewer bytes arrived than the file has: the connection was cut, which not every library reports."""
@@ -45,8 +52,10 @@ class ShortRead(OSError):
 
 @contextlib.contextmanager
 def waiting_ends(when: Callable[[], bool]) -> Iterator[None]:
-    """Within, waits end with their error as soon as `when()` is true: somebody asked to stop."""
-    token = _ends.set(when)
+    """Within, waits end with their error as soon as `when()` is true: somebody asked to stop. Those around it hold,
+    too. A thread has to be started in a copy of the context (contextvars)."""
+    around = _ends.get()
+    token = _ends.set(lambda: around() or when())
     try:
         yield
     finally:
@@ -74,19 +83,48 @@ def patiently(action: Callable[[], T], what: object) -> T:
             result = action()
         except OSError as error:
             left = begin + TOTAL_S - time.monotonic()
-            if is_refusal(error) or left <= 0:
-                raise
-            if not waited:
-                reason = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
-                log.warning("%s: cannot be reached (%s); trying again for up to %.3g min", what, reason, left / 60)
-            waited = True
-            if not _slept(min(wait * random.uniform(0.5, 1.0), left)):
-                raise
-            wait = min(2 * wait, LONGEST_S)
-        else:
+            if not is_refusal(error) and left > 0 and not _ends.get()():
+                _say_away(what, error, left)
+                waited = True
+                if _slept(min(wait * random.uniform(0.5, 1.0), left)):
+                    wait = min(2 * wait, LONGEST_S)
+                    continue
             if waited:
-                log.warning("%s: reached again after %.0f s", what, time.monotonic() - begin)
-            return result
+                _forget(what)
+            raise
+        if waited:
+            _say_back(what)
+        return result
+
+
+def why_away(what: object) -> str | None:
+    """Why the server of a file or store is waited for now, if it is."""
+    found = _away.get(_server(what))
+    return found and found[1]
+
+
+def _server(what: object) -> str:
+    """`s3://bucket` of `s3://bucket/store/file?…`."""
+    return "/".join(str(what).partition("?")[0].split("/")[:3])
+
+
+def _say_away(what: object, error: OSError, left: float) -> None:
+    reason = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    with _news:
+        if _server(what) in _away:
+            return
+        _away[_server(what)] = time.monotonic(), reason
+    log.warning("%s: cannot be reached (%s); trying again for up to %.3g min", what, reason, left / 60)
+
+
+def _say_back(what: object) -> None:
+    if found := _forget(what):
+        log.warning("%s: reached again after %.0f s", what, time.monotonic() - found[0])
+
+
+def _forget(what: object) -> tuple[float, str] | None:
+    with _news:
+        return _away.pop(_server(what), None)
 
 
 def _slept(seconds: float) -> bool:

@@ -21,7 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import pandas as pd
 import pyarrow as pa
@@ -38,6 +38,9 @@ from fp4dse.results.pricing import PRICED, priced, prices
 from fp4dse.results.remote import Place, RemotePath
 from fp4dse.results.schema import CURVES, ROW, SCALARS
 from fp4dse.results.spaces import Noted, with_axes
+
+if TYPE_CHECKING:
+    import duckdb
 
 COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
 PRICED_AGAIN = f"""
@@ -111,6 +114,7 @@ def run_sql(
             for name, statement in {"curves": CURVES_VIEW, "recorded": RECORDED_VIEW}.items():
                 if name in query.lower():
                     connection.execute(statement)
+            _refuse_writing(connection, query)
             relation = connection.sql(query)
             answer = pa.table({}) if relation is None else relation.to_arrow_table()
         except duckdb.Error as error:
@@ -122,6 +126,20 @@ def run_sql(
             views = ", ".join(["runs", "curves", "recorded", *VIEWS])
             raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
     return to_pandas(_plain_columns(answer))
+
+
+def _refuse_writing(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """ConfigError unless all statements of a query only read. COPY may stand within a SELECT or an EXPLAIN; what a
+    setting would write (logs) is locked."""
+    import duckdb
+
+    reading = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI}  # MULTI: PIVOT
+    types = {statement.type for statement in connection.extract_statements(query)}
+    words = [query[start:].lower() for start, kind in duckdb.tokenize(query) if kind == duckdb.token_type.keyword]
+    if not types <= reading or any(re.match(r"copy\b", word) for word in words):
+        accepted = "one that only reads: SELECT, FROM, DESCRIBE, SUMMARIZE, PIVOT; --out FILE writes the answer"
+        raise ConfigError("query", query, accepted)
+    connection.execute("SET lock_configuration = true")
 
 
 def _readable_by_duckdb(file: Place) -> TypeGuard[Path]:

@@ -12,6 +12,7 @@ A server may be away for a while, and a connection cut in the middle of a file: 
 A claim is an object `.lock-<who>` that its owner writes again every `BEAT_S` seconds. Who wants to write puts a claim,
 then looks: if there is another that is alive, it takes its own away and says whose the other is. Of two that start at
 once at least one sees the other. Ages are differences between times that the server wrote, so no clock of ours matters.
+A process of this machine that is gone has no claim, however young what it left is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import hashlib
-import json
 import os
 import secrets
 import socket
@@ -30,13 +30,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import msgspec
+
 from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.reading import decode_json
 from fp4dse.dse.urls import redacted, refuse_credentials
 from fp4dse.results.patience import ShortRead, patiently
+from fp4dse.results.processes import birth, is_alive
 
 BEAT_S = 20.0
 STALE_S = 90.0
 """A claim that was not renewed for so long is a dead process's."""
+LAST_S = 10.0
+"""So long the last sign of life may take."""
 CHUNK = 1 << 20
 
 T = TypeVar("T")
@@ -110,7 +116,7 @@ class RemotePath:
         return self._do(digest)
 
     def write_bytes(self, data: bytes | memoryview) -> None:
-        """The whole object or none: what a failed upload leaves is deleted, unless the same was there before."""
+        """The whole object or none. What stood there before stays until the new one is complete."""
         self._do(lambda: self._upload(data))
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -136,18 +142,14 @@ class RemotePath:
             raise ShortRead(f"{arrived} of {size} bytes arrived")
 
     def _upload(self, data: bytes | memoryview) -> None:
-        try:
-            stream = self.fs.open_output_stream(self.path)
-            stream.write(data)
-            stream.close()
-            size = self.fs.get_file_info(self.path).size
-            if size != len(data):
-                raise ShortRead(f"{size} of {len(data)} bytes arrived")
-        except BaseException:
-            with contextlib.suppress(Exception):
-                if self.fs.get_file_info(self.path).size != len(data):
-                    self.fs.delete_file(self.path)
-            raise
+        stream = self.fs.open_output_stream(self.path)
+        stream.write(data)
+        stream.close()
+        size = self.fs.get_file_info(self.path).size
+        if size != len(data):  # a file system that is no object store
+            with contextlib.suppress(OSError):
+                self.fs.delete_file(self.path)
+            raise ShortRead(f"{size} of {len(data)} bytes arrived")
 
     def _info(self) -> Any:
         return self._do(lambda: self.fs.get_file_info(self.path))
@@ -191,11 +193,24 @@ def locate(text: str | Place) -> Place:
     return RemotePath(url, path, fs)
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """The process that a claim is of; `born`: as processes.birth has it."""
+
+    pid: int
+    host: str
+    born: int | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this is known: only of a process of this machine."""
+        return self.host == socket.gethostname() and not is_alive(self.pid, self.born)
+
+
 @contextlib.contextmanager
 def claim(folder: RemotePath) -> Iterator[None]:
     """Be the one writer below `folder`. StoreError names who else is, or what the server answers."""
     mine = folder / f".lock-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    record = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+    record = msgspec.json.encode(Owner(os.getpid(), socket.gethostname(), birth(os.getpid())))
     over = threading.Event()
 
     def beat() -> None:
@@ -215,9 +230,10 @@ def claim(folder: RemotePath) -> Iterator[None]:
     finally:
         over.set()
         if thread.ident:
-            thread.join()
-        with contextlib.suppress(OSError):
-            at_once(mine).unlink(missing_ok=True)
+            thread.join(LAST_S)
+        if not thread.is_alive():  # else the server is away; the claim will be a dead process's
+            with contextlib.suppress(OSError):
+                at_once(mine).unlink(missing_ok=True)
 
 
 def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
@@ -227,11 +243,11 @@ def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
             continue
         try:
             age_s = (now - other.stat().st_mtime_ns) / 1e9
-            owner = json.loads(other.read_bytes())
-        except (FileNotFoundError, ValueError):  # it was taken away meanwhile
+            owner = decode_json(other.read_bytes(), Owner)
+        except (FileNotFoundError, msgspec.DecodeError):  # it was taken away meanwhile
             continue
-        if age_s < STALE_S:
-            raise StoreError(busy(folder, f"process {owner['pid']} on {owner['host']}"))
+        if age_s < STALE_S and not owner.is_gone:
+            raise StoreError(busy(folder, f"process {owner.pid} on {owner.host}"))
         other.unlink(missing_ok=True)
 
 

@@ -39,7 +39,19 @@ def note_space(store: Store, space: Space) -> None:
         known = noted(store)
         now = {**{name: what for name, what in known.items() if name != space.name}, space.name: facts}
         if list(now.items()) != list(known.items()):
-            write_atomic(store.path / FILE, f"{json.dumps(now, ensure_ascii=False)}\n".encode())
+            _write(store, now)
+
+
+def merge_spaces(store: Store, other: Store) -> None:
+    """Take over what was swept into another store; what was swept into this one last stays last."""
+    ours = noted(store)
+    new = {name: what for name, what in noted(other).items() if name not in ours}
+    if new:
+        _write(store, new | ours)
+
+
+def _write(store: Store, spaces: Noted) -> None:
+    write_atomic(store.path / FILE, f"{json.dumps(spaces, ensure_ascii=False)}\n".encode())
 
 
 def _facts(space: Space) -> dict[str, Any]:

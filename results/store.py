@@ -43,7 +43,7 @@ from fp4dse.results.remote import Place, locate
 from fp4dse.results.retired import RULED, Rules, as_json, checked_rules, stronger, valid
 from fp4dse.results.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.sound import named
-from fp4dse.results.spaces import noted, with_axes
+from fp4dse.results.spaces import merge_spaces, noted, with_axes
 from fp4dse.results.summary import SUMMARIZED, summarize
 
 
@@ -135,7 +135,7 @@ class Store:
             return joined
 
     def merge(self, other: Store) -> int:
-        """Take over what `other` has and this store lacks, its retirement rules too; returns the rows added.
+        """Take over what `other` has and this store lacks, its rules, timings and spaces too; returns the rows added.
 
         Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
         """
@@ -148,6 +148,7 @@ class Store:
                 write_part(self.path, new)
             self._write_retired(stronger(self.retired(), other.retired()))
             self._write_measured(merged(self.measured(), other.measured()))
+            merge_spaces(self, other)
             return len(new)
 
     def mend(self) -> dict[str, list[str]]:

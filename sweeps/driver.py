@@ -6,6 +6,7 @@ scheduler.py decides what follows from how a job ended; here rows are stored, me
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import math
 import os
@@ -23,10 +24,13 @@ import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.urls import redacted
 from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.files import writing
 from fp4dse.results.intervals import counted
 from fp4dse.results.paired import SETTING
+from fp4dse.results.patience import waiting_ends
+from fp4dse.results.processes import birth
 from fp4dse.results.ratios import change
 from fp4dse.results.remote import locate
 from fp4dse.results.summary import SUMMARIZED
@@ -42,7 +46,7 @@ from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting, Tasks, find_setting
 from fp4dse.sweeps.signals import stop_signals
 from fp4dse.sweeps.sizes import recall_sizes
-from fp4dse.sweeps.state import Clock, Failure, SweepState, birth, job_state
+from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state
 from fp4dse.sweeps.storing import PATIENCE_S, Storing
 from fp4dse.tasks.job import Job
 
@@ -100,17 +104,30 @@ def open_sweep(
         why_stop = partial(_reason_to_stop, signals, begin, budget_s, is_asked)
         baselines = Baselines(setting, set(), record)
         sweep = Sweep(opened, work, scheduler, setting, state, clock, baselines, begun, record, signals, why_stop, show)
+        over = threading.Event()
         try:
-            yield sweep
+            with waiting_ends(over.is_set):
+                yield sweep
         finally:
+            over.set()
             runner.stop()
             sweep.storing.close()
             if sweep.judging.ident:
                 sweep.judging.join(GRACE_S)
-        state.best = best_gaps(opened, setting)
-        opened.compact(minimum=1)  # whatever comes next reads Parquet
+        sweep.judge()
+        _make_compact(opened)
         state.ended = sweep.stopped or "finished"
         sweep.tell()
+
+
+def _make_compact(store: Store) -> None:
+    """Whatever comes next reads Parquet; if the server is away, whoever writes next joins what is there."""
+    try:
+        store.compact(minimum=1)
+    except (OSError, StoreError) as error:
+        if isinstance(store.path, Path):
+            raise
+        log.warning("%s; all rows are stored, but not joined into parts yet", redacted(error))
 
 
 @contextlib.contextmanager
@@ -189,8 +206,9 @@ class Sweep:
             self.note_stored()
             self.tell()
         self.stopped = self.stopped or self.scheduler.why_give_up()
-        self.storing.finish(GRACE_S)
-        self.note_stored()
+        self.storing.last_try(GRACE_S)
+        while self.note_stored():
+            pass
         if self.storing.waiting:
             raise self.storing.refusal(self.work)
 
@@ -252,7 +270,8 @@ class Sweep:
             state.pruned += statuses.count("pruned")
             drop(folder)
         if stored and time.monotonic() >= self.judge_after and not self.judging.is_alive():
-            self.judging = threading.Thread(target=self.judge, name="judging", daemon=True)
+            here = contextvars.copy_context()
+            self.judging = threading.Thread(target=here.run, args=(self.judge,), name="judging", daemon=True)
             self.judging.start()
         return len(stored)
 

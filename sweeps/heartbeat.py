@@ -9,12 +9,9 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator
 
-from fp4dse.results.remote import Place
+from fp4dse.results.remote import LAST_S, Place
 from fp4dse.sweeps.places import stop_requested, withdraw_stop
 from fp4dse.sweeps.state import BEAT_S, SweepState, write_state
-
-LAST_S = 30.0
-"""So long the last state may take to be written."""
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.reading import decode_json
+from fp4dse.results.processes import is_alive
 from fp4dse.results.remote import Place, RemotePath, at_once, locate
 from fp4dse.sweeps.executors import Pace, Running
 from fp4dse.sweeps.places import request_stop
@@ -61,8 +61,8 @@ class Failure(msgspec.Struct):
 
 class SweepState(msgspec.Struct):
     """Counts are lanes; of a search, `asked` are those that had to be trained so far, and it counts trials as well.
-    `ended`: None while running, else why it ended; `born`: the driver's, see `birth`. Times are seconds since 1970,
-    but for `elapsed_s`, which no clock that jumps disturbs."""
+    `ended`: None while running, else why it ended; `born`: the driver's, see processes.py. Times are seconds since
+    1970, but for `elapsed_s`, which no clock that jumps disturbs."""
 
     name: str
     asked: int
@@ -122,32 +122,13 @@ class SweepState(msgspec.Struct):
         if self.ended is not None:
             return False
         if self.host == socket.gethostname():
-            return birth(self.pid) == self.born if self.born is not None else _exists(self.pid)
+            return is_alive(self.pid, self.born)
         return abs(time.time() - self.updated) <= STALE_S
 
     def facts(self) -> dict:
         """For scripts."""
         more = {"finished": self.finished, "lanes_per_minute": self.lanes_per_minute, "alive": self.driver_is_alive}
         return {**msgspec.to_builtins(self), **more}
-
-
-def birth(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did: it tells the process from a later one of the same number.
-    None if there is none, or the system does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def job_state(run: Running) -> JobState:

@@ -56,17 +56,6 @@ def open_storage(url: str | Path) -> optuna.storages.BaseStorage:
         raise ConfigError("--storage", without_credentials(url), accepted) from None
 
 
-def close_storage(storage: optuna.storages.BaseStorage) -> None:
-    """Give back the connections of a storage; a journal has none."""
-    import optuna
-
-    storage.remove_session()
-    if isinstance(storage, optuna.storages.RDBStorage):
-        storage.engine.dispose()
-    if isinstance(storage, optuna.storages.GrpcStorageProxy):
-        storage.close()
-
-
 def serve_grpc(url: str | Path, port: int) -> None:
     """Offer a storage to other processes of this machine until interrupted."""
     import optuna

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from fp4dse.dse import StoreError
 from fp4dse.results import Store
 from fp4dse.results.intervals import counted
+from fp4dse.results.patience import waiting_ends, why_away
 from fp4dse.results.remote import RemotePath
 
 T = TypeVar("T")
@@ -43,8 +44,9 @@ class Storing(Generic[T]):
         self._since = 0.0
         self._added = 0
         self._news = threading.Condition()
-        self._closed = False
-        here = contextvars.copy_context()  # how long the driver waits for a server holds for its threads, too
+        self._last = False  # whether a failure is the end
+        self._over = False
+        here = contextvars.copy_context()  # who asks the driver to stop asks its threads, too
         self._thread = threading.Thread(target=here.run, args=(self._work,), name="storing", daemon=True)
         self._thread.start()
 
@@ -67,7 +69,14 @@ class Storing(Generic[T]):
     def finish(self, wait_s: float) -> None:
         """Wait until all that was put is stored, or cannot be, for `wait_s` seconds at most."""
         with self._news:
-            self._news.wait_for(lambda: not self.waiting or self._error is not None, wait_s)
+            self._news.wait_for(lambda: not self.waiting or self._over, wait_s)
+
+    def last_try(self, wait_s: float) -> None:
+        """As `finish`, but a store that cannot be written now is waited for no more."""
+        with self._news:
+            self._last = True
+            self._news.notify_all()
+        self.finish(wait_s)
 
     def trouble(self) -> str | None:
         """Why rows wait, if they have for long."""
@@ -75,9 +84,8 @@ class Storing(Generic[T]):
             return None
         jobs = counted(len(self.waiting), "finished job")
         minutes = (time.monotonic() - self._since) / 60
-        return (
-            f"waiting for {self.store.path} for {minutes:.0f} min with {jobs}, which are safe on the disk: {self._why}"
-        )
+        why = why_away(self.store.path) or self._why
+        return f"waiting for {self.store.path} for {minutes:.0f} min with {jobs}, which are safe on the disk: {why}"
 
     def refusal(self, work: object) -> StoreError:
         """The error of a driver that waits no more; the machine's fault, not the input's."""
@@ -90,36 +98,39 @@ class Storing(Generic[T]):
     def close(self) -> None:
         """Begin nothing more; what is being written may take a moment."""
         with self._news:
-            self._closed = True
+            self._last = self._over = True
             self._news.notify_all()
         self._thread.join(RETRY_S)
 
     def _work(self) -> None:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: self.waiting or self._closed)
-                if self._closed:
-                    return
-                of, rows, name = self.waiting[0]
-            try:
-                self._store(rows, name)
-            except BaseException as error:
-                if not self._may_pass(error):
-                    self._end(error)
-                    return
-                self._why = " ".join(str(error.__cause__ or error).split())
+        with waiting_ends(lambda: self._last):
+            while not self._over:
                 with self._news:
-                    self._news.wait_for(lambda: self._closed, RETRY_S)
-                continue
-            with self._news:
-                self._since = time.monotonic()
-                self._stored.append(of)
-                self.waiting.popleft()
-                self._news.notify_all()
+                    self._news.wait_for(lambda: self.waiting or self._over)
+                    if self._over:
+                        return
+                    of, rows, name = self.waiting[0]
+                asked = self._last  # before this try, not during it
+                try:
+                    self._store(rows, name)
+                except BaseException as error:
+                    self._fail(error, asked)
+                    continue
+                with self._news:
+                    self._since = time.monotonic()
+                    self._stored.append(of)
+                    self.waiting.popleft()
+                    self._news.notify_all()
 
-    def _end(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, asked: bool) -> None:
+        """Wait before the next try, or end."""
         with self._news:
-            self._error = error
+            if self._may_pass(error):
+                self._why = " ".join(str(error.__cause__ or error).split())
+                self._over = self._over or asked
+                self._news.wait_for(lambda: self._last or self._over, RETRY_S)
+            else:
+                self._error, self._over = error, True
             self._news.notify_all()
 
     def _store(self, rows: list[dict], name: str) -> None:

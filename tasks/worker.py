@@ -40,13 +40,13 @@ import msgspec
 import torch
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.leash import die_with
 from fp4dse.kernels import warm_up
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Stopped, train
 from fp4dse.tasks.engine.sizes import has_for_itself, why_not_fit
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
-from fp4dse.tasks.leash import die_with
 from fp4dse.tasks.task import Task
 
 CHECKPOINT = "checkpoint.pt"

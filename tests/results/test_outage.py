@@ -11,6 +11,7 @@ import pytest
 
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store, patience
+from fp4dse.results.files import each
 from fp4dse.results.patience import ShortRead, patiently, waiting_ends
 from fp4dse.results.remote import RemotePath
 
@@ -82,6 +83,47 @@ def test_waiting_ends_when_its_time_is_over_or_when_somebody_asks(monkeypatch):
     monkeypatch.setattr(patience, "TOTAL_S", 0.05)
     with pytest.raises(ConnectionResetError):
         patiently(failing(10**6, ConnectionResetError()), "s3://b/a")
+
+
+def away_until(when):
+    """An action that no server answers before a time."""
+
+    def act():
+        if time.monotonic() < when:
+            raise ConnectionResetError("reset")
+        return "answer"
+
+    return act
+
+
+def test_many_that_wait_for_one_server_say_so_once(caplog):
+    act = away_until(time.monotonic() + 0.5)
+    assert each(lambda name: patiently(act, f"s3://b/{name}"), range(40)) == ["answer"] * 40
+    assert ["cannot be reached" in text for text in caplog.messages] == [True, False]
+    assert "reached again" in caplog.messages[1]
+    assert patience.why_away("s3://b/a") is None
+
+
+def test_who_asks_to_stop_ends_the_waits_of_all_threads():
+    stop, never = threading.Event(), away_until(float("inf"))
+    threading.Timer(0.3, stop.set).start()
+    begin = time.monotonic()
+    with waiting_ends(stop.is_set), waiting_ends(lambda: False), pytest.raises(ConnectionResetError):
+        each(lambda name: patiently(never, f"s3://b/{name}"), range(40))
+    assert time.monotonic() - begin < patience.TOTAL_S / 2
+
+
+def test_the_first_error_ends_the_waits_of_all_threads():
+    def act(name):
+        if name == 39:
+            time.sleep(0.3)
+            raise FileNotFoundError
+        patiently(away_until(float("inf")), f"s3://b/{name}")
+
+    begin = time.monotonic()
+    with pytest.raises(FileNotFoundError):
+        each(act, range(40))
+    assert time.monotonic() - begin < patience.TOTAL_S / 2
 
 
 # --- a server behind a proxy -------------------------------------------------------------------------------------

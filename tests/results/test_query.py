@@ -85,6 +85,45 @@ def test_a_query_cannot_change_the_store(full):
     assert open_store(full.path).info() == before
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "COPY runs TO 'OUT'",
+        "COPY runs TO 'PART' (USE_TMP_FILE false)",
+        "EXPLAIN ANALYZE COPY runs TO 'OUT'",
+        "WITH copied AS (cOpY (SELECT 1) TO 'OUT') SELECT 1",
+        "SELECT 1; EXPORT DATABASE 'OUT'",
+        "ATTACH 'OUT' AS other",
+        "CREATE TABLE x AS SELECT * FROM runs",
+        "SELECT * FROM enable_logging(storage = 'file', storage_path = 'OUT')",
+        "SET enable_external_access = true",
+    ],
+)
+def test_a_query_writes_nothing_anywhere(full, tmp_path, text):
+    full.compact(minimum=1)
+    part = min((full.path / "parts").iterdir())
+    before = part.read_bytes()
+    with pytest.raises(ConfigError, match=r"only reads: SELECT|configuration has been locked"):
+        full.sql(text.replace("OUT", str(tmp_path / "out")).replace("PART", str(part)))
+    assert not (tmp_path / "out").exists()
+    assert part.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM runs",
+        "DESCRIBE runs",
+        "SUMMARIZE runs",
+        "EXPLAIN FROM runs",
+        "PIVOT runs ON status USING count(*)",
+        "WITH a AS (SELECT 'a copy' AS copies) FROM a",
+    ],
+)
+def test_all_that_reads_is_answered(full, text):
+    assert len(full.sql(text))
+
+
 @pytest.mark.parametrize("name", ["it's", "a[b]", "what?", "all*", 'two "words"', "ü"])
 def test_a_store_may_have_any_name(tmp_path, row, name):
     store = open_store(tmp_path / name, create=True)

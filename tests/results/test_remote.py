@@ -3,8 +3,12 @@
 import importlib.util
 import io
 import json
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from os import P_PID, WEXITED, WNOWAIT, getpid, waitid
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +17,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import open_store, patience, remote
+from fp4dse.results.processes import birth
 from fp4dse.results.remote import RemotePath, locate
 
 pytestmark = pytest.mark.skipif(not importlib.util.find_spec("moto"), reason="moto is not installed")
@@ -116,6 +121,19 @@ def test_the_claim_of_a_dead_writer_is_swept_away(url, row, monkeypatch):
     assert list(store.path.glob(".lock-*")) == []
 
 
+def test_a_process_of_this_machine_that_is_gone_has_no_claim(url, row):
+    store = open_store(url("a"), create=True)
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        claim = {"pid": process.pid, "host": socket.gethostname(), "born": birth(process.pid)}
+        waitid(P_PID, process.pid, WEXITED | WNOWAIT)  # it has ended, and nobody has asked
+        for number, of in enumerate((claim, {**claim, "born": None, "pid": 2**22 + 1}, {"nonsense": 1})):
+            (store.path / f".lock-{number}").write_bytes(json.dumps(of).encode())
+        store.add([row()], "job")
+    (store.path / ".lock-3").write_bytes(json.dumps({**claim, "pid": getpid(), "born": birth(getpid())}).encode())
+    with pytest.raises(StoreError, match=f"process {getpid()} on"):
+        store.add([row(seed=1)], "job")
+
+
 def test_a_claim_is_renewed_as_long_as_it_is_held(url, monkeypatch):
     monkeypatch.setattr(remote, "BEAT_S", 0.2)
     store = open_store(url("a"), create=True)
@@ -158,12 +176,17 @@ def test_an_upload_that_breaks_off_leaves_nothing(url, impatient):
     assert not place.exists()
 
 
-def test_an_upload_that_fails_leaves_the_same_object_that_was_there_before(url, impatient, monkeypatch):
-    place = locate(url("a")) / "file"
+def test_an_upload_that_fails_leaves_what_stood_there_before(url, impatient):
+    place = locate(url("a")) / "retired.json"
     place.write_bytes(b"abc")
-    fails = SimpleNamespace(open_output_stream=lambda path: 1 / 0, get_file_info=place.fs.get_file_info)
-    with pytest.raises(ZeroDivisionError):
-        replace(place, fs=fails).write_bytes(b"abc")
+
+    def fail(path):
+        raise OSError("AWS Error NETWORK_CONNECTION during CreateMultipartUpload operation")
+
+    fails = SimpleNamespace(open_output_stream=fail, get_file_info=place.fs.get_file_info)
+    fails.delete_file = place.fs.delete_file
+    with pytest.raises(OSError, match="NETWORK_CONNECTION"):
+        replace(place, fs=fails).write_bytes(b"longer")
     assert place.read_bytes() == b"abc"
 
 

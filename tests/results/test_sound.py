@@ -206,3 +206,16 @@ def test_a_part_that_would_take_gigabytes_is_refused_before_it_is_unpacked(store
     with pytest.raises(StoreError, match=r"bomb.parquet: it would take 2\.98\d GiB of memory; the limit .* is 1 GiB"):
         store.runs()
     assert file.exists()
+
+
+@pytest.mark.parametrize("stem", ["", "by-hand"])
+def test_rows_that_are_compressed_are_no_rows_of_a_store(store, row, caplog, stem):
+    sink = pa.BufferOutputStream()
+    table = to_table([row(seed=1)])
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    data = memoryview(sink.getvalue())
+    store.add([row(seed=0)], "job")
+    (store.path / "inbox" / (f"{stem}.arrow" if stem else sound.named("job", data, "arrow"))).write_bytes(data)
+    assert store.runs()["seed"].tolist() == [0]
+    assert "its rows are compressed" in caplog.text

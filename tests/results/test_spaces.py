@@ -65,3 +65,16 @@ def test_axes_of_a_space_that_lacks_a_recipe_of_the_store_name_nothing(store, ro
     assert "*" in set(marginal(store.runs())["factor"])
     store.add([row("nvidia-nvfp4", seed, 0.6) for seed in range(3)], "other")
     assert "*" not in set(marginal(store.runs())["factor"])
+
+
+def test_a_merge_brings_the_spaces_along_and_keeps_the_last_one_last(store, tmp_path):
+    note_space(store, Space("zoo", "Which of them?"))
+    note_space(store, Space("mine", "Does ü help?"))
+    other = open_store(tmp_path / "other", create=True)
+    for name in ("mine", "theirs"):
+        note_space(other, Space(name, "as they ask"))
+    store.merge(other)
+    merged = [("theirs", "as they ask"), ("zoo", "Which of them?"), ("mine", "Does ü help?")]
+    assert list(spaces(store).items()) == merged
+    store.merge(other)
+    assert list(spaces(store).items()) == merged

@@ -16,7 +16,7 @@ import pytest
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps import storages
 from fp4dse.sweeps.pictures import VALUES, Line
-from fp4dse.sweeps.storages import MARK, close_storage, mend_journal, open_storage
+from fp4dse.sweeps.storages import MARK, mend_journal, open_storage
 from fp4dse.sweeps.study import mirror_lines
 from tests.sweeps import databases
 
@@ -210,6 +210,15 @@ def url(request, tmp_path):
     return str(tmp_path / "a.journal") if request.param == "journal" else f"sqlite:///{tmp_path / 'a.db'}"
 
 
+def close(storage):
+    """Give back the connections of a storage; a journal has none."""
+    storage.remove_session()
+    if isinstance(storage, optuna.storages.RDBStorage):
+        storage.engine.dispose()
+    if isinstance(storage, optuna.storages.GrpcStorageProxy):
+        storage.close()
+
+
 @pytest.fixture
 def opened():
     """Opens storages and closes them at the end."""
@@ -217,7 +226,7 @@ def opened():
 
         def open_(url):
             storage = open_storage(url)
-            stack.callback(close_storage, storage)
+            stack.callback(close, storage)
             return storage
 
         yield open_

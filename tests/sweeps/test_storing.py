@@ -14,6 +14,7 @@ from fp4dse.results import Store, open_store
 from fp4dse.results.remote import RemotePath
 from fp4dse.sweeps import run_sweep, storing
 from fp4dse.sweeps.driver import open_swept
+from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.heartbeat import heartbeat
 from fp4dse.sweeps.places import work_folder
 from fp4dse.sweeps.state import BEAT_S, SweepState, read_state
@@ -45,14 +46,14 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setattr(storing, "RETRY_S", 0.2)
     monkeypatch.setattr(storing, "SLOW_S", 0.2)
     away = threading.Event()
-    write = RemotePath.write_bytes
+    upload = RemotePath._upload
 
-    def write_unless_away(self, data):
+    def upload_unless_away(self, data):
         if away.is_set() and "inbox" in self.path:
             raise OSError("curl: no route to host")
-        return write(self, data)
+        return upload(self, data)
 
-    monkeypatch.setattr(RemotePath, "write_bytes", write_unless_away)
+    monkeypatch.setattr(RemotePath, "_upload", upload_unless_away)
     return away
 
 
@@ -86,14 +87,26 @@ def test_a_sweep_that_waits_no_more_leaves_its_work_to_the_same_command(server, 
     assert_every_lane_once(URL)
 
 
-def test_a_sweep_that_is_stopped_during_an_outage_ends_soon_and_loses_nothing(server, monkeypatch):
-    monkeypatch.setattr("fp4dse.sweeps.driver.GRACE_S", 0.5)
+def test_a_sweep_that_is_stopped_during_an_outage_ends_soon_and_loses_nothing(server):
     server.set()
-    with pytest.raises(StoreError, match="kept in"):
+    begin = time.monotonic()
+    with pytest.raises(StoreError, match=r"no route to host.*kept in"):
         sweep(URL, "slow=0.5", budget_s=1.5)
+    assert time.monotonic() - begin < GRACE_S  # no wait is waited for to its end
     server.clear()
     sweep(URL)
     assert_every_lane_once(URL)
+
+
+def test_a_server_that_goes_away_when_all_is_stored_is_no_fault_of_the_sweep(server, monkeypatch, caplog):
+    def fail(*_, **__):
+        raise StoreError("no route to host")
+
+    monkeypatch.setattr("fp4dse.sweeps.driver.best_gaps", fail)
+    monkeypatch.setattr(Store, "compact", fail)
+    result = sweep(URL)
+    assert (result.done, result.exit_code) == (LANES, 0)
+    assert "no route to host; all rows are stored, but not joined into parts yet" in caplog.text
 
 
 def test_rows_of_a_wrong_shape_end_a_sweep_at_once(tmp_path):
