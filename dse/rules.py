@@ -96,13 +96,25 @@ _FOUND: dict[str, Callable[[Any], object]] = {
 
 
 def _target(q: Quantizer) -> ConfigError | None:
-    """A tensor-scale target above the largest block scale would always clip the largest blocks."""
-    if q.tensor_scale and isinstance(q.scale, FloatScale):
-        target, largest = q.tensor_scale.target, scale_grid(q.scale).max
-        if target and target > largest:
-            accepted = f"at most {largest:g}, the largest {scale_key(q.scale)} block scale"
-            return ConfigError("tensor_scale.target", target, accepted)
-    return None
+    """A tensor-scale target above the largest block scale would always clip the largest blocks; one whose product with
+    the largest element, under the encode convention the quotient, is beyond FP32 would make them infinite."""
+    if q.tensor_scale is None or not (target := q.tensor_scale.target):
+        return None
+    encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
+    reach = MOST_TARGET / q.val_max
+    if isinstance(q.scale, FloatScale) and target > (largest := scale_grid(q.scale).max):
+        accepted = f"at most {largest:g}, the largest {scale_key(q.scale)} block scale"
+    elif encode and target * reach < 1:
+        accepted = f"at least {1 / reach:g}, so that FP32 holds what the largest element stands for"
+    elif not encode and target > reach:
+        accepted = f"at most {reach:g}, so that FP32 holds what the largest element stands for"
+    else:
+        return None
+    return ConfigError("tensor_scale.target", target, accepted)
+
+
+MOST_TARGET = 2.0**126
+"""Of a tensor-scale target times the largest element."""
 
 
 def _one_method(q: Quantizer) -> ConfigError | None:

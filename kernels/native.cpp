@@ -257,7 +257,8 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
         else for (int64_t b = 0; b < n; b++) largest = most[b] > largest ? most[b] : largest;
         const bool has_target = f.tensor_target > 0.0f;
         const float tensor = number(largest);
-        const float wanted = least(f.tensor_target / tensor, FLT_MAX);
+        const float bound = FLT_MAX / (2.0f * f.inv_val_max > 1.0f ? 2.0f * f.inv_val_max : 1.0f);
+        const float wanted = least(f.tensor_target / tensor, bound);
         const float enc = has_target && tensor > 0.0f ? (wanted < FLT_MIN ? FLT_MIN : wanted) : 1.0f;
         dec[lane] = (1.0f / enc) * f.postscale;
         scales(most.data(), n, enc, !has_target || std::isfinite(tensor), f, i, scale.data(), mult.data());

@@ -2,7 +2,8 @@
 
 For a lane's tensor x, cut into blocks of B along the contraction axis, with amax over the block and the tensor:
 
-    enc    = clamp(target·val_max / amax_tensor, 2^-126, FLT_MAX), 1 without a tensor scale   FP32, one division
+    enc    = clamp(target·val_max / amax_tensor, 2^-126, FLT_MAX), 1 without a tensor scale   FP32, one division;
+             for val_max below 2 at most FLT_MAX / (2 / val_max), so that enc · (1/val_max) is finite
     scale, q                                                            by the codec (kernels/codecs), from block maxima
     x̂     = (q · scale) · (1/enc · postscale)                                              left to right
 
@@ -76,7 +77,8 @@ def with_numbers(
     if tensor_amax is None:
         tensor_amax = amax.view(len(x), factors, -1).amax(dim=2)
     has_target = f["tensor_target"] > 0
-    enc = torch.clamp(f["tensor_target"] / tensor_amax, FLT_MIN, FLT_MAX)
+    bound = FLT_MAX / torch.clamp(2 * f["inv_val_max"], min=1)
+    enc = torch.minimum(torch.clamp(f["tensor_target"] / tensor_amax, min=FLT_MIN), bound)
     enc = torch.where(has_target & (tensor_amax > 0), enc, 1.0)
     dec = (1 / enc) * f["postscale"]  # [L, factors]
     usable = torch.isfinite(tensor_amax) | ~has_target

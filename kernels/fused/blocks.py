@@ -87,8 +87,9 @@ def pair_maximum(word):
 
 
 @triton.jit
-def _tensor_factor(target, amax):
-    wanted = tl.maximum(tl.minimum(tl.div_rn(target, amax), _FLT_MAX), _FLT_MIN)
+def _tensor_factor(target, amax, inv_val_max):
+    bound = tl.div_rn(_FLT_MAX, tl.maximum(2 * inv_val_max, 1.0))
+    wanted = tl.maximum(tl.minimum(tl.div_rn(target, amax), bound), _FLT_MIN)
     return tl.where((target > 0) & (amax > 0), wanted, 1.0)
 
 
@@ -137,7 +138,7 @@ def numbers_of(
     limit = enc * _INF
     if TENSOR_SCALE:
         target, tensor_amax = tl.load(f + _TENSOR_TARGET), tl.load(amax_ptr + lane)
-        enc = _tensor_factor(target, tensor_amax)
+        enc = _tensor_factor(target, tensor_amax, inv_val_max)
         inv_enc = _exact_factor(target, tensor_amax) if CODEC == "exact" else tl.div_rn(1.0, enc)
         limit = tl.where((tensor_amax < _INF) | (target == 0), _INF, 0.0)
     dec = inv_enc * tl.load(f + _POSTSCALE)

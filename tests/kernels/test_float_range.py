@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, SCALE_NAMES, UE5M3, FloatScale, TensorScale
 from fp4dse.kernels import native, quantize, reference
@@ -33,6 +34,14 @@ def tensors(maxima=MAXIMA) -> torch.Tensor:
     return x.to(torch.float32)
 
 
+SMALL = (
+    FloatElement(mantissa=1, emin=-30, max=2.0**-28),
+    TableElement(values=(-0.75, 0.0, 0.5)),
+    TableElement(values=(-1.0, 0.0, 0.3, 0.9)),
+)
+"""Elements whose largest is small: 1/val_max times the tensor's factor is beyond FP32 sooner than the factor is."""
+
+
 def fits(q: Quantizer) -> bool:
     return not quantizer_faults(q.canonical())
 
@@ -48,6 +57,8 @@ def block_scaled() -> dict[str, Quantizer]:
             for convention, hybrid, zero, rounding in (of_floats if isinstance(scale, FloatScale) else ())
         ] or [scale]
     found = [Quantizer(block=32, scale=s, tensor_scale=t) for s in scales for t in factors]
+    found += [Quantizer(element=e, block=32, scale=s, tensor_scale=t) for e in SMALL for s in SCALE_NAMES.values() for t in factors[:2]]
+    found.append(Quantizer(element=SMALL[-1], scale=E4M3(), tensor_scale=TensorScale(), range="16/17"))
     found += [replace(q, tensor_scale=t) for q in QUANTIZERS.values() for t in factors if not q.is_plain]
     found += [q for q in QUANTIZERS.values() if not q.is_plain]
     return {repr(q.canonical()): q.canonical() for q in found if fits(q)}
