@@ -173,6 +173,7 @@ for job in setting.plan(list(find_space(sys.argv[1]).recipes()), [0, 1, 2], None
     torch.compiler.set_stance("fail_on_recompile")
     task = msgspec.structs.replace(get_task(job.task, job.preset), steps=1)
     assert train(task, job.lanes[:1]).lanes == train(task, job.lanes[:3]).lanes[:1]
+assert not backend("cpu").reasons()  # what is refused is not made up for by the reference
 """
 
 
