@@ -33,7 +33,5 @@ def _file() -> Path:
     """A line an image: 64 pixels and the digit. FileNotFoundError if scikit-learn keeps it elsewhere."""
     found = find_spec("sklearn")
     if found is None or found.origin is None:
-        raise ModuleNotFoundError(
-            "scikit-learn, which has the digits, is not installed; run `pip install scikit-learn`"
-        )
+        raise ModuleNotFoundError("scikit-learn, which has the digits, is missing: `pip install scikit-learn`")
     return Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"

@@ -84,8 +84,8 @@ def _adam(
     step: int,
     lr: float,
 ) -> None:
-    """A step of torch.optim.Adam, bit for bit, the first of which is number 1: that class imports torch's compiler, which
-    takes longer than the training."""
+    """A step of torch.optim.Adam, bit for bit; the first is number 1. That class imports torch's compiler, which takes
+    longer than the training."""
     for parameter, gradient, (mean, square) in zip(parameters, gradients, moments, strict=True):
         mean.lerp_(gradient, 1 - 0.9)
         square.mul_(0.999).addcmul_(gradient, gradient, value=1 - 0.999)

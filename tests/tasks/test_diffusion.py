@@ -41,17 +41,6 @@ def test_loss_halves_and_samples_are_drawn(preset, recipe):
         assert Image.open(io.BytesIO(lane.pictures["samples"])).size == (213, 213)
 
 
-@pytest.mark.parametrize("preset", SMOKE)
-def test_a_lane_does_not_depend_on_its_company(preset):
-    task = msgspec.structs.replace(get_task("diffusion", preset), steps=4)
-    lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))
-    lanes[3] = Lane(lanes[3].recipe, 1e30, 7)  # it diverges
-    together = train(task, lanes).lanes
-    assert [lane.status for lane in together].count("diverged") == 1
-    for chosen in ([4], [5, 0], [2, 1, 4]):
-        assert train(task, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
-
-
 def test_the_share_of_the_image_falls_from_almost_all_to_almost_nothing():
     shares = schedule.kept()
     assert len(shares) == 1000
