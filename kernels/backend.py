@@ -2,8 +2,8 @@
 
 `triton`    the fused kernels, on a CUDA device; all but quantizing is the reference's
 `eager`     the reference itself, on any device
-`compiled`  on a CPU with a C++ compiler: the reference through torch.compile, 6–10 times faster, and where it has them
-            the functions of native.py, again 2–4 times faster; the same bits
+`compiled`  on a CPU with a C++ compiler: the functions of native.py and, for what these do not have, the reference
+            through torch.compile, 6–10 times faster, set up when it is first needed; the same bits
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Backend(msgspec.Struct, frozen=True):
         tables than are `heeded` (of a codec), and for operands that are to be rotated in groups of one of these sizes
     quantize_blocks: `reference.quantize_blocks`, for operands whose elements and scales the backward pass needs
     through: `fused.through`, which makes them again where there is such a kernel
-    why_not: what was passed over, one sentence each
+    why_not: what was passed over, one sentence each; see `reasons`
     """
 
     name: str
@@ -57,6 +57,12 @@ class Backend(msgspec.Struct, frozen=True):
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
+
+    def reasons(self) -> tuple[str, ...]:
+        """What was passed over, one sentence each, and what has been found out about torch's compiler since."""
+        tried = self.name == "compiled" and why_not_torch.cache_info().currsize
+        found = why_not_torch() if tried else None
+        return (*self.why_not, found) if found else self.why_not
 
     def why_not_operand(self, q: Quantizer, tables: tuple[Tensor, Tensor]) -> str | None:
         """The reason why `operand` does not take lanes of these descriptor tables; None if it does, or if there is no
@@ -171,7 +177,10 @@ def _compile_safely() -> None:
     codecache._worker_compile_cpp, cpp_builder.run_compile_cmd = build, run
 
 
-def _compiled() -> Backend:
+@cache
+def why_not_torch() -> str | None:
+    """The reason why torch's compiler cannot be had, or None if it can: a small function is then compiled, which takes
+    seconds."""
     import torch._dynamo
     import torch._inductor.config
     import torch.fx.experimental._config
@@ -184,25 +193,56 @@ def _compiled() -> Backend:
     # else what is compiled for a small tensor uses one thread, whatever comes after it
     torch._inductor.config.cpp.min_chunk_size = 1
     _compile_safely()
-    compile_ = partial(torch.compile, fullgraph=True, dynamic=True)
-    functions = (_decode_drawn, philox.words, reference.quantize_blocks)
-    compiled, words, quantize = (_in_pairs(compile_(function)) for function in functions)
+    try:
+        with torch.no_grad():  # as in training: what is traced with gradients is traced again without
+            _compile(torch.neg)(torch.ones(2, 16))
+    except Exception as error:  # whatever the tool chain does: say so and go on with the reference
+        what = " ".join(str(error).split())[:200]
+        return f"compiled quantizer not taken: {type(error).__name__}: {what}"
+    return None
+
+
+def _compile(function: Callable) -> Callable:
+    return _in_pairs(torch.compile(function, fullgraph=True, dynamic=True))
+
+
+def _when_called(function: Callable) -> Callable:
+    """The function through torch's compiler, which its first call sets up; itself where there is none."""
+
+    @cache
+    def twin() -> Callable:
+        return function if why_not_torch() else _compile(function)
+
+    def run(*arguments, **more):
+        return twin()(*arguments, **more)
+
+    return run
+
+
+def _compiled() -> Backend:
+    decode_drawn, quantize = _when_called(_decode_drawn), _when_called(reference.quantize_blocks)
 
     def decode(
         x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
     ) -> tuple[Tensor, Tensor]:
         drawn = None if random is None else random.to(torch.int16).view(torch.bfloat16)
-        return compiled(x, floats, ints, drawn, adaptive, **more)
+        return decode_drawn(x, floats, ints, drawn, adaptive, **more)
 
-    try:
-        with torch.no_grad():  # as in training: what is traced with gradients is traced again without
-            compile_(torch.neg)(torch.ones(2, 16))
-    except Exception as error:  # whatever the tool chain does: say so and go on with the reference
-        what = " ".join(str(error).split())[:200]
-        return _eager(f"compiled quantizer not taken: {type(error).__name__}: {what}")
-    draws = partial(philox.draws16, words=words)
-    path = Backend("compiled", decode, words, draws=draws, quantize_blocks=quantize)
     if reason := native.why_not_native():
-        return msgspec.structs.replace(path, why_not=(reason,))
-    limited = {"codecs": native.CODECS, "blocks": native.BLOCKS, "heeded": lambda _: native.heeded(), "rotations": ()}
-    return msgspec.structs.replace(path, operand=native.operand, **limited)
+        if without := why_not_torch():
+            return _eager(without)
+        words = _when_called(philox.words)
+        draws = partial(philox.draws16, words=words)
+        return Backend("compiled", decode, words, (reason,), draws=draws, quantize_blocks=quantize)
+    return Backend(
+        "compiled",
+        decode,
+        native.words,
+        draws=partial(philox.draws16, words=native.words),
+        operand=native.operand,
+        codecs=native.CODECS,
+        blocks=native.BLOCKS,
+        heeded=lambda _: native.heeded(),
+        rotations=(),
+        quantize_blocks=quantize,
+    )

@@ -1,5 +1,5 @@
 // The operands of a product on a CPU, and what stands between products, lane by lane: `reference.decode_operand` for the
-// general codec, `adam.adamw`, `activations.silu` and its gradient. native.py compiles and calls it.
+// general codec, `philox.words`, `adam.adamw`, `activations.silu` and its gradient. native.py compiles and calls it.
 //
 // Every operation is a single IEEE rounding in the reference's order (-ffp-contract=off, no fast-math). A lane's tensors
 // stay in the cache from the first read to the last write. Maxima are taken of the bits, whose order is that of
@@ -63,6 +63,19 @@ void draw(uint16_t* __restrict out, int64_t rows, int64_t width, bool columns, i
                     for (int64_t n = 0; n < some; n++) std::memcpy(at + 8 * n, &w[j][n], 4);
             }
         }
+}
+
+// `philox.words` for a lane: [count, 4] from counter `start` on.
+template <class W>
+void four_words(uint32_t* __restrict out, int64_t start, int64_t count, int64_t seed, int64_t step, int64_t site,
+                int64_t stream) {
+    uint32_t w[4][CHUNK];
+    for (int64_t c = 0; c < count; c += CHUNK) {
+        const int64_t some = count - c < CHUNK ? count - c : CHUNK;
+        philox<W>(start + c, 1, (W)step, (W)site, (W)seed, (W)stream, w);
+        for (int j = 0; j < 4; j++)
+            for (int64_t n = 0; n < some; n++) out[4 * (c + n) + j] = w[j][n];
+    }
 }
 
 inline float round_up_from(float t, float threshold) {
@@ -274,6 +287,16 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
                          : i.log_ties > 0   ? decode<LOG_TIES>
                                             : decode<NEAREST>;
         how(from, to, rows, width, block, columns, scale.data(), mult.data(), drawn.data(), f, l, i.random_shift);
+    }
+}
+
+// `philox.words` [lanes, count, 4] of counters from `start` on.
+void words(const int64_t* seeds, int64_t stream, int64_t step, int64_t site, int64_t start, int64_t count, uint32_t* out,
+           int64_t first, int64_t last) {
+    for (int64_t lane = first; lane < last; lane++) {
+        const int64_t seed = seeds[lane], top = seed | stream | step | site | start | (start + count);
+        const auto make = top >> 32 ? four_words<uint64_t> : four_words<uint32_t>;
+        make(out + 4 * count * lane, start, count, seed, step, site, stream);
     }
 }
 

@@ -107,6 +107,14 @@ def operand(
     return out.mT if columns else out, dec
 
 
+def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
+    """`philox.words`."""
+    out = torch.empty(len(seeds), count, 4, dtype=torch.int32)
+    at = stream, int(step), int(site), int(first), count, out.data_ptr()
+    _over(len(seeds), out.numel(), _library().words, seeds.contiguous().data_ptr(), *at)
+    return out
+
+
 def adamw(
     flat: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, alive: Tensor, numbers: Tensor, decaying: Tensor
 ) -> None:
@@ -178,10 +186,11 @@ def _loaded(file: Path) -> ctypes.CDLL:
         *[pointer] * 2,
         *[number] * 2,
     ]
+    library.words.argtypes = [pointer, *[number] * 5, pointer, *[number] * 2]
     library.adamw.argtypes = [*[pointer] * 7, *[number] * 3]
     library.silu.argtypes = [*[pointer] * 2, *[number] * 2]
     library.silu_gradient.argtypes = [*[pointer] * 3, *[number] * 2]
-    for function in library.operand, library.adamw, library.silu, library.silu_gradient:
+    for function in library.operand, library.words, library.adamw, library.silu, library.silu_gradient:
         function.restype = None
     return library
 

@@ -1,6 +1,6 @@
 """The process that trains jobs, each in a fork of its own: `python -m fp4dse.tasks.worker`.
 
-Importing torch takes a second and tracing the compiled quantizer eight, for most jobs the same. The parent does both
+Importing torch takes a second, and tracing what torch compiles for some recipes ten or more. The parent does both
 once and never trains; a job's child finds them done, and whatever happens to it happens to no other job.
 
     standard input     a line `["JOB.json", "OUT.json", "STDERR.txt"]` a job; the end of it ends the worker

@@ -1,12 +1,17 @@
 """The compiled path is the reference, whatever draws and shapes it meets, and in whatever order."""
 
+import sys
+from functools import cache
+
 import msgspec
+import pytest
 import torch
 
-from fp4dse.dse import Quantizer
+from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels import backend, reference
+from fp4dse.kernels import LaneNumerics, backend, reference
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
+from fp4dse.kernels.backend import _compiled, _eager
 from fp4dse.kernels.descriptor import descriptor
 
 
@@ -45,3 +50,45 @@ def test_many_threads_have_the_bits_of_the_reference():
                 assert torch.equal(a, b)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """A path whose compiler of torch's cannot be had, and how often that was asked."""
+    asked = []
+
+    @cache
+    def why_not_torch():
+        asked.append(1)
+        return "compiled quantizer not taken: CppCompileError: no Python.h"
+
+    monkeypatch.setattr(sys.modules[_compiled.__module__], "why_not_torch", why_not_torch)
+    path = _compiled()
+    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: path)
+    return path, asked
+
+
+def step(name):
+    """What a layer of two lanes computes, forward and backward."""
+    numerics = LaneNumerics([Recipe.named(name)] * 2, [0, 1])
+    x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
+    y = numerics.forward(0, x, x, keep=(True, True))[0]
+    return [y, numerics.gemm("dgrad", 0, x, 2, x, 2), numerics.gemm("wgrad", 0, x, 2, x, 2)]
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4-sr-rht", "mxfp4"])
+def test_what_native_code_has_never_asks_torchs_compiler(name, refused):
+    """Setting it up takes seconds, at the start of every worker."""
+    step(name)
+    path, asked = refused
+    assert (path.name, path.reasons(), asked) == ("compiled", (), [])
+
+
+def test_without_torchs_compiler_the_reference_goes_on_and_the_reason_is_told(refused, monkeypatch):
+    refused_so = step("tetrajet-qema")
+    path, asked = refused
+    assert path.reasons() == ("compiled quantizer not taken: CppCompileError: no Python.h",)
+    assert asked == [1]
+    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+    for ours, theirs in zip(refused_so, step("tetrajet-qema"), strict=True):
+        assert torch.equal(ours, theirs)

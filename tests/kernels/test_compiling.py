@@ -134,11 +134,14 @@ def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
 
 COMPILE = """
 import torch
+from fp4dse.dse import Quantizer
 from fp4dse.kernels.backend import backend
-path = backend("cpu")
-assert path.name == "compiled", path
-seeds = torch.arange(2)
-print(path.words(seeds, 1, seeds[0], seeds[1], 3).sum().item())
+from fp4dse.kernels.descriptor import descriptor
+path, x = backend("cpu"), torch.linspace(-9, 9, 96).view(2, 3, 16)
+with torch.no_grad():
+    values, _ = path.decode_operand(x, *descriptor([Quantizer.named("nvfp4")] * 2))
+assert (path.name, path.reasons()) == ("compiled", ()), path
+print(values.sum().item())
 """
 
 

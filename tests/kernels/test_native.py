@@ -13,7 +13,8 @@ from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, OwnScale
 from fp4dse.kernels import LaneNumerics, lanes, native
-from fp4dse.kernels.arithmetic import activations, adam
+from fp4dse.kernels.arithmetic import activations, adam, philox
+from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import unfused
@@ -238,6 +239,15 @@ def test_adamw_is_the_reference_and_lanes_that_are_not_alive_stay(shape):
         assert torch.equal(ours, theirs)
         assert torch.equal(ours[1], before[1])
         assert not torch.equal(ours[0], before[0])
+
+
+@pytest.mark.parametrize("first", [0, 5, 2**32 - 70])
+@pytest.mark.parametrize("step", [3, 2**33 + 1])
+def test_words_are_those_of_the_reference(first, step):
+    seeds = torch.tensor([0, 7, -5, 2**31, 2**40 + 1, -(2**62)])
+    for count in (1, 63, 64, 65, 200):
+        asked = seeds, STREAMS["batch"], torch.tensor(step), torch.tensor(9), count, torch.tensor(first)
+        assert torch.equal(native.words(*asked), philox.words(*asked))
 
 
 def test_silu_and_its_gradient_are_those_of_single_operations():

@@ -26,20 +26,21 @@ from fp4dse.results import open_store, reading
 reading.lanes_in = lambda file: "some lanes"
 file, positions = Path(sys.argv[1]), json.loads(sys.stdin.read())
 data = file.read_bytes()
-for position, bit in positions:
+asks = (lambda store: store.runs(["seed"]), lambda store: store.sql("SELECT seed FROM runs"))
+for number, (position, bit) in enumerate(positions):
     flipped = bytearray(data)
     flipped[position] ^= 1 << bit
     file.write_bytes(flipped)
-    for ask in (lambda store: store.runs(["seed"]), lambda store: store.sql("SELECT seed FROM runs")):
-        store = open_store(file.parent.parent)
-        seeds = ask(store)["seed"].tolist()
-        print(json.dumps([position, bit, list(map(str, store._reader.left_out)), seeds]), flush=True)
+    store = open_store(file.parent.parent)
+    seeds = asks[number % 2](store)["seed"].tolist()
+    print(json.dumps([position, bit, list(map(str, store._reader.left_out)), seeds]), flush=True)
 """
 
 
 @pytest.mark.parametrize("kind", ["inbox", "parts"])
 def test_a_flipped_bit_anywhere_in_a_file_is_noticed_and_crashes_nothing(store, row, kind):
-    """Magic numbers, schema, rows, footer and its length: the first and last 24 bytes, and 60 places between them."""
+    """Magic numbers, schema, rows, footer and its length: the first and last 24 bytes, and 60 places between them. It is
+    read in two ways in turn."""
     store.add([row(name, seed=1) for name in ("nvfp4", "mxfp4")], "flipped")
     if kind == "parts":
         store.compact(minimum=1)
@@ -52,7 +53,7 @@ def test_a_flipped_bit_anywhere_in_a_file_is_noticed_and_crashes_nothing(store, 
     asked = subprocess.run(command, input=json.dumps(flips), capture_output=True, text=True)
     assert asked.returncode == 0, asked.stderr[-2000:]
     found = [json.loads(line) for line in asked.stdout.splitlines()]
-    assert len(found) == 2 * len(flips)
+    assert len(found) == len(flips)
     assert all(left_out == [str(file)] and seeds == [0] for _, _, left_out, seeds in found)
 
 

@@ -1,11 +1,10 @@
-"""A lane trains to the same bits alone, in a pair and in larger company, in every task."""
+"""A lane trains to the same bits alone and in any company, in every task."""
 
 import msgspec
 import pytest
 import torch
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.job import Rung
 
@@ -13,40 +12,49 @@ SMOKE = [(name, preset) for name, presets in TASKS.items() for preset in presets
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+def one_thread():
+    """Threads that wait for one another take long on a machine that is busy."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that wait for one another take long on a machine that is busy
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def of_task(name, preset, names, steps=3):
+def of_task(name, preset, names, steps=6):
     task = msgspec.structs.replace(get_task(name, preset), steps=steps)
     return task, [Lane(Recipe.named(n), task.lr, seed) for seed, n in enumerate(names)]
 
 
-@pytest.mark.parametrize("between", ["", "+bf16"], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("between", "threads"), [("", 2), ("+bf16", 1), pytest.param("", 1, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize(("name", "preset"), SMOKE)
-def test_a_lane_is_what_it_is_in_company(name, preset, between):
-    task, lanes = of_task(name, preset + between, ["nvfp4", "nvfp4-sr", "ue5m3-sr"])
+def test_a_lane_is_what_it_is_in_company(name, preset, between, threads):
+    """Alone, in another order, at the end or the start, and beside one that diverges."""
+    torch.set_num_threads(threads)
+    task = msgspec.structs.replace(get_task(name, preset + between), steps=6)
+    names = ("nvfp4", "nvfp4-sr", "ue5m3-sr")
+    lanes = [Lane(Recipe.named(n), task.lr * (1 + seed / 4), seed) for n in names for seed in (0, 1)]
     together = train(task, lanes).lanes
-    assert train(task, lanes[1:2]).lanes == together[1:2]
-    assert train(task, [lanes[2], lanes[1]]).lanes == [together[2], together[1]]
+    assert train(task, [lanes[4]]).lanes == [together[4]]
+    chosen = [5, 1, 2]
+    first, wild, *others = train(task, [lanes[0], Lane(lanes[0].recipe, 1e30, 7), *(lanes[i] for i in chosen)]).lanes
+    assert [first, *others] == [together[i] for i in (0, *chosen)]
+    assert (wild.status, wild.val_loss) == ("diverged", None)
+    assert wild.diverged_step is not None
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-stable-spam", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ"])
 @pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("vision", "cnn-smoke")])
 def test_so_it_is_with_whatever_a_recipe_does(name, preset, recipe):
-    task, lanes = of_task(name, preset, [recipe] * 3, steps=6)
+    task, lanes = of_task(name, preset, [recipe] * 3)
     together = train(task, lanes, record=True).lanes
     assert [train(task, [lane], record=True).lanes[0] for lane in lanes] == together
 
 
 @pytest.mark.parametrize("rows", [1, 7, 33])
 def test_so_it_is_with_batches_of_odd_sizes(rows):
-    task, lanes = of_task("regression", "smoke", ["bf16"] * 9)
+    task, lanes = of_task("regression", "smoke", ["bf16"] * 9, steps=3)
     task = msgspec.structs.replace(task, batch=rows, eval_rows=rows)
     together = train(task, lanes).lanes
     assert [train(task, [lane]).lanes[0] for lane in lanes[1::3]] == together[1::3]

@@ -143,16 +143,6 @@ def test_what_is_kept_for_the_backward_pass_takes_little_more_than_half(eager, n
     assert low < 0.62 * wide, (low, wide)
 
 
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
-def test_a_lane_does_not_depend_on_its_company(name, preset):
-    task = short(name, f"{preset}+bf16", 6)
-    calm = [Lane(Recipe.named(n), task.lr, seed) for n in ("nvfp4", "nvfp4-sr") for seed in (0, 1)]
-    together = train(task, calm).lanes
-    mixed = train(task, [Lane(calm[0].recipe, 1e30, 5), calm[3], calm[1]]).lanes
-    assert mixed[0].status == "diverged"
-    assert mixed[1:] == [together[3], together[1]]
-
-
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
 @pytest.mark.parametrize("name", TASKS)
 def test_losses_fall(name, recipe):

@@ -14,8 +14,6 @@ from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.record import Record
 
-PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
-"""Of every task."""
 NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
 
 
@@ -29,34 +27,6 @@ def short(name, preset, steps=12):
 
 def results(task, lanes):
     return train(task, lanes).lanes
-
-
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
-@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_lane_does_not_depend_on_its_company(name, preset, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        task = short(name, preset)
-        lanes = lanes_of(task)
-        together = results(task, lanes)
-        for chosen in ([4], [8, 0], [5, 1, 7], [3, 2, 1, 0, 8]):
-            assert results(task, [lanes[i] for i in chosen]) == [together[i] for i in chosen]
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(("name", "preset"), PRESETS)
-def test_a_lane_beside_one_that_diverges_does_not_notice(name, preset):
-    task = short(name, preset)
-    lanes = lanes_of(task)
-    calm = results(task, lanes)
-    wild = Lane(lanes[0].recipe, 1e30, 5)
-    mixed = results(task, [lanes[0], wild, *lanes[1:]])
-    assert mixed[1].status == "diverged"
-    assert mixed[1].diverged_step is not None
-    assert mixed[1].val_loss is None
-    assert [mixed[0], *mixed[2:]] == calm
 
 
 def test_a_diverged_lane_keeps_the_weights_it_had():

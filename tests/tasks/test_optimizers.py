@@ -11,7 +11,6 @@ from torch import nn
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics
-from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.backward import backward, piece
 from fp4dse.tasks.draws import Draws
@@ -20,12 +19,6 @@ from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_
 from fp4dse.tasks.optimizers.schedule import factor
 
 replace = msgspec.structs.replace
-
-
-@pytest.fixture(autouse=True)
-def reference_path(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
 
 
 TASK = replace(get_task("vision", "smoke"), steps=12)

@@ -8,7 +8,6 @@ from torch.utils.data import Dataset
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.training import SGD, StableSPAM, Training
-from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, train
 from fp4dse.tasks.engine import Population, Stopped
 from fp4dse.tasks.job import Rung
@@ -20,9 +19,7 @@ OFF = Recipe.uniform(Quantizer.named("none"))
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+def one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -7,19 +7,12 @@ import torch
 from fp4dse.dse import SLOTS, Recipe
 from fp4dse.dse.precision import Finish
 from fp4dse.dse.training import Training
-from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
 
 replace = msgspec.structs.replace
 TASK = replace(get_task("regression", "smoke"), steps=6)
-
-
-@pytest.fixture(autouse=True)
-def reference_path(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
 
 
 def lanes(name="nvfp4-sr", lrs=(TASK.lr, 2 * TASK.lr), **changes):

@@ -27,17 +27,6 @@ def test_loss_falls_to_three_quarters_and_digits_are_told_apart(preset, recipe):
         assert lane.metrics["accuracy"] > 0.4  # by chance 0.1
 
 
-@pytest.mark.parametrize("preset", SMOKE[1:])
-def test_a_lane_does_not_depend_on_its_company(preset):
-    task = msgspec.structs.replace(get_task("vision", preset), steps=5)
-    lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))
-    lanes[3] = Lane(lanes[3].recipe, 1e30, 7)  # it diverges
-    together = train(task, lanes).lanes
-    assert [lane.status for lane in together].count("diverged") == 1
-    for chosen in ([4], [5, 0], [2, 1, 4]):
-        assert train(task, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
-
-
 def images(size, channels, classes, n=4):
     pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, size, size, channels), dtype=np.uint8))
     labels = torch.arange(n) % classes

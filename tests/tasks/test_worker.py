@@ -159,6 +159,7 @@ def test_a_job_may_have_more_threads(parent):
 
 COMPILE_NOTHING = """
 import msgspec, sys, torch
+from fp4dse.dse import Recipe
 from fp4dse.kernels import backend, warm_up
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.setting import find_setting
@@ -166,13 +167,15 @@ from fp4dse.tasks import get_task, train
 
 torch.set_num_threads(1)
 assert backend("cpu").name == "compiled", backend("cpu").why_not
+radix4 = Recipe.named("sun-radix4")  # native code has all of the quickstart
 setting = find_setting([("regression", "quickstart"), ("vision", "quickstart")])
-for job in setting.plan(list(find_space(sys.argv[1]).recipes()), [0, 1, 2], None, set()).jobs:
+for job in setting.plan([*find_space(sys.argv[1]).recipes(), radix4], [0, 1, 2], None, set()).jobs:
     torch.compiler.set_stance("default")
     warm_up([lane.recipe for lane in job.lanes])
     torch.compiler.set_stance("fail_on_recompile")
     task = msgspec.structs.replace(get_task(job.task, job.preset), steps=1)
     assert train(task, job.lanes[:1]).lanes == train(task, job.lanes[:3]).lanes[:1]
+assert not backend("cpu").reasons()  # what is refused is not made up for by the reference
 """
 
 

@@ -29,29 +29,6 @@ def decoder(task, lanes=2, training=True):
     return task.model(task.problem(range(lanes)).init, numerics)
 
 
-@pytest.mark.parametrize(("preset", "threads"), [("smoke", 2), ("moe-smoke", 1)])
-def test_a_lane_does_not_depend_on_its_company(preset, threads):
-    task = msgspec.structs.replace(get_task("language", preset), steps=4)
-    lanes = lanes_of(task, ("nvfp4", "nvfp4-sr", "ue5m3-sr"))  # one structural signature
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        together = train(task, lanes).lanes
-        for chosen in ([3], [5, 0, 4]):
-            assert train(task, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("preset", SMOKE)
-def test_a_lane_beside_one_that_diverges_does_not_notice(preset):
-    task = msgspec.structs.replace(get_task("language", preset), steps=6)
-    lanes = lanes_of(task, ("bf16",))
-    mixed = train(task, [lanes[0], Lane(lanes[0].recipe, 1e30, 5), lanes[1]]).lanes
-    assert mixed[1].status == "diverged"
-    assert [mixed[0], mixed[2]] == train(task, lanes).lanes
-
-
 @pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
 @pytest.mark.parametrize("preset", ["smoke", pytest.param("moe-smoke", marks=pytest.mark.slow)])
 def test_losses_fall_to_six_tenths(preset, recipe):

@@ -1,0 +1,80 @@
+"""Asking a finished sweep: its state, its report, queries and comparisons."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from tests.commands.running import assert_one_line
+
+
+def test_status_shows_the_latest_sweep(run, finished):
+    assert "10/10 lanes; finished" in run("status").out
+    state = json.loads(run("status", "--json").out)
+    assert (state["done"], state["alive"], state["ended"]) == (10, False, "finished")
+
+
+def test_report_can_be_written_anywhere(run, finished):
+    assert run("report", "--out", "here.html").code == 0
+    assert Path("here.html").exists()
+
+
+def test_query_answers_in_every_form(run, finished):
+    sql = "SELECT recipe_name, count(*) AS n FROM runs WHERE recipe_name IS NOT NULL GROUP BY 1 ORDER BY 1"
+    expected = [{"recipe_name": name, "n": 2} for name in ("bf16", "mxfp4", "nvfp4")]
+    assert json.loads(run("query", sql, "--format", "json").out) == expected
+    lines = csv.DictReader(io.StringIO(run("query", sql, "--format", "csv").out))
+    assert [{"recipe_name": line["recipe_name"], "n": int(line["n"])} for line in lines] == expected
+    assert r"nvfp4 & $2$ \\" in run("query", sql, "--format", "latex").out
+    run("query", sql, "--format", "parquet", "--out", "answer.parquet")
+    assert pd.read_parquet("answer.parquet").to_dict("records") == expected
+    assert "mxfp4" in run("query", sql).out
+
+
+def test_query_takes_the_name_of_a_view(run, finished):
+    lines = json.loads(run("query", "recipes", "--format", "json").out)
+    assert {line["name"] for line in lines} >= {"bf16", "mxfp4", "nvfp4"}
+
+
+def test_what_a_query_writes_is_what_the_files_name_ends_in(run, finished):
+    assert run("query", "SELECT 1 AS one", "--out", "x.csv").code == 0
+    assert Path("x.csv").read_text() == "one\n1\n"
+    run("query", "SELECT 1 AS one", "--out", "x.JSON")
+    assert json.loads(Path("x.JSON").read_text()) == [{"one": 1}]
+    run("query", "SELECT 1 AS one", "--out", "x.json", "--format", "csv")
+    assert Path("x.json").read_text() == "one\n1\n"
+    assert_one_line(run("query", "recipes", "--out", "x.txt"), 2, "--out", "x.txt", ".csv, .json, .parquet, .tex")
+    assert_one_line(run("query", "recipes", "--out", "x.csv", "--format", "table"), 2, "--format", "csv")
+    assert not Path("x.txt").exists()
+
+
+def test_a_query_of_nothing_names_what_can_be_asked(run, finished):
+    for nothing in ("", "  ", "\n"):
+        assert_one_line(run("query", nothing), 2, "query", "DuckDB SQL, or a view: runs, curves, recorded, recipes")
+
+
+def test_effects_as_latex_have_the_columns_for_a_paper_and_say_where_the_others_are(run, finished):
+    answer = run("query", "effects", "--out", "effects.tex")
+    assert r"factor & level & effect & low & high \\" in Path("effects.tex").read_text()
+    assert 'of 26 columns; fp4dse query "FROM effects" has all' in answer.err
+    assert "rev_quantizers" in run("query", "FROM effects", "--format", "latex").out.replace(r"\_", "_")
+    assert len(json.loads(run("query", "effects", "--format", "json").out)[0]) == 26
+
+
+def test_compare_takes_names_and_files_and_ids(run, finished):
+    shown = run("recipe", "show", "nvfp4").out
+    Path("mine.toml").write_text(shown)
+    config_id = json.loads(run("recipe", "show", "nvfp4", "--json").out)["config_id"]
+    answers = {run("compare", "mxfp4", b).out for b in ("nvfp4", "mine.toml", config_id)}
+    assert len(answers) == 1
+    assert "mxfp4" in answers.pop()
+    assert_one_line(run("compare", "mxfp4", "ue5m3-sr"), 2, "recipe: found 'ue5m3-sr'", "bf16, mxfp4, nvfp4")
+
+
+def test_compare_of_one_recipe_lists_what_single_changes_do(run, finished):
+    lines = json.loads(run("compare", "nvfp4", "--json").out)
+    assert {(line["factor"], line["level"]) for line in lines} >= {("wgrad.rotation", "rht16")}
+    assert "wgrad.rotation" in run("compare", "nvfp4").out
+    assert_one_line(run("compare", "ue5m3-sr"), 2, "recipe: found")
