@@ -31,6 +31,7 @@ class Hadamard(Part, frozen=True):
 
 
 _ROTATION_WORDS = {"random": "rht", "fixed": "fixed", "none": "hadamard"}
+_ORDER_WORDS = {"sylvester": "", "sequency": "gsr"}
 ROTATION_NAMES: dict[str, Hadamard | None] = {
     "none": None,
     **{f"{word}{n}": Hadamard(size=n, signs=s) for s, word in _ROTATION_WORDS.items() for n in (16, 32, 64, 128)},  # type: ignore[arg-type]
@@ -80,10 +81,9 @@ def rotation_name(rotation: Hadamard | None) -> str:
     """`none`, `rht16` (random signs), `fixed16`, `hadamard16` (no signs), `gsr16`, `gsr-rht16`."""
     if rotation is None:
         return "none"
-    word = _ROTATION_WORDS[rotation.signs]
-    if rotation.order == "sequency":
-        word = "gsr" if rotation.signs == "none" else f"gsr-{word}"
-    return f"{word}{rotation.size}"
+    order, signs = _ORDER_WORDS[rotation.order], _ROTATION_WORDS[rotation.signs]
+    words = [order, "" if order and rotation.signs == "none" else signs]
+    return f"{'-'.join(filter(None, words))}{rotation.size}"
 
 
 _GROUPS: dict[str, set[str]] = {

@@ -22,7 +22,7 @@ from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import signs
-from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
+from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back, signs_of
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
 from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
@@ -281,13 +281,13 @@ class LaneNumerics:
 
     def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
         """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""
-        if rotation.signs == "none":
-            return None
-        if rotation.signs == "fixed":
-            return fixed_signs(rotation.size, self.seeds.device)
         number = 8 * layer + list(STAGES).index(stage) + PART * self.part
-        site = torch.full((), number, device=self.seeds.device)
-        return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
+
+        def draw() -> Tensor:
+            site = torch.full((), number, device=self.seeds.device)
+            return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
+
+        return signs_of(rotation, self.seeds.device, draw)
 
     def _copy(self, layer: int, operand: Operand, x: Tensor) -> Tensor:
         """The forward's quantized copy of x [L, ·, K], decoded and rotated back."""

@@ -15,7 +15,7 @@ from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels import reference
 from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.arithmetic.blocks import cut, join
-from fp4dse.kernels.arithmetic.rotation import fixed_signs, rotate, rotate_back
+from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back, signs_of
 from fp4dse.kernels.codecs.codes import element_codes
 from fp4dse.kernels.descriptor import descriptor
 
@@ -58,10 +58,7 @@ def quantize(
     rows = x.detach().to(torch.float32).reshape(1, -1, k)
     flips = None
     if rotation:
-        if rotation.signs == "random":
-            flips = philox.signs(seeds, step_, site_, rotation.size)
-        elif rotation.signs == "fixed":
-            flips = fixed_signs(rotation.size, x.device)
+        flips = signs_of(rotation, x.device, lambda: philox.signs(seeds, step_, site_, rotation.size))
         rows = rotate(rows, rotation.size, 2, flips, rotation.order)
     if quantizer.is_plain:
         elements = reference.round_bf16(rows) if quantizer.element == "bf16" else rows

@@ -8,11 +8,14 @@ butterfly with strides 1, 2, 4 … then one multiplication by FP32(1/sqrt(n)): a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from fp4dse.dse.stages import Hadamard
 
 
 def hadamard(x: Tensor, size: int, dim: int) -> Tensor:
@@ -39,8 +42,7 @@ def rotate(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str = "s
 
     order: `sylvester`, or `sequency`: the columns of H by the number of their sign changes.
     """
-    x = hadamard(x if signs is None else x * _along(signs, x, dim), size, dim)
-    return x if order == "sylvester" else _in_sequency(x, size, dim)
+    return ORDERS[order](hadamard(x if signs is None else x * _along(signs, x, dim), size, dim), size, dim)
 
 
 def rotate_back(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str = "sylvester") -> Tensor:
@@ -49,10 +51,23 @@ def rotate_back(x: Tensor, size: int, dim: int, signs: Tensor | None, order: str
     return x if signs is None else x * _along(signs, x, dim)
 
 
+def signs_of(rotation: Hadamard, device: torch.device, draw: Callable[[], Tensor]) -> Tensor | None:
+    """[L, size] of ±1, or [1, size] for all lanes, or None. draw: what makes the random ones."""
+    return SIGNS[rotation.signs](rotation.size, device, draw)
+
+
 @cache
 def fixed_signs(size: int, device: torch.device) -> Tensor:
     """float32 [1, size]."""
     return torch.tensor(FIXED_SIGNS, dtype=torch.float32, device=device).repeat(size // 16)[None, :]
+
+
+SIGNS: dict[str, Callable[[int, torch.device, Callable[[], Tensor]], Tensor | None]] = {
+    "none": lambda size, device, draw: None,
+    "fixed": lambda size, device, draw: fixed_signs(size, device),
+    "random": lambda size, device, draw: draw(),
+}
+"""Kind of signs -> what they are."""
 
 
 @cache
@@ -66,6 +81,13 @@ def _in_sequency(x: Tensor, size: int, dim: int) -> Tensor:
     index = _sequency_index(size, x.device)
     groups = torch.arange(0, x.shape[dim], size, device=x.device)
     return x.index_select(dim, (groups[:, None] + index[None, :]).flatten())
+
+
+ORDERS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
+    "sylvester": lambda x, size, dim: x,
+    "sequency": _in_sequency,
+}
+"""Order of H's columns -> what brings those of the Sylvester matrix into it; H stays symmetric."""
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,25 +14,19 @@ from fp4dse.sweeps.executors.outcome import Executor, Outcome, Pace, Running
 if TYPE_CHECKING:
     from fp4dse.sweeps.setting import Machine
 
-EXECUTORS = ("local", "ray", "slurm")
+EXECUTORS = {"local": "local.open_local", "ray": "ray.open_ray", "slurm": "slurm.open_slurm"}
+"""Name -> module and function that opens it. It is imported when it is asked for: its package may be missing."""
 
 
 def open_executor(
     name: str, work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> Executor:
     """An executor by name. ConfigError on an unknown one, on an unknown option, and where its package is missing."""
-    if name == "local":
-        check_options(name, options, {})
-        return LocalExecutor(work, machine.slots, command, limit_s, kinds=machine.kinds)
-    if name == "ray":
-        from fp4dse.sweeps.executors.ray import open_ray
-
-        return open_ray(work, machine, command, limit_s, options)
-    if name == "slurm":
-        from fp4dse.sweeps.executors.slurm import open_slurm
-
-        return open_slurm(work, machine, command, limit_s, options)
-    raise ConfigError("--executor", name, ", ".join(EXECUTORS))
+    if name not in EXECUTORS:
+        raise ConfigError("--executor", name, ", ".join(EXECUTORS))
+    module, function = EXECUTORS[name].split(".")
+    opened = getattr(import_module(f"{__name__}.{module}"), function)
+    return opened(work, machine, command, limit_s, options)
 
 
 def check_options(executor: str, options: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:

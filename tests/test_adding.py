@@ -1,0 +1,320 @@
+"""What CONTRIBUTING.md says of adding a thing holds: in a copy of the tree one of each kind is added, in the files that
+its table names, and all are trained, counted and shown.
+
+Each entry of ADDED is what somebody would write: file -> (a text that stands there once, what follows it). A new file
+has None in the place of that text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+Edits = dict[str, list[tuple[str | None, str]]]
+
+ADDED: dict[str, Edits] = {
+    "element format": {
+        "dse/formats.py": [
+            (
+                "radix=4),  # the other phase: 4^-3/2 … 4^3/2\n",
+                '    "e3m1": FloatFormat(mantissa=1, emin=-2, max=24.0, bits=5),\n',
+            )
+        ]
+    },
+    "scale format": {
+        "dse/formats.py": [
+            (
+                "bits=8),  # every code finite\n",
+                '    "ue3m3": FloatFormat(mantissa=3, emin=-2, max=30.0, bits=6),\n',
+            )
+        ],
+        "dse/scale.py": [
+            (
+                '"""4 exponent and 3 mantissa bits, max 448."""\n',
+                '\n\nclass UE3M3(FloatScale, frozen=True, tag="ue3m3"):\n    """Max 30."""\n',
+            ),
+            ("Scale = E8M0 | E6M2 | E4M3", " | UE3M3"),
+            ('dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32"), 1.0),\n', '    "ue3m3": 30.0,\n'),
+            ('    "e4m3": E4M3(),\n', '    "ue3m3": UE3M3(),\n'),
+        ],
+    },
+    "rounding": {
+        "dse/rounding.py": [
+            (
+                "import Part\n",
+                '\n\nclass Down(Part, frozen=True, tag_field="mode", tag="down"):\n    """Towards zero."""\n',
+            ),
+            ("Rounding = Nearest", " | Down"),
+            ('    "nearest": Nearest(),\n', '    "down": Down(),\n'),
+            ('ROUNDING_WORDS = {"nearest": ""', ', "down": "down"'),
+        ],
+        "kernels/descriptor.py": [
+            (
+                '"ties go away from zero"),\n',
+                '    "down": Column("element", 0, "elements are rounded towards zero"),\n',
+            ),
+            ('lambda rounding: {"half_away": rounding.ties == "away"},\n', '    Down: lambda _: {"down": 1},\n'),
+            ("from fp4dse.dse.rounding import ", "Down, "),
+        ],
+        "kernels/arithmetic/grid.py": [
+            (
+                "torch.where(by_threshold, round_up_from(t, threshold), nearest)",
+                '.where(column["down"] == 0, torch.floor(t))',
+            )
+        ],
+    },
+    "rotation": {
+        "dse/stages.py": [
+            ('signs: Literal["random"', ', "halves"'),
+            ('_ROTATION_WORDS = {"random": "rht"', ', "halves": "halves"'),
+        ],
+        "kernels/arithmetic/rotation.py": [
+            (
+                '    "fixed": lambda size, device, draw: fixed_signs(size, device),\n',
+                '    "halves": lambda size, device, draw: 1 - 2.0 * (torch.arange(size)[None] < size // 2),\n',
+            )
+        ],
+    },
+    "estimator": {
+        "dse/estimator.py": [
+            (
+                "Positive = Annotated[float, msgspec.Meta(gt=0)]\n",
+                '\n\nclass Half(Part, frozen=True, tag_field="kind", tag="half"):\n    """One half."""\n',
+            ),
+            ("\nRelaxation = STE", " | Half"),
+            ("\nRELAXATION_NAMES: dict[str, Relaxation] = {\n", '    "half": Half(),\n'),
+        ],
+        "kernels/estimators.py": [
+            ("    STE: _ste,\n", "    Half: lambda z, q, spec, element: torch.full_like(z, 0.5),\n"),
+            ("from fp4dse.dse.estimator import DGE, STE, Clipped,", " Half,"),
+        ],
+        "dse/cost/work.py": [("ESTIMATOR: dict[str, Work] = {\n", '    "half": Work(vector=1),\n')],
+    },
+    "codec": {
+        "dse/quantizer.py": [('scaling: Literal["amax"', ', "second"')],
+        "dse/rules.py": [
+            ("REQUIRES: dict[str, tuple[Requirement, ...]] = {\n", '    "second": (_BLOCKS, _NO_ADAPTION),\n')
+        ],
+        "dse/cost/work.py": [("SCALING: dict[str, Work] = {\n", '    "second": Work(vector=1),\n')],
+        "kernels/codecs/second.py": [
+            (
+                None,
+                '"""Scales from the second largest magnitude of a block: the largest saturates."""\n\n'
+                "from fp4dse.kernels.codecs.block import Blocks, Encoded, block\n\n\n"
+                "def second(b: Blocks) -> Encoded:\n"
+                '    """The general codec with that for the block maxima."""\n'
+                "    return block(b._replace(amax=b.x.abs().topk(2, dim=2).values[:, :, 1]))\n",
+            )
+        ],
+        "kernels/codecs/__init__.py": [
+            ("from fp4dse.kernels.codecs.razer import razer\n", "from fp4dse.kernels.codecs.second import second\n"),
+            ("CODECS: dict[str, Callable[[Blocks], Encoded]] = {\n", '    "second": second,\n'),
+        ],
+    },
+    "optimizer": {
+        "dse/training.py": [
+            (
+                "Share = Annotated[float, msgspec.Meta(ge=0, le=1)]\n",
+                '\n\nclass Signs(Part, frozen=True, tag_field="kind", tag="signs"):\n    """The gradient\'s sign."""\n',
+            ),
+            ("Optimizer = AdamW | SGD", " | Signs"),
+            ("OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM", " | Signs"),
+            ('] = {"adamw": AdamW()', ', "signs": Signs()'),
+        ],
+        "tasks/optimizers/signs.py": [
+            (
+                None,
+                '"""The gradient\'s sign."""\n\nSTATE = {}\n\n\n'
+                "def columns(n):\n    return {}\n\n\ndef row(step, n):\n    return []\n\n\n"
+                "def update(g, state, c, numbers, _):\n    return g.sign(), {}\n",
+            )
+        ],
+        "tasks/optimizers/lanes.py": [
+            ("KINDS: dict[type, ModuleType] = {AdamW: adamw", ", Signs: signs"),
+            ("from fp4dse.dse.training import SGD, AdamW", ", Signs"),
+            ("from fp4dse.tasks.optimizers import adamw", ", signs"),
+        ],
+    },
+    "task": {
+        "tasks/twice.py": [
+            (
+                None,
+                '"""The teacher–student regression with labels twice as large."""\n\n'
+                "import msgspec\n\nfrom fp4dse.tasks.regression import PRESETS as REGRESSION\n\n\n"
+                "def _doubled(seeds):\n"
+                '    found = REGRESSION["smoke"].problem(seeds)\n'
+                "    return msgspec.structs.replace(found, train_y=2 * found.train_y, val_y=2 * found.val_y)\n\n\n"
+                'PRESETS = {"smoke": msgspec.structs.replace(REGRESSION["smoke"], name="twice", problem=_doubled)}\n',
+            )
+        ],
+        "tasks/catalogue.py": [
+            ("from fp4dse.tasks import diffusion, language, regression", ", twice"),
+            ('    "regression": regression.PRESETS,\n', '    "twice": twice.PRESETS,\n'),
+        ],
+    },
+    "executor": {
+        "sweeps/executors/again.py": [
+            (
+                None,
+                '"""This machine, by another name."""\n\n'
+                "from fp4dse.sweeps.executors.local import open_local as open_again\n\n"
+                '__all__ = ["open_again"]\n',
+            )
+        ],
+        "sweeps/executors/__init__.py": [('EXECUTORS = {"local": "local.open_local"', ', "again": "again.open_again"')],
+    },
+    "statistic": {
+        "results/lucky.py": [
+            (
+                None,
+                '"""The best seed of each recipe."""\n\n\n'
+                "def lucky(runs):\n"
+                '    """config_id, val_loss."""\n'
+                '    return runs.groupby("config_id", observed=True)["val_loss"].min().reset_index()\n',
+            )
+        ],
+        "results/views.py": [
+            ("VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {\n", '    "lucky": lucky,\n'),
+            ("from fp4dse.results.linear import EFFECTS_READ, effects\n", "from fp4dse.results.lucky import lucky\n"),
+        ],
+    },
+    "panel of the report": {
+        "results/report/count.py": [
+            (
+                None,
+                '"""How many recipes there are."""\n\nfrom fp4dse.results.report.findings import Findings\n\n\n'
+                "def count(found: Findings) -> str:\n"
+                '    """HTML."""\n'
+                '    return f"<p>{len(found.recipes)} recipes were counted.</p>"\n',
+            )
+        ],
+        "results/report/__init__.py": [
+            ("from fp4dse.results.report import answer", ", count"),
+            (
+                "    sections = {\n",
+                '        "Count": section("How many", count.count(found), ask(["FROM recipes"]), name="count"),\n',
+            ),
+        ],
+    },
+}
+
+SPACE = {
+    "name": "added",
+    "base": "nvfp4",
+    "design": "one-at-a-time",
+    "axes": {
+        "*.element": ["e2m1", "e3m1"],
+        "*.scale": ["e4m3", "ue3m3"],
+        "*.rounding": ["nearest", "down"],
+        "wgrad.rotation": ["none", "halves16"],
+        "estimator.x.element": ["ste", "half"],
+        "*.scaling": ["amax", "second"],
+        "training.optimizer": ["task", "signs"],
+    },
+}
+LABELS = {
+    "element format": "e3m1",
+    "scale format": "ue3m3",
+    "rounding": "down",
+    "rotation": "halves16",
+    "estimator": "half",
+    "codec": "second",
+    "optimizer": "signs",
+}
+"""Kind -> what the label of its recipe has."""
+
+RUN = """
+import json, sys
+from fp4dse.dse import Space
+from fp4dse.results import open_store, write_report
+from fp4dse.sweeps import run_sweep
+space, store = Space.from_dict(json.loads(sys.argv[1])), sys.argv[2]
+done = run_sweep(space, tasks=[("twice", "smoke")], seeds=[0], store=store, executor="again", jobs=1)
+store = open_store(store)
+rows = store.sql("SELECT * FROM (SELECT config_id, val_loss, overhead FROM runs) JOIN recipes USING (config_id)")
+write_report(store, store.path.parent / "report.html")
+counted = "recipes were counted" in (store.path.parent / "report.html").read_text()
+print(json.dumps({"failed": done.failed, "why": [f.reason for f in done.failures], "counted": counted,
+                  "rows": json.loads(rows[["label", "val_loss", "overhead"]].to_json(orient="records")), "lucky": len(store.sql("FROM lucky"))}))
+"""
+
+
+def copied(to: Path, *left_out: str) -> Path:
+    """A copy of the tree in which all of ADDED are added, but for these kinds."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if not name.startswith(("tests/", "docs/")) and (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, to / name)
+    (to / "typings").mkdir()
+    (to / "typings/fp4dse").symlink_to("..")
+    for kind, edits in ADDED.items():
+        for name, changes in edits.items() if kind not in left_out else ():
+            for place, text in changes:
+                _add(to / name, place, text)
+    return to
+
+
+def _add(file: Path, place: str | None, text: str) -> None:
+    if place is None:
+        file.write_text(text)
+        return
+    before, *after = file.read_text().split(place)
+    assert len(after) == 1, f"{file.name} has {place!r} {len(after)} times: mend the test that adds behind it"
+    file.write_text(f"{before}{place}{text}{after[0]}")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> dict:
+    """What a sweep of all that was added left."""
+    tree = copied(tmp_path_factory.mktemp("tree"))
+    command = [sys.executable, "-c", RUN, json.dumps(SPACE), str(tmp_path_factory.mktemp("swept") / "store")]
+    environment = os.environ | {
+        "PYTHONPATH": str(tree / "typings"),
+        "OMP_NUM_THREADS": "1",
+        "FP4DSE_EAGER": "1",
+    }  # nothing to compile
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_all_that_was_added_is_trained_on_a_new_task_by_a_new_executor(swept):
+    assert (swept["failed"], swept["why"]) == (0, [])
+    assert len(swept["rows"]) == len(LABELS) + 2  # and the base, and BF16
+    losses = [row["val_loss"] for row in swept["rows"]]
+    assert len(set(losses)) == len(losses), swept["rows"]
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_what_was_added_has_a_row_with_its_name_loss_and_cost(swept, kind):
+    [row] = [row for row in swept["rows"] if LABELS[kind] in row["label"]]
+    assert row["val_loss"] > 0
+    assert row["overhead"] > 0
+
+
+def test_a_statistic_is_asked_for_and_a_panel_is_shown(swept):
+    assert swept["lucky"] == len(swept["rows"])
+    assert swept["counted"]
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_the_guide_names_the_files(kind):
+    """In the table of CONTRIBUTING.md; NAME stands for a file of its own."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    [line] = re.findall(rf"(?m)^\| {re.escape(kind)} \|(.*)$", guide)
+    named = set(re.findall(r"`([\w/]+\.py)`", line.split("|")[0].split("(")[0]))
+    files = {
+        str(Path(name).with_stem("NAME")) if any(place is None for place, _ in changes) else name
+        for name, changes in ADDED[kind].items()
+    }
+    assert named == files
