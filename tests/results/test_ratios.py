@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp4dse.results.figures import ratio_ticks
 from fp4dse.results.ratios import change, change_range, change_with_range
 
 
@@ -63,3 +64,18 @@ def test_both_ends_of_an_interval_have_as_many_digits(low, high, text):
 def test_values_beyond_floats_are_infinite_not_an_error():
     assert change(1e9) == "× ∞"
     assert change_range(0.0, -1e9, 1e9) == "-100.0 to ∞ %"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0.955, 1.02, ["−4 %", "−3 %", "−2 %", "−1 %", "0 %", "+1 %", "+2 %"]),
+        (1.72, 2.41, ["× 1.8", "× 1.9", "× 2", "× 2.1", "× 2.2", "× 2.3", "× 2.4"]),
+        (0.9, 3.1, ["× 1", "× 1.5", "× 2", "× 2.5", "× 3"]),
+        (0.9, 17.0, ["× 1", "× 2", "× 4", "× 8", "× 16"]),
+    ],
+)
+def test_an_axis_of_ratios_has_several_round_ticks(low, high, texts):
+    places, said = ratio_ticks(math.log(low), math.log(high))
+    assert said == texts
+    assert all(math.log(low) - 1e-9 <= place <= math.log(high) + 1e-9 for place in places)
