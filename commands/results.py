@@ -158,13 +158,15 @@ def dashboard(
     follow: Annotated[bool, typer.Option(help="Stay in step with a sweep that runs.")] = True,
     mirror_only: Annotated[bool, typer.Option("--mirror-only", help="Bring the studies up to date and leave.")] = False,
     serve_grpc: Annotated[int | None, typer.Option(help="Instead offer the storage to other processes here.")] = None,
+    model: Model = None,
+    chip: Chip = None,
 ) -> None:
     """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
     from fp4dse.sweeps import storages
     from fp4dse.sweeps.dashboard import default_storage, serve, sweep_name
     from fp4dse.sweeps.study import mirror
 
-    found = open_given(store)
+    found = open_given(store, model, chip)
     place = storage or default_storage(found.path)
     if serve_grpc is not None:
         storages.serve_grpc(place, serve_grpc)

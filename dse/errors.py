@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 
 ALIKE = 0.66
 """How much of a word must be the same for it to be taken for a slip: `nvpf4` for `nvfp4`, not `sr` for `rht`."""
@@ -14,15 +15,15 @@ class ConfigError(ValueError):
 
     `where` is the file and key (or the argument), `found` the value as given (None for nothing), `accepted` what
     would be taken instead. `str(error)` is one line. Where `accepted` lists names, the one that `found` is a slip of is
-    asked for.
+    asked for. `also`: further values that it may be a slip of, too many to be listed.
     """
 
-    def __init__(self, where: str, found: object, accepted: str) -> None:
-        self.where, self.found, self.accepted = where, found, accepted
+    def __init__(self, where: str, found: object, accepted: str, also: Sequence[str] = ()) -> None:
+        self.where, self.found, self.accepted, self.also = where, found, accepted, also
         shown = "nothing" if found is None else repr(found)
         if len(shown) > 100:
             shown = shown[:100] + "…"
-        meant = near(found, names_in(accepted)) if isinstance(found, str) else None
+        meant = (_alike(found, also) or near(found, names_in(accepted))) if isinstance(found, str) else None
         asks = f"; did you mean {meant!r}?" if meant else ""
         super().__init__(" ".join(f"{where}: found {shown}; accepted: {accepted}{asks}".splitlines()))
 
@@ -45,6 +46,10 @@ def near(text: str, names: list[str]) -> str | None:
         if word not in names and (found := difflib.get_close_matches(word.lower(), lower, 1, ALIKE)):
             return ".".join([*words[:i], lower[found[0]], *words[i + 1 :]])
     return None
+
+
+def _alike(text: str, values: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(text, values, 1, 0.8)), None)
 
 
 def place(where: str, *keys: str) -> str:

@@ -56,7 +56,8 @@ def plain(part: Part) -> dict[str, object]:
 @lru_cache(maxsize=65536)
 def unlabelled(part: Any) -> Any:
     """The record without what is for people: equal for all records that stand for the same."""
-    changes = {name: default for name, default in defaults(type(part)).items() if name in part.LABELS}
+    kind: type[Part] = type(part)
+    changes = {name: defaults(kind)[name] for name in kind.LABELS}
     for name in part.__struct_fields__:
         if isinstance(value := getattr(part, name), Part):
             changes[name] = unlabelled(value)

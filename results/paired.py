@@ -1,6 +1,6 @@
 """Every comparison is within a seed: the gap of a row to BF16, and the learning rate at which a recipe is judged.
 
-    gap = log(val_loss / baseline val_loss)          about the relative excess when small; printed in %
+    gap = log(val_loss / baseline val_loss)          printed as the ratio that it is the logarithm of (ratios.py)
 
 A recipe and its baseline share the initial weights and the data order of a seed, so the difference within a seed has
 far less noise than either loss. Rows are compared only within one SETTING.

@@ -15,16 +15,22 @@ _TWICE = math.log(2)
 
 def change(log_ratio: float) -> str:
     """`+0.62 %` or `× 11.4`; a dash for NaN. log_ratio: log(loss / other loss)."""
-    return _in_unit(log_ratio, _as_ratio(log_ratio), unit=True)
+    return _in_unit(log_ratio, _as_ratio(log_ratio))
 
 
 def change_range(mean: float, low: float, high: float) -> str:
-    """`+0.10 to +0.30 %` or `× 8.1 to 16`, in the unit of `change(mean)`; empty if a bound is NaN."""
+    """`+0.10 to +0.30 %` or `× 8.1 to 16`, in the unit of `change(mean)`; empty if a bound is NaN.
+
+    Percentages have one number of digits for both ends: two of an interval that is near zero or narrow, else one.
+    """
     if math.isnan(low) or math.isnan(high):
         return ""
-    ratio = _as_ratio(mean)
-    ends = (_in_unit(low, ratio, unit=ratio), _in_unit(high, ratio, unit=not ratio))
-    return " to ".join(ends)
+    if _as_ratio(mean):
+        return f"{_in_unit(low, ratio=True)} to {_in_unit(high, ratio=True).removeprefix('× ')}"
+    ends = [_percents(end) for end in (low, high)]
+    size, width = max(map(abs, ends)), ends[1] - ends[0]
+    digits = 2 if size < 10 or 0.01 <= width < 1 else 1
+    return f"{_percent_text(ends[0], digits)} to {_percent_text(ends[1], digits)} %"
 
 
 def change_with_range(mean: float, low: float, high: float) -> str:
@@ -37,15 +43,25 @@ def _as_ratio(log_ratio: float) -> bool:
     return abs(log_ratio) >= _TWICE
 
 
-def _in_unit(log_ratio: float, ratio: bool, unit: bool) -> str:
+def _in_unit(log_ratio: float, ratio: bool) -> str:
     if math.isnan(log_ratio):
         return UNKNOWN
-    times = math.exp(log_ratio) if log_ratio < 700 else math.inf
     if ratio:
-        return f"{'× ' if unit else ''}{_digits(times)}"
-    percents = 100 * (times - 1)
-    text = "∞" if math.isinf(percents) else f"{percents:+.{2 if abs(percents) < 10 else 1}f}"
-    return f"{text}{' %' if unit else ''}"
+        return f"× {_digits(_times(log_ratio))}"
+    percents = _percents(log_ratio)
+    return f"{_percent_text(percents, 2 if abs(percents) < 10 else 1)} %"
+
+
+def _times(log_ratio: float) -> float:
+    return math.exp(log_ratio) if log_ratio < 700 else math.inf
+
+
+def _percents(log_ratio: float) -> float:
+    return 100 * (_times(log_ratio) - 1)
+
+
+def _percent_text(percents: float, digits: int) -> str:
+    return "∞" if math.isinf(percents) else f"{percents:+.{digits}f}"
 
 
 def _digits(times: float) -> str:

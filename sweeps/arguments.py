@@ -97,7 +97,7 @@ def _toml_or_text(text: str) -> object:
 def find_stored(text: str, runs: pd.DataFrame) -> str:
     """The config_id of a recipe that the runs hold, given as that, by name or `.toml` file, or by the label of tables.
     ConfigError names those of them that have a name."""
-    ids = runs["config_id"]
+    ids, labels = runs["config_id"], []
     if text.endswith(".toml") or text in recipe_files():
         found = {load_recipe(text).config_id} & set(ids)
     else:
@@ -106,27 +106,31 @@ def find_stored(text: str, runs: pd.DataFrame) -> str:
         recipes = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("recipe_label")
         called = short_labels(recipes["recipe_label"], recipes["recipe_name"])
         found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text) | runs["recipe_label"].map(called.of).eq(text)])
+        labels = [*recipes["recipe_label"], *called.short.values()]
     if len(found) != 1:
         names = ", ".join(sorted(set(runs["recipe_name"].dropna()))) or "none"
         others = "a label as tables have it, or a config_id (fp4dse query recipes)"
-        raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}")
+        raise ConfigError("recipe", text, f"one that was trained here: {names}, {others}", labels)
     return found.pop()
 
 
 def find_recipe(text: str, store: str | None) -> Recipe:
     """A recipe by name, from a `.toml` file, or of a store (default: the latest one, if there is any), by label or
     config_id. ConfigError if there is none."""
-    if text.endswith(".toml") or text in recipe_files() or not (store or _stores()):
+    if text.endswith(".toml") or text in recipe_files():
         return load_recipe(text)
+    if not (store or _stores()):
+        others = "a .toml file, or with --store FOLDER a label or config_id that the store holds"
+        raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}")
     from fp4dse.results import open_store
 
     place = store or latest_store()
     runs = open_store(place).runs(["config_id", "recipe", "recipe_label", "recipe_name", "is_baseline"])
     try:
         config_id = find_stored(text, runs)
-    except ConfigError:
+    except ConfigError as error:
         others = f"a .toml file, or a label or config_id that {place} holds"
-        raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}") from None
+        raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}", error.also) from None
     return recipe_from_dict(msgspec.json.decode(runs.loc[runs["config_id"].eq(config_id), "recipe"].iloc[0]))
 
 

@@ -80,6 +80,7 @@ def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Pic
     said = {verdict.setting: verdict for verdict in verdicts(runs)}
     tried = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("config_id")
     called = short_labels(tried["recipe_label"], tried["recipe_name"])
+    of = f"{store.cost.model} on {store.cost.chip}"
     studies = {}
     for keys, part in runs.groupby(list(SETTING), sort=False):
         task = f"{part['task'].iloc[0]}:{part['preset'].iloc[0]}"
@@ -87,12 +88,12 @@ def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Pic
         where = [] if same.sum() == 1 else [str(part[name].iloc[0]) for name in SETTING[2:]]
         paragraphs = [f"**{title}**: {text}" for title, text in answers(said[keys], called)] if keys in said else []
         note = "\n\n".join([*paragraphs, *filter(None, [called.says()]), link])
-        studies[" ".join([sweep, task, *where])] = Picture(_lines(part, unfinished, link), note)
+        studies[" ".join([sweep, task, *where])] = Picture(_lines(part, unfinished, link, of), note)
     return studies
 
 
-def _lines(runs: pd.DataFrame, unfinished: bool, link: str) -> list[Line]:
-    """The trials of one setting."""
+def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Line]:
+    """The trials of one setting. of: what their overheads are of."""
     seen = runs[runs["status"].ne("failed")]
     lanes = seen.groupby("config_id")[["lr", "seed"]].apply(lambda part: len(part.drop_duplicates()))
     baseline = seen[seen["is_baseline"].astype(bool)]
@@ -124,7 +125,8 @@ def _lines(runs: pd.DataFrame, unfinished: bool, link: str) -> list[Line]:
         facts |= {"note": row["note"]} if row["note"] else {}
         says = [f"* loss against BF16: {facts['loss against BF16']}; {facts['verdict']}"] if finite else []
         says += [f"* {row['note']}"] if row["note"] else []
-        says += [f"* cost: {row[OVERHEAD]:.2f} of BF16's modelled step time"] if pd.notna(row[OVERHEAD]) else []
+        if pd.notna(row[OVERHEAD]):
+            says.append(f"* cost: {row[OVERHEAD]:.2f} of BF16's modelled step time ({of})")
         lines.append(
             Line(
                 key=key,

@@ -109,19 +109,26 @@ const usualLimit = (gaps, atLeast) => {
   const fence = Math.max(at(0.75) + 1.5 * (at(0.75) - at(0.25)), atLeast), last = gaps[gaps.length - 1];
   return last - gaps[0] > 2 * (fence - gaps[0]) && fence > gaps[0] ? fence : null;
 };
-// Ticks of an axis of log ratios, as results/figures.py has it.
+// Round numbers from low to high, evenly apart; and ticks of an axis of log ratios, as results/figures.py has it.
+const even = (low, high, most) => {
+  let step = 0;
+  for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {
+    if (!step && (high - low) / (m * 10 ** e) <= most) step = m * 10 ** e;
+  }
+  const values = [];
+  for (let k = Math.ceil(low / step - 1e-9); k <= high / step + 1e-9; k++) values.push(k * step);
+  return {values, step};
+};
 const ticks = (low, high, most) => {
   if (Math.max(Math.abs(low), Math.abs(high)) < Math.LN2) {
-    const ends = [100 * Math.expm1(low), 100 * Math.expm1(high)];
-    let step = 0;
-    for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {
-      if (!step && (ends[1] - ends[0]) / (m * 10 ** e) <= most) step = m * 10 ** e;
-    }
-    const values = [];
-    for (let k = Math.ceil(ends[0] / step - 1e-9); k <= ends[1] / step + 1e-9; k++) values.push(k * step);
+    const {values, step} = even(100 * Math.expm1(low), 100 * Math.expm1(high), most);
     const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     return {tickvals: values.map(p => Math.log1p(p / 100)),
       ticktext: values.map(p => Math.abs(p) < 1e-9 ? "0 %" : sign(`${p > 0 ? "+" : ""}${p.toFixed(places)} %`))};
+  }
+  if (high - low < 2 * Math.LN2) {
+    const values = even(Math.exp(low), Math.exp(high), most).values;
+    return {tickvals: values.map(Math.log), ticktext: values.map(v => `× ${+v.toPrecision(6)}`)};
   }
   let step = [Math.LN2, 2 * Math.LN2].find(s => (high - low) / s <= most) ?? Math.LN10 * Math.ceil((high - low) / most / Math.LN10);
   if (step === Math.LN2 && (high - low) / step < 3) step /= 2;

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp4dse.results.figures import ratio_ticks
 from fp4dse.results.ratios import change, change_range, change_with_range
 
 
@@ -46,6 +47,35 @@ def test_an_interval_has_the_unit_of_its_mean():
     assert change_with_range(0.1, math.nan, math.nan) == "+10.5 %"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.001, 1.1235, "+0.1 to +12.3 %"),
+        (0.905, 1.0995, "-9.50 to +9.95 %"),
+        (1.8353, 1.8361, "+83.53 to +83.61 %"),
+        (1.5, 1.5, "+50.0 to +50.0 %"),
+        (0.5, 1.003, "-50.0 to +0.3 %"),
+    ],
+)
+def test_both_ends_of_an_interval_have_as_many_digits(low, high, text):
+    assert change_range(0.05, math.log(low), math.log(high)) == text
+
+
 def test_values_beyond_floats_are_infinite_not_an_error():
     assert change(1e9) == "× ∞"
     assert change_range(0.0, -1e9, 1e9) == "-100.0 to ∞ %"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (0.955, 1.02, ["−4 %", "−3 %", "−2 %", "−1 %", "0 %", "+1 %", "+2 %"]),
+        (1.72, 2.41, ["× 1.8", "× 1.9", "× 2", "× 2.1", "× 2.2", "× 2.3", "× 2.4"]),
+        (0.9, 3.1, ["× 1", "× 1.5", "× 2", "× 2.5", "× 3"]),
+        (0.9, 17.0, ["× 1", "× 2", "× 4", "× 8", "× 16"]),
+    ],
+)
+def test_an_axis_of_ratios_has_several_round_ticks(low, high, texts):
+    places, said = ratio_ticks(math.log(low), math.log(high))
+    assert said == texts
+    assert all(math.log(low) - 1e-9 <= place <= math.log(high) + 1e-9 for place in places)

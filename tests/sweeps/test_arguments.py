@@ -108,6 +108,14 @@ def test_a_trained_recipe_is_found_by_what_tables_call_it_and_shown_from_its_sto
     assert find_recipe("nvfp4", None) == Recipe.named("nvfp4")
     with pytest.raises(ConfigError, match="or a label or config_id that runs/mine/store holds"):
         find_recipe("nvfp5", None)
+    with pytest.raises(ConfigError, match=f"did you mean {recipes[1].label()!r}"):
+        find_recipe(recipes[1].label().replace("rht16", "rth16"), None)
+
+
+def test_where_there_is_no_store_a_label_is_answered_with_the_way_to_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="with --store FOLDER a label or config_id that the store holds"):
+        find_recipe("nvfp4, wgrad rht16", None)
 
 
 def test_the_latest_store_is_the_one_swept_into_last(tmp_path, monkeypatch):
