@@ -29,6 +29,8 @@ def build(command: Sequence[str], cwd: str | None = None, timeout: float | None 
     made = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         run([*command[:at], str(made), *command[at + 1 :]], cwd, timeout)
+        with made.open("rb") as written:
+            os.fsync(written.fileno())  # else a power cut can leave the new name with empty pages
         made.replace(target)
     finally:
         made.unlink(missing_ok=True)

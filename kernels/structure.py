@@ -3,7 +3,8 @@
     products   modules with a weight of two or more dimensions, but for look-ups, in the order in which they are
                registered: nothing is run to find out in which order they are called
     blocks     the modules of one kind that hold most of the products: of one class, or, for nn.Sequential, ModuleList
-               and ModuleDict, of equal structure. A stage that is little but a list of blocks is not one itself
+               and ModuleDict, of equal structure. A stage that is little but a list of blocks is not one itself. Where
+               there are none, every product between stem and head is one
     stem       the first product, if it stands before all blocks and no look-up stands before it
     head       the last product, if it stands in no block; and every product that shares its weight with a look-up
 
@@ -95,7 +96,9 @@ def structure_of(modules: Mapping[str, nn.Module]) -> Structure:
         missing["head"] = f"the last layer, {last}, is in block {_within(last, blocks)}"
     if not blocks:
         blocks = [name for name in products if name != stem and name not in heads]
-        missing["blocks"] = "nothing repeats that holds half of the layers: each layer between stem and head is one"
+        if len(blocks) < 2 or len({_layer(modules[name]) for name in blocks}) > 1:
+            found = "no part of the model that has layers in it repeats and holds half of them"
+            missing["blocks"] = f"{found}: each layer between stem and head is one"
     return Structure(products, look_up, stem, heads, blocks, missing)
 
 
@@ -172,6 +175,12 @@ def _held(name: str, products: Sequence[str]) -> list[str]:
 def _kind(module: nn.Module) -> object:
     """What modules that may be blocks of one model have in common."""
     return _signature(module) if isinstance(module, CONTAINERS) else type(module)
+
+
+def _layer(product: nn.Module) -> tuple:
+    """What products that are blocks themselves have in common: class and, where it is seen, the weight's shape."""
+    weight = product._parameters.get("weight")
+    return type(product), None if weight is None else weight.shape
 
 
 def _signature(module: nn.Module) -> tuple:

@@ -59,6 +59,15 @@ def test_a_tensor_scale_without_target_takes_its_formats_own(q):
     assert replace(q, tensor_scale=TensorScale()).canonical() == replace(q, tensor_scale=own).canonical()
 
 
+@pytest.mark.parametrize(
+    ("emin", "largest", "target"), [(30, 2.0**33, 2.0**30), (-2, 30.0, 30.0), (-10, 2.0**12, 448.0)]
+)
+def test_an_own_scales_target_is_one_of_its_normal_numbers(emin, largest, target):
+    """Below them the largest block's scale would round to zero, and every block be lost."""
+    scale = OwnScale(mantissa=4, emin=emin, max=largest)
+    assert default_target(scale) == target
+
+
 def test_the_range_has_no_effect_under_a_power_of_two_scale():
     assert replace(QUANTIZERS["mxfp4"], range="16/17").canonical() == QUANTIZERS["mxfp4"].canonical()
     assert replace(QUANTIZERS["nvfp4"], range="16/17").canonical() != QUANTIZERS["nvfp4"].canonical()

@@ -9,7 +9,8 @@ from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard,
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.rounding import Nearest, Stochastic
-from fp4dse.dse.scale import BF16, E4M3, FP32, TensorScale, scale_key
+from fp4dse.dse.rules import quantizer_faults
+from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 
 replace = msgspec.structs.replace
@@ -152,6 +153,21 @@ def test_a_target_above_the_scale_format_is_forbidden(q, target, largest):
     [(rule, sentence)] = with_target(q, target).validate()
     assert rule == "target-above-scale-format"
     assert sentence.startswith(f"dgrad.g.tensor_scale.target: found {target}; accepted: at most {largest}")
+
+
+@pytest.mark.parametrize(
+    ("scale", "target", "accepted"),
+    [
+        (FP32(), 1e38, "at most 1.41784e+37"),
+        (E8M0(rule="rceil"), 1e38, "at most 1.41784e+37"),
+        (BF16(convention="encode"), 1e-38, "at least 7.05297e-38"),
+    ],
+)
+def test_a_target_that_makes_the_largest_element_infinite_is_forbidden(scale, target, accepted):
+    q = Quantizer(block=32, scale=scale, tensor_scale=TensorScale(target=target))
+    [(rule, error)] = quantizer_faults(q)
+    assert rule == "target-above-scale-format"
+    assert str(error).startswith(f"tensor_scale.target: found {target}; accepted: {accepted}")
 
 
 @pytest.mark.parametrize("name", IDS)

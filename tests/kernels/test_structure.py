@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -89,6 +90,23 @@ def test_a_weight_shared_with_a_look_up_is_a_head_wherever_it_stands():
 
     found = structure_of(dict(Early().named_modules()))
     assert (found.heads, found.blocks) == (["unembed"], ["layers.0", "layers.1", "layers.2"])
+
+
+@pytest.mark.parametrize(
+    ("widths", "missing"), [([8] * 6, set()), ([8, 8, 8, 8, 8, 16], {"blocks"}), ([8, 8], {"blocks"})]
+)
+def test_equal_layers_between_stem_and_head_are_blocks_without_a_module_around_each(widths, missing):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 8)
+            self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+            self.last = nn.Linear(widths[-1], 2)
+
+    found = structure_of(dict(Bare().named_modules()))
+    assert (found.stem, found.heads) == ("first", ["last"])
+    assert found.blocks == [f"layers.{n}" for n in range(len(widths) - 1)]
+    assert set(found.missing) == missing
 
 
 @pytest.mark.parametrize(

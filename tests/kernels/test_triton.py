@@ -103,6 +103,8 @@ def test_tensors_of_any_maximum_have_the_bits_of_the_reference_and_none_of_them_
     factors = TensorScale(), TensorScale(target=2.0**-9), None
     encode = [SCALE_NAMES["e4m3-encode"], E4M3(convention="encode", hybrid=True), SCALE_NAMES["ue5m3-encode"]]
     of = [Quantizer(scale=scale, tensor_scale=t) for scale in (E4M3(), *encode) for t in factors]
+    small = FloatElement(mantissa=1, emin=-30, max=2.0**-28)
+    of += [Quantizer(element=small, scale=scale, tensor_scale=TensorScale()) for scale in (E4M3(), encode[0])]
     shares = torch.tensor([1, 2.0**-12, 2.0**-60, 0]).repeat_interleave(16)
     x = torch.rand(len(of), len(maxima), 1, 64, generator=torch.Generator().manual_seed(0)) * shares
     x[:, :, :, 0] = 1
