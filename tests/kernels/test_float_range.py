@@ -57,7 +57,12 @@ def block_scaled() -> dict[str, Quantizer]:
             for convention, hybrid, zero, rounding in (of_floats if isinstance(scale, FloatScale) else ())
         ] or [scale]
     found = [Quantizer(block=32, scale=s, tensor_scale=t) for s in scales for t in factors]
-    found += [Quantizer(element=e, block=32, scale=s, tensor_scale=t) for e in SMALL for s in SCALE_NAMES.values() for t in factors[:2]]
+    found += [
+        Quantizer(element=e, block=32, scale=s, tensor_scale=t)
+        for e in SMALL
+        for s in SCALE_NAMES.values()
+        for t in factors[:2]
+    ]
     found.append(Quantizer(element=SMALL[-1], scale=E4M3(), tensor_scale=TensorScale(), range="16/17"))
     found += [replace(q, tensor_scale=t) for q in QUANTIZERS.values() for t in factors if not q.is_plain]
     found += [q for q in QUANTIZERS.values() if not q.is_plain]
