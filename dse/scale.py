@@ -104,8 +104,8 @@ DEFAULT_TARGET = {
 def default_target(scale: Scale) -> float:
     """Tensor-scale target where none is given: the value that the block scale of the tensor's largest block gets.
 
-    448, or of an own scale that has no such normal number the nearest that it has. Under the encode convention it is the
-    largest element instead, which is 2509.17791's division by the tensor maximum.
+    448, or of an own scale that has no such normal number the nearest that it has. Under the encode convention it is
+    the largest element instead, which is 2509.17791's division by the tensor maximum.
     """
     if isinstance(scale, OwnScale):
         return min(max(448.0, 2.0**scale.emin), scale.max)
