@@ -4,7 +4,8 @@ The name of each file ends in digits of the SHA-256 of its bytes. An inbox file 
 compared at every reading. A Parquet part is verified once: what was verified, with size and times of change, is
 remembered in the user's cache. Not in the store: readers hold no lock there and may have no right to write, and a copy
 of a store is to be verified anew, as copying is where bits flip. Bits that flip later and leave the times as they are
-meet the checksums of Parquet's pages, which Arrow compares when it reads them; `fp4dse store mend` verifies all anew.
+meet the checksums of Parquet's pages, which Arrow compares when it reads them, and DuckDB, twice as fast, does not;
+`fp4dse store mend` verifies all anew.
 
 *Broken* is a file only if all of it was read, its length checked, twice, and its digest is wrong, or if its name has no
 digest and Arrow finds its content invalid. A file that cannot be read now (no permission, a connection cut) is not

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pandas as pd
 
+from fp4dse.dse import StoreError
 from fp4dse.results.design import AXIS
 from fp4dse.results.files import read_json, write_atomic
 
@@ -64,10 +66,37 @@ def _facts(space: Space) -> dict[str, Any]:
     return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
 
 
+class _Note(msgspec.Struct, frozen=True):
+    """What FILE has of a space."""
+
+    asks: str = ""
+    axes: dict[str, list[str]] = {}
+    levels: dict[str, list[int]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every recipe has a value on every axis."""
+        sizes = [len(texts) for texts in self.axes.values()]
+        return all(
+            len(places) == len(sizes) and all(0 <= place < size for place, size in zip(places, sizes, strict=True))
+            for places in self.levels.values()
+        )
+
+
 def noted(store: Store) -> dict[str, Any]:
-    """What FILE has; StoreError if it is unreadable."""
+    """What FILE has; StoreError if it is unreadable or something else."""
     path = store.path / FILE
-    return read_json(path) if path.exists() else {}
+    found = read_json(path) if path.exists() else {}
+    for name, what in found.items():
+        try:
+            note = msgspec.convert(what, str | _Note)
+            wrong = "" if isinstance(note, str) or note.is_whole else "`levels` has places that `axes` lacks"
+        except msgspec.ValidationError as error:
+            wrong = str(error)
+        if wrong:
+            fix = "mend it, or delete the file: the next sweep notes its space again"
+            raise StoreError(f"{path}: {name}: {wrong}; {fix}")
+    return found
 
 
 def spaces(store: Store) -> dict[str, str]:

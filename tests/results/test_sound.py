@@ -39,8 +39,8 @@ for number, (position, bit) in enumerate(positions):
 
 @pytest.mark.parametrize("kind", ["inbox", "parts"])
 def test_a_flipped_bit_anywhere_in_a_file_is_noticed_and_crashes_nothing(store, row, kind):
-    """Magic numbers, schema, rows, footer and its length: the first and last 24 bytes, and 60 places between them. It is
-    read in two ways in turn."""
+    """Magic numbers, schema, rows, footer and its length: the first and last 24 bytes, and 60 places between them. It
+    is read in two ways in turn."""
     store.add([row(name, seed=1) for name in ("nvfp4", "mxfp4")], "flipped")
     if kind == "parts":
         store.compact(minimum=1)

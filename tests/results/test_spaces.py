@@ -1,5 +1,7 @@
 """A store knows which spaces were swept into it, and what they ask."""
 
+import json
+
 import pytest
 
 from fp4dse.dse import Space, StoreError
@@ -20,6 +22,24 @@ def test_a_note_that_cannot_be_read_is_named(store):
     (store.path / "spaces.json").write_text("[1]")
     with pytest.raises(StoreError, match=r"spaces\.json: found list; accepted: a JSON object"):
         spaces(store)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        1,
+        {"asks": 1},
+        {"levels": ["a"]},
+        {"levels": {"a": [0]}},
+        {"axes": {"x": ["1", "2"]}, "levels": {"a": [2]}},
+        {"axes": {"x": ["1", "2"]}, "levels": {"a": []}},
+    ],
+)
+def test_a_note_that_says_something_else_is_named_and_no_traceback(store, row, note):
+    store.add([row()], "job")
+    (store.path / "spaces.json").write_text(json.dumps({"zoo": note}))
+    with pytest.raises(StoreError, match=r"spaces\.json: zoo: .*; mend it, or delete the file"):
+        read_findings(store)
 
 
 def test_a_store_without_a_note_goes_by_its_folder(tmp_path):
