@@ -336,9 +336,10 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
 
 
 @torch.no_grad()
-def warm_up(recipes: Sequence[Recipe]) -> None:
+def warm_up(recipes: Sequence[Recipe], record: bool = False) -> None:
     """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
 
+    record: also what recording calls, which counts what is lost.
     Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
     nothing is left to compile.
     """
@@ -348,7 +349,7 @@ def warm_up(recipes: Sequence[Recipe]) -> None:
     # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
     shapes += [((e, e), (e, e)) for e in {tile(slot.block) for slot in numerics.slots.values() if slot.block} if e]
     for a, b in ((torch.ones(numerics.lanes, *x), torch.ones(numerics.lanes, *w)) for x, w in shapes):
-        for _ in range(2):  # state exists from the second step on
+        for numerics.counting in [False, False, *[True] * record]:  # state exists from the second step on
             numerics.forward(0, a, b, keep=(True, True))
             for stage in STAGES:
                 numerics.gemm(stage, 0, a, 2, b, 2)

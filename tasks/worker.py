@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
         job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
         if job.device == "cpu" and job.threads == 1:
             start_no_threads()
-            warm_up([lane.recipe for lane in job.lanes])
+            warm_up([lane.recipe for lane in job.lanes], job.record)
         environment("cpu", 1)  # what it asks of other programs is remembered, for all children
         code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line

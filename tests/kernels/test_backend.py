@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels import LaneNumerics, backend, reference
+from fp4dse.kernels import LaneNumerics, backend, reference, warm_up
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import _compiled, _eager
 from fp4dse.kernels.descriptor import descriptor
@@ -82,6 +82,13 @@ def test_what_native_code_has_never_asks_torchs_compiler(name, refused):
     step(name)
     path, asked = refused
     assert (path.name, path.reasons(), asked) == ("compiled", (), [])
+
+
+def test_what_recording_calls_is_compiled_by_who_is_warm(refused):
+    _, asked = refused
+    for record, times in ((False, []), (True, [1])):
+        warm_up([Recipe.named("nvfp4")], record)
+        assert asked == times
 
 
 def test_without_torchs_compiler_the_reference_goes_on_and_the_reason_is_told(refused, monkeypatch):
