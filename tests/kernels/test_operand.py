@@ -8,7 +8,7 @@ from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer, Recipe
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import FP32, TensorScale
-from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
+from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, lanes, quantize
 from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back
 from fp4dse.kernels.backend import PLAIN
@@ -258,6 +258,27 @@ def test_the_sequency_matrix_is_symmetric_its_own_inverse_and_sorted(size):
 def test_rotating_back_inverts(order):
     x, signs = torch.randn(2, 5, 64), torch.sign(torch.randn(2, 32))
     assert torch.allclose(rotate_back(rotate(x, 32, 2, signs, order), 32, 2, signs, order), x, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("layer", "step"), [(0, 0), (3, 7)])
+def test_every_stage_layer_and_step_rotates_by_signs_of_its_own(stage, layer, step):
+    """Those that are keyed by 8 · layer + number of the stage, and by no other."""
+    rotation, seed = Hadamard(size=16), 5
+    of = Recipe(fprop=Fprop(NV, NV, rotation), dgrad=Dgrad(NV, NV, rotation), wgrad=Wgrad(NV, NV, rotation))
+    numerics = LaneNumerics([of], [seed])
+    numerics.step.fill_(step)
+    a, b = torch.randn(1, 24, 64), torch.randn(1, 40, 64)
+    got = numerics.gemm(stage, layer, a, 2, b, 2)[0]
+
+    def by(site, step):
+        keys = {"rotation": rotation, "seed": seed, "step": step, "site": site}
+        return quantize(a[0], NV, **keys).values @ quantize(b[0], NV, **keys).values.T
+
+    site = 8 * layer + list(STAGES).index(stage)
+    assert torch.allclose(got, by(site, step), atol=1e-4)
+    others = [by(site + n, step) for n in (-2, -1, 1, 2, 8)] + [by(site, step + 1)]
+    assert all((got - other).abs().max() > 0.1 for other in others)
 
 
 def test_fixed_signs_are_those_of_transformer_engine():
