@@ -77,9 +77,9 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
         lowest = lowest[lowest["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
         text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
-    counts = [(verdict.as_good, f"within ±{100 * MARGIN:g}&nbsp;% of it"), (verdict.open, "not told apart from it")]
-    others = ", ".join(f"{number(n, f'{n:,}')} {what}" for n, what in counts if n)
-    return f"{text} Other recipes beside the lowest loss: {others}." if others else text
+    counts = (verdict.as_good, f"within ±{100 * MARGIN:g}&nbsp;% of"), (verdict.open, "not told apart from")
+    others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
+    return f"{text} {others} the lowest loss." if others else text
 
 
 def _cost(verdict: Verdict) -> str:
