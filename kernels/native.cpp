@@ -198,6 +198,33 @@ void decode(const float* x, float* out, int64_t rows, int64_t width, int64_t blo
     }
 }
 
+constexpr int64_t TOGETHER = 4096;  // elements of blocks side by side
+
+// `out`, or `other` in the blocks where its error is smaller, as `block.block` has it; both as x lies.
+void keep_better(const float* __restrict x, float* __restrict out, const float* __restrict other, int64_t rows, int64_t width,
+                 int64_t block, bool columns, float dec, bool absolute) {
+    float error[2][TOGETHER];
+    const int64_t by = columns ? rows : 1, lines = columns ? width / block : rows * width / block, most = TOGETHER / block;
+    for (int64_t line = 0; line < lines; line++)
+        for (int64_t r = 0; r < by; r += most) {
+            const int64_t some = by - r < most ? by - r : most, first = line * block * by + r;
+            for (int64_t j = 0; j < block; j++)
+                for (int64_t k = 0; k < some; k++) {
+                    const int64_t e = first + j * by + k;
+                    const float magnitude = std::fabs(x[e]);
+                    const float a = std::fabs(std::fabs(out[e]) * dec - magnitude);
+                    const float b = std::fabs(std::fabs(other[e]) * dec - magnitude);
+                    error[0][j * some + k] = absolute ? a : a * a, error[1][j * some + k] = absolute ? b : b * b;
+                }
+            for (int64_t half = block / 2; half; half /= 2)  // `reduce.lane_sum`
+                for (int64_t e = 0; e < half * some; e++)
+                    error[0][e] += error[0][e + half * some], error[1][e] += error[1][e + half * some];
+            for (int64_t k = 0; k < some; k++)
+                if (error[1][k] < error[0][k])
+                    for (int64_t j = 0; j < block; j++) out[first + j * by + k] = other[first + j * by + k];
+        }
+}
+
 template <int B>
 void maxima_of_rows(const float* __restrict x, uint32_t* __restrict amax, int64_t blocks, int64_t any) {
     const int64_t size = B ? B : any;
@@ -256,12 +283,12 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
              int64_t step, int64_t site, int64_t stream, float* out, float* dec, int64_t first, int64_t last) {
     const int64_t size = rows * width, n = size / block;
     std::vector<uint32_t> most(n);
-    std::vector<float> scale(n), mult(n);
+    std::vector<float> scale(n), mult(n), other;
     std::vector<uint16_t> drawn;
     for (int64_t lane = first; lane < last; lane++) {
         const float* from = x + lane * stride;
         float* to = out + lane * size;
-        const Floats f = floats[lane];
+        Floats f = floats[lane];
         const Ints i = ints[lane];
         const Levels l = levels ? levels[lane] : Levels{};
         maxima(from, most.data(), rows, width, block, columns);
@@ -274,7 +301,6 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
         const float wanted = least(f.tensor_target / tensor, bound);
         const float enc = has_target && tensor > 0.0f ? (wanted < FLT_MIN ? FLT_MIN : wanted) : 1.0f;
         dec[lane] = (1.0f / enc) * f.postscale;
-        scales(most.data(), n, enc, !has_target || std::isfinite(tensor), f, i, scale.data(), mult.data());
         if (i.stochastic > 0) {
             drawn.resize(size);
             const int64_t seed = seeds[lane], top = seed | step | site | size;
@@ -286,7 +312,17 @@ void operand(const float* x, int64_t stride, int64_t rows, int64_t width, int64_
                          : i.stochastic > 0 ? decode<STOCHASTIC>
                          : i.log_ties > 0   ? decode<LOG_TIES>
                                             : decode<NEAREST>;
-        how(from, to, rows, width, block, columns, scale.data(), mult.data(), drawn.data(), f, l, i.random_shift);
+        const auto encode = [&](float* into) {
+            scales(most.data(), n, enc, !has_target || std::isfinite(tensor), f, i, scale.data(), mult.data());
+            how(from, into, rows, width, block, columns, scale.data(), mult.data(), drawn.data(), f, l, i.random_shift);
+        };
+        encode(to);
+        if (i.adapt > 0) {
+            other.resize(size);
+            f.inv_val_max *= 1.5f;
+            encode(other.data());
+            keep_better(from, to, other.data(), rows, width, block, columns, dec[lane], i.adapt_mae > 0);
+        }
     }
 }
 

@@ -37,7 +37,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-e
 CODECS = ("block", "table")
 """Those of `codecs.CODECS` that `operand` has."""
 BLOCKS = (8, 16, 32, 64, 128, 256)
-"""Blocks that it is taken for; it could do with other multiples of 8."""
+"""Blocks of rows that it takes; a tile is one of up to 1024. Eight elements share a counter, halves are added."""
 
 SERIAL = 1 << 16
 """Elements that are not worth a second thread."""
@@ -86,12 +86,12 @@ def operand(
 ) -> tuple[Tensor, Tensor]:
     """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
 
-    Lanes need no columns but those that are `heeded`. Blocks are multiples of 8, for so many a counter draws. Of
-    columns the values are a view, [L, R, C] of [L, C, R].
+    Lanes need no columns but those that are `heeded`. Of columns the values are a view, [L, R, C] of [L, C, R].
     """
-    if dtype != torch.float32 or rotation or codec not in CODECS or block % 8:
+    if dtype != torch.float32 or rotation or codec not in CODECS or not 8 <= block == block & -block <= 1024:
         found = f"{dtype}, rotation {rotation}, codec {codec}, block {block}"
-        raise ValueError(f"operand: found {found}; accepted: float32, 0, {' or '.join(CODECS)}, a multiple of 8")
+        accepted = f"float32, 0, {' or '.join(CODECS)}, a power of two from 8 to 1024"
+        raise ValueError(f"operand: found {found}; accepted: {accepted}")
     x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()

@@ -80,7 +80,7 @@ def test_the_reason_is_in_the_row(planted, monkeypatch):
 def test_what_each_path_does_not_read_today():
     """Of all columns; whoever adds one comes by here."""
     every = {*descriptor.FLOATS, *descriptor.INTS}
-    assert every - native.heeded() == {"scale_stochastic", "ema", "adapt", "adapt_mae"}
+    assert every - native.heeded() == {"scale_stochastic", "ema"}
     assert every - limits.heeded("block") == {"scale_stochastic", "ema"}
     assert every - limits.heeded("eden") == {"ema"}
     elements = {name for name, column in (descriptor.FLOATS | descriptor.INTS).items() if column.of == "element"}

@@ -25,7 +25,7 @@ NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")
 
 
 def takes(q: Quantizer) -> bool:
-    own = q.codec == "block" and q.adapt == "none" and isinstance(q.block, int) and not q.is_plain
+    own = q.codec == "block" and isinstance(q.block, int) and not q.is_plain
     return own and not q.stochastic_scales and not isinstance(q.rounding, Ema)
 
 
@@ -57,12 +57,21 @@ def same(a, b):
     return torch.equal(torch.isnan(a), nan) and torch.equal(a[~nan].view(torch.int32), b[~nan].view(torch.int32))
 
 
-def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, amax=None):
+def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, amax=None, block=None):
     """x [L, R, C], contracted over C."""
     tables = descriptor(quantizers)
     given = x.mT.contiguous() if columns else x
     seeds = torch.arange(len(x)) if seeds is None else torch.tensor(list(seeds))
-    common = given, columns, quantizers[0].block, *tables, features_of(*tables), seeds, torch.tensor(step), site
+    common = (
+        given,
+        columns,
+        block or quantizers[0].block,
+        *tables,
+        features_of(*tables),
+        seeds,
+        torch.tensor(step),
+        site,
+    )
     codec = quantizers[0].canonical().codec
     got = native.operand(*common, amax, codec=codec)
     for ours, theirs in zip(got, unfused.operand(*common, codec=codec), strict=True):
@@ -137,6 +146,26 @@ def test_tables_of_every_scale_and_rounding_side_by_side(columns, block):
     ]
     assert len(quantizers) > 100
     assert_operands_agree(odd_rows(len(quantizers), max(block, 64)), quantizers, columns)
+
+
+@pytest.mark.parametrize("block", [*native.BLOCKS, 1024])
+@pytest.mark.parametrize("columns", [False, True])
+def test_the_better_of_two_encodings_beside_lanes_that_have_one(columns, block):
+    """Of few rows and of more than are looked at together, with errors that are equal."""
+    adapts, roundings = ("none", "4over6-mse", "4over6-mae"), (Nearest(), Nearest(ties="away"), Stochastic())
+    scales = *(NVFP4.scale, SCALE_NAMES["ue5m3"], SCALE_NAMES["e4m3-encode"], SCALE_NAMES["fp32"]), *OWN_SCALES
+    elements = "e2m1", "int4", TableElement(values=TABLES[-1])
+    for element in elements:
+        quantizers = [
+            q
+            for adapt, scale, rounding in itertools.product(adapts, scales, roundings)
+            if not quantizer_faults(
+                q := replace(NVFP4, element=element, adapt=adapt, scale=scale, rounding=rounding, block=min(block, 256))
+            )
+        ]
+        assert {q.adapt for q in quantizers} == set(adapts)
+        for rows in (13, 40) if block < 1024 else (13,):
+            assert_operands_agree(odd_rows(len(quantizers), 2 * block, rows), quantizers, columns, block=block)
 
 
 @pytest.mark.parametrize(
