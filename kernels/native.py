@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from fp4dse.dse.cache import cache_folder
 from fp4dse.kernels import compiling
 from fp4dse.kernels.arithmetic import adam
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 
 SOURCE = Path(__file__).with_name("native.cpp")
@@ -68,28 +69,14 @@ def takes(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and why_not_native() is None
 
 
-def operand(
-    x: Tensor,
-    columns: bool,
-    block: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    tensor_amax: Tensor | None,
-    dtype: torch.dtype = torch.float32,
-    rotation: int = 0,
-    signs: Tensor | None = None,
-    codec: str = "block",
-) -> tuple[Tensor, Tensor]:
+def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
 
     Lanes need no columns but those that are `heeded`. Of columns the values are a view, [L, R, C] of [L, C, R].
     """
-    if dtype != torch.float32 or rotation or codec not in CODECS or not 8 <= block == block & -block <= 1024:
-        found = f"{dtype}, rotation {rotation}, codec {codec}, block {block}"
+    fits = 8 <= call.block == call.block & -call.block <= 1024
+    if dtype != torch.float32 or call.rotation or call.codec not in CODECS or not fits:
+        found = f"{dtype}, rotation {call.rotation}, codec {call.codec}, block {call.block}"
         accepted = f"float32, 0, {' or '.join(CODECS)}, a power of two from 8 to 1024"
         raise ValueError(f"operand: found {found}; accepted: {accepted}")
     x = x.to(torch.float32)
@@ -97,12 +84,13 @@ def operand(
         x = x.contiguous()
     lanes, rows, width = x.mT.shape if columns else x.shape
     out, dec = torch.empty(x.shape), torch.empty(lanes)
-    amax = None if tensor_amax is None else tensor_amax.contiguous()
-    levels = floats[:, len(FLOATS) :].contiguous() if codec == "table" else None
-    tensors = floats[:, : len(FLOATS)].contiguous(), ints.contiguous(), levels, amax, seeds.contiguous()
+    amax = None if call.tensor_amax is None else call.tensor_amax.contiguous()
+    levels = call.floats[:, len(FLOATS) :].contiguous() if call.codec == "table" else None
+    floats, ints = call.floats[:, : len(FLOATS)].contiguous(), call.ints.contiguous()
+    tensors = floats, ints, levels, amax, call.seeds.contiguous()
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    numbers = x.data_ptr(), x.stride(0), rows, width, block, columns
-    at = int(step), site, STREAMS["rounding"], out.data_ptr(), dec.data_ptr()
+    numbers = x.data_ptr(), x.stride(0), rows, width, call.block, columns
+    at = int(call.step), call.site, STREAMS["rounding"], out.data_ptr(), dec.data_ptr()
     _over(lanes, x.numel(), _library().operand, *numbers, *pointers, *at)
     return out.mT if columns else out, dec
 

@@ -22,6 +22,7 @@ from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.descriptor import FLOATS, descriptor
@@ -32,7 +33,7 @@ from fp4dse.kernels.fused.operators import rotated_maxima, squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
-CALL = 1 << 28
+USE = 1 << 28
 """Added to a site for its second use in a step."""
 PART = 1 << 20
 """Added to a site for each part of a batch after the first."""
@@ -172,7 +173,8 @@ class Slot:
             x = x if dim == 2 else x.mT
             return self._kept_whole(x, keys, dtype, turn) if self._whole_by_kernel(keys, keep) else self._kept(x, keys)
         if turn:
-            return Operand([self._fused(x, dim == 1, self.block, keys, 0, dtype, turn)], x)  # type: ignore[arg-type]
+            call = self._call(x, dim == 1, self.block, keys, 0, turn)  # type: ignore[arg-type]
+            return Operand([self._fused(x, dim == 1, call, dtype)], x)
         first = self._term(x, dim, keys, 0, dtype)
         first = first._replace(values=laid_out(first.values, dim))
         x = x if dim == 2 else x.mT
@@ -194,10 +196,11 @@ class Slot:
         plain = self.clamps is None and self.residuals is None
         return plain and passes and not keys.counting
 
-    def encode(self, x: Tensor, keys: Keys, call: int = 0) -> tuple[Tensor, Encoded, Tensor]:
+    def encode(self, x: Tensor, keys: Keys, use: int = 0) -> tuple[Tensor, Encoded, Tensor]:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
         cut = self._cut(x)
-        random, more = self._arguments(x, cut, keys, call, partial(random16, words=self.backend.words))
+        call = self._call_of_blocks(cut, keys, use)
+        random, more = self._arguments(x, cut, call, keys, partial(random16, words=self.backend.words))
         encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
         if keys.counting:
             self._count(cut, encoded, dec, x.shape[1] * (keys.length or x.shape[2]))
@@ -225,9 +228,8 @@ class Slot:
         """
         if kept.q is None or kept.scale is None or kept.dec is None:
             assert self.backend.through is not None
-            at = keys.seeds, keys.step, self._site(keys, 0), kept.amax, *(turn[:2] if turn else (0, None))
-            tables = self.block, *self.tables, self.features
-            return self.backend.through(g, kept.x, *tables, *at, self.codec, self.numbers, *self.through.form())
+            call = self._keyed(self.block, keys, 0, turn)._replace(tensor_amax=kept.amax)  # type: ignore[arg-type]
+            return self.backend.through(g, kept.x, call, self.numbers, self.through.form())
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
         assert self.element is not None
@@ -236,27 +238,28 @@ class Slot:
         cut = through(self._cut(g), kept.x, kept.q, kept.scale, dec, self.through, self.element, slope)
         return self._joined(cut, g.shape)
 
-    def _term(self, x: Tensor, dim: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
+    def _term(self, x: Tensor, dim: int, keys: Keys, use: int, dtype: torch.dtype) -> Term:
         if keys.counting:
             x = x if dim == 2 else x.mT
-            _, encoded, dec = self.encode(x, keys, call)
+            _, encoded, dec = self.encode(x, keys, use)
             return self._as_term(decoded(encoded), dec, x.shape)
         if self.fused and isinstance(self.block, int):
-            return self._fused(x, dim == 1, self.block, keys, call, dtype)
+            return self._fused(x, dim == 1, self._call(x, dim == 1, self.block, keys, use), dtype)
         edge = tile(self.block or 0)
         if edge and self.fused and x.is_cuda and not why_not_squares(x, edge, self.features, self.codec, dim == 1):
-            return self._squares(x, dim, edge, keys, call, dtype)
+            call = self._with_maxima(x, self._call(x, False, edge, keys, use))
+            values, dec = squares(x, call, dtype)  # where they lie
+            return Term(values if dim == 2 else values.mT, dec)
         x = x if dim == 2 else x.mT
         cut = self._cut(x)
         if self.fused and cut.shape[2] in BLOCKS:
-            values, factor = self._fused(cut, False, cut.shape[2], keys, call, dtype)
+            values, factor = self._fused(cut, False, self._call(cut, False, cut.shape[2], keys, use), dtype)
             return Term(self._joined(values, x.shape), factor)
+        call = self._call_of_blocks(cut, keys, use)
         if self.by_scales:
-            _, more = self._arguments(x, cut, keys, call, None)
-            at = keys.seeds, keys.step, self._site(keys, call)
-            values, dec = self.by_scales(cut, *self.tables, self.features, *at, self._made(dtype), **more)
+            values, dec = self.by_scales(cut, call, self._made(dtype), **self._of_some(x, cut, call, keys))
             return self._as_term(values, dec, x.shape)
-        random, more = self._arguments(x, cut, keys, call, self.backend.draws)
+        random, more = self._arguments(x, cut, call, keys, self.backend.draws)
         values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
         return self._as_term(values, dec, x.shape)
 
@@ -272,11 +275,8 @@ class Slot:
 
     def _kept_whole(self, x: Tensor, keys: Keys, dtype: torch.dtype, turn: Turn | None) -> Operand:
         """The same by the backend's kernels."""
-        amax = self._maxima_of(x, False, keys, 0, turn)
-        if amax is None and self.features.tensor_scale:
-            amax = rotated_maxima(x, False, *(turn[:2] if turn else ()))
-        term = self._fused(x, False, self.block, keys, 0, dtype, turn, amax)  # type: ignore[arg-type]
-        return Operand([term], x, kept=Kept(x, amax=amax))
+        call = self._with_maxima(x, self._call(x, False, self.block, keys, 0, turn))  # type: ignore[arg-type]
+        return Operand([self._fused(x, False, call, dtype)], x, kept=Kept(x, amax=call.tensor_amax))
 
     def _as_term(self, cut: Tensor, dec: Tensor, shape: torch.Size) -> Term:
         """Decoded blocks and their factors as an operand [L, R, C]."""
@@ -295,74 +295,72 @@ class Slot:
         padded = (lanes, rows + -rows % (tile(self.block or 0) or 1), columns)
         return blocks.join(cut, padded, self.block)[:, :rows]  # type: ignore[arg-type]
 
-    def _fused(
-        self,
-        x: Tensor,
-        columns: bool,
-        block: int,
-        keys: Keys,
-        call: int,
-        dtype: torch.dtype,
-        turn: Turn | None = None,
-        amax: Tensor | None = None,
-    ) -> Term:
-        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C].
+    def _fused(self, x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> Term:
+        """x [L, R, C] (columns: [L, C, R]) quantized in blocks along C by the backend's own kernel: [L, R, C]."""
+        assert self.fused is not None
+        return Term(*self.fused(x, columns, call, dtype))
 
-        amax: what `_maxima_of` gave, where it was called.
-        """
-        size, signs = turn[:2] if turn else (0, None)
-        amax = self._maxima_of(x, columns, keys, call, turn) if amax is None else amax
-        at = (keys.seeds, keys.step, self._site(keys, call))
-        common = block, *self.tables, self.features, *at, amax, dtype, size, signs, self.codec
-        return Term(*self.fused(x, columns, *common))  # type: ignore[misc]
-
-    def _maxima_of(self, x: Tensor, columns: bool, keys: Keys, call: int, turn: Turn | None) -> Tensor | None:
-        """The maxima [L] that x is scaled by, where they are kept from step to step; None for those of x."""
+    def _call(self, x: Tensor, columns: bool, block: int, keys: Keys, use: int, turn: Turn | None = None) -> Call:
+        """The record for x as `_fused` takes it, with maxima where they are kept from step to step."""
+        call = self._keyed(block, keys, use, turn)
         if not self.maxima.has_state:
-            return None
+            return call
+        amax = self._tensor_amax(lambda: rotated_maxima(x, columns, call.rotation, call.signs)[:, None], keys, use)
+        return call._replace(tensor_amax=amax[:, 0])
+
+    def _call_of_blocks(self, cut: Tensor, keys: Keys, use: int) -> Call:
+        """The same for blocks [L, n, B] whose scales the reference makes; maxima [L, 1]."""
+        amax = self._tensor_amax(lambda: tensor_maxima(cut), keys, use) if self.maxima.has_state else None
+        return self._keyed(cut.shape[2], keys, use)._replace(tensor_amax=amax)
+
+    def _keyed(self, block: int, keys: Keys, use: int, turn: Turn | None = None) -> Call:
+        site = 8 * keys.layer + self.number + PART * keys.part + USE * use
         size, signs = turn[:2] if turn else (0, None)
-        return self._tensor_amax(lambda: rotated_maxima(x, columns, size, signs)[:, None], keys, call)[:, 0]
+        keyed = Call(block, *self.tables, self.features, keys.seeds, keys.step, site)
+        return keyed._replace(rotation=size, signs=signs, codec=self.codec)
 
-    def _squares(self, x: Tensor, dim: int, edge: int, keys: Keys, call: int, dtype: torch.dtype) -> Term:
-        """x with its contraction over `dim`, in tiles, quantized where it lies."""
-        amax = None
-        if self.maxima.has_state:
-            amax = self._maxima_of(x, False, keys, call, None)
-        elif self.features.tensor_scale:
-            amax = rotated_maxima(x, False)
-        values, dec = squares(x, edge, *self.tables, self.features, keys.seeds, keys.step, amax, dtype)
-        return Term(values if dim == 2 else values.mT, dec)
-
-    def _site(self, keys: Keys, call: int) -> int:
-        return 8 * keys.layer + self.number + PART * keys.part + CALL * call
+    def _with_maxima(self, x: Tensor, call: Call) -> Call:
+        """With those of x [L, R, C] where a kernel needs them and none are kept."""
+        if call.tensor_amax is not None or not self.features.tensor_scale:
+            return call
+        return call._replace(tensor_amax=rotated_maxima(x, False, call.rotation, call.signs))
 
     def _arguments(
-        self, x: Tensor, cut: Tensor, keys: Keys, call: int, draws: Callable[..., Tensor] | None
+        self, x: Tensor, cut: Tensor, call: Call, keys: Keys, draws: Callable[..., Tensor]
     ) -> tuple[Tensor | None, dict]:
-        """Random bits of the elements, by `draws` if given, and what only some populations need."""
-        site = torch.full((), self._site(keys, call), device=x.device)  # made there: nothing waits for a copy
-        at = {"seeds": keys.seeds, "step": keys.step, "site": site}
+        """What the reference takes beside blocks and tables: the random bits of the elements, and the rest by name."""
         random = None
-        if draws and self.features.stochastic:
-            random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **at).view_as(cut)
+        if self.features.stochastic:
+            random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **_at(call)).view_as(cut)
+        more = self._of_some(x, cut, call, keys)
+        if call.codec != "block":
+            more["codec"] = call.codec
+        if call.tensor_amax is not None:
+            more["tensor_amax"] = call.tensor_amax
+        return random, more
+
+    def _of_some(self, x: Tensor, cut: Tensor, call: Call, keys: Keys) -> dict:
+        """What only some populations need, by its name in the reference."""
         more: dict = {}
-        if self.codec != "block":
-            more["codec"] = self.codec
         if self.codec == "sawb" and keys.length:
             more["unpadded"] = keys.length * (x.shape[1] if self.block == "tensor" else 1)
         if self.factors_over != "tensor":
             more["factors"] = self.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:
             words = self.backend.words
-            more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], **at, words=words)
-        if self.maxima.has_state:
-            more["tensor_amax"] = self._tensor_amax(lambda: tensor_maxima(cut), keys, call)
+            more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], **_at(call), words=words)
         if self.average.betas is not None:
             more["guide"] = self._cut(self.average(self.state, x, keys))
-        return random, more
+        return more
 
-    def _tensor_amax(self, take: Callable[[], Tensor], keys: Keys, call: int) -> Tensor:
-        return self.maxima(self.state, f"amax {keys.layer} {call}", take, keys)
+    def _tensor_amax(self, take: Callable[[], Tensor], keys: Keys, use: int) -> Tensor:
+        return self.maxima(self.state, f"amax {keys.layer} {use}", take, keys)
+
+
+def _at(call: Call) -> dict[str, Tensor]:
+    """The keys of random numbers."""
+    site = torch.full((), call.site, device=call.step.device)  # made there: nothing waits for a copy
+    return {"seeds": call.seeds, "step": call.step, "site": site}
 
 
 def laid_out(values: Tensor, dim: int) -> Tensor:

@@ -71,10 +71,16 @@ def unpack(codes: Tensor, scales: Tensor, quantizers: Sequence[Quantizer]) -> Te
 
 
 def quantize_and_pack(
-    x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None, adaptive: bool, quantizers: Sequence[Quantizer]
+    x: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    random: Tensor | None,
+    adaptive: bool,
+    quantizers: Sequence[Quantizer],
+    tensor_amax: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(codes, scale codes, tensor decode factors) of blocks [L, n, B]: `reference.quantize_blocks`, packed."""
-    encoded, dec = quantize_blocks(x, floats, ints, random, adaptive)
+    encoded, dec = quantize_blocks(x, floats, ints, random, adaptive, tensor_amax=tensor_amax)
     return *pack(encoded, quantizers), dec
 
 

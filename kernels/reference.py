@@ -40,21 +40,19 @@ def quantize_blocks(
     *,
     codec: str = "block",
     factors: int = 1,
-    scale_random: Tensor | None = None,
-    guide: Tensor | None = None,
     tensor_amax: Tensor | None = None,
-    unpadded: int | None = None,
+    **more,
 ) -> tuple[Encoded, Tensor]:
     """Quantize lanes of blocks. Returns elements and scales, and decode factors [L], or [L, factors] if there are more.
 
     x: float32 [L, n, B], n blocks of B elements. floats, ints: descriptor tables, a row a lane.
-    random, scale_random, guide, adaptive, unpadded: see codecs.Blocks.
+    random, adaptive, and more (scale_random, guide, unpadded): see codecs.Blocks.
     factors: tensor scales per lane: 1, or the number of rows or segments, whose blocks are consecutive.
     tensor_amax: float32 [L, factors], the maxima that tensor scales follow; None for those of x.
     """
     amax = x.abs().amax(dim=2)  # [L, n]
-    more = {"random": random, "scale_random": scale_random, "guide": guide, "adaptive": adaptive, "unpadded": unpadded}
-    blocks, dec = with_numbers(x, amax, floats, ints, factors=factors, tensor_amax=tensor_amax, **more)
+    more |= {"random": random, "adaptive": adaptive, "factors": factors, "tensor_amax": tensor_amax}
+    blocks, dec = with_numbers(x, amax, floats, ints, **more)
     encoded = CODECS[codec](blocks)
     dec = dec if encoded.dec is None else encoded.dec
     return encoded, dec[:, 0] if factors == 1 else dec

@@ -16,6 +16,7 @@ from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.batched import is_large
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused import unfused
@@ -68,7 +69,7 @@ def operand_arguments(shape, dtype=torch.bfloat16):
     tables = descriptor(lanes, "cuda")
     seeds, step = torch.arange(shape[0], device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")
     x = torch.randn(shape, device="cuda").to(dtype)
-    return x, False, 16, *tables, list(features_of(*tables)), seeds, step, 5
+    return x, False, Call(16, *tables, features_of(*tables), seeds, step, 5)
 
 
 def test_the_fused_kernels_are_taken():
@@ -79,11 +80,11 @@ def test_the_fused_kernels_are_taken():
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_operands_have_the_bits_of_the_reference(shape, columns, dtype):
-    x, _, *rest = operand_arguments(shape, dtype)
+    x, _, call = operand_arguments(shape, dtype)
     x = x.mT.contiguous() if columns else x
     for of_x in (dtype, torch.float32):
-        values, dec = fused.operand(x, columns, *rest, None, of_x)
-        expected, expected_dec = unfused.operand(x, columns, *rest)
+        values, dec = fused.operand(x, columns, call, of_x)
+        expected, expected_dec = unfused.operand(x, columns, call)
         assert torch.equal(values, expected.to(of_x))
         assert torch.equal(dec, expected_dec)
 
@@ -91,21 +92,18 @@ def test_large_operands_have_the_bits_of_the_reference(shape, columns, dtype):
 @pytest.mark.parametrize("shape", [(1, 4096, 2304), (300, 256, 128)])
 @pytest.mark.parametrize("rotations", [(0, 0), (0, 128), (16, 0)], ids=str)
 def test_large_operands_rotated_packed_and_of_both_orientations_have_the_bits_of_the_reference(shape, rotations):
-    x, _, block, *tables, seeds, step, site = operand_arguments(shape)
+    x, _, call = operand_arguments(shape)
     lanes = [QUANTIZERS["nvfp4-1716"]] * shape[0]
     signs = [torch.randint(0, 2, (shape[0], n), device="cuda") * 2.0 - 1 if n else None for n in rotations]
-    two = [([t] * 2) for t in (block, *tables[:2])], [*tables[2]] * 2, seeds, step, [site] * 2, [None] * 2
+    calls = [call._replace(rotation=n, signs=of_n) for n, of_n in zip(rotations, signs, strict=True)]
     for dtype in (torch.bfloat16, torch.uint8):
-        got = fused.both(x, *two[0], *two[1:], dtype, list(rotations), signs)
+        got = fused.both(x, tuple(calls), dtype)
         for n, columns in enumerate((False, True)):
-            arguments = x, columns, block, *tables, seeds, step, site
-            turned = rotations[n], signs[n]
+            arguments = x, columns, calls[n]
             if dtype == torch.uint8:
-                expected = unfused.packed(*arguments, lanes, *turned)
-                alone = fused.packed(*arguments, None, *turned)
+                expected, alone = unfused.packed(*arguments, lanes), fused.packed(*arguments)
             else:
-                expected = unfused.operand(*arguments, *turned)
-                alone = fused.operand(*arguments, None, dtype, *turned)
+                expected, alone = unfused.operand(*arguments), fused.operand(*arguments, dtype)
             together = got[n * len(alone) : (n + 1) * len(alone)]
             for a, b, c in zip(alone, together, expected, strict=True):
                 assert torch.equal(a, c.to(a.dtype))
@@ -114,12 +112,12 @@ def test_large_operands_rotated_packed_and_of_both_orientations_have_the_bits_of
 
 def test_a_captured_graph_draws_anew_at_every_step():
     arguments = operand_arguments((4, 64, 128))
-    step = arguments[7]
-    fused.operand(*arguments, None, torch.bfloat16)  # compiles
+    step = arguments[2].step
+    fused.operand(*arguments, torch.bfloat16)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        values, dec = fused.operand(*arguments, None, torch.bfloat16)
+        values, dec = fused.operand(*arguments, torch.bfloat16)
         step.add_(1)
     seen = []
     for _ in range(3):
@@ -133,16 +131,17 @@ def test_a_captured_graph_draws_anew_at_every_step():
 
 def test_torch_compile_takes_the_operator():
     arguments = operand_arguments((2, 64, 128))
-    compiled = torch.compile(lambda *a: fused.operand(*a, None, torch.float32)[0] * 2, fullgraph=True)
+    compiled = torch.compile(lambda *a: fused.operand(*a, torch.float32)[0] * 2, fullgraph=True)
     assert torch.equal(compiled(*arguments), unfused.operand(*arguments)[0] * 2)
 
 
 def test_the_operators_do_not_wait_for_the_device():
-    arguments, signs = operand_arguments((2, 64, 128)), torch.ones(2, 128, device="cuda")
+    x, columns, call = operand_arguments((2, 64, 128))
+    rotated = call._replace(rotation=128, signs=torch.ones(2, 128, device="cuda"))
 
     def run():
-        fused.operand(*arguments, None, torch.float32, 128, signs)
-        fused.packed(*arguments, None)
+        fused.operand(x, columns, rotated, torch.float32)
+        fused.packed(x, columns, call)
 
     run()  # compiles
     with warnings.catch_warnings():
@@ -156,10 +155,10 @@ def test_the_operators_do_not_wait_for_the_device():
 
 def test_the_operator_takes_no_memory_beyond_its_outputs():
     arguments = operand_arguments((1, 4096, 4096))
-    fused.operand(*arguments, None, torch.bfloat16)
+    fused.operand(*arguments, torch.bfloat16)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    outputs = fused.operand(*arguments, None, torch.bfloat16)
+    outputs = fused.operand(*arguments, torch.bfloat16)
     taken = torch.cuda.max_memory_allocated() - before
     assert taken <= sum(t.nbytes for t in outputs) + 2**17  # one maximum for every 8192 elements
 

@@ -185,6 +185,46 @@ def test_the_refusal_refuses():
     assert "must not import pandas" in import_without("pandas", DRIVER_ONLY).stderr
 
 
+# --- parameters --------------------------------------------------------------------------------------------------
+
+MOST_PARAMETERS = 10
+WITH_MORE = {
+    "sweeps/sweep.py:run_sweep": "a public entry point: its arguments are the documented ones",
+    "sweeps/searching/search.py:run_search": "a public entry point: its arguments are the documented ones",
+    "commands/train.py:sweep": "a command: each parameter is an option of it",
+    "commands/train.py:search": "a command: each parameter is an option of it",
+    "tasks/engine/training.py:train": "to be given a record",
+    "sweeps/driver.py:open_sweep": "to be given a record",
+    "sweeps/plan.py:plan": "to be given a record",
+    "sweeps/sweep.py:plan_sweep": "to be given a record",
+}
+"""Functions with more, each with its reason. Kernels have as many as they need, and one launcher each."""
+
+
+def with_more_parameters(files: dict[str, str]) -> set[str]:
+    """`file:function` of those with more than MOST_PARAMETERS, but for Triton's kernels. files: name -> source."""
+    return {
+        f"{name}:{node.name}"
+        for name, source in files.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) > MOST_PARAMETERS
+        and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    }
+
+
+def test_no_function_has_more_than_ten_parameters_but_for_those_listed():
+    found = with_more_parameters({str(file.relative_to(ROOT)): file.read_text() for file in modules()})
+    assert found == WITH_MORE.keys(), "put what goes together into a record (kernels/call.py is one)"
+
+
+def test_a_function_with_eleven_parameters_is_found():
+    of = ", ".join(f"p{n}" for n in range(9))
+    source = f"def ten({of}, *, a): ...\nclass C:\n    async def more({of}, /, a, *, b): ...\n"
+    kernel = f"@triton.jit(do_not_specialize=['p1'])\ndef kernel({of}, a, b): ...\n"
+    assert with_more_parameters({"a.py": source + kernel}) == {"a.py:more"}
+
+
 # --- wheel -------------------------------------------------------------------------------------------------------
 
 

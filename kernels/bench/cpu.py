@@ -26,6 +26,7 @@ from torch import Tensor
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.kernels.backend import backend
 from fp4dse.kernels.bench.timing import Timing, stochastic
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.features import features_of
@@ -34,10 +35,10 @@ from fp4dse.kernels.memory import keep_freed_memory
 EDGE, ROUNDS = 4096, 30
 SLOW, SLOW_ROUNDS = 0.25, 3  # calls of more seconds are made in the first rounds only
 
-Call = Callable[[], object]
+Run = Callable[[], object]
 
 
-def microxcaling(x: Tensor, rounding: str = "even") -> Call:
+def microxcaling(x: Tensor, rounding: str = "even") -> Run:
     """https://github.com/microsoft/microxcaling, which no package index has."""
     mx = import_module("mx.mx_ops")
     quantize = torch.compile(
@@ -46,7 +47,7 @@ def microxcaling(x: Tensor, rounding: str = "even") -> Call:
     return lambda: quantize(x)
 
 
-def torchao_nvfp4(x: Tensor) -> Call:
+def torchao_nvfp4(x: Tensor) -> Run:
     nvfp4 = import_module("torchao.prototype.mx_formats.nvfp4_tensor")
 
     def quantize(x: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def torchao_nvfp4(x: Tensor) -> Call:
     return lambda: compiled(x)
 
 
-def torchao_mxfp4(x: Tensor) -> Call:
+def torchao_mxfp4(x: Tensor) -> Run:
     mx = import_module("torchao.prototype.mx_formats.mx_tensor")
 
     def call() -> Tensor:
@@ -69,17 +70,17 @@ def torchao_mxfp4(x: Tensor) -> Call:
     return call
 
 
-def qtorch(x: Tensor, rounding: str = "nearest") -> Call:
+def qtorch(x: Tensor, rounding: str = "nearest") -> Run:
     float_quantize = import_module("qtorch.quant").float_quantize
     return lambda: by_floor_scales(x, lambda y: float_quantize(y.clamp(-6, 6), exp=2, man=1, rounding=rounding))
 
 
-def gfloat(x: Tensor) -> Call:
+def gfloat(x: Tensor) -> Run:
     library, formats = import_module("gfloat"), import_module("gfloat.formats")
     return lambda: by_floor_scales(x, lambda y: library.round_ndarray(formats.format_info_ocp_e2m1, y, sat=True))
 
 
-def gfloat_stochastic(x: Tensor) -> Call:
+def gfloat_stochastic(x: Tensor) -> Run:
     library, formats = import_module("gfloat"), import_module("gfloat.formats")
 
     def round_(y: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ class Peer(NamedTuple):
 
     package: str
     what: str
-    call: Callable[[Tensor], Call]
+    call: Callable[[Tensor], Run]
 
 
 PEERS = (
@@ -126,7 +127,7 @@ def on_cpu() -> Iterator[Timing]:
     x = torch.randn(2, EDGE // 2, EDGE)  # two lanes for us, one matrix for the peers
     out = torch.empty_like(x)
     head = f"float32, {torch.get_num_threads()} threads: "
-    calls: dict[str, Call] = {"copy": lambda: out.copy_(x)}
+    calls: dict[str, Run] = {"copy": lambda: out.copy_(x)}
     wrong: dict[str, int | None] = {"copy": 0}
     for name, change in itertools.product(("nvfp4", "mxfp4"), (lambda q: q, stochastic)):
         q = change(QUANTIZERS[name])
@@ -149,16 +150,16 @@ def on_cpu() -> Iterator[Timing]:
     yield from missing
 
 
-def _ours(x: Tensor, q: Quantizer) -> tuple[Call, int]:
+def _ours(x: Tensor, q: Quantizer) -> tuple[Run, int]:
     """The call to time, by the path that training takes, and the number of elements that are not the reference's."""
     path = backend("cpu")
-    floats, ints = descriptor([q, q])
-    arguments = x, False, int(q.block), floats, ints, features_of(floats, ints), torch.arange(2), torch.tensor(0), 0
+    tables = descriptor([q, q])
+    of_q = Call(int(q.block), *tables, features_of(*tables), torch.arange(2), torch.tensor(0), 0)
 
     def call() -> tuple[Tensor, Tensor]:
-        return unfused.operand(*arguments, decode=path.decode_operand, draws=path.draws)
+        return unfused.operand(x, False, of_q, decode=path.decode_operand, draws=path.draws)
 
-    expected = unfused.operand(*arguments)
+    expected = unfused.operand(x, False, of_q)
     return call, sum(int((a != b).sum()) for a, b in zip(call(), expected, strict=True))
 
 
@@ -175,7 +176,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
-def _fastest_us(calls: dict[str, Call]) -> dict[str, float]:
+def _fastest_us(calls: dict[str, Run]) -> dict[str, float]:
     """The shortest time of each call, in microseconds, over rounds in which all are called one after the other."""
     keep_freed_memory()
     best = dict.fromkeys(calls, float("inf"))
@@ -189,7 +190,7 @@ def _fastest_us(calls: dict[str, Call]) -> dict[str, float]:
     return best
 
 
-def _extra_memory(call: Call) -> float:
+def _extra_memory(call: Run) -> float:
     """Bytes that the process holds at most during a call beyond what it held before, the result included; Linux."""
     gc.collect()
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)

@@ -22,6 +22,7 @@ from fp4dse.kernels.arithmetic.philox import signs
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.bench.cpu import on_cpu
 from fp4dse.kernels.bench.timing import Timing, stochastic
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused import unfused
@@ -127,37 +128,33 @@ def _copy_us(x: Tensor) -> float:
 
 def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
     """The call to time, the number of outputs in which it differs from the reference, and the bytes that it writes."""
-    floats, ints = descriptor(case.quantizers, "cuda")
-    features, block = features_of(floats, ints), int(case.quantizers[0].block)
+    tables = descriptor(case.quantizers, "cuda")
     step = torch.zeros((), dtype=torch.int64, device="cuda")
-    seeds, site = torch.arange(len(x), device="cuda"), 7
-    flips = signs(seeds, step, step, case.rotation) if case.rotation else None
-    turned = case.rotation, flips
+    seeds = torch.arange(len(x), device="cuda")
+    of_case = Call(int(case.quantizers[0].block), *tables, features_of(*tables), seeds, step, 7)
+    if case.rotation:
+        of_case = of_case._replace(rotation=case.rotation, signs=signs(seeds, step, step, case.rotation))
     orientations = (False, True) if case.both else (case.columns,)
-    single = [(x, columns, block, floats, ints, features, seeds, step, site) for columns in orientations]
-    maxima = None
-    if case.given and features.tensor_scale:
-        maxima = rotate(x.float(), case.rotation, 1 + (not case.columns), flips) if case.rotation else x
-        maxima = maxima.abs().amax((1, 2)).float()
+    if case.given and of_case.features.tensor_scale:
+        rotated = rotate(x.float(), case.rotation, 1 + (not case.columns), of_case.signs) if case.rotation else x
+        of_case = of_case._replace(tensor_amax=rotated.abs().amax((1, 2)).float())
 
     def calls() -> list[Tensor]:
         if case.packed:
-            return [t for one in single for t in fused.packed(*one, maxima, *turned)]
-        return [t for one in single for t in fused.operand(*one, maxima, x.dtype, *turned)]
+            return [t for columns in orientations for t in fused.packed(x, columns, of_case)]
+        return [t for columns in orientations for t in fused.operand(x, columns, of_case, x.dtype)]
 
     def call() -> list[Tensor]:
-        keys = [*features, *features], seeds, step, [site] * 2, [maxima] * 2
-        dtype = torch.uint8 if case.packed else x.dtype
-        return fused.both(x, [block] * 2, [floats] * 2, [ints] * 2, *keys, dtype, [case.rotation] * 2, [flips] * 2)
+        return fused.both(x, (of_case, of_case), torch.uint8 if case.packed else x.dtype)
 
     chosen = call if case.both == "one call" else calls
     got = chosen()
     expected: list[Tensor] = []
-    for one in single:
+    for columns in orientations:
         if case.packed:
-            expected += unfused.packed(*one, case.quantizers, *turned)
+            expected += unfused.packed(x, columns, of_case, case.quantizers)
         else:
-            expected += unfused.operand(*one, *turned)
+            expected += unfused.operand(x, columns, of_case)
     wrong = sum(int((a != b.to(a.dtype)).sum().item()) for a, b in zip(got, expected, strict=True))
     return chosen, wrong, sum(t.nbytes for t in got)
 

@@ -6,13 +6,12 @@ bits of `grid.round_elements` and `codecs.radix4` and the random bits of `philox
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.fused.blocks import column, rounded
 from fp4dse.kernels.fused.grids import grid, is_large
@@ -113,26 +112,13 @@ def _elements_kernel(
     tl.store(out_ptr + lane * elements + at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def launch_elements(
-    x: Tensor,
-    scale: Tensor,
-    mult: Tensor,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    guide: Tensor | None,
-    fours: bool,
-    out: Tensor,
-) -> None:
-    """Write q · scale into out; arguments as in `fused.elements`."""
+def launch_elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, call: Call, out: Tensor) -> None:
+    """Write q · scale into out; arguments as in `by_scales.elements`."""
     lanes, _, of_block = x.shape
     elements = x[0].numel()
-    pointers = x, guide, scale, mult, out, floats, ints, site, elements, of_block
-    flags = {"STOCHASTIC": bool(features[1]), "UNUSUAL": 2 * bool(features[4]), "FOURS": fours}
-    flags["LARGE"] = is_large(elements)
-    common = seeds, step, STREAMS["rounding"]
+    pointers = x, guide, scale, mult, out, call.floats, call.ints, call.site, elements, of_block
+    flags = {"STOCHASTIC": call.features.stochastic, "UNUSUAL": 2 * call.features.ties}
+    flags |= {"FOURS": call.codec == "radix4", "LARGE": is_large(elements)}
+    common = call.seeds, call.step, STREAMS["rounding"]
     places = grid(triton.cdiv(elements, _TILE), lanes)
     _elements_kernel[places](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)

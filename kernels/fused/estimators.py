@@ -9,8 +9,6 @@ row of the descriptor tables; the relaxations are compile-time constants, with t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +16,7 @@ from torch import Tensor
 from fp4dse.kernels import estimators
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.blocks import block_maximum, column, lane_sum, larger, numbers_of, quantized
 from fp4dse.kernels.fused.codecs import encoded, exponentials, soft_maximum
 from fp4dse.kernels.fused.elementary import exp_nonpositive, power
@@ -232,33 +231,14 @@ def _kernel(
     put(out, out_ptr, lane, row0, rows, 0, W, True)
 
 
-def launch(
-    g: Tensor,
-    x: Tensor,
-    block: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    tensor_amax: Tensor | None,
-    rotation: int,
-    signs: Tensor | None,
-    codec: str,
-    numbers: Tensor,
-    element: str,
-    masked: bool,
-    scale: str,
-    scale_rounding: str,
-    out: Tensor,
-) -> None:
-    """Write the gradient into out; arguments as in `fused.through`."""
-    x, width = together(x), span(block, rotation, codec)
+def launch(g: Tensor, x: Tensor, call: Call, numbers: Tensor, form: tuple[str, bool, str, str], out: Tensor) -> None:
+    """Write the gradient into out; arguments as in `operators.through`, with signs for each lane."""
+    x, width = together(x), span(call.block, call.rotation, call.codec)
     rows, height = x[0].numel() // width, max(1, _TILE // width)
-    pointers = g.contiguous(), x, signs, out, floats, ints, floats if tensor_amax is None else tensor_amax, numbers
-    keys = site, rows, x.stride(0), seeds, step, STREAMS["rounding"]
-    sizes = {"B": block, "ROWS": height, "W": width, "ROTATION": rotation, "FACTOR": factor(rotation), "CODEC": codec}
-    forms = {"ELEMENT": element, "MASKED": masked, "SCALE": scale, "SCALE_ROUNDING": scale_rounding}
-    constants = sizes | flags(features) | forms | {"LARGE": is_large(x[0].numel())}
+    amax = call.floats if call.tensor_amax is None else call.tensor_amax
+    pointers = g.contiguous(), x, call.signs, out, call.floats, call.ints, amax, numbers
+    keys = call.site, rows, x.stride(0), call.seeds, call.step, STREAMS["rounding"]
+    sizes = {"B": call.block, "ROWS": height, "W": width, "ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
+    forms = dict(zip(("ELEMENT", "MASKED", "SCALE", "SCALE_ROUNDING"), form, strict=True)) | {"CODEC": call.codec}
+    constants = sizes | flags(call.features) | forms | {"LARGE": is_large(x[0].numel())}
     _kernel[grid(triton.cdiv(rows, height), len(x))](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.arithmetic.rotation import hadamard
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.blocks import block_maximum, larger
 from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.limits import span
@@ -134,66 +135,43 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
     return partial.amax(1)
 
 
-def launch(
-    x: Tensor,
-    columns: bool,
-    block: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    tensor_amax: Tensor | None,
-    rotation: int,
-    signs: Tensor | None,
-    out: Tensor,
-    scales: Tensor | None,
-    dec: Tensor,
-    codec: str = "block",
-) -> None:
-    """Write the operand x [L, R, C] into out, scales (of codes, else None) and dec; arguments as in `fused.operand`."""
-    sizes, programs = _sizes(x, columns, block, features, rotation, codec)
-    amax = dec if tensor_amax is None else tensor_amax
+def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor | None, Tensor]) -> None:
+    """Write the operand x [L, R, C] into outputs, (out, None, dec) or (codes, scales, dec); see `operators.operand`.
+
+    call: with the maxima where some lane has a tensor scale, and signs for each lane.
+    """
+    sizes, programs = _sizes(x, columns, call)
+    out, scales, dec = outputs
+    amax = dec if call.tensor_amax is None else call.tensor_amax
     x = together(x)
     apart = x.stride(0) - x[0].numel()
-    pointers = x, signs, out, scales, dec, floats, ints, amax, site, sizes.pop("rows"), sizes.pop("width"), apart
-    common = seeds, step, STREAMS["scales" if codec == "eden" else "rounding"]  # its elements are never random
-    constants = sizes | {"COLUMNS": columns, "CODEC": codec, "PAIRS": pairs(x, columns, rotation)}
+    tables = call.floats, call.ints, amax, call.site
+    pointers = x, call.signs, out, scales, dec, *tables, sizes.pop("rows"), sizes.pop("width"), apart
+    stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
+    constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
     constants["LARGE"] = is_large(x[0].numel())
-    quantize_kernel[grid(programs, len(x))](*pointers, *common, **constants, enable_fp_fusion=False)
+    places = grid(programs, len(x))
+    quantize_kernel[places](*pointers, call.seeds, call.step, stream, **constants, enable_fp_fusion=False)
 
 
-def launch_both(
-    x: Tensor,
-    blocks: Sequence[int],
-    floats: Sequence[Tensor],
-    ints: Sequence[Tensor],
-    features: Sequence[Sequence[bool]],
-    seeds: Tensor,
-    step: Tensor,
-    sites: Sequence[int],
-    maxima: Sequence[Tensor | None],
-    rotations: Sequence[int],
-    signs: Sequence[Tensor | None],
-    outputs: Sequence[Sequence[Tensor]],
-) -> None:
-    """Write both operands of x into outputs, (out, dec) or (codes, scales, dec); arguments as in `fused.both`."""
+def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Tensor]]) -> None:
+    """Write both operands of x into outputs, (out, dec) or (codes, scales, dec); calls as in `operators.both`, each as
+    in `launch`."""
     lanes, rows, width = x.shape
     pointers: list[Tensor | int | None] = [x]
     constants: dict[str, float] = {}
-    for n in (0, 1):
+    for n, call in enumerate(calls):
         out, *scales, dec = outputs[n]
-        amax = dec if maxima[n] is None else maxima[n]
-        pointers += [signs[n], out, scales[0] if scales else None, dec, floats[n], ints[n], amax, sites[n]]
+        amax = dec if call.tensor_amax is None else call.tensor_amax
+        pointers += [call.signs, out, scales[0] if scales else None, dec, call.floats, call.ints, amax, call.site]
         named = {
-            "B": blocks[n],
-            "PAIRS": pairs(x, n == 1, rotations[n]),
-            "ROTATION": rotations[n],
-            "FACTOR": factor(rotations[n]),
-        } | flags(features[n])
+            "B": call.block,
+            "PAIRS": pairs(x, n == 1, call.rotation),
+            "ROTATION": call.rotation,
+            "FACTOR": factor(call.rotation),
+        } | flags(call.features)
         constants |= {f"{name}_{n + 1}": value for name, value in named.items()}
-    tile_columns, unit = max(_EDGE, blocks[0], rotations[0]), max(_EDGE, blocks[1], rotations[1])
+    tile_columns, unit = (max(_EDGE, call.block, call.rotation) for call in calls)
     packed = len(outputs[0]) == 3
     height = max(_HEIGHTS[packed], unit)
     warps = max(4, unit * tile_columns // 1024)
@@ -201,24 +179,23 @@ def launch_both(
     large = is_large(x[0].numel()) or down > OTHERS
     constants |= {"HEIGHT": height, "WIDTH": tile_columns, "TILES_2": height // unit, "LARGE": large}
     constants["TILES_1"] = max(1, height * tile_columns // (_PARTS[packed] * warps))
-    common = rows, width, seeds, step, STREAMS["rounding"]
-    if not any(rotations) and not features[0][1] and not features[1][1]:  # others would spill
+    common = rows, width, calls[0].seeds, calls[0].step, STREAMS["rounding"]
+    if not any(call.rotation or call.features.stochastic for call in calls):  # others would spill
         constants["maxnreg"] = _REGISTERS[packed]
     places = grid(down, across, lanes) if large else grid(across, down, lanes)
     both_kernel[places](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(
-    x: Tensor, columns: bool, block: int, features: Sequence[bool], rotation: int, codec: str
-) -> tuple[dict, int]:
+def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict, int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
-    shape = _shape(rows, width, span(block, rotation, codec), columns)
+    shape = _shape(rows, width, span(call.block, call.rotation, call.codec), columns)
     of_program = _TILES_OF[columns] if len(x) * _count(shape) >= _MANY else 1
-    constants = {"B": block, "TILES": of_program, "ROTATION": rotation, "FACTOR": factor(rotation)}
+    rotation = {"ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
+    constants = {"B": call.block, "TILES": of_program} | rotation
     along = "TILE_COLUMNS" if columns else "TILE_ROWS"
     programs = _count(shape | {along: shape[along] * of_program})
-    return shape | constants | flags(features), programs
+    return shape | constants | flags(call.features), programs
 
 
 @cache

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic.philox import STREAMS
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.blocks import block_maximum, decoded, numbers_of, quantized
 from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.launch import flags
@@ -63,30 +64,20 @@ def _kernel(
     tl.store(out_ptr + lane * rows * width + at, decoded(x, q, scale).to(out_ptr.dtype.element_ty))
 
 
-def squares(
-    x: Tensor,
-    edge: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: tuple[bool, ...],
-    seeds: Tensor,
-    step: Tensor,
-    amax: Tensor | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """x [L, R, C], whose lanes may lie apart, as `dtype` and its decode factors float32 [L].
+def squares(x: Tensor, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [L, R, C], whose lanes may lie apart, in tiles of call.block², as `dtype` and its decode factors float32 [L].
 
-    floats, ints, features: tables of the lanes. amax: float32 [L] tensor maxima, where some lane has a tensor scale.
+    call: with the maxima where some lane has a tensor scale; what `limits.why_not_squares` lets pass.
     """
     lanes, rows, width = x.shape
     out, dec = x.new_empty(x.shape, dtype=dtype), x.new_empty(lanes, dtype=torch.float32)
     columns = math.gcd(width, _COLUMNS)
-    across, down = width // columns, rows // edge
+    across, down = width // columns, rows // call.block
     large = is_large(rows * width) or down > OTHERS
-    tables = floats, ints, dec if amax is None else amax.contiguous()
-    compiled = flags(features) | {"E": edge, "W": columns, "LARGE": large}
+    tables = call.floats, call.ints, dec if call.tensor_amax is None else call.tensor_amax.contiguous()
+    compiled = flags(call.features) | {"E": call.block, "W": columns, "LARGE": large}
     del compiled["STOCHASTIC"]
-    sizes = rows, width, x.stride(0), seeds, step, STREAMS["rounding"]
+    sizes = rows, width, x.stride(0), call.seeds, call.step, STREAMS["rounding"]
     places = grid(down, across, lanes) if large else grid(across, down, lanes)
     _kernel[places](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
     return out, dec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fp4dse.dse import Quantizer
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.arithmetic.rotation import rotate
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.packed import quantize_and_pack
 from fp4dse.kernels.reference import decode_operand
 
@@ -17,58 +18,41 @@ from fp4dse.kernels.reference import decode_operand
 def operand(
     x: Tensor,
     columns: bool,
-    block: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    rotation: int = 0,
-    signs: Tensor | None = None,
-    codec: str = "block",
+    call: Call,
     *,
-    decode=decode_operand,
-    draws=random16,
+    decode: Callable[..., tuple[Tensor, Tensor]] = decode_operand,
+    draws: Callable[..., Tensor] = random16,
 ) -> tuple[Tensor, Tensor]:
     """What `operators.operand` computes, in float32, by the reference or its twins: its specification."""
-    blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws)
-    more: dict = {} if codec == "block" else {"codec": codec}
-    if codec == "eden":
-        at = torch.tensor(site, device=x.device)
-        more["scale_random"] = random16(seeds, STREAMS["scales"], step, at, blocks.shape[1])
-    values, dec = decode(blocks, floats, ints, random, features[2], **more)
+    blocks, shape, random, more = _blocks(x, columns, call, draws)
+    if call.codec != "block":
+        more["codec"] = call.codec
+    if call.codec == "eden":
+        at = torch.tensor(call.site, device=x.device)
+        more["scale_random"] = random16(call.seeds, STREAMS["scales"], call.step, at, blocks.shape[1])
+    values, dec = decode(blocks, call.floats, call.ints, random, call.features.adaptive, **more)
     return values.view(shape), dec
 
 
-def packed(
-    x: Tensor,
-    columns: bool,
-    block: int,
-    floats: Tensor,
-    ints: Tensor,
-    features: Sequence[bool],
-    seeds: Tensor,
-    step: Tensor,
-    site: int,
-    quantizers: Sequence[Quantizer],
-    rotation: int = 0,
-    signs: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def packed(x: Tensor, columns: bool, call: Call, quantizers: Sequence[Quantizer]) -> tuple[Tensor, Tensor, Tensor]:
     """What `operators.packed` computes, by the reference: its specification. quantizers: of the tables, one a lane."""
-    blocks, shape, random = _blocks(x, columns, block, features, seeds, step, site, rotation, signs, random16)
-    codes, scales, dec = quantize_and_pack(blocks, floats, ints, random, features[2], quantizers)
+    blocks, shape, random, more = _blocks(x, columns, call, random16)
+    tables = call.floats, call.ints, random, call.features.adaptive
+    codes, scales, dec = quantize_and_pack(blocks, *tables, quantizers, **more)
     return codes.view(*shape[:2], -1), scales.view(*shape[:2], -1), dec
 
 
-def _blocks(x, columns, block, features, seeds, step, site, rotation, signs, draws):
-    """Blocks of the rotated operand, float32 [L, n, B], the operand's shape, and its random bits or None."""
+def _blocks(
+    x: Tensor, columns: bool, call: Call, draws: Callable[..., Tensor]
+) -> tuple[Tensor, torch.Size, Tensor | None, dict]:
+    """Blocks of the rotated operand, float32 [L, n, B], the operand's shape, its random bits or None, and the maxima
+    that are given."""
     x = (x.mT if columns else x).to(torch.float32).contiguous()
-    if rotation:
-        x = rotate(x, rotation, 2, signs)
-    blocks = x.view(len(x), -1, block)
+    if call.rotation:
+        x = rotate(x, call.rotation, 2, call.signs)
+    blocks = x.view(len(x), -1, call.block)
     random = None
-    if features[1]:
-        at = torch.tensor(site, device=x.device)
-        random = draws(seeds, STREAMS["rounding"], step, at, blocks[0].numel()).view_as(blocks)
-    return blocks, x.shape, random
+    if call.features.stochastic:
+        at = torch.tensor(call.site, device=x.device)
+        random = draws(call.seeds, STREAMS["rounding"], call.step, at, blocks[0].numel()).view_as(blocks)
+    return blocks, x.shape, random, {} if call.tensor_amax is None else {"tensor_amax": call.tensor_amax[:, None]}

@@ -9,7 +9,8 @@ from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.fused.by_scales import by_scales, elements
+from fp4dse.kernels.call import Call
+from fp4dse.kernels.fused.by_scales import by_scales
 from fp4dse.kernels.kept import EMA_STEPS
 
 
@@ -96,5 +97,6 @@ def test_the_operator_is_sound(place):
     recipe = Recipe.uniform(QUANTIZERS["fp8"])
     slot = LaneNumerics([recipe] * 2, (0, 1), place.device).slots["fprop.x"]
     keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
-    arguments = x, scale, scale, *slot.tables, list(slot.features), *keys, None, False, torch.bfloat16
-    torch.library.opcheck(elements, arguments, test_utils=["test_schema", "test_faketensor"])
+    call = Call(40, *slot.tables, slot.features, *keys)
+    arguments = x, scale, scale, None, torch.bfloat16, *call[:3], list(call.features), *call[4:]
+    torch.library.opcheck(torch.ops.fp4dse.elements, arguments, test_utils=["test_schema", "test_faketensor"])

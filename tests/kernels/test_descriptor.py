@@ -16,6 +16,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.kernels import LaneNumerics, descriptor, estimators, lanes, native
 from fp4dse.kernels.backend import PLAIN, backend
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused.features import features_of
 
@@ -50,7 +51,7 @@ def test_columns_reach_the_compiled_code_by_generation(planted):
     x = torch.randn(2, 40, 64)
     tables = descriptor.descriptor([NVFP4, replace(NVFP4, rounding=Stochastic(), scale=Quantizer.named("mxfp4").scale)])
     seeds, step = torch.arange(2), torch.tensor(3)
-    got, dec = native.operand(x, False, 16, *tables, features_of(*tables), seeds, step, 5, None)
+    got, dec = native.operand(x, False, Call(16, *tables, features_of(*tables), seeds, step, 5))
     random = backend("cpu").draws(seeds, native.STREAMS["rounding"], step, torch.tensor(5), 40 * 64).view(2, -1, 16)
     expected, factors = PLAIN.decode_operand(x.view(2, -1, 16), *tables, random.to(torch.int32) & 0xFFFF)
     assert torch.equal(got.view_as(expected), expected)

@@ -13,6 +13,7 @@ from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, SCALE_NAMES, UE5M3, FloatScale, TensorScale
 from fp4dse.kernels import native, quantize, reference
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused.features import features_of
 
@@ -97,7 +98,7 @@ def test_the_compiled_code_has_the_references_bits_over_the_whole_range():
     assert len(lanes) > 100
     for q in lanes:
         tables = descriptor([q] * len(x))
-        got = native.operand(x, False, q.block, *tables, features_of(*tables), seeds, step, 0, None)
+        got = native.operand(x, False, Call(q.block, *tables, features_of(*tables), seeds, step, 0))
         expected = reference.decode_operand(x.reshape(len(x), -1, q.block), *tables)
         assert torch.equal(got[0].view(torch.int32), expected[0].reshape(x.shape).view(torch.int32)), q
         assert torch.equal(got[1], expected[1]), q

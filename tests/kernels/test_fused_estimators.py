@@ -25,6 +25,7 @@ from fp4dse.dse.rules import canonical_faults, quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
 from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused import grids
 from fp4dse.kernels.fused import operators as fused
 
@@ -301,8 +302,10 @@ def test_the_operator_is_sound(place, monkeypatch):
     slot = LaneNumerics([recipe(NV, Through(Spline(), scale="exact"))] * 2, (3, 4), place.device).slots["fprop.w"]
     x, g = torch.randn(2, 2, 32, 32).to(place.device)
     seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
-    of = 16, *slot.tables, list(slot.features), seeds, step, 5, torch.ones(2, device=place.device), 16, None, "block"
-    arguments = g, x, *of, slot.numbers, "spline", False, "exact", "ste"
-    torch.library.opcheck(fused.through, arguments, test_utils=["test_schema", "test_faketensor"])
+    amax, form = torch.ones(2, device=place.device), ("spline", False, "exact", "ste")
+    call = Call(16, *slot.tables, slot.features, seeds, step, 5, amax, 16)
+    flat = *call[:3], list(call.features), *call[4:]
+    arguments = g, x, slot.numbers, *form, *flat
+    torch.library.opcheck(torch.ops.fp4dse.through, arguments, test_utils=["test_schema", "test_faketensor"])
     with pytest.raises(ValueError, match=r"g: found torch.float32 \(2, 16, 32\); accepted: float32 \(2, 32, 32\)"):
-        fused.through(g[:, :16], *arguments[1:])
+        fused.through(g[:, :16], x, call, slot.numbers, form)

@@ -11,16 +11,14 @@ from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import grids, unfused
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import elements
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.fused.grids import FIRST, OTHERS, grid, is_large
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
 pytest.importorskip("triton", reason="triton is not installed")
-from tests.kernels.test_triton import arguments_for, assert_same_bits, both, odd_rows, signs_of, to
+from tests.kernels.test_triton import arguments_for, assert_same_bits, both, call_for, odd_rows, signs_of, to
 
 NV, MX = QUANTIZERS["nvfp4"], QUANTIZERS["mxfp4"]
 SR = msgspec.structs.replace(NV, rounding=Stochastic())
@@ -95,19 +93,15 @@ def test_the_largest_operands_fit_their_grids(meta, shape, columns):
 
     lanes, rows, width = shape
     x = empty(*shape)
-    tables = [t.to("meta") for t in descriptor([SR] * lanes)]
-    features = features_of(*descriptor([SR]))
-    keys = empty(lanes, dtype=torch.int64), empty((), dtype=torch.int64)
     dec, signs = empty(lanes, dtype=torch.float32), empty(lanes, 16, dtype=torch.float32)
-    launch.launch(x, columns, 16, *tables, features, *keys, 1, dec, 16, signs, x, None, dec)
+    call = to("meta", call_for([SR] * lanes))._replace(tensor_amax=dec)
+    launch.launch(x, columns, call._replace(rotation=16, signs=signs), (x, None, dec))
     launch.tensor_maxima(x)
     launch.tensor_maxima(x, columns, 16, signs)
-    outputs = [(x, dec), (x, dec)]
-    two = [[t] * 2 for t in tables]
-    launch.launch_both(x, [16] * 2, *two, [features] * 2, *keys, [1] * 2, [dec] * 2, [0] * 2, [None] * 2, outputs)
-    squares.squares(x, 16, *tables, features, *keys, dec, torch.bfloat16)
+    launch.launch_both(x, (call, call), [(x, dec), (x, dec)])
+    squares.squares(x, call, torch.bfloat16)
     cut = empty(lanes, rows, width, dtype=torch.float32)
-    elements.launch_elements(cut, dec, dec, *tables, features, *keys, 1, None, False, cut)
+    elements.launch_elements(cut, dec, dec, None, call, cut)
     products.multiply(x, empty(lanes, 64, width), "ieee")
     products.multiply(x.mT, empty(lanes, 64, rows), "ieee")
     assert len(meta) == 8
@@ -131,7 +125,7 @@ def test_a_large_lane_has_the_bits_of_the_reference(place, all_large, columns, d
     x = odd_rows(2, 96, 14).to(dtype)
     for lanes in ([NV, NV], [NV, SR]):
         arguments = arguments_for(x, lanes, columns)
-        got = fused.packed(*to(place.device, arguments), None)
+        got = fused.packed(*to(place.device, arguments))
         expected = unfused.packed(*arguments, lanes)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
 
@@ -159,38 +153,28 @@ def test_a_large_lane_of_a_codec_has_the_bits_of_the_reference(place, all_large,
 def test_both_operands_of_a_tall_lane_are_those_of_two_calls(place, monkeypatch, dtype):
     monkeypatch.setattr(place.module, "OTHERS", 0)
     x = torch.randn(2, 192, 128).to(torch.bfloat16)
-    rows, columns = (arguments_for(x, [NV, NV], c) for c in (False, True))
-    columns = x, *columns[1:]
-    lists = ([a, b] for a, b in zip(rows, columns, strict=True))
-    _, _, of_blocks, floats, ints, features, seeds, step, sites = lists
-    keys = [*features[0], *features[1]], seeds[0], step[0], sites
-    arguments = x, of_blocks, floats, ints, *keys, [None, None], dtype, [0, 0], [None, None]
-    got = fused.both(*to(place.device, arguments))
-    call = fused.packed if dtype == torch.uint8 else lambda *a: fused.operand(*a, dtype)
-    expected = [t for one in (rows, columns) for t in call(*to(place.device, one), None)]
+    x, call = to(place.device, (x, call_for([NV, NV])))
+    got = fused.both(x, (call, call), dtype)
+    one = fused.packed if dtype == torch.uint8 else lambda *a: fused.operand(*a, dtype)
+    expected = [t for columns in (False, True) for t in one(x, columns, call)]
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_tiles_of_a_large_lane_are_quantized_where_they_lie(place, all_large):
     q = QUANTIZERS["nvfp4-2d"]
     x = odd_rows(3, 160, rows=96)
-    floats, ints = descriptor([q] * 3)
-    amax = tensor_maxima(x)[:, 0]
-    tensors = (t.to(place.device) for t in (x, floats, ints, torch.arange(3), torch.tensor(1), amax))
-    x_there, floats_there, ints_there, seeds, step, amax = tensors
-    features = features_of(floats, ints)
-    got = place.squares.squares(x_there, 16, floats_there, ints_there, features, seeds, step, amax, torch.float32)
-    expected, dec = decode_operand(blocks.cut(x, q.block), floats, ints)
+    call = call_for([q] * 3, block=16, tensor_amax=tensor_maxima(x)[:, 0])
+    got = place.squares.squares(*to(place.device, (x, call)), torch.float32)
+    expected, dec = decode_operand(blocks.cut(x, q.block), call.floats, call.ints)
     assert_same_bits([t.cpu() for t in got], [blocks.join(expected, x.shape, q.block), dec])
 
 
 def test_elements_of_a_large_lane_are_those_of_others(place, monkeypatch):
     x = torch.randn(2, 9, 384)
     scale = x.abs().amax(2)
-    floats, ints = descriptor([MX, msgspec.structs.replace(MX, rounding=Stochastic())])
-    keys = features_of(floats, ints), torch.arange(2), torch.tensor(3), 5
-    arguments = to(place.device, [x, scale, 1 / scale, floats, ints, *keys])
-    usual = elements(*arguments, None, False, torch.float32)
+    call = call_for([MX, msgspec.structs.replace(MX, rounding=Stochastic())])
+    arguments = to(place.device, (x, scale, 1 / scale, None, call))
+    usual = elements(*arguments, torch.float32)
     monkeypatch.setattr(grids, "NEAR", 0)
-    assert torch.equal(elements(*arguments, None, False, torch.float32), usual)
+    assert torch.equal(elements(*arguments, torch.float32), usual)
     assert usual.count_nonzero() > x.numel() // 4

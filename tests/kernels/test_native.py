@@ -16,6 +16,7 @@ from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.arithmetic import activations, adam, philox
 from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.backend import PLAIN, backend
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.features import features_of
@@ -57,24 +58,16 @@ def same(a, b):
     return torch.equal(torch.isnan(a), nan) and torch.equal(a[~nan].view(torch.int32), b[~nan].view(torch.int32))
 
 
-def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, amax=None, block=None):
+def assert_operands_agree(x, quantizers, columns, seeds=None, step=11, site=77, block=None):
     """x [L, R, C], contracted over C."""
     tables = descriptor(quantizers)
     given = x.mT.contiguous() if columns else x
     seeds = torch.arange(len(x)) if seeds is None else torch.tensor(list(seeds))
-    common = (
-        given,
-        columns,
-        block or quantizers[0].block,
-        *tables,
-        features_of(*tables),
-        seeds,
-        torch.tensor(step),
-        site,
-    )
+    keys = seeds, torch.tensor(step), site
     codec = quantizers[0].canonical().codec
-    got = native.operand(*common, amax, codec=codec)
-    for ours, theirs in zip(got, unfused.operand(*common, codec=codec), strict=True):
+    call = Call(block or quantizers[0].block, *tables, features_of(*tables), *keys, codec=codec)
+    got = native.operand(given, columns, call)
+    for ours, theirs in zip(got, unfused.operand(given, columns, call), strict=True):
         assert ours.shape == theirs.shape
         assert same(ours, theirs)
 
@@ -195,7 +188,7 @@ def test_a_tensor_maximum_that_is_given_takes_the_place_of_the_present_one():
     x[1, 0, 0] = torch.nan
     tables, seeds, step = descriptor([NVFP4] * 2), torch.arange(2), torch.tensor(0)
     for amax in (torch.tensor([2.0, 7.0]), torch.tensor([0.0, torch.inf])):
-        got = native.operand(x, False, 16, *tables, features_of(*tables), seeds, step, 0, amax)
+        got = native.operand(x, False, Call(16, *tables, features_of(*tables), seeds, step, 0, amax))
         expected = PLAIN.decode_operand(x.view(2, -1, 16), *tables, tensor_amax=amax[:, None])
         assert same(got[0].reshape(expected[0].shape), expected[0])
         assert same(got[1], expected[1])
@@ -203,10 +196,9 @@ def test_a_tensor_maximum_that_is_given_takes_the_place_of_the_present_one():
 
 def test_what_it_does_not_take_is_refused_in_words():
     x, tables = torch.randn(2, 8, 64), descriptor([NVFP4] * 2)
+    call = Call(16, *tables, features_of(*tables), torch.arange(2), torch.tensor(0), 0, rotation=16)
     with pytest.raises(ValueError, match=r"found torch.float32, rotation 16, .* accepted: float32, 0, block"):
-        native.operand(
-            x, False, 16, *tables, features_of(*tables), torch.arange(2), torch.tensor(0), 0, None, rotation=16
-        )
+        native.operand(x, False, call)
 
 
 @pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4-sr-rht", "mxfp4", "nvidia-nvfp4", "fp4-all-the-way"])

@@ -6,6 +6,7 @@ import random
 import msgspec
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
@@ -17,6 +18,7 @@ from fp4dse.kernels import LaneNumerics, devices, lanes
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.call import Call
 from fp4dse.kernels.codecs import Encoded
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import limits, unfused
@@ -53,27 +55,33 @@ def odd_rows(lanes, columns, rows=13):
     return x
 
 
-def arguments_for(x, quantizers, columns=False, site=SITE, step=STEP, block=None):
+def call_for(quantizers, site=SITE, step=STEP, block=None, **more):
+    """The call record of lanes."""
+    tables, seeds = descriptor(quantizers), torch.tensor((SEEDS * len(quantizers))[: len(quantizers)])
+    keys = seeds, torch.tensor(step), site
+    return Call(block or quantizers[0].block, *tables, features_of(*tables), *keys, codec=quantizers[0].codec, **more)
+
+
+def arguments_for(x, quantizers, columns=False, **more):
     """What the operators take first, for lanes x [L, R, C]."""
-    tables = descriptor(quantizers)
-    x = x.mT.contiguous() if columns else x
-    seeds = torch.tensor((SEEDS * len(x))[: len(x)])
-    return x, columns, block or quantizers[0].block, *tables, features_of(*tables), seeds, torch.tensor(step), site
+    return x.mT.contiguous() if columns else x, columns, call_for(quantizers, **more)
 
 
 def to(device, arguments):
     """Every tensor on the device."""
-    if isinstance(arguments, torch.Tensor):
-        return arguments.to(device)
-    return [to(device, a) for a in arguments] if isinstance(arguments, (list, tuple)) else arguments
+    return tree_map_only(torch.Tensor, lambda t: t.to(device), arguments)
+
+
+def flat(call):
+    """What the operator itself gets of a call, as it is traced."""
+    return *call[:3], list(call.features), *call[4:]
 
 
 def both(place, x, quantizers, columns=False, dtype=torch.float32, step=STEP, block=None, rotation=0, signs=None):
     """(fused, reference on the CPU), each values and factors, for lanes x [L, R, C]."""
-    arguments = arguments_for(x, quantizers, columns, step=step, block=block)
-    codec = quantizers[0].codec
-    got = fused.operand(*to(place.device, arguments), None, dtype, rotation, to(place.device, signs), codec)
-    values, dec = unfused.operand(*arguments, rotation, signs, codec)
+    arguments = arguments_for(x, quantizers, columns, step=step, block=block, rotation=rotation, signs=signs)
+    got = fused.operand(*to(place.device, arguments), dtype)
+    values, dec = unfused.operand(*arguments)
     return tuple(t.cpu() for t in got), (values.to(dtype), dec)
 
 
@@ -262,17 +270,15 @@ def test_steps_and_seeds_beyond_32_bits_draw_as_the_reference(place):
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_every_output_is_written_and_nothing_else(place, columns):
     q = NAMED["nvfp4"]
-    tables = [t.to(place.device) for t in descriptor([q, q])]
-    features = features_of(*tables)
     x = torch.randn(2, 32, 37, device=place.device) if columns else torch.randn(2, 37, 32, device=place.device)
-    seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
-    maxima = place.module.tensor_maxima(x)
-    arguments = x, columns, 16, *tables, features, seeds, step, 0
+    call = to(place.device, call_for([q, q]))
+    with_maxima = call._replace(tensor_amax=place.module.tensor_maxima(x))
+    arguments = x, columns, call
     values, codes = unfused.operand(*arguments), unfused.packed(*arguments, [q, q])
     for expected, poison in ((values, float("nan")), (codes, 255)):
         guarded = [guard(t, poison) for t in expected]
         out, *scales, dec = (inner for _, inner in guarded)
-        place.module.launch(*arguments, maxima, 0, None, out, scales[0] if scales else None, dec)
+        place.module.launch(x, columns, with_maxima, (out, scales[0] if scales else None, dec))
         for (memory, got), want in zip(guarded, expected, strict=True):
             assert torch.equal(got, want)
             for edge in (memory[:32], memory[-32:]):
@@ -332,7 +338,7 @@ def test_packed_operands_are_those_of_the_reference(place, name, columns):
         x = odd_rows(2, 3 * q.block, 14).to(dtype)
         arguments = arguments_for(x, kinds, columns)
         expected = unfused.packed(*arguments, kinds)
-        got = fused.packed(*to(place.device, arguments), None)
+        got = fused.packed(*to(place.device, arguments))
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
     codes, scales, _ = expected
     values, _ = unfused.operand(*arguments)
@@ -355,16 +361,16 @@ def test_codes_are_right_at_every_midpoint_and_for_every_bfloat16_number(place, 
     q = Quantizer(element, 16, SCALE_NAMES["e8m0"])
     for x in (rows, -rows):
         arguments = arguments_for(x[None], [q])
-        codes, scales, _ = fused.packed(*to(place.device, arguments), None)
+        codes, scales, _ = fused.packed(*to(place.device, arguments))
         assert len(scales.unique()) == 1
         assert torch.equal(codes.cpu(), unfused.packed(*arguments, [q])[0])
 
 
 def test_packed_operands_are_rotated_too(place):
     lanes = [NAMED["nvfp4"]] * 2
-    arguments, signs = arguments_for(odd_rows(2, 64), lanes), signs_of(2, 32)
-    expected = unfused.packed(*arguments, lanes, 32, signs)
-    got = fused.packed(*to(place.device, (*arguments, None, 32, signs)))
+    arguments = arguments_for(odd_rows(2, 64), lanes, rotation=32, signs=signs_of(2, 32))
+    expected = unfused.packed(*arguments, lanes)
+    got = fused.packed(*to(place.device, arguments))
     assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
 
 
@@ -376,26 +382,28 @@ def test_what_has_no_packed_form_is_named(element, word):
         pack(Encoded(torch.zeros(1, 1, 16), torch.zeros(1, 1)), [q])
 
 
+def of_both(rows, columns):
+    """The calls of both operands: they share their seeds and step."""
+    return rows, columns._replace(seeds=rows.seeds, step=rows.step)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize("rotations", [(0, 0), (0, 16), (128, 32)], ids=str)
 def test_both_operands_are_those_of_two_calls(place, rotations, dtype):
     drawn = NAMED["mxfp4"] if dtype == torch.uint8 and any(rotations) else rounded(NAMED["mxfp4"], Stochastic())
     lanes = [NAMED["nvfp4"]] * 2, [NAMED["mxfp4"], drawn]
     x = odd_rows(2, 128, 96).to(torch.float32 if dtype == torch.float32 else torch.bfloat16)
-    signs = [signs_of(2, size) if size else None for size in rotations]
-    rows, columns = (arguments_for(x, q, c, site) for q, c, site in zip(lanes, (False, True), (5, 6), strict=True))
-    columns = x, *columns[1:]
+    turned = [{"rotation": size, "signs": signs_of(2, size) if size else None} for size in rotations]
+    calls = of_both(*(call_for(q, site, **more) for q, site, more in zip(lanes, (5, 6), turned, strict=True)))
     expected = []
-    for one, q, size, s in zip((rows, columns), lanes, rotations, signs, strict=True):
+    for columns, call in enumerate(calls):
         if dtype == torch.uint8:
-            expected += unfused.packed(*one, q, size, s)
+            expected += unfused.packed(x, bool(columns), call, lanes[columns])
         else:
-            values, dec = unfused.operand(*one, size, s)
+            values, dec = unfused.operand(x, bool(columns), call)
             expected += [values.to(dtype), dec]
-    _, _, blocks, floats, ints, features, seeds, step, sites = ([a, b] for a, b in zip(rows, columns, strict=True))
-    keys = [*features[0], *features[1]], seeds[0], step[0], sites
-    arguments = x, blocks, floats, ints, *keys, [None, None], dtype, list(rotations), signs
-    got = fused.both(*to(place.device, arguments))
+    there, calls = to(place.device, (x, calls))
+    got = fused.both(there, of_both(*calls), dtype)
     if dtype == torch.uint8:
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
     else:
@@ -416,11 +424,12 @@ def test_a_given_maximum_takes_the_place_of_the_current_one(place):
     x = torch.randn(1, 4, 32)
     with_larger = torch.cat([x, torch.full((1, 1, 32), 9.0)], 1)
     _, (values, dec) = both(place, with_larger, [q])
-    x, floats, ints = (t.to(place.device) for t in (x, *descriptor([q])))
-    keys = torch.arange(1, device=place.device), torch.tensor(0, device=place.device), 0
-    maximum = torch.tensor([9.0], device=place.device)
-    got = fused.operand(x, False, 16, floats, ints, features_of(floats, ints), *keys, maximum, torch.float32)
-    assert_same_bits([t.cpu() for t in got], (values[:, :4].contiguous(), dec))
+    call = call_for([q], tensor_amax=torch.tensor([9.0]))
+    got = fused.operand(*to(place.device, (x, False, call)), torch.float32)
+    for found in ([t.cpu() for t in got], unfused.operand(x, False, call)):
+        assert_same_bits(found, (values[:, :4].contiguous(), dec))
+    codes = [t.cpu() for t in fused.packed(*to(place.device, (x, False, call)))]
+    assert all(torch.equal(a, b) for a, b in zip(codes, unfused.packed(x, False, call, [q]), strict=True))
 
 
 @pytest.mark.parametrize("names", [["nvfp4", "nvfp4-sr"], ["nvfp4-sr-rht"] * 2, ["quartet2"] * 2, ["hif4-ascend"] * 2])
@@ -460,19 +469,16 @@ def agree_with_the_reference(place, monkeypatch, recipes, stages, dtype=torch.fl
 
 
 def test_the_operator_is_sound(place):
-    tables = [t.to(place.device) for t in descriptor([NAMED["nvfp4"]] * 2)]
-    keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
-    common = 16, *tables, list(features_of(*tables)), *keys, torch.ones(2, device=place.device), torch.bfloat16
+    given = to(place.device, call_for([NAMED["nvfp4"]] * 2, tensor_amax=torch.ones(2)))
+    both_calls = *flat(given._replace(tensor_amax=None)), *flat(given._replace(tensor_amax=None, rotation=16))
+    ops, tests = torch.ops.fp4dse, {"test_utils": ["test_schema", "test_faketensor"]}
     for columns in (False, True):
-        arguments = torch.randn(2, 16, 32, device=place.device), columns, *common
-        with_codec = *arguments, 0, None, "razer"
-        torch.library.opcheck(fused.operand, with_codec, test_utils=["test_schema", "test_faketensor"])
-        torch.library.opcheck(fused.packed, arguments[:-1], test_utils=["test_schema", "test_faketensor"])
-    x, tables, features = torch.randn(2, 64, 32, device=place.device), list(zip(tables, tables, strict=True)), common[3]
+        x = torch.randn(2, 16, 32, device=place.device)
+        torch.library.opcheck(ops.operand, (x, columns, torch.bfloat16, *flat(given._replace(codec="razer"))), **tests)
+        torch.library.opcheck(ops.packed, (x, columns, *flat(given)), **tests)
+    x = torch.randn(2, 64, 32, device=place.device)
     for dtype in (torch.bfloat16, torch.uint8):
-        arguments = x, [16, 16], *map(list, tables), features * 2, *keys[:2], [0, 1], [None, None], dtype
-        arguments += [0, 16], [None, None]
-        torch.library.opcheck(fused.both, arguments, test_utils=["test_schema", "test_faketensor"])
+        torch.library.opcheck(ops.both, (x, dtype, *both_calls), **tests)
 
 
 @pytest.mark.parametrize(
@@ -486,32 +492,37 @@ def test_the_operator_is_sound(place):
     ],
 )
 def test_what_the_kernels_do_not_take_is_named(x, block, dtype, message):
-    tables = descriptor([NAMED["nvfp4"]])
-    common = *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0
     with pytest.raises(ValueError, match=message):
-        fused.operand(x, False, block, *common, None, dtype)
+        fused.operand(x, False, call_for([NAMED["nvfp4"]], block=block), dtype)
 
 
 def test_a_rotation_that_the_kernels_do_not_take_is_named():
-    tables = descriptor([NAMED["nvfp4"]])
-    common = 16, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32
     for width, size, message in (
         (48, 48, "rotation: found 48; accepted: 0 .none., 16"),
         (48, 32, "a rotation of 32 div"),
     ):
         with pytest.raises(ValueError, match=message):
-            fused.operand(torch.zeros(1, 2, width), False, *common, size)
+            fused.operand(torch.zeros(1, 2, width), False, call_for([NAMED["nvfp4"]], rotation=size), torch.float32)
 
 
 def test_a_codec_that_the_kernels_do_not_take_is_named():
-    tables = descriptor([NAMED["mxfp4"]])
-    common = 32, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, None, torch.float32, 0, None
+    x, call = torch.zeros(1, 2, 64), call_for([NAMED["mxfp4"]])
     for codec, message in (
         ("radix4", r"codec: found radix4; accepted: block, eden, .* softmax"),
         ("macro", r"x: found \(1, 2, 64\); accepted: .* blocks of 128 divides"),
     ):
         with pytest.raises(ValueError, match=message):
-            fused.operand(torch.zeros(1, 2, 64), False, *common, codec)
+            fused.operand(x, False, call._replace(codec=codec), torch.float32)
+    own = call._replace(codec="razer")
+    for run in (lambda: fused.packed(x, False, own), lambda: fused.both(x, (own, own), torch.float32)):
+        with pytest.raises(ValueError, match="codec: found razer; accepted: block"):
+            run()
+
+
+def test_both_operands_are_of_the_same_seeds_and_step():
+    calls = call_for([NAMED["mxfp4"]]), call_for([NAMED["mxfp4"]])
+    with pytest.raises(ValueError, match="calls: found seeds or steps of their own"):
+        fused.both(torch.zeros(1, 32, 32), calls, torch.float32)
 
 
 def test_features_are_those_of_some_lane():
@@ -540,15 +551,11 @@ def test_tiles_are_quantized_where_they_lie(place, name, dtype):
     memory = torch.full((3, 96 * 160 + 40), torch.nan)
     x = memory[:, : 96 * 160].view(3, 96, 160)
     x.copy_(odd_rows(3, 160, rows=96))
-    floats, ints = descriptor([q] * 3)
-    features = features_of(floats, ints)
-    assert limits.why_not_squares(x, edge, features, "block", True) is None
-    seeds, step = torch.arange(3), torch.tensor(STEP)
-    amax = tensor_maxima(x)[:, 0]
-    there = [t.to(place.device) for t in (floats, ints)], [t.to(place.device) for t in (seeds, step, amax)]
+    call = call_for([q] * 3, block=edge, tensor_amax=tensor_maxima(x)[:, 0])
+    assert limits.why_not_squares(x, edge, call.features, "block", True) is None
     on_place = memory.to(place.device)[:, : 96 * 160].view(3, 96, 160)
-    values, dec = place.squares.squares(on_place, edge, *there[0], features, *there[1], dtype)
-    expected, expected_dec = decode_operand(blocks.cut(x, q.block), floats, ints)
+    values, dec = place.squares.squares(on_place, to(place.device, call), dtype)
+    expected, expected_dec = decode_operand(blocks.cut(x, q.block), call.floats, call.ints)
     assert_same_bits([values.cpu(), dec.cpu()], [blocks.join(expected, x.shape, q.block).to(dtype), expected_dec])
 
 
@@ -557,11 +564,10 @@ def test_lanes_may_lie_apart(place, columns):
     q = QUANTIZERS["nvfp4"]
     memory = torch.randn(3, 32 * 48 + 16)
     x = memory[:, : 32 * 48].view(3, 32, 48)
-    arguments = arguments_for(x.contiguous(), [q] * 3)
-    arguments = (x, columns, *arguments[2:])
+    call = call_for([q] * 3)
     on_place = memory.to(place.device)[:, : 32 * 48].view(3, 32, 48)
-    got = fused.operand(on_place, *to(place.device, arguments[1:]), None, torch.float32)
-    assert_same_bits([t.cpu() for t in got], unfused.operand(*arguments))
+    got = fused.operand(on_place, columns, to(place.device, call), torch.float32)
+    assert_same_bits([t.cpu() for t in got], unfused.operand(x, columns, call))
     assert_same_bits([place.module.tensor_maxima(on_place).cpu()], [tensor_maxima(x)[:, 0]])
 
 
@@ -571,8 +577,7 @@ def test_lanes_of_bfloat16_numbers_may_begin_anywhere(place, columns):
     q = QUANTIZERS["nvfp4"]
     for start, apart in ((0, 1), (1, 1), (1, 2)):
         memory = torch.randn(3, 32 * 48 + apart, dtype=torch.bfloat16)
-        arguments = arguments_for(memory[:, start:][:, : 32 * 48].reshape(3, 32, 48), [q] * 3)
+        call = call_for([q] * 3)
         x = memory.to(place.device).flatten()[start:].as_strided((3, 32, 48), (32 * 48 + apart, 48, 1))
-        got = fused.operand(x, columns, *to(place.device, arguments[2:]), None, torch.float32)
-        arguments = (x.cpu().contiguous(), columns, *arguments[2:])
-        assert_same_bits([t.cpu() for t in got], unfused.operand(*arguments))
+        got = fused.operand(x, columns, to(place.device, call), torch.float32)
+        assert_same_bits([t.cpu() for t in got], unfused.operand(x.cpu().contiguous(), columns, call))
