@@ -18,17 +18,15 @@ from fp4dse.kernels.fused.features import Features
 class Call(NamedTuple):
     """How L lanes of an operand are quantized.
 
-    block        elements that share a scale, which follow one another along the contraction; the edge of a tile in
-                 `squares`
-    floats, ints  descriptor tables, a row a lane (kernels/descriptor.py): float32 and int32
-    features     what some lane of the tables needs
-    seeds, step  int64 [L] and int64 scalar, on the operand's device; with site, the keys of the random bits
-    site         which use of which slot of which layer
-    tensor_amax  float32 [L] that tensor scales follow ([L, 1] in `by_scales`), or None for the maxima of the operand
-    rotation     the operand is rotated first, in groups of so many along the contraction, as `rotation.rotate` does;
-                 0: it is not
-    signs        float32 [L, rotation], or [1, rotation] for all lanes, of the rotation, or None
-    codec        of all lanes, one of `codecs.CODECS`
+    block         elements that share a scale, one after another along the contraction; in `squares` the edge of a tile
+    floats, ints  descriptor tables, a row a lane: float32 and int32 (kernels/descriptor.py)
+    features      what some lane of the tables needs
+    seeds, step   int64 [L] and an int64 scalar on the operand's device; with site, the keys of the random bits
+    site          which use of which slot of which layer it is
+    tensor_amax   float32 [L] that tensor scales follow ([L, 1] in `by_scales`), or None for the maxima of the operand
+    rotation      the operand is rotated first, in groups of so many along the contraction, by `rotation.rotate`; 0: not
+    signs         float32 [L, rotation] of the rotation, [1, rotation] for all lanes, or None
+    codec         of all lanes, one of `codecs.CODECS`
     """
 
     block: int

@@ -228,7 +228,7 @@ class Slot:
         """
         if kept.q is None or kept.scale is None or kept.dec is None:
             assert self.backend.through is not None
-            call = self._keyed(self.block, keys, 0, turn)._replace(tensor_amax=kept.amax)  # type: ignore[arg-type]
+            call = self._call_by(kept.amax, self.block, keys, 0, turn)  # type: ignore[arg-type]
             return self.backend.through(g, kept.x, call, self.numbers, self.through.form())
         dec = kept.dec.view(len(g), -1) / self.gain[:, None]
         slope = self.slope
@@ -247,8 +247,7 @@ class Slot:
             return self._fused(x, dim == 1, self._call(x, dim == 1, self.block, keys, use), dtype)
         edge = tile(self.block or 0)
         if edge and self.fused and x.is_cuda and not why_not_squares(x, edge, self.features, self.codec, dim == 1):
-            call = self._with_maxima(x, self._call(x, False, edge, keys, use))
-            values, dec = squares(x, call, dtype)  # where they lie
+            values, dec = squares(x, self._with_maxima(x, self._call(x, False, edge, keys, use)), dtype)
             return Term(values if dim == 2 else values.mT, dec)
         x = x if dim == 2 else x.mT
         cut = self._cut(x)
@@ -302,7 +301,7 @@ class Slot:
 
     def _call(self, x: Tensor, columns: bool, block: int, keys: Keys, use: int, turn: Turn | None = None) -> Call:
         """The record for x as `_fused` takes it, with maxima where they are kept from step to step."""
-        call = self._keyed(block, keys, use, turn)
+        call = self._call_by(None, block, keys, use, turn)
         if not self.maxima.has_state:
             return call
         amax = self._tensor_amax(lambda: rotated_maxima(x, columns, call.rotation, call.signs)[:, None], keys, use)
@@ -311,13 +310,12 @@ class Slot:
     def _call_of_blocks(self, cut: Tensor, keys: Keys, use: int) -> Call:
         """The same for blocks [L, n, B] whose scales the reference makes; maxima [L, 1]."""
         amax = self._tensor_amax(lambda: tensor_maxima(cut), keys, use) if self.maxima.has_state else None
-        return self._keyed(cut.shape[2], keys, use)._replace(tensor_amax=amax)
+        return self._call_by(amax, cut.shape[2], keys, use)
 
-    def _keyed(self, block: int, keys: Keys, use: int, turn: Turn | None = None) -> Call:
+    def _call_by(self, amax: Tensor | None, block: int, keys: Keys, use: int, turn: Turn | None = None) -> Call:
         site = 8 * keys.layer + self.number + PART * keys.part + USE * use
         size, signs = turn[:2] if turn else (0, None)
-        keyed = Call(block, *self.tables, self.features, keys.seeds, keys.step, site)
-        return keyed._replace(rotation=size, signs=signs, codec=self.codec)
+        return Call(block, *self.tables, self.features, keys.seeds, keys.step, site, amax, size, signs, self.codec)
 
     def _with_maxima(self, x: Tensor, call: Call) -> Call:
         """With those of x [L, R, C] where a kernel needs them and none are kept."""
