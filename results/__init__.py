@@ -3,9 +3,9 @@
 What statistics and reports are made with is imported when it is asked for: a sweep needs the store alone.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fp4dse.dse.lazy import lazy
 from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.results.store import Store, open_store
 
@@ -24,34 +24,22 @@ if TYPE_CHECKING:
     from fp4dse.results.summary import noise_floor, summarize
     from fp4dse.results.tables import pareto_table, records
 
-_LATER = {
-    "marginal": "adding",
-    "neighbours": "adding",
-    "front_chance": "chance",
-    "hypervolume": "chance",
-    "divergence": "diverged",
-    "against": "equivalence",
-    "compare": "equivalence",
-    "stability": "lasso",
-    "effects": "linear",
-    "add_gap": "paired",
-    "learning_rates": "paired",
-    "front": "pareto",
-    "pooled_effects": "pooled",
-    "write_report": "report",
-    "matched": "rivals",
-    "noise_floor": "summary",
-    "summarize": "summary",
-    "pareto_table": "tables",
-    "records": "tables",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
-
+__getattr__ = lazy(
+    __name__,
+    adding=("marginal", "neighbours"),
+    chance=("front_chance", "hypervolume"),
+    diverged=("divergence",),
+    equivalence=("against", "compare"),
+    lasso=("stability",),
+    linear=("effects",),
+    paired=("add_gap", "learning_rates"),
+    pareto=("front",),
+    pooled=("pooled_effects",),
+    report=("write_report",),
+    rivals=("matched",),
+    summary=("noise_floor", "summarize"),
+    tables=("pareto_table", "records"),
+)
 
 __all__ = [
     "Store",

@@ -3,33 +3,24 @@
 What needs torch is imported when it is asked for, so that a driver, which trains nothing, starts without.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fp4dse.dse.lazy import lazy
 from fp4dse.tasks.environment import check_device, check_task, diagnose, environment
 from fp4dse.tasks.facts import TaskFacts, facts_of, find_facts
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult, Progress
 
 if TYPE_CHECKING:
     from fp4dse.tasks.catalogue import ON_DATA, TASKS, get_task
-    from fp4dse.tasks.engine import train
+    from fp4dse.tasks.engine import Pruning, train
     from fp4dse.tasks.task import Problem, Task
 
-_WITH_TORCH = {
-    "ON_DATA": "catalogue",
-    "TASKS": "catalogue",
-    "get_task": "catalogue",
-    "train": "engine",
-    "Problem": "task",
-    "Task": "task",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WITH_TORCH[name]}"), name)
-
+__getattr__ = lazy(
+    __name__,
+    catalogue=("ON_DATA", "TASKS", "get_task"),
+    engine=("Pruning", "train"),
+    task=("Problem", "Task"),
+)
 
 __all__ = [
     "ON_DATA",
@@ -40,6 +31,7 @@ __all__ = [
     "LaneResult",
     "Problem",
     "Progress",
+    "Pruning",
     "Task",
     "TaskFacts",
     "check_device",

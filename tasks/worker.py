@@ -33,7 +33,6 @@ import os
 import signal
 import sys
 import traceback
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -44,9 +43,10 @@ from fp4dse.dse.leash import die_with
 from fp4dse.kernels import warm_up
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
-from fp4dse.tasks.engine import Stopped, train
+from fp4dse.tasks.engine import Pruning, Stopped, train
 from fp4dse.tasks.engine.sizes import has_for_itself, why_not_fit
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
 
 CHECKPOINT = "checkpoint.pt"
@@ -153,9 +153,7 @@ def run(job: Job, out: Path) -> int:
             job.device,
             _report,
             record=job.record,
-            rungs=job.rungs,
-            keep_lanes=_keep_lanes if job.rungs else None,
-            overheads=job.overheads,
+            pruning=Pruning(job.rungs, keep_lanes, job.overheads),
             checkpoint=checkpoint,
             should_stop=lambda: Stopping.asked,
         )
@@ -194,11 +192,6 @@ def task_of(job: Job) -> Task:
 
 def _report(progress: Progress) -> None:
     print(msgspec.json.encode(progress).decode(), flush=True)
-
-
-def _keep_lanes(*numbers) -> list[bool]:
-    """The ranking of tasks/rungs.py."""
-    return import_module("fp4dse.tasks.rungs").keep_lanes(*numbers)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,6 @@ whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours
 
 from fp4dse.tasks.engine.population import REV, Population
 from fp4dse.tasks.engine.record import curve_steps
-from fp4dse.tasks.engine.training import Stopped, train
+from fp4dse.tasks.engine.training import Pruning, Stopped, train
 
-__all__ = ["REV", "Population", "Stopped", "curve_steps", "train"]
+__all__ = ["REV", "Population", "Pruning", "Stopped", "curve_steps", "train"]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks.environment import environment
 from fp4dse.tasks.job import Lane, LaneResult, Rung
 from fp4dse.tasks.task import Task
 
@@ -37,8 +38,6 @@ class Standing(msgspec.Struct):
 
 def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung], record: bool) -> dict[str, str]:
     """What the bits of a training depend on, in words."""
-    from fp4dse.tasks.environment import environment  # which needs the engine's revision
-
     here = environment(device, torch.get_num_threads())
     names = ("device_class", "torch_version", "rev_quantizers", "rev_engine")
     return {

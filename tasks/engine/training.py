@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +22,16 @@ KeepLanes = Callable[[list[float | None], list[float], list[int], list[float], f
 over the last steps (record.RUNG_TAIL), None where a lane has diverged."""
 
 
+@dataclass(frozen=True)
+class Pruning:
+    """How a training is cut short: at each rung the lanes that `keep_lanes` does not choose are evaluated and dropped,
+    and the others train on as if nothing had happened. `overheads`, one a lane, are handed to it (zeros if empty)."""
+
+    rungs: Sequence[Rung]
+    keep_lanes: KeepLanes
+    overheads: Sequence[float] = ()
+
+
 class Stopped(Exception):
     """The training was asked to stop, and did after so many steps; the checkpoint, if one was asked for, is written."""
 
@@ -32,9 +44,7 @@ def train(
     every_s: float = 1.0,
     record: bool = False,
     *,
-    rungs: Sequence[Rung] = (),
-    keep_lanes: KeepLanes | None = None,
-    overheads: Sequence[float] = (),
+    pruning: Pruning | None = None,
     checkpoint: Path | None = None,
     save_every_s: float = 300.0,
     should_stop: Callable[[], bool] = lambda: False,
@@ -44,15 +54,14 @@ def train(
     `report` is called about every `every_s` seconds.
 
     record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
-    rungs       at each, lanes that `keep_lanes` does not choose are evaluated and dropped; the others train on as if
-                nothing had happened. `overheads`, one a lane, is handed to it (zeros if empty)
+    pruning     at which rungs lanes are dropped, and which ones
     checkpoint  a file that is written every `save_every_s` seconds, and from which the training goes on if it is there.
                 ConfigError if it belongs to another training
     should_stop asked before every step; when it says True, the checkpoint is written and Stopped is raised
     """
     started = time.monotonic()
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
-    run = Run(task, lanes, device, rungs, keep_lanes, overheads, checkpoint, record)
+    run = Run(task, lanes, device, pruning, checkpoint, record)
     ready = last = saved = time.monotonic()
     before, began = run.standing.train_s, run.standing.done
 
@@ -103,26 +112,23 @@ class Run:
         task: Task,
         lanes: Sequence[Lane],
         device: str,
-        rungs: Sequence[Rung] = (),
-        keep_lanes: KeepLanes | None = None,
-        overheads: Sequence[float] = (),
+        pruning: Pruning | None = None,
         checkpoint: Path | None = None,
         record: bool = False,
     ) -> None:
         self.task, self.lanes, self.checkpoint = task, lanes, checkpoint
-        self.overheads = list(overheads) or [0.0] * len(lanes)
+        self.pruning = pruning or Pruning((), lambda losses, *_: [True] * len(losses))
+        self.overheads = list(self.pruning.overheads) or [0.0] * len(lanes)
         if len(self.overheads) != len(lanes):
             raise ConfigError("overheads", len(self.overheads), f"one for each of the {len(lanes)} lanes, or none")
-        if rungs and keep_lanes is None:
-            raise ConfigError("keep_lanes", None, "a function that ranks lanes, where there are rungs")
-        for rung in rungs:
+        for rung in self.pruning.rungs:
             if not 0 < rung.step < task.steps:
                 raise ConfigError("rungs", rung.step, f"steps between 1 and {task.steps - 1}")
-        self.rungs, self.keep_lanes = {rung.step: rung for rung in rungs}, keep_lanes
+        self.rungs = {rung.step: rung for rung in self.pruning.rungs}
         self.standing = files.Standing(0, list(range(len(lanes))), {}, 0.0)
         state = None
         if checkpoint:
-            self.identity = files.identity(task, lanes, device, rungs, record)
+            self.identity = files.identity(task, lanes, device, self.pruning.rungs, record)
             if checkpoint.exists():
                 self.standing, state = files.load(checkpoint, self.identity)
         members = [lanes[i] for i in self.standing.members]
@@ -172,8 +178,7 @@ class Run:
         population.record.fetch(rung.step, population.diverged)
         dead = self._dead()
         lanes = [self.lanes[i] for i in members]
-        assert self.keep_lanes is not None
-        chosen = self.keep_lanes(
+        chosen = self.pruning.keep_lanes(
             [None if p in dead else loss for p, loss in enumerate(population.record.until(rung.step))],
             [self.overheads[i] for i in members],
             [lane.seed for lane in lanes],
@@ -213,6 +218,4 @@ class Run:
 def _peak_memory(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device)
-    import resource
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

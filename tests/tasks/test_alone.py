@@ -6,6 +6,7 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks import TASKS, Lane, get_task, train
+from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
 
 SMOKE = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
@@ -67,6 +68,6 @@ def test_the_last_lane_of_a_population_goes_on_alone():
     def second(losses, *_):
         return [False, True]
 
-    dropped, stayed = train(task, lanes, rungs=[Rung(4, 0.5)], keep_lanes=second).lanes
+    dropped, stayed = train(task, lanes, pruning=Pruning([Rung(4, 0.5)], second)).lanes
     assert (dropped.status, dropped.pruned_step) == ("pruned", 4)
     assert stayed == plain[1]

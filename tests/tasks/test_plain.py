@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.training import SGD, StableSPAM, Training
 from fp4dse.tasks import Lane, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.one_by_one import EachLane, OneByOne, initial, named
 from fp4dse.tasks.optimizers import decays
@@ -132,7 +132,8 @@ def test_lanes_that_a_rung_keeps_go_on_as_if_nothing_had_happened():
     task = task_of()
     lanes = lanes_of(task, ("ue5m3-graphcore", "nvfp4"), (0,))[:1] + lanes_of(task, ("ue5m3-graphcore",), (1, 2))
     whole = train(task, lanes).lanes
-    kept = train(task, lanes, rungs=[Rung(4, 0.5)], keep_lanes=lambda losses, *_: [False, True, True]).lanes
+    pruning = Pruning([Rung(4, 0.5)], lambda losses, *_: [False, True, True])
+    kept = train(task, lanes, pruning=pruning).lanes
     assert kept[0].status == "pruned"
     assert kept[1:] == whole[1:]
 

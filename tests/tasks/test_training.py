@@ -13,7 +13,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import backend, native
 from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.engine.record import HELD, Record
 from fp4dse.tasks.job import Rung
 
@@ -100,7 +100,7 @@ def test_rungs_drop_lanes_and_leave_the_others_their_results(name):
     task, lanes = task_of(name), lanes_of()
     lanes.insert(2, Lane(lanes[0].recipe, 1e30, 7))  # diverges
     plain = train(task, lanes).lanes
-    pruned = train(task, lanes, rungs=[Rung(4, 0.5), Rung(8, 0.4)], keep_lanes=best)
+    pruned = train(task, lanes, pruning=Pruning([Rung(4, 0.5), Rung(8, 0.4)], best))
     statuses = [lane.status for lane in pruned.lanes]
     assert (statuses[2], statuses.count("done"), statuses.count("pruned")) == ("diverged", 1, 5)
     for there, here in zip(plain, pruned.lanes, strict=True):
@@ -122,8 +122,8 @@ def test_lanes_are_ranked_by_what_belongs_to_them():
         seen.append(of_lanes)
         return [True, False, True, True]
 
-    more = {"rungs": [Rung(4, 0.7)], "keep_lanes": rank, "overheads": [1, 2, 3, 4]}
-    statuses = [lane.status for lane in train(task, lanes, **more).lanes]
+    pruning = Pruning([Rung(4, 0.7)], rank, overheads=[1, 2, 3, 4])
+    statuses = [lane.status for lane in train(task, lanes, pruning=pruning).lanes]
     assert statuses == ["done", "pruned", "done", "diverged"]
     ((losses, *rest),) = seen
     curves = [lane.curve_loss for lane in train(msgspec.structs.replace(task, steps=4), lanes).lanes]
@@ -136,7 +136,7 @@ def test_lanes_are_ranked_by_what_belongs_to_them():
 @pytest.mark.parametrize("step", [12, 20])
 def test_a_rung_lies_within_the_training(step):
     with pytest.raises(ConfigError, match=f"rungs: found {step}; accepted: steps between 1 and 11"):
-        train(task_of(), lanes_of(), rungs=[Rung(step, 0.5)], keep_lanes=best)
+        train(task_of(), lanes_of(), pruning=Pruning([Rung(step, 0.5)], best))
 
 
 def test_a_population_of_the_dead_is_not_trained_to_the_end(monkeypatch):
@@ -188,14 +188,14 @@ class After:
 @pytest.mark.parametrize("names", [["nvfp4-sr", "nvfp4"], ["ue5m3-graphcore"], ["tetrajet-qema"]], ids="+".join)
 def test_a_training_that_is_stopped_again_and_again_ends_the_same(names, tmp_path):
     task, lanes = task_of(), lanes_of(names, seeds=(0, 1))
-    more = {"rungs": [Rung(6, 0.5)], "keep_lanes": best}
-    expected = train(task, lanes, **more).lanes
+    pruning = Pruning([Rung(6, 0.5)], best)
+    expected = train(task, lanes, pruning=pruning).lanes
     file = tmp_path / "checkpoint.pt"
     for before, stopped_after in ((0, 4), (4, 9), (9, 11)):
         stop = After(stopped_after - before)
         with pytest.raises(Stopped, match=f"after {stopped_after} of 12"):
-            train(task, lanes, checkpoint=file, should_stop=stop, **more)
-    assert train(task, lanes, checkpoint=file, **more).lanes == expected
+            train(task, lanes, pruning=pruning, checkpoint=file, should_stop=stop)
+    assert train(task, lanes, pruning=pruning, checkpoint=file).lanes == expected
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
