@@ -109,22 +109,20 @@ def sweep(
         "seeds": arguments.parse_seeds(seeds) if seeds else None,
         "lrs": arguments.parse_lrs(lr),
         "halving": arguments.parse_halving(rungs, keep),
-        "store": store or arguments.default_store(found.name),
         "device": device,
         "jobs": jobs,
-        "rerun": rerun,
         "executor": executor,
     }
+    place = store or arguments.default_store(found.name)
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run or estimate:
-        plan = plan_sweep(found, **asked, measure=estimate)
-        more = (
-            estimate_plan(plan, find_setting(asked["tasks"], device, jobs), asked["store"]).facts() if estimate else {}
-        )
+        plan = plan_sweep(found, **asked, store=None if rerun else place, measure=estimate)
+        more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), place).facts() if estimate else {}
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
-        result = run_sweep(found, **asked, budget_s=budget_s, options=options, record=record, progress=True)
+        limits: dict[str, Any] = {"budget_s": budget_s, "options": options, "record": record}
+        result = run_sweep(found, **asked, store=place, rerun=rerun, **limits, progress=True)
         _conclude(result, conclusion(result), found.cost, as_json)
 
 

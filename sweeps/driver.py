@@ -9,43 +9,30 @@ import contextlib
 import contextvars
 import logging
 import math
-import os
 import shlex
 import shutil
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.dse.cost import DEFAULT_COST, CostTarget
-from fp4dse.dse.urls import redacted
-from fp4dse.results import Store, open_store, summarize
+from fp4dse.results import Store, summarize
 from fp4dse.results.files import writing
 from fp4dse.results.intervals import counted
 from fp4dse.results.paired import SETTING
-from fp4dse.results.patience import waiting_ends
-from fp4dse.results.processes import birth
 from fp4dse.results.ratios import change
-from fp4dse.results.remote import locate
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.baselines import Baselines
-from fp4dse.sweeps.executors import GRACE_S, LIMIT_S, WORKER, open_executor
-from fp4dse.sweeps.heartbeat import heartbeat
+from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
-from fp4dse.sweeps.places import BESIDE, work_folder
-from fp4dse.sweeps.progress import display
-from fp4dse.sweeps.resume import go_on, take_in_leftovers
+from fp4dse.sweeps.resume import go_on
 from fp4dse.sweeps.rows import failed_rows, result_rows
-from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler, Verdict
-from fp4dse.sweeps.setting import Setting, Tasks, find_setting
-from fp4dse.sweeps.signals import stop_signals
-from fp4dse.sweeps.sizes import recall_sizes
+from fp4dse.sweeps.scheduler import Scheduler, Verdict
+from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state
 from fp4dse.sweeps.storing import PATIENCE_S, Storing
 from fp4dse.tasks.job import Job
@@ -55,90 +42,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 GO_ON = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
-
-
-@contextlib.contextmanager
-def open_sweep(
-    name: str,
-    tasks: Tasks,
-    store: str | Path,
-    device: str = "cpu",
-    jobs: int | None = None,
-    *,
-    budget_s: float | None = None,
-    record: bool = False,
-    progress: bool | Callable[[SweepState], None] = False,
-    worker: Sequence[str] = WORKER,
-    job_limit_s: float = LIMIT_S,
-    executor: str = "local",
-    options: Mapping[str, str] = {},
-    backoff_s: float = BACKOFF_S,
-    cost: CostTarget = DEFAULT_COST,
-) -> Iterator[Sweep]:
-    """A sweep without jobs so far, on a store that is locked and an executor that is started; see `run_sweep`.
-    cost: whose overheads count.
-
-    What an earlier driver left is taken in on entering; on leaving the executor is stopped, the state says how it
-    ended, and the store is compact.
-    """
-    begin = time.monotonic()
-    setting = find_setting(tasks, device, jobs, local=executor == "local")
-    setting.cost = cost
-    opened = open_swept(store, cost)
-    work = work_folder(store)
-    state = SweepState(name=name, asked=0, stored=0, born=birth(os.getpid()))
-    with (
-        opened.lock(),
-        stop_signals() as signals,
-        display(progress) as show,
-        heartbeat(opened.path, state) as is_asked,
-        _ending(state, show),
-    ):
-        begun = take_in_leftovers(opened, work)
-        setting.learn_classes(opened)
-        runner = open_executor(executor, work, setting.machine, tuple(worker), job_limit_s, options)
-        setting.machine.slots = setting.machine.slots[: runner.capacity]
-        recall_sizes(setting)
-        clock = Clock({(task.name, task.preset): task.steps for task in setting.tasks}, len(setting.machine.slots))
-        scheduler = Scheduler(runner, deque(), setting.context, backoff_s=backoff_s)
-        why_stop = partial(_reason_to_stop, signals, begin, budget_s, is_asked)
-        baselines = Baselines(setting, set(), record)
-        sweep = Sweep(opened, work, scheduler, setting, state, clock, baselines, begun, record, signals, why_stop, show)
-        over = threading.Event()
-        try:
-            with waiting_ends(over.is_set):
-                yield sweep
-        finally:
-            over.set()
-            runner.stop()
-            sweep.storing.close()
-            if sweep.judging.ident:
-                sweep.judging.join(GRACE_S)
-        sweep.judge()
-        _make_compact(opened)
-        state.ended = sweep.stopped or "finished"
-        sweep.tell()
-
-
-def _make_compact(store: Store) -> None:
-    """Whatever comes next reads Parquet; if the server is away, whoever writes next joins what is there."""
-    try:
-        store.compact(minimum=1)
-    except (OSError, StoreError) as error:
-        if isinstance(store.path, Path):
-            raise
-        log.warning("%s; all rows are stored, but not joined into parts yet", redacted(error))
-
-
-@contextlib.contextmanager
-def _ending(state: SweepState, show: Callable[[SweepState], None]) -> Iterator[None]:
-    """The state says which error ended the sweep."""
-    try:
-        yield
-    except BaseException as error:
-        state.ended, state.running = f"{type(error).__name__}: {error}", []
-        show(state)
-        raise
 
 
 @dataclass
@@ -151,8 +54,6 @@ class Sweep:
     scheduler: Scheduler
     setting: Setting
     state: SweepState
-    clock: Clock
-    baselines: Baselines
     begun: list[Job]
     record: bool
     signals: list[str]
@@ -164,10 +65,15 @@ class Sweep:
     judge_after: float = 0.0
     idle_since: float = math.inf
     begin: float = field(default_factory=time.monotonic)
+    clock: Clock = field(init=False)
+    baselines: Baselines = field(init=False)
     storing: Storing[Verdict] = field(init=False)
     judging: threading.Thread = field(default_factory=threading.Thread)
 
     def __post_init__(self) -> None:
+        steps = {(task.name, task.preset): task.steps for task in self.setting.tasks}
+        self.clock = Clock(steps, len(self.setting.machine.slots))
+        self.baselines = Baselines(self.setting, set(), self.record)
         self.storing = Storing(self.store)
 
     @property
@@ -211,6 +117,13 @@ class Sweep:
             pass
         if self.storing.waiting:
             raise self.storing.refusal(self.work)
+
+    def close(self) -> None:
+        """Stop the workers, and wait for the threads."""
+        self.scheduler.executor.stop()
+        self.storing.close()
+        if self.judging.ident:
+            self.judging.join(GRACE_S)
 
     def is_over(self) -> bool:
         """Nothing waits or runs, and all is stored, or cannot be. Waits a little for the last rows."""
@@ -298,16 +211,6 @@ class Sweep:
         self.show(state)
 
 
-def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
-    """The store to sweep into, made if it is not there. One that was deleted while a sweep ran is made anew, and said
-    to be: the job folders that were written since are taken in."""
-    place = locate(store)
-    left = sorted(BESIDE & {entry.name for entry in place.iterdir()}) if place.is_dir() else []
-    if left and not (place / "store.json").exists():
-        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", place, ", ".join(left))
-    return open_store(store, create=True, beside=BESIDE, cost=cost)
-
-
 def failure(job: Job, name: str, reason: str, store: str) -> Failure:
     """What there is to say about a job that was given up."""
     labels = list(dict.fromkeys(lane.recipe.label() for lane in job.lanes))
@@ -331,13 +234,3 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
                 f"({counted(best['pairs'], 'seed')})"
             )
     return lines
-
-
-def _reason_to_stop(
-    signals: list[str], begin: float, budget_s: float | None, is_asked: Callable[[], bool]
-) -> str | None:
-    if signals:
-        return f"stopped by {signals[0]}"
-    if budget_s is not None and time.monotonic() - begin >= budget_s:
-        return f"the budget of {budget_s:g} s is spent"
-    return "stopped by `fp4dse stop`" if is_asked() else None

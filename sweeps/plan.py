@@ -24,6 +24,7 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
+from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job, Lane, Rung
 
 if TYPE_CHECKING:
@@ -67,25 +68,24 @@ def plan(
     seeds: Sequence[int],
     lrs: Sequence[float] | None,
     is_stored: Callable[..., bool],
-    device: str = "cpu",
-    threads: int = 1,
-    workers: int = 1,
-    max_lanes: int | None = None,
-    kinds: Sequence[dict[str, str]] = ({},),
+    machine: Machine,
     sizes: Mapping[tuple[str, str], int] = {},
     rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
     cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
 
-    `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where there are several `kinds` of devices,
-    of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of a job of
-    (task, preset) where it is known, see sizes.py.
+    `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
+    devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
+    a job of (task, preset) where it is known, see sizes.py.
 
     `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with; they go
     by the overheads of `cost`.
     """
     configs = _with_baseline(recipes)
+    device, workers = machine.device, len(machine.slots)
+    known = dict.fromkeys(machine.kinds)
+    kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
     asked = 0
     populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
@@ -102,7 +102,7 @@ def plan(
     pieces = []
     for (name, preset, baseline, *_), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
-        most = max_lanes or sizes.get((name, preset)) or JOB_LANES[device][1]
+        most = sizes.get((name, preset)) or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
         if halving[name, preset]:  # lanes are ranked within their job: company is worth more than a short end
             fewest = min(max(math.ceil(left / workers), fewest), most)
@@ -118,7 +118,7 @@ def plan(
             preset=preset,
             lanes=part,
             device=device,
-            threads=threads,
+            threads=machine.threads,
             rungs=rungs_of,
             overheads=[cost.overhead(lane.recipe) for lane in part] if rungs_of else [],
             origin=task.origin,

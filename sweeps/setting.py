@@ -1,8 +1,7 @@
-"""What a sweep runs on and what it trains: the machine shared out among workers, the tasks, what their rows share."""
+"""What a sweep trains, and where: its tasks, what their rows share, and the machine of its workers (machine.py)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,31 +9,19 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store
 from fp4dse.results.schema import KEY
+from fp4dse.sweeps.machine import Machine, find_machine
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.sweeps.rungs import Halving
-from fp4dse.tasks import TaskFacts, check_device, check_task, environment, find_facts
+from fp4dse.tasks import TaskFacts, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 
-REMOTE_JOBS = 64
-"""Workers at a time that are asked of a cluster if nobody says."""
 UNKNOWN = "unknown"
 """Device class in the rows of jobs that failed before a worker could say."""
 SEEDS = (0, 1, 2)
 """Where neither the command nor the space says."""
 Tasks = Sequence[tuple[str, ...]]
 """What get_task is asked: (task, preset), or (task, preset, data)."""
-
-
-@dataclass
-class Machine:
-    """What the workers run on. `slots`: a worker's extra environment variables, one entry a worker. `kinds`: the device
-    class of each; empty where they are not known beforehand, because others hand the workers out."""
-
-    device: str
-    threads: int
-    slots: list[dict[str, str]]
-    kinds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -93,50 +80,17 @@ class Setting:
         if isinstance(recipes, Space):
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
-        kinds = [{"device_class": kind} for kind in dict.fromkeys(self.machine.kinds)]
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,
             seeds=list(dict.fromkeys(seeds or SEEDS)),
             lrs=lrs and list(dict.fromkeys(lrs)),
             is_stored=self.stored_in(stored),
-            device=self.machine.device,
-            threads=self.machine.threads,
-            workers=len(self.machine.slots),
-            kinds=kinds if len(kinds) > 1 else [{}],
+            machine=self.machine,
             sizes=self.sizes,
             rungs=halving.rungs if halving else lambda _: [],
             cost=self.cost,
         )
-
-
-def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Machine:
-    """How many workers run at a time and on what; `jobs = None` chooses. ConfigError on a device that is not there.
-
-    On a CPU a worker a core, with one thread each whatever `jobs` is: results depend on the number of threads, and what
-    is stored must be found again by a sweep with more or fewer workers and on a machine with more or fewer cores.
-    """
-    if jobs is not None and jobs < 1:
-        raise ConfigError("--jobs", jobs, "a whole number above 0")
-    if not local:
-        if device not in ("cpu", "cuda"):
-            raise ConfigError("--device", device, "cpu, cuda")
-        return Machine(device, 1, [{}] * (jobs or REMOTE_JOBS))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if device == "cpu":
-        slots = [{"CUDA_VISIBLE_DEVICES": ""}] * (jobs or cores)
-        return Machine(device, 1, slots, (str(environment(device, 1)["device_class"]),) * len(slots))
-    if device != "cuda":
-        raise ConfigError("--device", device, "cpu, cuda")
-    check_device(device)
-    import torch
-
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    cards = listed.split(",") if listed else [str(i) for i in range(torch.cuda.device_count())]
-    workers = jobs or len(cards)
-    slots = [{"CUDA_VISIBLE_DEVICES": cards[i % len(cards)]} for i in range(workers)]
-    kinds = tuple(torch.cuda.get_device_name(i % len(cards)) for i in range(workers))
-    return Machine(device, max(1, cores // workers), slots, kinds)
 
 
 def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:

@@ -15,8 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import JOB_LANES, Plan
-from fp4dse.sweeps.setting import Machine, Setting
+from fp4dse.sweeps.setting import Setting
 from fp4dse.tasks import TaskFacts
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.remembered import recall, remember

@@ -1,4 +1,4 @@
-"""A sweep from end to end: plan what is missing, train it, store it (driver.py).
+"""A sweep from end to end: plan what is missing, train it, store it (opening.py, driver.py).
 
 Failed lanes are missing as far as planning goes: the same command tries them again.
 """
@@ -9,17 +9,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.remote import locate
-from fp4dse.results.spaces import note_space
-from fp4dse.sweeps.driver import open_sweep
 from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
+from fp4dse.sweeps.opening import open_sweep
 from fp4dse.sweeps.plan import Plan, check_space
+from fp4dse.sweeps.request import Request
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
@@ -66,24 +65,26 @@ def plan_sweep(
     tasks: Tasks = (("regression", "small"),),
     seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
-    store: str | Path,
+    store: str | Path | None = None,
     device: str = "cpu",
     jobs: int | None = None,
-    rerun: bool = False,
     executor: str = "local",
     halving: Halving | None = None,
     measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train. Writes nothing, but for what is measured with `measure`: how
-    many lanes a job had best (sizes.py), which a large sweep does when it starts."""
+    """What `run_sweep` with these arguments would train; without a store, or to train again what it has, all of it.
+
+    Writes nothing, but for what is measured with `measure`: how many lanes a job had best (sizes.py), which a large
+    sweep does when it starts.
+    """
     if isinstance(space, Space):
         check_space(space)
     if executor not in EXECUTORS:
         raise ConfigError("--executor", executor, ", ".join(EXECUTORS))
     setting = find_setting(tasks, device, jobs, local=executor == "local")
     setting.cost = space.cost if isinstance(space, Space) else setting.cost
-    stored = set()
-    if (locate(store) / "store.json").exists() and not rerun:
+    stored: set[str] = set()
+    if store is not None and (locate(store) / "store.json").exists():
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
@@ -133,18 +134,23 @@ def run_sweep(
     SIGINT and SIGTERM stop the sweep cleanly. ConfigError on wrong input; StoreError if the store cannot be written,
     and then finished jobs that were not stored are taken in by the next sweep.
     """
-    if isinstance(space, Space):
-        check_space(space)
     begin = time.monotonic()
-    asked: dict[str, Any] = {"budget_s": budget_s, "record": record, "progress": progress, "worker": worker}
-    asked |= {"job_limit_s": job_limit_s, "executor": executor, "options": options, "backoff_s": backoff_s}
-    name = "recipes"
-    if isinstance(space, Space):
-        name, asked["cost"] = space.name, space.cost
-    with open_sweep(name, tasks, store, device, jobs, **asked) as sweep:
+    request = Request(
+        tasks=tasks,
+        store=store,
+        device=device,
+        jobs=jobs,
+        executor=executor,
+        options=options,
+        worker=worker,
+        budget_s=budget_s,
+        job_limit_s=job_limit_s,
+        backoff_s=backoff_s,
+        record=record,
+        progress=progress,
+    )
+    with open_sweep(space, request) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
-        if isinstance(space, Space):
-            note_space(sweep.store, space)
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
         todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
         state.asked, state.stored = todo.asked, todo.stored

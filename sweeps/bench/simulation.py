@@ -18,9 +18,13 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.driver import POLL_S
 from fp4dse.sweeps.executors.outcome import Outcome, Pace, Running
+from fp4dse.sweeps.machine import Machine
+from fp4dse.sweeps.plan import plan
 from fp4dse.sweeps.scheduler import Scheduler
+from fp4dse.tasks import find_facts
 from fp4dse.tasks.job import Job, JobResult
 
 
@@ -149,13 +153,10 @@ def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int =
 
 def many_jobs(lanes: int, workers: int) -> list[Job]:
     """The plan of a sweep of so many lanes on GPUs: the shipped zoo, learning rates × seeds."""
-    from fp4dse.sweeps.arguments import find_space
-    from fp4dse.sweeps.plan import plan
-    from fp4dse.tasks import find_facts
-
     recipes = list(find_space("zoo").recipes())
     seeds = range(200)
     lrs = [1e-4 * 1.01**i for i in range(-(-lanes // (len(recipes) * len(seeds))))]
     task = find_facts("regression", "small")
-    planned = plan(recipes, [task], seeds=seeds, lrs=lrs, is_stored=lambda *_: False, device="cuda", workers=workers)
+    machine = Machine("cuda", 1, [{}] * workers)
+    planned = plan(recipes, [task], seeds=seeds, lrs=lrs, is_stored=lambda *_: False, machine=machine)
     return list(itertools.islice(planned.jobs, len(planned.jobs)))

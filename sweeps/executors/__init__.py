@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, LIMIT_S, SILENCE_S, WORKER, LocalExecutor
 from fp4dse.sweeps.executors.outcome import Executor, Outcome, Pace, Running
-
-if TYPE_CHECKING:
-    from fp4dse.sweeps.setting import Machine
+from fp4dse.sweeps.machine import Machine
 
 EXECUTORS = {"local": "local.open_local", "ray": "ray.open_ray", "slurm": "slurm.open_slurm"}
 """Name -> module and function that opens it. It is imported when it is asked for: its package may be missing."""
@@ -29,14 +26,6 @@ def open_executor(
     return opened(work, machine, command, limit_s, options)
 
 
-def check_options(executor: str, options: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    """The options with their defaults. ConfigError on one that the executor does not have."""
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"--option of {executor}", key, ", ".join(known) or "none")
-    return {**known, **options}
-
-
 __all__ = [
     "EXECUTORS",
     "GRACE_S",
@@ -48,6 +37,5 @@ __all__ = [
     "Outcome",
     "Pace",
     "Running",
-    "check_options",
     "open_executor",
 ]

@@ -16,17 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
+from fp4dse.sweeps.executors.options import check_options
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
 from fp4dse.sweeps.executors.worker import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
+from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
-
-if TYPE_CHECKING:
-    from fp4dse.sweeps.setting import Machine
 
 WORKER = (sys.executable, "-P", "-m", "fp4dse.tasks.worker")
 """Command of a worker; tasks/worker.py says how to speak with it. -P: the working directory is no place to import
@@ -219,7 +218,5 @@ def open_local(
     work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> LocalExecutor:
     """ConfigError on any option: it has none."""
-    from fp4dse.sweeps.executors import check_options
-
     check_options("local", options, {})
     return LocalExecutor(work, machine.slots, command, limit_s, kinds=machine.kinds)

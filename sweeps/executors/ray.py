@@ -21,20 +21,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S
+from fp4dse.sweeps.executors.options import check_options
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
 from fp4dse.sweeps.executors.ray_cluster import connect
 from fp4dse.sweeps.executors.ray_task import REPORT_S, Brought, Mailbox, clear_folders, read_if_there, work
 from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
+from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job, Progress
-
-if TYPE_CHECKING:
-    from fp4dse.sweeps.setting import Machine
 
 log = logging.getLogger(__name__)
 
@@ -231,8 +230,6 @@ def open_ray(
 ) -> RayExecutor:
     """Connect to a cluster, or start one here. ConfigError if Ray is not installed, does not answer, or an option is
     wrong."""
-    from fp4dse.sweeps.executors import check_options
-
     wanted = check_options("ray", options, OPTIONS)
     gpus = wanted["gpus"] or ("1" if machine.device == "cuda" else "0")
     try:

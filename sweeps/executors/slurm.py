@@ -34,19 +34,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.reading import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
+from fp4dse.sweeps.executors.options import check_options
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running
 from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job
+from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job, Progress
-
-if TYPE_CHECKING:
-    from fp4dse.sweeps.setting import Machine
 
 SBATCH = ("partition", "account", "qos", "constraint", "mem")
 OPTIONS = dict.fromkeys((*SBATCH, "gpus", "array"), "") | {"time": "240", "cpus": "1", "idle": "60"}
@@ -295,8 +293,6 @@ def open_slurm(
     work: Path, machine: Machine, command: tuple[str, ...], limit_s: float, options: Mapping[str, str]
 ) -> SlurmExecutor:
     """ConfigError if submitit or SLURM's commands are missing or an option is wrong; OSError without a controller."""
-    from fp4dse.sweeps.executors import check_options
-
     wanted = check_options("slurm", options, OPTIONS)
     wanted["gpus"] = wanted["gpus"] or ("1" if machine.device == "cuda" else "0")
     for name in ("time", "cpus", "gpus", "idle", "array"):

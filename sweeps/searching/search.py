@@ -21,9 +21,10 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Space
 from fp4dse.dse.record import unlabelled
-from fp4dse.results.spaces import note_space
-from fp4dse.sweeps.driver import Sweep, open_sweep
-from fp4dse.sweeps.plan import JOB_LANES, check_space
+from fp4dse.sweeps.driver import Sweep
+from fp4dse.sweeps.opening import open_sweep
+from fp4dse.sweeps.plan import JOB_LANES
+from fp4dse.sweeps.request import Request
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
@@ -109,9 +110,9 @@ def run_search(
             raise ConfigError("--objectives", "metric", f"{others} ({why})")
     seeds = list(dict.fromkeys(seeds or space.lanes.seeds or SEEDS))
     lrs = lrs or space.lanes.lr
-    with open_sweep(space.name, tasks, store, device, jobs, cost=space.cost, **more) as sweep:
+    request = Request(tasks=tasks, store=store, device=device, jobs=jobs, **more)
+    with open_sweep(space, request) as sweep:
         setting = sweep.setting
-        note_space(sweep.store, space)
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
         have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
         sweep.baselines.look_into(sweep.store)
@@ -168,7 +169,6 @@ def _check(space: Space, sampler: str, trials: int, objectives: Sequence[str], b
             raise ConfigError(name, value, "a whole number above 0")
     if not space.axes:
         raise ConfigError("space", space.name, "a space with axes; joined spaces have none of their own")
-    check_space(space)
 
 
 def _step(studies: Sequence[Study], sweep: Sweep) -> bool:

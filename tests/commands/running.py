@@ -7,7 +7,7 @@ import pytest
 
 from fp4dse import cli
 from fp4dse.sweeps import run_sweep
-from fp4dse.sweeps.driver import open_sweep
+from fp4dse.sweeps.request import Request
 
 FAKE = (sys.executable, str(Path(__file__).parents[1] / "sweeps" / "fake_worker.py"))
 FEW = """
@@ -33,7 +33,7 @@ def call(*arguments: str) -> int:
 
 
 def worker_mode(monkeypatch, mode):
-    for function in (run_sweep, open_sweep.__wrapped__):
+    for function in (run_sweep, Request.__init__):
         monkeypatch.setitem(function.__kwdefaults__, "worker", (*FAKE, mode))
 
 

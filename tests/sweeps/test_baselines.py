@@ -8,9 +8,10 @@ from fp4dse.dse import Recipe
 from fp4dse.results import open_store
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import Outcome, Pace
+from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.rows import lane_id, result_rows
 from fp4dse.sweeps.scheduler import Verdict
-from fp4dse.sweeps.setting import Machine, Setting, find_setting
+from fp4dse.sweeps.setting import Setting, find_setting
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 TASK = ("regression", "smoke")

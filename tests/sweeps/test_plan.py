@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
 from fp4dse.dse.scale import TensorScale
 from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import SHARE, Piece, cut, plan, uses_random_bits
 from fp4dse.tasks import get_task
 from fp4dse.tasks.job import Lane, Rung
@@ -19,9 +20,11 @@ RECIPES = [file.recipe for file in recipe_files().values()]
 SPACE = list(find_space("quickstart").recipes())
 
 
-def make(recipes=SPACE, tasks=TASKS, seeds=(0, 1, 2), lrs=None, stored=(), **more):
+def make(recipes=SPACE, tasks=TASKS, seeds=(0, 1, 2), lrs=None, stored=(), workers=1, max_lanes=None, **more):
+    machine = Machine("cpu", 1, [{}] * workers)
+    sizes = {(task.name, task.preset): max_lanes for task in tasks if max_lanes}
     is_stored = lambda task, lane: (task.name, lane) in stored  # noqa: E731
-    return plan(recipes, tasks, seeds=seeds, lrs=lrs, is_stored=is_stored, **more)
+    return plan(recipes, tasks, seeds=seeds, lrs=lrs, is_stored=is_stored, machine=machine, sizes=sizes, **more)
 
 
 def lanes(planned) -> Counter:

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.sweeps import setting
-from fp4dse.sweeps.setting import find_machine
+from fp4dse.sweeps import machine, setting
+from fp4dse.sweeps.machine import find_machine
 
 
 def test_on_a_cpu_a_worker_has_one_thread_and_by_default_one_core(monkeypatch):
     assert {find_machine("cpu", jobs).threads for jobs in (None, 1, 2, 5)} == {1}
     assert len(find_machine("cpu", 5).slots) == 5
-    monkeypatch.setattr(setting.os, "sched_getaffinity", lambda _: range(12))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(12))
     assert len(find_machine("cpu").slots) == 12
 
 
@@ -21,7 +21,7 @@ def test_a_worker_on_the_cpu_sees_no_graphics_card():
 
 @pytest.fixture
 def three_cards(monkeypatch):
-    monkeypatch.setattr(setting, "check_device", lambda device: None)
+    monkeypatch.setattr(machine, "check_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda card: ["H200", "L40S", "H200"][card])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -9,8 +9,9 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.sweeps import plan_sweep, run_sweep, sizes
 from fp4dse.sweeps.executors import WORKER
+from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import JOB_LANES
-from fp4dse.sweeps.setting import Machine, find_setting
+from fp4dse.sweeps.setting import find_setting
 from fp4dse.tasks.job import Job, Lane
 
 TASK = ("regression", "smoke")

@@ -20,8 +20,9 @@ from fp4dse.sweeps import plan_sweep, read_state, run_search, run_sweep, stop_sw
 from fp4dse.sweeps import setting as setting_module
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.jobfolder import job_name, write_job
+from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.progress import conclusion, remarks
-from fp4dse.sweeps.setting import Machine, find_setting
+from fp4dse.sweeps.setting import find_setting
 
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 TASKS = [("regression", "quickstart"), ("vision", "quickstart")]
@@ -80,6 +81,7 @@ def test_the_same_command_again_trains_nothing(tmp_path):
 
 def test_rerun_trains_all_again_and_stores_them_once(tmp_path):
     sweep(tmp_path)
+    assert plan_sweep(SPACE, tasks=TASKS, seeds=[0, 1]).left == LANES
     assert sweep(tmp_path, rerun=True).done == LANES
     assert trained(tmp_path) == 2 * LANES
     assert_every_lane_once(tmp_path)
