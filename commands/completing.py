@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from fp4dse.dse import recipe_files
+
 
 def offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """For `autocompletion=`: those of the names that begin with what was typed. Files are the shell's own business."""
@@ -18,31 +20,7 @@ def spaces() -> Iterable[str]:
 
 
 def spaces_and_recipes() -> Iterable[str]:
-    return [*spaces(), *recipes()]
-
-
-def recipes() -> Iterable[str]:
-    from fp4dse.dse import recipe_files
-
-    return recipe_files()
-
-
-def quantizers() -> Iterable[str]:
-    from fp4dse.dse import QUANTIZERS
-
-    return QUANTIZERS
-
-
-def chips() -> Iterable[str]:
-    from fp4dse.dse.cost import chip_names
-
-    return chip_names()
-
-
-def models() -> Iterable[str]:
-    from fp4dse.dse.cost import model_names
-
-    return model_names()
+    return [*spaces(), *recipe_files()]
 
 
 def tasks() -> Iterable[str]:

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Device
 from fp4dse.commands.printing import print_each, print_json, print_rows
 from fp4dse.commands.topics import new_app, under
-from fp4dse.dse import ConfigError
+from fp4dse.dse import QUANTIZERS, ConfigError
 
 Only = Annotated[list[str], typer.Option(help="Rows to measure, by a part of their name. Default: all.")]
 
@@ -65,7 +64,7 @@ def tensor(
         list[str] | None,
         typer.Option(
             help="A named quantizer; may be repeated. Default: four usual ones.",
-            autocompletion=offer(completing.quantizers),
+            autocompletion=offer(lambda: QUANTIZERS),
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the errors, an .html file.")] = None,

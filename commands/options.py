@@ -8,7 +8,8 @@ import typer
 
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
-from fp4dse.dse import ConfigError
+from fp4dse.dse import ConfigError, recipe_files
+from fp4dse.dse.cost import chip_names, model_names
 
 
 def _given(param: typer.CallbackParam, value: str | None) -> str | None:
@@ -59,7 +60,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         help="Model shape that overheads are of, by name or .toml file. Default: llama-1b.",
-        autocompletion=offer(completing.models),
+        autocompletion=offer(model_names),
         callback=_given,
     ),
 ]
@@ -67,7 +68,7 @@ Chip = Annotated[
     str | None,
     typer.Option(
         help="Chip that overheads are of, by name or .toml file. Default: b200.",
-        autocompletion=offer(completing.chips),
+        autocompletion=offer(chip_names),
         callback=_given,
     ),
 ]
@@ -84,6 +85,6 @@ RecipeName = Annotated[
     typer.Argument(
         metavar="RECIPE",
         help="A name, a .toml file, or a label or config_id of a store.",
-        autocompletion=offer(completing.recipes),
+        autocompletion=offer(recipe_files),
     ),
 ]

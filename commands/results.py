@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Chip, Device, Model, StorePath
 from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, size_text
 from fp4dse.commands.topics import check_file, new_app, open_given, under
 from fp4dse.dse import ConfigError
+from fp4dse.dse.cost import model_names
 
 app = new_app()
 command = under(app, "Read")
@@ -225,9 +225,7 @@ def store_measure(
     store: StorePath = None,
     model: Annotated[
         str,
-        typer.Option(
-            help="A model shape, as for cost. On a GPU take a large one.", autocompletion=offer(completing.models)
-        ),
+        typer.Option(help="A model shape, as for cost. On a GPU take a large one.", autocompletion=offer(model_names)),
     ] = "mlp",
     device: Device = "cpu",
     as_json: AsJson = False,

@@ -8,6 +8,7 @@ It is a program because the usual place, code between fork and exec, is unsafe i
 nothing of fp4dse.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,8 +20,6 @@ PR_SET_PDEATHSIG = 1
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask the Linux kernel for a signal when the parent dies. SystemExit if it is dead already."""
     if sys.platform == "linux":
-        import ctypes
-
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:  # it died before the kernel was asked
         sys.exit("the parent is gone")

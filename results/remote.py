@@ -31,6 +31,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
+import pyarrow as pa
+from pyarrow.fs import FileSelector, FileSystem, FSSpecHandler, PyFileSystem
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.reading import decode_json
@@ -88,8 +90,6 @@ class RemotePath:
         return SimpleNamespace(st_size=info.size, st_mtime_ns=info.mtime_ns)
 
     def iterdir(self) -> Iterator[RemotePath]:
-        from pyarrow.fs import FileSelector
-
         for info in self._do(lambda: self.fs.get_file_info(FileSelector(self.path, allow_not_found=True))):
             if info.base_name:
                 yield self / info.base_name
@@ -174,9 +174,6 @@ def locate(text: str | Place) -> Place:
         return text if isinstance(text, RemotePath) else Path(text)
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))
-    import pyarrow as pa
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
-
     refuse_credentials(text)
     url = text.rstrip("/")
     try:

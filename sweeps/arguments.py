@@ -18,6 +18,8 @@ from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files, re
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
+from fp4dse.results import open_store
+from fp4dse.results.labels import short_labels
 from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
@@ -101,8 +103,6 @@ def find_stored(text: str, runs: pd.DataFrame) -> str:
     if text.endswith(".toml") or text in recipe_files():
         found = {load_recipe(text).config_id} & set(ids)
     else:
-        from fp4dse.results.labels import short_labels  # pandas, which most arguments do without
-
         recipes = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("recipe_label")
         called = short_labels(recipes["recipe_label"], recipes["recipe_name"])
         found = set(ids[ids.eq(text) | runs["recipe_label"].eq(text) | runs["recipe_label"].map(called.of).eq(text)])
@@ -122,8 +122,6 @@ def find_recipe(text: str, store: str | None) -> Recipe:
     if not (store or _stores()):
         others = "a .toml file, or with --store FOLDER a label or config_id that the store holds"
         raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}")
-    from fp4dse.results import open_store
-
     place = store or latest_store()
     runs = open_store(place).runs(["config_id", "recipe", "recipe_label", "recipe_name", "is_baseline"])
     try:

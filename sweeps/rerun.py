@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import torch
 
 from fp4dse.dse import ConfigError, StoreError, recipe_from_dict
 from fp4dse.results import Store
@@ -19,7 +20,9 @@ from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
 from fp4dse.sweeps.places import work_folder
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.tasks import environment, train
+from fp4dse.tasks.engine.sizes import why_not_fit
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
+from fp4dse.tasks.worker import task_of
 
 CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + ["metric_name", "metric_better", "steps"]
 ENVIRONMENT = ["device", "device_name", "threads", "dtype", "torch_version", "python_version", "host"]
@@ -66,11 +69,6 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict, list[str]]]:
 def run_one(job: Job, context: dict, store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:
     """Train the job here and store its rows. ConfigError if it does not fit into memory; whatever else training raises
     comes out as it is."""
-    import torch
-
-    from fp4dse.tasks.engine.sizes import why_not_fit
-    from fp4dse.tasks.worker import task_of
-
     torch.set_num_threads(job.threads)
     begin = time.monotonic()
     task, name = task_of(job), job_name(job)

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -95,48 +96,154 @@ def test_imports_run_one_way(file):
         assert not {name for name in imports if name.split(".")[0] == "torch"}
 
 
-def module_graph(root: Path) -> dict[str, set[str]]:
-    """Module -> the modules of the tree that it imports, wherever in it, but for what types alone need.
+Functions = tuple[ast.FunctionDef, ...]
 
-    A package that a module lies in does not count: it is there before its modules.
-    """
-    files = {name: root / name for name in TOP} | {
-        str(file.relative_to(root)): file for room in ROOMS for file in (root / room).rglob("*.py")
-    }
-    dotted = {".".join(("fp4dse", *Path(name).with_suffix("").parts)): file for name, file in files.items()}
-    dotted = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
-    graph = {}
-    for name, file in dotted.items():
-        tree = ast.parse(file.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-                node.body = []
-        found = {
-            full if (full := f"{node.module}.{alias.name}") in dotted else node.module
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
+
+class Tree:
+    """The modules below a root by dotted name, and what each imports, but for what types alone need."""
+
+    def __init__(self, root: Path) -> None:
+        files = [*(root / name for name in TOP), *(file for room in ROOMS for file in (root / room).rglob("*.py"))]
+        dotted = {".".join(("fp4dse", *file.relative_to(root).with_suffix("").parts)): file for file in files}
+        self.trees = {name.removesuffix(".__init__"): ast.parse(file.read_text()) for name, file in dotted.items()}
+        self.imports = {name: list(self._imports(tree)) for name, tree in self.trees.items()}
+
+    def _imports(self, node: ast.AST, functions: Functions = ()) -> Iterator[tuple[str, Functions]]:
+        """(module of the tree or name of another package, the functions around the import)."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name.split(".")[0], functions) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                for alias in child.names:
+                    yield self.home(child.module or "", alias.name), functions
+            elif not is_for_types(child):
+                inner = (*functions, child) if isinstance(child, ast.FunctionDef) else functions
+                yield from self._imports(child, inner)
+
+    def home(self, module: str, name: str) -> str:
+        """The module behind `from module import name`; a package says under TYPE_CHECKING where its late names are."""
+        if not module.startswith("fp4dse"):
+            return module.split(".")[0]
+        if f"{module}.{name}" in self.trees:
+            return f"{module}.{name}"
+        for node in filter(is_for_types, self.trees[module].body if module in self.trees else ()):
+            for found in node.body:
+                if isinstance(found, ast.ImportFrom) and name in {alias.name for alias in found.names}:
+                    return self.home(found.module or "", name)
+        return module
+
+    def graph(self) -> dict[str, set[str]]:
+        """Module -> the modules that it imports, within functions, too. A package that a module lies in does not count:
+        it is there before its modules."""
+        return {
+            name: {
+                other
+                for other, _ in imports
+                if other in self.trees and other != name and not name.startswith(f"{other}.")
+            }
+            for name, imports in self.imports.items()
         }
-        graph[name] = {other for other in found & dotted.keys() if other != name and not name.startswith(f"{other}.")}
-    return graph
+
+    def brings(self) -> dict[str, set[str]]:
+        """Module -> the heavy packages that are loaded with it."""
+        direct = {name: {other for other, functions in of if not functions} for name, of in self.imports.items()}
+        loaded = {name: {other for other in of if other in direct} | parents(name) for name, of in direct.items()}
+        brought = {name: {other for other in of if is_heavy(other)} for name, of in direct.items()}
+        for _ in direct:  # at most so many steps from one end to the other
+            before = sum(map(len, brought.values()))
+            for name, others in loaded.items():
+                brought[name].update(*(brought[other] for other in others if other in brought))
+            if sum(map(len, brought.values())) == before:
+                break
+        return brought
+
+
+def parents(name: str) -> set[str]:
+    """The packages that a module lies in."""
+    parts = name.split(".")
+    return {".".join(parts[:n]) for n in range(1, len(parts))}
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+LIGHT = ("msgspec", "rich", "typer")
+"""What every command loads."""
+
+
+def is_heavy(package: str) -> bool:
+    return not package.startswith("fp4dse") and package not in {*sys.stdlib_module_names, *LIGHT}
+
+
+def is_command(module: str, function: ast.FunctionDef) -> bool:
+    """Of `fp4dse`, or what the tab key runs instead of one."""
+    if module == "fp4dse.commands.completing":
+        return True
+    decorators = [node.func for node in function.decorator_list if isinstance(node, ast.Call)]
+    return any(ast.unparse(decorator).endswith("command") for decorator in decorators)
 
 
 def test_no_module_imports_itself_by_way_of_others():
     """Imports within functions counted: they put a cost off, and untie nothing."""
-    graphlib.TopologicalSorter(module_graph(ROOT)).prepare()
+    graphlib.TopologicalSorter(Tree(ROOT).graph()).prepare()
+
+
+def made(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in {**dict.fromkeys(TOP, ""), **files}.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    return Tree(root)
 
 
 def test_a_circle_that_somebody_ties_is_found(tmp_path):
-    for name, text in {
-        "dse/a.py": "from fp4dse.dse.b import two\none = 1\n",
-        "dse/b.py": "from fp4dse.kernels import c\ntwo = 2\n",
-        "kernels/c.py": "def three():\n    from fp4dse.dse.a import one\n",
-        **dict.fromkeys(TOP, ""),
-    }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+    tree = made(
+        tmp_path,
+        {
+            "dse/a.py": "from fp4dse.dse.b import two\none = 1\n",
+            "dse/b.py": "from fp4dse.kernels import c\ntwo = 2\n",
+            "kernels/c.py": "def three():\n    from fp4dse.dse.a import one\n",
+        },
+    )
     with pytest.raises(graphlib.CycleError):
-        graphlib.TopologicalSorter(module_graph(tmp_path)).prepare()
+        graphlib.TopologicalSorter(tree.graph()).prepare()
+
+
+def vain(tree: Tree) -> list[str]:
+    """Imports within functions that put nothing off: neither in a command, nor of what brings a heavy package that
+    the module does not bring itself."""
+    brings = tree.brings()
+    return [
+        f"{name}: {functions[-1].name} imports {other}"
+        for name, imports in tree.imports.items()
+        for other, functions in imports
+        if functions and not name.startswith("fp4dse.kernels") and not is_command(name, functions[0])
+        if not (({other} if is_heavy(other) else brings.get(other, set())) - brings[name])
+    ]
+
+
+def test_an_import_within_a_function_puts_a_heavy_package_off():
+    assert vain(Tree(ROOT)) == []
+
+
+def test_an_import_within_a_function_that_puts_nothing_off_is_found(tmp_path):
+    tree = made(
+        tmp_path,
+        {
+            "tasks/__init__.py": "if TYPE_CHECKING:\n    from fp4dse.tasks.engine import train\n",
+            "tasks/engine.py": "import torch\ndef again():\n    import torch\n",
+            "tasks/light.py": "import json\n",
+            "tasks/driver.py": "def one():\n    from fp4dse.tasks import train, light\n    import torch, json\n",
+            "sweeps/user.py": "from fp4dse.tasks import train\ndef two():\n    from fp4dse.tasks import engine\n",
+            "commands/all.py": "@app.command()\ndef three():\n    from fp4dse.tasks import light\n",
+        },
+    )
+    assert sorted(vain(tree)) == [
+        "fp4dse.sweeps.user: two imports fp4dse.tasks.engine",
+        "fp4dse.tasks.driver: one imports fp4dse.tasks.light",
+        "fp4dse.tasks.driver: one imports json",
+        "fp4dse.tasks.engine: again imports torch",
+    ]
 
 
 DRIVER_ONLY = ("optuna", "duckdb", "plotly", "ray", "pandas", "pyarrow")

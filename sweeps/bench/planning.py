@@ -18,8 +18,11 @@ from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.joining import write_part
 from fp4dse.results.schema import ROW, SCHEMA_VERSION, recipe_columns
+from fp4dse.sweeps.pictures import Line
 from fp4dse.sweeps.rows import lane_id
 from fp4dse.sweeps.setting import find_setting
+from fp4dse.sweeps.storages import open_storage
+from fp4dse.sweeps.study import mirror_lines
 from fp4dse.tasks.job import Lane
 
 COMBINATIONS, STORED, LANES, TRIALS = 100_000, 1_000_000, 100_000, 5_000
@@ -103,10 +106,6 @@ def fill_store(path: Path, run_ids: list[str], rows_per_part: int = 100_000) -> 
 
 def time_mirror(trials: int = TRIALS) -> Row:
     """Mirror so many recipes to the study that the dashboard shows."""
-    from fp4dse.sweeps.pictures import Line
-    from fp4dse.sweeps.storages import open_storage
-    from fp4dse.sweeps.study import mirror_lines
-
     names = [f"level {i}" for i in range(4)]
     draws = np.random.default_rng(0)
     lines = [

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fp4dse.dse import SLOTS, ConfigError, Space
 from fp4dse.results import open_store
+from fp4dse.sweeps.bench.planning import bench_plan
 from fp4dse.sweeps.bench.simulation import many_jobs, simulate
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
@@ -49,8 +50,6 @@ def row(what: str, measured: str, target: str, met: bool) -> dict:
 
 def planning() -> list[dict]:
     """Enumeration, planning against a large store, the mirror of the study (planning.py)."""
-    from fp4dse.sweeps.bench.planning import bench_plan
-
     rows = bench_plan()
     return [row(r.what, f"{r.seconds:.2f} s", f"≤ {r.target:g} s", r.seconds <= r.target) for r in rows]
 

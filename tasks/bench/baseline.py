@@ -12,6 +12,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from fp4dse.kernels.lanes import Forward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.task import Task
@@ -70,8 +71,6 @@ class EagerNumerics:
     def forward(
         self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
     ):
-        from fp4dse.kernels.lanes import Forward
-
         return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)
 
     def through(self, operand: str, layer: int, g: Tensor, kept: object) -> Tensor:

@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import msgspec
 import numpy as np
@@ -56,8 +57,6 @@ class Corpus(msgspec.Struct, frozen=True):
 @cache
 def standard_library() -> Corpus:
     """The documentation in pydoc_data.topics, as bytes. It differs between Python versions, and so does the digest."""
-    from pydoc_data.topics import topics
-
     train, held_out = split_paragraphs(paragraphs(topics[name] for name in sorted(topics)))
     return _of_bytes("the standard library's documentation", train, held_out)
 

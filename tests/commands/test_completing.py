@@ -50,7 +50,7 @@ def test_names_are_offered_without_a_slow_import(line, names):
 
 def test_the_names_are_those_that_the_commands_take(monkeypatch, tmp_path):
     assert list(completing.spaces()) == list(shipped_spaces())
-    assert list(completing.recipes()) == list(recipe_files())
+    assert list(completing.spaces_and_recipes()) == [*shipped_spaces(), *recipe_files()]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert list(completing.tasks()) == list(TASKS)
     remembered.remember("all tasks", list_tasks())
