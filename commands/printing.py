@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -20,7 +21,7 @@ FOLD = 22
 """Characters up to which a column of a table is never folded."""
 
 
-def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> None:
+def print_rows(columns: list[str], rows: list[dict[str, Any]], as_json: bool = False) -> None:
     """A line for each row. As JSON rows are whole; a table has the named columns.
 
     Long texts are folded to fit a terminal, numbers never are: where they do not fit, every row is a block of lines,
@@ -44,7 +45,7 @@ def print_rows(columns: list[str], rows: list[dict], as_json: bool = False) -> N
     place.print(table)
 
 
-def print_each(rows: Iterable[dict], as_json: bool = False) -> None:
+def print_each(rows: Iterable[dict[str, Any]], as_json: bool = False) -> None:
     """Each row as soon as it is there: a block of lines, or as JSON a line."""
     for row in rows:
         if as_json:
@@ -54,7 +55,7 @@ def print_each(rows: Iterable[dict], as_json: bool = False) -> None:
             print(flush=True)
 
 
-def print_answer(columns: list[str], rows: list[dict], brief: Sequence[str] = ()) -> None:
+def print_answer(columns: list[str], rows: list[dict[str, Any]], brief: Sequence[str] = ()) -> None:
     """A table of any width. Where there are many columns, what all rows have in common stands once, under it.
 
     brief: names of columns, in groups in the order of their weight. Where the whole table does not fit, it has as many
@@ -87,13 +88,13 @@ def _fits(widths: list[int], place: Console) -> bool:
     return sum(min(width, FOLD) + 3 for width in widths) <= place.width
 
 
-def _widths(columns: list[str], rows: list[dict]) -> list[int]:
+def _widths(columns: list[str], rows: list[dict[str, Any]]) -> list[int]:
     """Characters that each column takes where nothing is folded."""
     cells = ([visible(name), *(_cell(row[name]) for row in rows)] for name in columns)
     return [max(len(line) for cell in column for line in cell.split("\n")) for column in cells]
 
 
-def print_facts(facts: dict, as_json: bool = False) -> None:
+def print_facts(facts: dict[str, Any], as_json: bool = False) -> None:
     """A line for each fact: its name, its value."""
     if as_json:
         print_json(facts)

@@ -47,7 +47,7 @@ def new_app(add_completion: bool = False, **more: Any) -> typer.Typer:
     )
 
 
-def under(app: typer.Typer, topic: str) -> Callable[..., Callable]:
+def under(app: typer.Typer, topic: str) -> Callable[..., Callable[..., Any]]:
     """The decorator that makes a function a command of the app, listed under the topic."""
     return partial(app.command, rich_help_panel=topic)
 

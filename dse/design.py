@@ -24,6 +24,8 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.record import Part
 
 Levels = tuple[int, ...]
+Pair = tuple[int, int, int, int]
+"""(axis, its level, a later axis, its level)."""
 
 RESOLUTIONS = (3, 4, 5)
 MOST_RUNS = 2**14
@@ -80,7 +82,7 @@ def balanced(sizes: Sequence[int], runs: int, seed: int = 0) -> Iterator[Levels]
         yield from itertools.product(*map(range, sizes))
         return
     often = [[0] * size for size in sizes]
-    met: dict[tuple[int, int, int, int], int] = {}
+    met: dict[Pair, int] = {}
     seen: set[Levels] = set()
     for _ in range(runs):
         for _attempt in range(100):
@@ -96,7 +98,7 @@ def balanced(sizes: Sequence[int], runs: int, seed: int = 0) -> Iterator[Levels]
         yield run
 
 
-def _next_run(sizes: Sequence[int], often: list[list[int]], met: dict, rng: random.Random) -> Levels:
+def _next_run(sizes: Sequence[int], often: list[list[int]], met: dict[Pair, int], rng: random.Random) -> Levels:
     chosen: dict[int, int] = {}
     for axis in rng.sample(range(len(sizes)), len(sizes)):
         fewest = min(often[axis])

@@ -12,7 +12,7 @@ import math
 import struct
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Own(Part, frozen=True):
         """What people call it."""
         raise NotImplementedError
 
-    def content(self) -> tuple:
+    def content(self) -> tuple[Any, ...]:
         """All fields but the name."""
         return tuple(getattr(self, name) for name in self.__struct_fields__ if name != "name")
 
@@ -213,6 +213,6 @@ def element_name(element: Element) -> str:
     return element if isinstance(element, str) else called(element.name, element.content())
 
 
-def called(name: str, numbers: tuple) -> str:
+def called(name: str, numbers: tuple[Any, ...]) -> str:
     """A name (`lut` for none) with six digits of a hash of the numbers: different formats may be called alike."""
     return f"{name or 'lut'}-{hashlib.sha256(msgspec.json.encode(numbers)).hexdigest()[:6]}"

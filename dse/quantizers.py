@@ -6,6 +6,8 @@ from fp4dse.dse.quantizer import NAMES_OF, QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, TensorScale
 
+__all__ = ["QUANTIZERS"]
+
 _AMAX = TensorScale()
 
 _NAMED = {

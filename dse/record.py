@@ -92,7 +92,7 @@ def field_types(cls: type[Part]) -> dict[str, typing.Any]:
     return {name: hints[name] for name in cls.__struct_fields__}
 
 
-def options(type_: typing.Any) -> tuple:
+def options(type_: typing.Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone."""
     is_union = isinstance(type_, types.UnionType) or typing.get_origin(type_) is typing.Union
     return typing.get_args(type_) if is_union else (type_,)

@@ -128,7 +128,7 @@ def _method_parts(q: Quantizer) -> ConfigError | None:
         for field, fits, accepted in REQUIRES[method]:
             if not fits(getattr(q, field)):
                 value = getattr(q, field)
-                found = _FOUND.get(field, lambda v: v)(value)
+                found = _FOUND[field](value) if field in _FOUND else value
                 return ConfigError(field, found, f"{accepted} (for {method})")
     return None
 

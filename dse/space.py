@@ -87,9 +87,9 @@ class Space(msgspec.Struct, frozen=True):
     base: Any = None
     fixed: dict[str, Any] = {}
     axes: dict[str, Any] = {}
-    forbid: list = []
-    require: list = []
-    join: list = []
+    forbid: list[Any] = []
+    require: list[Any] = []
+    join: list[Any] = []
     design: Any = Factorial()
     lanes: Any = Lanes()
     cost: Any = DEFAULT_COST
@@ -112,7 +112,9 @@ class Space(msgspec.Struct, frozen=True):
         return space
 
     @staticmethod
-    def from_dict(data: dict, where: str = "space", folder: Path = Path(), find: Finder = lambda _: None) -> Space:
+    def from_dict(
+        data: dict[str, Any], where: str = "space", folder: Path = Path(), find: Finder = lambda _: None
+    ) -> Space:
         """From plain data with the fields of a space, with all shorthand. ConfigError names `where` and the key."""
         return Space(**resolve(data, Space, where, folder, find))
 
@@ -259,14 +261,14 @@ class Space(msgspec.Struct, frozen=True):
         return (*forbidden, *required)
 
 
-Conditions = list[tuple[RecipePath, list]]
+Conditions = list[tuple[RecipePath, list[Any]]]
 
 
 class _Axis(msgspec.Struct, frozen=True):
     """An axis with its paths parsed, and what is fixed within what it sets."""
 
     path: RecipePath
-    values: list
+    values: list[Any]
     when: Conditions
     fixed: list[tuple[RecipePath, Any]]
 
@@ -297,5 +299,5 @@ def _broken(recipe: Recipe, rules: Sequence[_Rule]) -> tuple[str | None, str]:
     return reason, reason or ""
 
 
-def _conditions(when: Mapping[str, list], where: str) -> Conditions:
+def _conditions(when: Mapping[str, list[Any]], where: str) -> Conditions:
     return [(parse_path(text, where), values) for text, values in when.items()]

@@ -36,37 +36,37 @@ class SpaceType(Protocol):
     """What reads the spaces that a file joins: the class `Space`."""
 
     def load(self, path: Path, find: Finder) -> Any: ...
-    def from_dict(self, data: dict, where: str, folder: Path, find: Finder) -> Any: ...
+    def from_dict(self, data: dict[str, Any], where: str, folder: Path, find: Finder) -> Any: ...
 
 
 class Axis(Part, frozen=True):
     """What varies: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
 
-    values: list
-    when: dict = {}  # noqa: RUF012  (msgspec copies it)
-    texts: list = []  # noqa: RUF012
+    values: list[Any]
+    when: dict[str, Any] = {}  # noqa: RUF012  (msgspec copies it)
+    texts: list[Any] = []  # noqa: RUF012
 
 
 class Forbid(Part, frozen=True):
     """Recipes for which every condition in `when` holds are rejected, for `reason`."""
 
-    when: dict
+    when: dict[str, Any]
     reason: str
 
 
 class Require(Part, frozen=True):
     """Recipes for which every condition in `when` holds are rejected, for `reason`, unless all of `then` holds."""
 
-    then: dict
+    then: dict[str, Any]
     reason: str
-    when: dict = {}  # noqa: RUF012
+    when: dict[str, Any] = {}  # noqa: RUF012
 
 
 class Lanes(Part, frozen=True):
     """Learning rates and seeds that every recipe is trained with; None: the task's own, the command's own."""
 
-    lr: list | None = None
-    seeds: list | int | None = None
+    lr: list[Any] | None = None
+    seeds: list[Any] | int | None = None
 
 
 class SpaceFile(Part, frozen=True):
@@ -75,16 +75,16 @@ class SpaceFile(Part, frozen=True):
     name: str
     summary: str = ""
     base: str | Recipe | None = None
-    fixed: dict = {}  # noqa: RUF012
-    axes: dict = {}  # noqa: RUF012
-    forbid: list = []  # noqa: RUF012
-    require: list = []  # noqa: RUF012
-    join: list = []  # noqa: RUF012
+    fixed: dict[str, Any] = {}  # noqa: RUF012
+    axes: dict[str, Any] = {}  # noqa: RUF012
+    forbid: list[Any] = []  # noqa: RUF012
+    require: list[Any] = []  # noqa: RUF012
+    join: list[Any] = []  # noqa: RUF012
     design: Design = Factorial()
     lanes: Lanes = Lanes()
     cost: CostTarget = DEFAULT_COST
-    elements: dict = {}  # noqa: RUF012
-    scales: dict = {}  # noqa: RUF012
+    elements: dict[str, Any] = {}  # noqa: RUF012
+    scales: dict[str, Any] = {}  # noqa: RUF012
 
 
 _open: ContextVar[tuple[Path, ...]] = ContextVar("_open", default=())
@@ -105,7 +105,7 @@ def opened(path: Path) -> Iterator[None]:
 
 
 def resolve(
-    data: dict,
+    data: dict[str, Any],
     space_type: SpaceType,
     where: str = "space",
     folder: Path = Path(),
@@ -194,7 +194,7 @@ def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> A
     return cls(reason=rule.reason, **read_ones)
 
 
-def _read_conditions(data: Mapping, folder: Path, where: str, *keys: str) -> dict[str, list]:
+def _read_conditions(data: Mapping[str, Any], folder: Path, where: str, *keys: str) -> dict[str, list[Any]]:
     """path -> the values of which one must hold."""
     out = {}
     for text, given in data.items():
@@ -206,7 +206,7 @@ def _read_conditions(data: Mapping, folder: Path, where: str, *keys: str) -> dic
     return out
 
 
-def _read_places(data: Mapping, folder: Path, where: str, key: str) -> dict[str, Any]:
+def _read_places(data: Mapping[str, Any], folder: Path, where: str, key: str) -> dict[str, Any]:
     """path -> value."""
     return {
         text: read_value(parse_path(text, where, key, text), value, folder, where, key, text)
@@ -227,7 +227,7 @@ def _read_joined(entry: object, space_type: SpaceType, folder: Path, find: Finde
     raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
 
 
-def is_seeds(seeds: list) -> bool:
+def is_seeds(seeds: list[Any]) -> bool:
     """Whether a sweep takes them."""
     return 0 < len(seeds) <= MOST_SEEDS and all(type(seed) is int and 0 <= seed <= LAST_SEED for seed in seeds)
 

@@ -99,7 +99,9 @@ def _cells(table: Table, f: Factor) -> NDArray[np.intp]:
     return others.groupby(list(others)).ngroup().to_numpy() if len(others.columns) else np.zeros(len(f.codes), int)
 
 
-def _matches(f: Factor, cell: NDArray[np.intp], reference: int, level: int) -> tuple[NDArray, NDArray]:
+def _matches(
+    f: Factor, cell: NDArray[np.intp], reference: int, level: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Recipes at the reference and at the level, in pairs that share a cell."""
     a, b = np.flatnonzero(f.codes == reference), np.flatnonzero(f.codes == level)
     _, i, j = np.intersect1d(cell[a], cell[b], return_indices=True)

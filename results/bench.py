@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ GROUPED = "SELECT wgrad_rotation, fprop_x_scale, avg(val_loss), count(*) FROM ru
 WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
 
 
-def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict]:
+def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict[str, Any]]:
     """what, seconds, cpu_s (of all threads), target_s (None without one): line after line, as they are measured.
 
     Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
@@ -57,7 +58,7 @@ def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Itera
     yield _timed(f"stability selection, {size}", lambda: stability(runs), None)
 
 
-def _timed(what: str, action: Callable[[], object], target_s: float | None) -> dict:
+def _timed(what: str, action: Callable[[], object], target_s: float | None) -> dict[str, Any]:
     begin, cpu = time.perf_counter(), time.process_time()
     action()
     seconds, cpu_s = time.perf_counter() - begin, time.process_time() - cpu

@@ -35,6 +35,9 @@ from fp4dse.results.paired import OVERHEAD, SETTING, by_seed, judged
 from fp4dse.results.pareto import front, fronts, hypervolumes
 from fp4dse.results.summary import summarize
 
+Parts = dict[tuple[str, ...], tuple[pd.Index, NDArray[np.float64]]]
+"""Values of SETTING -> config_ids, and their gaps by seed."""
+
 RESAMPLES = 1000
 GAP_REFERENCE = math.log(2)
 """The hypervolume's corner: twice the loss of BF16."""
@@ -131,7 +134,9 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1])
 
 
-def shrunken(variance: NDArray[np.float64], freedom: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def shrunken(
+    variance: NDArray[np.float64], freedom: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Variances shrunk towards their common value, with their degrees of freedom (Smyth 2004). [n] each, as given.
 
     A variance that is NaN (freedom 0) becomes the common one; all NaN stay so. Zeros count as the smallest above.
@@ -164,7 +169,7 @@ def _inverse_trigamma(value: float) -> float:
     return float(x)
 
 
-def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, dict]:
+def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
     """The lines of the summary that may be on a front, and per setting the recipes with their gaps by seed."""
     rows = judged(runs)
     lines = summarize(rows, overhead)
@@ -174,8 +179,8 @@ def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, dict]:
 
 
 def _drawn(
-    competing: pd.DataFrame, parts: dict, resamples: int, seed: int
-) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray, NDArray]]]]:
+    competing: pd.DataFrame, parts: Parts, resamples: int, seed: int
+) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
     """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk]."""
     for keys, lines in competing.groupby(list(SETTING), sort=False):
         recipes, gaps = parts[keys]
@@ -186,7 +191,9 @@ def _drawn(
         yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)
 
 
-def _draws(spread: Spread, resamples: int, rng: np.random.Generator) -> Iterator[tuple[NDArray, NDArray]]:
+def _draws(
+    spread: Spread, resamples: int, rng: np.random.Generator
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     for start in range(0, resamples, _CHUNK):
         count = min(_CHUNK, resamples - start)
         noise = rng.standard_normal((count, len(spread.mean)))

@@ -6,10 +6,12 @@ A recipe counts as diverged if one of its seeds did, at its best learning rate.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fp4dse.results.design import Factor
 from fp4dse.results.linear import Table, tables
 from fp4dse.results.paired import SETTING
 
@@ -33,7 +35,7 @@ def divergence(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)[COLUMNS]
 
 
-def _counted(table: Table, keys: tuple, chosen: list) -> pd.DataFrame:
+def _counted(table: Table, keys: tuple[Any, ...], chosen: list[Factor]) -> pd.DataFrame:
     sizes = [len(f.levels) for f in chosen]
     cell = np.ravel_multi_index([f.codes for f in chosen], sizes)
     recipes = np.bincount(cell, minlength=int(np.prod(sizes)))

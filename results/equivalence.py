@@ -14,6 +14,7 @@ mean and standard deviation stay what they are (normal approximation).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -153,7 +154,7 @@ def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np
     return None if found.isna().all() else recipes[found.argmin()]
 
 
-def _sentence(line: dict) -> str:
+def _sentence(line: dict[str, Any]) -> str:
     where, a, b = f"{line['task']} ({line['preset']})", *(_quoted(line[f"label_{side}"]) for side in "ab")
     if line["verdict"] == "diverged":
         blown = [
@@ -173,14 +174,14 @@ def _sentence(line: dict) -> str:
     return f"{where}: {b} has a lower loss than {a}: {_size({**line, **other_way})}."
 
 
-def _first(line: dict) -> str:
+def _first(line: dict[str, Any]) -> str:
     """Where the first of two recipes is that the seeds do not part."""
     if line["low"] == line["high"] == 0:
         return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"
     return f"the loss of the first is at {_size(line)}"
 
 
-def _size(line: dict) -> str:
+def _size(line: dict[str, Any]) -> str:
     """`-46.0 % (95 % interval -47.8 to -44.1 %, p < 0.001, 3 paired seeds)`."""
     bounds = change_range(line["difference"], line["low"], line["high"])
     p = "p < 0.001" if line["p"] < 0.001 else f"p = {line['p']:.2g}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from html import escape
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -62,7 +63,7 @@ def _even(low: float, high: float, most: int) -> NDArray[np.float64]:
     return step * np.arange(np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9) + 1)
 
 
-def ratio_axis(values: object, says: str) -> dict:
+def ratio_axis(values: object, says: str) -> dict[str, Any]:
     """A Plotly axis of log ratios with its title. values: all that has to be on it; NaN is left out."""
     known = np.asarray(values, float)
     known = np.append(known[np.isfinite(known)], 0.0)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import copy_context
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.urls import redacted
@@ -161,7 +161,7 @@ def _holder(fd: int) -> str:
         return "another process"
 
 
-def read_json(path: Place) -> dict:
+def read_json(path: Place) -> dict[str, Any]:
     """A JSON object; StoreError if the file is unreadable or holds something else."""
     try:
         data = json.loads(path.read_bytes())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from fp4dse.results.design import AXES
 from fp4dse.results.schema import recipe_columns
 
 _SLOTS = ("fprop_x", "fprop_w", "dgrad_g", "dgrad_w", "wgrad_g", "wgrad_x")
-KNOBS: dict[str, tuple[tuple[str, ...], tuple]] = {
+KNOBS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "*.scale": (tuple(f"{slot}_scale" for slot in _SLOTS), ("e4m3", "e8m0-rceil", "ue5m3")),
     "*.tensor_scale": (tuple(f"{slot}_tensor_scale" for slot in _SLOTS), (None, 448.0)),
     "*.g.rounding": (("dgrad_g_rounding", "wgrad_g_rounding"), ("nearest", "stochastic")),

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -92,7 +92,7 @@ class Table(NamedTuple):
     """Mean log loss of BF16 over the seeds; 0 for ranks, NaN where there is none."""
 
 
-def tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple, Table]]:
+def tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple[Any, ...], Table]]:
     """Per SETTING values: its recipes that quantize, at their best rates. All settings have the same factors."""
     rows = judged(runs)
     rows = rows[rows["points"].gt(0)]
@@ -231,7 +231,7 @@ def _without(table: Table, f: Factor, why: str) -> pd.DataFrame:
     )
 
 
-def _estimates(model: Fit, contrasts: NDArray, lost: bool) -> pd.DataFrame:
+def _estimates(model: Fit, contrasts: NDArray[np.float64], lost: bool) -> pd.DataFrame:
     value, error = model.estimate(contrasts)
     value, error = (np.where(lost, np.nan, x) for x in (value, error))
     half = stdtrit(max(model.freedom, 1), 0.5 + CONFIDENCE / 2) * error

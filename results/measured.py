@@ -35,7 +35,7 @@ Series = dict[str, Any]
 """measured.json as plain data."""
 
 
-def series(model: str, environment: Mapping) -> str:
+def series(model: str, environment: Mapping[str, Any]) -> str:
     """What figures of this model, taken in this environment (row columns), are of."""
     threads = f", {counted(environment['threads'], 'thread')}" if environment["device"] == "cpu" else ""
     return f"{model} on {environment['device_name']}{threads}, {environment['software_class']}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
+from typing import Any
 
 _FILES = Path(__file__).parent / "report"
 
@@ -27,7 +28,7 @@ def page(title: str, body: str, scripts: tuple[str, ...] = ()) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}{ends}</body></html>\n'
 
 
-def plot(figure: dict, caption: str) -> str:
+def plot(figure: dict[str, Any], caption: str) -> str:
     """A figure with its caption (HTML)."""
     data = json.dumps(figure, allow_nan=False).replace("<", "\\u003c")
     height = figure["layout"].get("height", 420)

@@ -49,7 +49,7 @@ def hypervolumes(x: ArrayLike, ys: ArrayLike, reference: tuple[float, float]) ->
     return np.clip(reference[1] - best, 0, None) @ width
 
 
-def _columns(x: ArrayLike) -> tuple[NDArray, NDArray, NDArray, NDArray]:
+def _columns(x: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
     """The order of the finite x, where each distinct x starts in it, which one each belongs to, and the distinct x."""
     xs = np.asarray(x, float)
     usable = np.flatnonzero(np.isfinite(xs))
@@ -58,5 +58,5 @@ def _columns(x: ArrayLike) -> tuple[NDArray, NDArray, NDArray, NDArray]:
     return order, start, column, distinct
 
 
-def _lowest(ys: NDArray[np.float64], start: NDArray) -> NDArray[np.float64]:
+def _lowest(ys: NDArray[np.float64], start: NDArray[np.intp]) -> NDArray[np.float64]:
     return np.minimum.reduceat(np.where(np.isfinite(ys), ys, np.inf), start, axis=1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -108,7 +109,7 @@ ROW = pa.schema({"schema_version": COUNT, "run_id": TEXT, **KEY, **RECIPE, **OUT
 SCALARS = [name for name in ROW.names if name not in {**CURVES, **BY_NAME}]
 
 
-def run_id(row: Mapping) -> str:
+def run_id(row: Mapping[str, Any]) -> str:
     """16 hex digits: SHA-256 over the key columns. StoreError names a key column that is missing."""
     values = []
     for name in KEY:
@@ -144,7 +145,7 @@ def _names() -> dict[str, str]:
     return {file.recipe.config_id: name for name, file in recipe_files().items()}
 
 
-def to_table(rows: list[dict]) -> pa.Table:
+def to_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows as an Arrow table; `run_id` and `schema_version` are filled in.
 
     StoreError names a column that is unknown, has the wrong type, or belongs to the key and is missing.

@@ -19,6 +19,7 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -111,7 +112,7 @@ class Store:
             finally:
                 self._locked = False
 
-    def add(self, rows: list[dict], name: str) -> None:
+    def add(self, rows: list[dict[str, Any]], name: str) -> None:
         """Store rows as one file; when this returns they are on the disk. `name` is for people who look inside.
 
         The same rows added twice are one file. StoreError on a wrong row (nothing is written) or a full disk.
@@ -281,7 +282,7 @@ class Store:
             raise StoreError(f"{self.path}: made by a newer fp4dse ({limit}); upgrade fp4dse")
         return found
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
         everything = self._read(["status", *RULED], ALL)
         visible = everything.filter(self._valid())

@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -135,7 +136,7 @@ def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
     ]
 
 
-def setting_titles(frame: pd.DataFrame) -> dict[tuple, str]:
+def setting_titles(frame: pd.DataFrame) -> dict[tuple[Any, ...], str]:
     """SETTING values -> `task (preset)`, and what else differs where that is shared by several settings."""
     settings = frame[list(SETTING)].drop_duplicates()
     titles = {}
@@ -248,7 +249,7 @@ def metric_title(frame: pd.DataFrame) -> str | None:
     return f"{names.iloc[0]}{f' {BETTER[way]}' if (way := next(iter(ways), None)) in BETTER else ''}"
 
 
-def records(frame: pd.DataFrame) -> list[dict]:
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as plain data that any JSON writer takes: NaN and inf are None, times are ISO texts."""
     return [{str(name): plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from fp4dse.results.figures import AXIS, LAYOUT
 from fp4dse.results.files import write_atomic
@@ -32,7 +33,7 @@ rounding of all others (grid), and their cross terms, which are negative where o
 the sum."""
 
 
-def tensor_table(rows: Sequence[dict], skipped: dict[str, str]) -> str:
+def tensor_table(rows: Sequence[dict[str, Any]], skipped: dict[str, str]) -> str:
     """Per tensor a heading and a line a quantizer, with COLUMNS or why there are none; then the other remarks."""
     lines: list[str] = []
     cells = [_cells(row) for row in rows]
@@ -47,7 +48,7 @@ def tensor_table(rows: Sequence[dict], skipped: dict[str, str]) -> str:
     return "\n".join([*lines[1:], *([""] if left_out else []), *left_out])
 
 
-def remarks(rows: Sequence[dict], skipped: dict[str, str]) -> list[str]:
+def remarks(rows: Sequence[dict[str, Any]], skipped: dict[str, str]) -> list[str]:
     """Everything that was left out and why, one line a reason."""
     lines = []
     for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
@@ -60,7 +61,7 @@ def remarks(rows: Sequence[dict], skipped: dict[str, str]) -> list[str]:
     return lines
 
 
-def write_tensor_page(rows: Sequence[dict], skipped: dict[str, str], title: str, path: Path) -> None:
+def write_tensor_page(rows: Sequence[dict[str, Any]], skipped: dict[str, str], title: str, path: Path) -> None:
     """Picture, table and remarks as one HTML file that needs no network. StoreError if it cannot be written."""
     columns = [("tensor", "label"), ("quantizer", ""), *((name, "n") for name in COLUMNS[1:])]
     lines: list[list[tuple[str, object]]] = [
@@ -71,7 +72,7 @@ def write_tensor_page(rows: Sequence[dict], skipped: dict[str, str], title: str,
     write_atomic(path, page(title, "\n".join([*body, f"<ul>{left_out}</ul>"])).encode())
 
 
-def error_figure(rows: Sequence[dict]) -> dict:
+def error_figure(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Relative error of each tensor under each quantizer, stacked by parts, as plain Plotly data."""
     drawn = [row for row in rows if row["mse"] is not None]
     place = [[row["tensor"] for row in drawn], [row["quantizer"] for row in drawn]]
@@ -108,7 +109,7 @@ def error_figure(rows: Sequence[dict]) -> dict:
     return {"data": [*traces, total], "layout": layout}
 
 
-def _cells(row: dict) -> list[str]:
+def _cells(row: dict[str, Any]) -> list[str]:
     parts = _parts(row["decomposition"] or {})
     return [
         row["quantizer"],

@@ -8,7 +8,7 @@ that several of them need stand here.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -81,7 +81,7 @@ class Rates(NamedTuple):
 class Verdict(NamedTuple):
     """One setting's answers. Without a recipe that quantizes and has a gap, `config_id` is None and `none` says why."""
 
-    setting: tuple
+    setting: tuple[Any, ...]
     """SETTING values."""
     config_id: str | None
     label: str
@@ -153,7 +153,7 @@ def verdicts_from(
 
 
 def _verdict(
-    setting: tuple, lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
+    setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
 ) -> Verdict:
     tried = lines[~lines["is_baseline"]]
     ranked = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -61,10 +61,10 @@ def _recipe_alone(text: str) -> Space | None:
     return Space(Path(text).stem if text.endswith(".toml") else text, base=load_recipe(text)) if is_recipe else None
 
 
-def parse_axes(texts: Iterable[str]) -> dict[str, list]:
+def parse_axes(texts: Iterable[str]) -> dict[str, list[Any]]:
     """`PATH=VALUE,VALUE` each: path -> values. A value is what TOML takes it for (16, true, { like = "nvfp4", … }), and
     what TOML does not know is a text."""
-    axes: dict[str, list] = {}
+    axes: dict[str, list[Any]] = {}
     for text in texts:
         path, equals, values = (part.strip() for part in text.partition("="))
         if not (path and equals and values):
@@ -75,7 +75,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list]:
     return axes
 
 
-def _parse_values(axis: str, text: str) -> list:
+def _parse_values(axis: str, text: str) -> list[Any]:
     """The values between the commas that stand in no bracket."""
     depth, parts = 0, [""]
     for letter in text:

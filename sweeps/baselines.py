@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fp4dse.dse import Recipe
 from fp4dse.results import Store
@@ -98,7 +99,7 @@ def _is_baseline(job: Job) -> bool:
     return job.lanes[0].recipe == _RECIPE
 
 
-def _shared(context: dict) -> dict:
+def _shared(context: dict[str, Any]) -> dict[str, Any]:
     """The key columns of a context that kinds do not differ in."""
     return {
         name: context[name] for name in ("task", "preset", "dataset_digest", "rev_quantizers", "rev_engine", "rev_task")

@@ -19,6 +19,7 @@ from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
@@ -135,12 +136,12 @@ class Follower:
 class _ForThisMachine:
     """Pages for requests that name this machine and come from its own pages, whatever their method; 403 for others."""
 
-    def __init__(self, app: Callable, port: int) -> None:
+    def __init__(self, app: WSGIApplication, port: int) -> None:
         self.app, self.port = app, port
         names = (HOST, "localhost")
         self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
 
-    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         origin = environ.get("HTTP_ORIGIN")
         ours = environ.get("HTTP_HOST") in self.hosts
         if ours and (origin is None or origin.removeprefix("http://") in self.hosts):
@@ -153,10 +154,10 @@ class _ForThisMachine:
 class _WithReport:
     """Pages, and the store's report under /report, as notes link to it."""
 
-    def __init__(self, app: Callable, page: Path) -> None:
+    def __init__(self, app: WSGIApplication, page: Path) -> None:
         self.app, self.page = app, page
 
-    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO") != REPORT:
             return self.app(environ, start_response)
         try:
@@ -167,7 +168,7 @@ class _WithReport:
         return [body]
 
 
-def _text(start_response: Callable, status: str, text: str) -> Iterable[bytes]:
+def _text(start_response: StartResponse, status: str, text: str) -> Iterable[bytes]:
     body = f"{text}\n".encode()
     headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
     start_response(status, headers)
@@ -177,11 +178,11 @@ def _text(start_response: Callable, status: str, text: str) -> Iterable[bytes]:
 class _Followed:
     """The dashboard's pages, on which a study keeps the number under which it was first asked for."""
 
-    def __init__(self, app: Callable, storage: optuna.storages.BaseStorage, mirroring: threading.Lock) -> None:
+    def __init__(self, app: WSGIApplication, storage: optuna.storages.BaseStorage, mirroring: threading.Lock) -> None:
         self.app, self.storage, self.mirroring = app, storage, mirroring
         self.names: dict[int, str] = {}
 
-    def __call__(self, environ: dict, start_response: Callable) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if not path.startswith(("/api/", "/csv/")):
             return self.app(environ, start_response)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -49,7 +50,7 @@ class Estimate(msgspec.Struct, frozen=True):
     memory_bytes: float
     sources: dict[str, str]
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """For people and scripts."""
         gib = f"{self.memory_bytes / 2**30:.2f} GiB a worker"
         time = f"{duration(self.seconds)} of training; workers start in seconds"

@@ -18,6 +18,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,7 +41,7 @@ def job_name(job: Job) -> str:
     return f"{job.task}-{job.preset}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def write_job(folder: Path, job: Job, context: dict) -> None:
+def write_job(folder: Path, job: Job, context: dict[str, Any]) -> None:
     """A fresh folder for a job. Of an earlier attempt at the same job the checkpoint stays."""
     data = msgspec.json.encode(job)
     if (folder / CHECKPOINT).exists() and _is_same(folder, data):
@@ -77,7 +78,7 @@ def read_result(folder: Path, job: Job) -> JobResult | None:
     return result if len(result.lanes) == len(job.lanes) else None
 
 
-def read_job(folder: Path) -> tuple[Job, dict]:
+def read_job(folder: Path) -> tuple[Job, dict[str, Any]]:
     """A job and its context. OSError or msgspec.DecodeError if the folder does not hold them."""
     job = decode_json((folder / "job.json").read_bytes(), Job)
     return job, decode_json((folder / "context.json").read_bytes(), dict)
@@ -90,7 +91,7 @@ def write_result(folder: Path, data: bytes) -> None:
     hidden.replace(folder / "out.json")
 
 
-def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict, JobResult | None]]:
+def leftovers(work: Path) -> Iterator[tuple[Path, Job, dict[str, Any], JobResult | None]]:
     """Jobs of a driver that is gone: finished ones that it did not store, and, without a result, those that have a
     checkpoint. Other folders are deleted."""
     for folder in sorted(work.glob("*")):

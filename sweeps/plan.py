@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
     def left(self) -> int:
         return sum(len(job.lanes) for job in self.jobs)
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """For people and scripts: the counts, and lanes per job in the order of start."""
         counts = {"recipes": self.recipes, "lanes": self.asked, "stored": self.stored, "to_train": self.left}
         jobs = [f"{job.task}:{job.preset} × {len(job.lanes)}" for job in self.jobs]
@@ -87,7 +87,7 @@ def plan(
     known = dict.fromkeys(machine.kinds)
     kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
     asked = 0
-    populations: dict[tuple, list[tuple[bool, int, Lane]]] = {}
+    populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
         for task, (place, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
             lanes, on = _lanes(recipe, lrs or [task.lr], seeds), [kind] if kind else []
@@ -136,7 +136,7 @@ def plan(
     )
 
 
-def count_space(space: Space, count: Count | None = None) -> dict:
+def count_space(space: Space, count: Count | None = None) -> dict[str, Any]:
     """What enumerating a space meets: raw product, merged as equivalent, rejected by rule, left, populations. `count`
     is filled in on the way."""
     count = count or Count()

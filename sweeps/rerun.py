@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -29,7 +30,7 @@ ENVIRONMENT = ["device", "device_name", "threads", "dtype", "torch_version", "py
 ENVIRONMENT += ["fp4dse_version", "git_commit"]
 
 
-def find_job(text: str, store: Store) -> tuple[Job, dict]:
+def find_job(text: str, store: Store) -> tuple[Job, dict[str, Any]]:
     """A job and its context, by the path of a job folder or job.json, the name of a failed job, or the run_id of a
     failed lane. ConfigError names the failed jobs that there are."""
     path = Path(text)
@@ -51,7 +52,7 @@ def find_job(text: str, store: Store) -> tuple[Job, dict]:
     raise ConfigError("job", text, f"a job.json, or a failed job of {store.path}: {some or 'there is none'}")
 
 
-def failed_jobs(store: Store) -> Iterator[tuple[Job, dict, list[str]]]:
+def failed_jobs(store: Store) -> Iterator[tuple[Job, dict[str, Any], list[str]]]:
     """The jobs behind the failed rows of a store, with their contexts and the run_ids of their lanes."""
     columns = ["run_id", "status", "created_at", "recipe", "lr", "seed", *CONTEXT, *ENVIRONMENT]
     rows = store.runs(columns)
@@ -66,7 +67,7 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict, list[str]]]:
         yield job, {name: first[name] for name in [*CONTEXT, *ENVIRONMENT]}, list(members["run_id"])
 
 
-def run_one(job: Job, context: dict, store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:
+def run_one(job: Job, context: dict[str, Any], store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:
     """Train the job here and store its rows. ConfigError if it does not fit into memory; whatever else training raises
     comes out as it is."""
     torch.set_num_threads(job.threads)

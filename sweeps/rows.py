@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
 
 
-def task_context(task: TaskFacts, environment: dict) -> dict:
+def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]:
     """The columns that all lanes of a task in an environment share."""
     return {
         **environment,
@@ -35,7 +35,7 @@ def task_context(task: TaskFacts, environment: dict) -> dict:
     }
 
 
-def lane_id(lane: Lane, context: dict) -> str:
+def lane_id(lane: Lane, context: dict[str, Any]) -> str:
     """The run_id that the lane's row has."""
     return run_id({**context, "config_id": _config_id(lane.recipe), "lr": lane.lr, "seed": lane.seed})
 
@@ -46,7 +46,7 @@ def _config_id(recipe: Recipe) -> str:
     return recipe.config_id
 
 
-def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
+def result_rows(job: Job, result: JobResult, context: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per lane of a job that came back. What the population took stands in each of its rows."""
     shared = {
         **result.environment,
@@ -63,20 +63,20 @@ def result_rows(job: Job, result: JobResult, context: dict) -> list[dict]:
     return [{**_row(lane, job, context, now), **shared, **_outcome(outcome, context)} for lane, outcome in pairs]
 
 
-def failed_rows(job: Job, reason: str, context: dict) -> list[dict]:
+def failed_rows(job: Job, reason: str, context: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per lane of a job that was given up. They share their time of writing, by which `failed_jobs` joins them
     again."""
     now = datetime.now(UTC)
     return [{**_row(lane, job, context, now), "status": "failed", "failure": reason} for lane in job.lanes]
 
 
-def _outcome(outcome: LaneResult, context: dict) -> dict:
+def _outcome(outcome: LaneResult, context: dict[str, Any]) -> dict[str, Any]:
     """The lane's own columns; the task's first metric has one to itself."""
     first = context.get("metric_name")
     return {**msgspec.structs.asdict(outcome), "val_metric": outcome.metrics.get(first) if first else None}
 
 
-def _row(lane: Lane, job: Job, context: dict, now: datetime) -> dict:
+def _row(lane: Lane, job: Job, context: dict[str, Any], now: datetime) -> dict[str, Any]:
     return {
         **context,
         **recipe_columns(lane.recipe),

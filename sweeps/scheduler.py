@@ -25,13 +25,16 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from fp4dse.dse import Signature
 from fp4dse.sweeps.executors.outcome import Executor, Outcome
 from fp4dse.sweeps.jobfolder import job_name, part_of
 from fp4dse.tasks.job import Job
+
+Kind = tuple[str, str, bool, Signature]
 
 RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3, "elsewhere": 200}
 """How often a job is tried again. Memory: a population of one lane, which cannot be cut."""
@@ -56,14 +59,14 @@ class Scheduler:
 
     executor: Executor
     queue: deque[Job]
-    context: Callable[[Job], dict] = lambda _: {}
+    context: Callable[[Job], dict[str, Any]] = lambda _: {}
     now: Callable[[], float] = time.monotonic
     backoff_s: float = BACKOFF_S
     came_back: bool = False
     stopping: bool = False
     _tries: Counter[str] = field(default_factory=Counter)  # by job and kind
     _errors: dict[str, str] = field(default_factory=dict)  # job -> error, of those given up
-    _too_many: dict[tuple, int] = field(default_factory=dict)  # the fewest lanes of a kind of job that did not fit
+    _too_many: dict[Kind, int] = field(default_factory=dict)  # the fewest lanes of a kind of job that did not fit
     _later: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap: when, tie-break, what
     _count: int = 0
 
@@ -143,7 +146,7 @@ def _halves(job: Job) -> tuple[Job, Job]:
     return part_of(job, lanes[:half]), part_of(job, lanes[half:])
 
 
-def _kind(job: Job) -> tuple:
+def _kind(job: Job) -> Kind:
     """What jobs whose lanes take about as much memory have in common."""
     return job.task, job.preset, job.record, job.lanes[0].recipe.signature()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
@@ -31,12 +32,12 @@ class Setting:
 
     machine: Machine
     tasks: list[TaskFacts]
-    contexts: dict[tuple[str, str], dict]
-    classes: list[dict] = field(default_factory=lambda: [{}])
+    contexts: dict[tuple[str, str], dict[str, Any]]
+    classes: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     cost: CostTarget = DEFAULT_COST
 
-    def context(self, job: Job) -> dict:
+    def context(self, job: Job) -> dict[str, Any]:
         """What the rows of a job share."""
         return {**self.contexts[job.task, job.preset], **job.only_on}
 

@@ -11,6 +11,7 @@ import socket
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -125,7 +126,7 @@ class SweepState(msgspec.Struct):
             return is_alive(self.pid, self.born)
         return abs(time.time() - self.updated) <= STALE_S
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """For scripts."""
         more = {"finished": self.finished, "lanes_per_minute": self.lanes_per_minute, "alive": self.driver_is_alive}
         return {**msgspec.to_builtins(self), **more}

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.results import Store
@@ -37,7 +37,7 @@ class Storing(Generic[T]):
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.waiting: deque[tuple[T, list[dict], str]] = deque()
+        self.waiting: deque[tuple[T, list[dict[str, Any]], str]] = deque()
         self._stored: deque[T] = deque()
         self._error: BaseException | None = None
         self._why = "it does not answer"
@@ -50,7 +50,7 @@ class Storing(Generic[T]):
         self._thread = threading.Thread(target=here.run, args=(self._work,), name="storing", daemon=True)
         self._thread.start()
 
-    def put(self, of: T, rows: list[dict], name: str) -> None:
+    def put(self, of: T, rows: list[dict[str, Any]], name: str) -> None:
         """Queue rows, which are stored as `name`."""
         with self._news:
             self._since = self._since if self.waiting else time.monotonic()
@@ -133,7 +133,7 @@ class Storing(Generic[T]):
                 self._error, self._over = error, True
             self._news.notify_all()
 
-    def _store(self, rows: list[dict], name: str) -> None:
+    def _store(self, rows: list[dict[str, Any]], name: str) -> None:
         self.store.add(rows, name)
         self._added += 1
         if self._added % COMPACT_FILES == 0:

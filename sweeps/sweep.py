@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,7 +50,7 @@ class SweepResult(msgspec.Struct, frozen=True):
     def left(self) -> int:
         return self.asked - self.stored - self.done - self.diverged - self.pruned - self.failed
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """For scripts."""
         return {**msgspec.to_builtins(self), "left": self.left}
 

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -51,7 +51,7 @@ def load_task(path: str, name: str) -> Task:
     return msgspec.structs.replace(found, digest_of=digest_of, origin=(str(file), name))
 
 
-def _run(file: Path):
+def _run(file: Path) -> ModuleType:
     """The file as a module of its own."""
     spec = importlib.util.spec_from_file_location(f"fp4dse_own_{file.stem}", file)
     assert spec is not None

@@ -174,7 +174,9 @@ def _number(value: object, where: str, key: str) -> Any:
         raise ConfigError(where, value, str(error)) from None
 
 
-def _tried(make: Callable[[], nn.Module], functions: Mapping[str, Callable], train: Data, where: str) -> nn.Module:
+def _tried(
+    make: Callable[[], nn.Module], functions: Mapping[str, Callable[..., Any]], train: Data, where: str
+) -> nn.Module:
     """The module, after two samples went through it, loss and metrics. ConfigError for what does not work."""
     try:
         module = initial(make, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -71,7 +72,7 @@ def _known(target: str) -> dict[str, Settings]:
     return {settings.recipe.config_id: settings for settings in LISTS[target]()}
 
 
-def _distance(a: dict, b: dict) -> int:
+def _distance(a: dict[str, Any], b: dict[str, Any]) -> int:
     """Columns in which two recipes differ."""
     return sum(a[name] != b[name] for name in a)
 

@@ -10,6 +10,7 @@ Float8LinearConfig     E4M3 and, for gradients, E5M2, one FP32 scale a tensor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -73,7 +74,7 @@ def _mxfp4_qat() -> Iterator[Settings]:
         yield Settings(text, bf16_backward(Fprop(x=q, w=q), True))
 
 
-def _qat(name: str, imports: tuple[str, ...], arguments: dict) -> str:
+def _qat(name: str, imports: tuple[str, ...], arguments: dict[str, Any]) -> str:
     lines = [
         *imports,
         f"from torchao.prototype.qat import {name}",

@@ -26,7 +26,7 @@ POINTS = 64
 """Of a curve."""
 
 
-def bench(recipes: int = RECIPES, seeds: int = SEEDS) -> Iterator[dict]:
+def bench(recipes: int = RECIPES, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
     """what, value, unit, target: one line after the other.
 
     `recipes` lines in the report's table, over TASKS tasks. What needs a browser has value None where selenium,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -47,7 +49,7 @@ def front_curves(found: Findings, store: Store, setting: int) -> pd.DataFrame:
     return found_curves.sort_values("config_id", key=lambda ids: ids.map(order), kind="stable")
 
 
-def curves_figure(curves: pd.DataFrame) -> dict:
+def curves_figure(curves: pd.DataFrame) -> dict[str, Any]:
     """Training loss against step, the mean over seeds as a line, lowest to highest seed as a band.
 
     curves: rows with `name` (what the legend says, in the order of drawing; the first is the baseline), curve_step
@@ -70,7 +72,7 @@ def curves_figure(curves: pd.DataFrame) -> dict:
             {"type": "scatter", "mode": "lines", "legendgroup": name, "name": wrapped(name), "line": line}
             | {"x": numbers(part["step"]), "y": numbers(part["mean"]), "hovertemplate": "step %{x}: %{y:.4g}"}
         )
-    y: dict = {"type": "linear"}
+    y: dict[str, Any] = {"type": "linear"}
     if by_step["min"].min() > 0:
         decades = np.log10(by_step["max"].max() / by_step["min"].min())
         y = {"type": "log", "dtick": 1 if decades > 3 else "D2", "tickformat": "~g"}

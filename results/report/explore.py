@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from html import escape
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,7 +64,7 @@ def controls(found: Findings) -> str:
     )
 
 
-def payload(found: Findings) -> dict:
+def payload(found: Findings) -> dict[str, Any]:
     """What the script reads. All columns are of the lines of `found.recipes` but BF16's, in its order."""
     lines = found.recipes[~found.recipes["is_baseline"]]
     recipes = as_texts(found.runs.drop_duplicates("config_id")).set_index("config_id")
@@ -128,12 +129,12 @@ def _having(recipes: pd.DataFrame, columns: list[str]) -> dict[str, NDArray[np.b
     return dict(sorted(found.items()))
 
 
-def _filter(heading: str, values: dict[str, NDArray[np.bool_]]) -> dict:
+def _filter(heading: str, values: dict[str, NDArray[np.bool_]]) -> dict[str, Any]:
     bits = np.packbits(np.array(list(values.values())), axis=1, bitorder="little")
     return {"title": heading, "values": list(values), "bits": _packed(bits.ravel(), np.uint8)}
 
 
-def _setting(found: Findings, setting: int, title: str) -> dict:
+def _setting(found: Findings, setting: int, title: str) -> dict[str, Any]:
     lines = found.recipes[found.recipes["setting"].eq(setting)]
     floor = found.floors[found.floors["setting"].eq(setting)]
     noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -44,7 +44,7 @@ class Findings(NamedTuple):
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
     labels: Labels
     """What recipes are called."""
-    titles: dict[tuple, str]
+    titles: dict[tuple[Any, ...], str]
     """SETTING values -> what a setting is called, in the order of the report."""
     recipes: pd.DataFrame
     """summarize, with p_front, a column for each axis, and `setting`: the place in `titles`."""
@@ -98,7 +98,7 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(coded, str)) if coded else frame
 
 
-def _placed(frame: pd.DataFrame, titles: dict[tuple, str]) -> pd.DataFrame:
+def _placed(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
     """With the column `setting`, and in its order."""
     frame = as_texts(frame)
     places = {keys: i for i, keys in enumerate(titles)}

@@ -8,6 +8,7 @@ never met: E4M3 without a tensor scale against E8M0, which has none, says nothin
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,7 +83,7 @@ def everywhere(found: Findings) -> str:
     return f'<div class="verdict"><h3>In all tasks</h3>{body if says else nothing + (body if split else "")}</div>'
 
 
-def _effect(line: dict) -> str:
+def _effect(line: dict[str, Any]) -> str:
     """`X instead of Y: +1.00 % (…), 24 pairs` (HTML)."""
     size = changed_with(line["difference"], line["low"], line["high"])
     share = number(line["helps"], f"{100 * line['helps']:.0f} %")

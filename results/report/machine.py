@@ -68,7 +68,7 @@ def again(found: Findings, texts: Mapping[str, str]) -> str:
     return html
 
 
-def _ranges(seeds: list) -> str:
+def _ranges(seeds: list[int]) -> str:
     whole = len(seeds) > 3 and seeds == list(range(int(seeds[0]), int(seeds[-1]) + 1))
     return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(str(seed) for seed in seeds)
 

@@ -52,7 +52,7 @@ def crossed(lines: pd.DataFrame) -> pd.DataFrame:
     return lines[~pairs | whole]
 
 
-def interaction_figure(lines: pd.DataFrame) -> dict:
+def interaction_figure(lines: pd.DataFrame) -> dict[str, Any]:
     """lines: of effects, one setting."""
     names, values, stars = interaction_values(lines)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
@@ -108,7 +108,7 @@ def divergences(found: Findings) -> str:
     return "".join(parts)
 
 
-def divergence_figure(lines: pd.DataFrame) -> dict:
+def divergence_figure(lines: pd.DataFrame) -> dict[str, Any]:
     """lines: of divergence, one setting; the levels that diverge most come first."""
     alone = lines[lines["with_factor"].isna()].sort_values("diverged", ascending=False, kind="stable")
     levels = list(zip(alone["factor"], alone["level"], strict=True))[:MOST_LEVELS]
@@ -136,7 +136,9 @@ def _texts(values: np.ndarray, form: Callable[[float], str], stars: np.ndarray) 
     ]
 
 
-def _map(names: list[str], values: np.ndarray, texts: list, scale: list, limits: tuple, hover: str) -> dict:
+def _map(
+    names: list[str], values: np.ndarray, texts: list[list[str]], scale: list[Any], limits: tuple[Any, ...], hover: str
+) -> dict[str, Any]:
     numbers = [[float(v) if np.isfinite(v) else None for v in row] for row in values]
     trace: dict[str, Any] = {
         "type": "heatmap",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -19,7 +20,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.parts import called, number, of_setting
 from fp4dse.results.summary import summarize
 
-Statistics = Callable[[Quantizer], Mapping]
+Statistics = Callable[[Quantizer], Mapping[str, Any]]
 """quantizer -> mse (relative, None if nothing is lost), clipped, flushed (shares, None for a plain operand), bits."""
 
 COMMAND = (
@@ -45,7 +46,7 @@ def slot_lines(recipes: pd.DataFrame, texts: Mapping[str, str], statistics: Stat
     """`front_slots` of the lines of `summarize`. texts: config_id -> recipe as JSON."""
     front = recipes[recipes["on_front"]].sort_values([*SETTING, OVERHEAD, "gap"])
     front = front.groupby(list(SETTING), sort=False).head(MOST)
-    known: dict[str, Mapping] = {}
+    known: dict[str, Mapping[str, Any]] = {}
     lines = []
     for line in front[[*SETTING, "config_id", "label"]].to_dict("records"):
         recipe = recipe_from_dict(json.loads(texts[line["config_id"]]))
@@ -73,7 +74,7 @@ def slots(found: Findings, texts: Mapping[str, str], statistics: Statistics) -> 
     return "".join(parts)
 
 
-def _cell(found: Mapping) -> tuple[str, object]:
+def _cell(found: Mapping[str, Any]) -> tuple[str, object]:
     if math.isnan(found["mse"]):
         return "–", None
     shares = [found[name] for name in ("clipped", "flushed")]

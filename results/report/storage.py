@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fp4dse.results.equivalence import MARGIN
@@ -38,7 +40,7 @@ def storage(found: Findings) -> str:
     return "".join(parts)
 
 
-def _row(line: dict, labels: Labels) -> list[tuple[str, object]]:
+def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:
     bits, gap = line["value"], line["gap"]
     best = called(line["label"], labels)
     row: list[tuple[str, object]] = [(f"{bits:g}", bits), (best, line["label"]), (changed(gap), gap)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from fp4dse.results.figures import AXIS, LAYOUT, numbers, ratio_axis
@@ -31,13 +33,13 @@ def techniques(found: Findings) -> str:
     return "".join(parts)
 
 
-def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict:
+def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
     """Effects as plain Plotly data. pairs: lines of marginal; mains: of effects, of the same setting."""
     lines = shown_effects(pairs)
     names = [name_of(line) for line in lines.to_dict("records")]
     partly = lines["untried"].ne("")
     sure = lines["low"].gt(0) | lines["high"].lt(0)
-    traces = []
+    traces: list[dict[str, Any]] = []
     for of, colour, what in (
         (~partly, "var(--accent)", "matched pairs"),
         (partly, "var(--muted)", "tried in part only"),
@@ -93,7 +95,7 @@ def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict:
     return {"data": traces, "layout": layout}
 
 
-def _hover(line: dict) -> str:
+def _hover(line: dict[str, Any]) -> str:
     text = typeset(change_with_range(line["difference"], line["low"], line["high"]))
     text += f"<br>{line['matches']} pairs, {100 * line['helps']:.0f} % of them gain"
     return text + (f"<br>one of the two was never tried with {line['untried']}" if line["untried"] else "")
@@ -103,7 +105,7 @@ def _bounds(lines: pd.DataFrame, middle: str) -> list[tuple[float, float, float]
     return list(lines[[middle, "low", "high"]].itertuples(index=False, name=None))
 
 
-def _bars(lines: pd.DataFrame, middle: str, colour: str) -> dict:
+def _bars(lines: pd.DataFrame, middle: str, colour: str) -> dict[str, Any]:
     return {
         "type": "data",
         "symmetric": False,
@@ -122,7 +124,7 @@ def shown_effects(pairs: pd.DataFrame) -> pd.DataFrame:
     return order.drop(columns=["partly", "size"]).head(MOST_LINES)
 
 
-def name_of(line: dict) -> str:
+def name_of(line: dict[str, Any]) -> str:
     """A level and what it is measured from."""
     return f"{line['factor']}: {line['level']} (not {line['reference']})"
 

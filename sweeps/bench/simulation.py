@@ -87,7 +87,7 @@ class SimulatedExecutor:
     def takes(self, job: Job) -> bool:
         return True
 
-    def start(self, job: Job, context: dict) -> None:
+    def start(self, job: Job, context: dict[str, Any]) -> None:
         """Draw how long it takes and how it ends."""
         worker = next(iter(self.free))
         self.idle[worker] += self.now - self.free.pop(worker)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fp4dse.dse import SLOTS, ConfigError, Space
 from fp4dse.results import open_store
@@ -23,16 +24,16 @@ from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.storing import COMPACT_FILES
 from fp4dse.sweeps.sweep import run_sweep
-from fp4dse.tasks.job import Job
+from fp4dse.tasks.job import Job, JobResult
 
 WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")))
 TASK = ("regression", "smoke")
 JOB_S = 5.0
 
 
-def bench(only: Sequence[str] = ()) -> list[dict]:
+def bench(only: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The rows whose name holds a word of `only`; all without one."""
-    measures: dict[str, Callable[[], list[dict]]] = {
+    measures: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "plan": planning,
         "harness": lambda: [harness_cost(2000)],
         "resume": lambda: resume(100_000),
@@ -44,11 +45,11 @@ def bench(only: Sequence[str] = ()) -> list[dict]:
     return [row for name, measure in measures.items() if not only or name in only for row in measure()]
 
 
-def row(what: str, measured: str, target: str, met: bool) -> dict:
+def row(what: str, measured: str, target: str, met: bool) -> dict[str, Any]:
     return {"what": what, "measured": measured, "target": target, "met": met}
 
 
-def planning() -> list[dict]:
+def planning() -> list[dict[str, Any]]:
     """Enumeration, planning against a large store, the mirror of the study (planning.py)."""
     rows = bench_plan()
     return [row(r.what, f"{r.seconds:.2f} s", f"≤ {r.target:g} s", r.seconds <= r.target) for r in rows]
@@ -64,7 +65,7 @@ def space_of(recipes: int) -> Space:
     return Space.from_dict({"name": "bench", "axes": {**scales, **rotation, **rounding}})
 
 
-def harness_cost(lanes: int, job_s: float = JOB_S) -> dict:
+def harness_cost(lanes: int, job_s: float = JOB_S) -> dict[str, Any]:
     """Wall time of a sweep whose jobs wait `job_s` seconds, against that of its jobs alone on as many workers.
 
     It begins with the call, so that planning and the store are in it; importing the package is not.
@@ -106,7 +107,7 @@ def resume_space(lanes: int) -> Space:
     return space_of(lanes // 10)
 
 
-def resume(lanes: int) -> list[dict]:
+def resume(lanes: int) -> list[dict[str, Any]]:
     """A store as kill -9 leaves it, with all but the last jobs of a sweep, and a new driver process: the time from its
     start to that of its first job, its own CPU time until then (of which a busy machine does not make more), and the
     memory that it had at most when the sweep is over."""
@@ -142,7 +143,7 @@ def fill(path: Path, lanes: int) -> int:
     return stored
 
 
-def one_result(job: Job, path: Path):
+def one_result(job: Job, path: Path) -> JobResult:
     """What the waiting worker gives back."""
     executor = LocalExecutor(path, [{}], (*WORKER, "0", "/dev/null"))
     executor.start(job, {})
@@ -153,7 +154,7 @@ def one_result(job: Job, path: Path):
     return outcomes[0].result
 
 
-def simulation(lanes: int, workers: int) -> list[dict]:
+def simulation(lanes: int, workers: int) -> list[dict[str, Any]]:
     """The real plan and scheduler on simulated workers (simulation.py)."""
     begin = time.monotonic()
     jobs = many_jobs(lanes, workers)

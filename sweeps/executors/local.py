@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -89,7 +89,7 @@ class LocalExecutor:
         kind = job.only_on.get("device_class")
         return not kind or not self.kinds or self.kinds[slot] == kind
 
-    def start(self, job: Job, context: dict) -> None:
+    def start(self, job: Job, context: dict[str, Any]) -> None:
         """Give a job to a worker. OSError if its folder cannot be written."""
         folder = self.work / job_name(job)
         write_job(folder, job, context)

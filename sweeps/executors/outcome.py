@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -96,7 +96,7 @@ class Executor(Protocol):
         """Whether a job that is for one kind of device may be started now. An executor that does not know says True:
         the worker knows."""
 
-    def start(self, job: Job, context: dict) -> None:
+    def start(self, job: Job, context: dict[str, Any]) -> None:
         """Take a job. OSError if its folder cannot be written."""
 
     def poll(self, wait_s: float) -> list[Outcome]:

@@ -100,7 +100,7 @@ class RayExecutor:
     def takes(self, job: Job) -> bool:
         return True
 
-    def start(self, job: Job, context: dict) -> None:
+    def start(self, job: Job, context: dict[str, Any]) -> None:
         """Give a job to Ray."""
         folder = self.work / job_name(job)
         write_job(folder, job, context)

@@ -55,7 +55,7 @@ def work(
             return False
         told = time.monotonic()
         with contextlib.suppress(ray.exceptions.RayError):  # a report that is lost harms nothing
-            return ray.get(mailbox.put.remote(name, progress and msgspec.json.encode(progress)))
+            return bool(ray.get(mailbox.put.remote(name, progress and msgspec.json.encode(progress))))
         return False
 
     executor = _executor_here(tuple(command), limit_s, silence_s)

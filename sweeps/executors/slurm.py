@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -174,7 +175,7 @@ class SlurmExecutor:
     def takes(self, job: Job) -> bool:
         return True
 
-    def start(self, job: Job, context: dict) -> None:
+    def start(self, job: Job, context: dict[str, Any]) -> None:
         """Put a job where array tasks find it."""
         folder = self.work / job_name(job)
         write_job(folder, job, context)

@@ -30,7 +30,7 @@ class Answers:
     `states`: `done`, or why there are none."""
 
     store: Store
-    context: dict
+    context: dict[str, Any]
     objectives: Sequence[str]
     values: dict[str, list[float]] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)

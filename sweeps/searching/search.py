@@ -62,7 +62,7 @@ class SearchResult(msgspec.Struct, frozen=True):
     interrupted: bool
     wall_s: float
 
-    def facts(self) -> dict:
+    def facts(self) -> dict[str, Any]:
         """For scripts."""
         return msgspec.to_builtins(self)
 

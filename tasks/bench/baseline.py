@@ -70,7 +70,7 @@ class EagerNumerics:
 
     def forward(
         self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
-    ):
+    ) -> Forward:
         return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)
 
     def through(self, operand: str, layer: int, g: Tensor, kept: object) -> Tensor:

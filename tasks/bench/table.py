@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from typing import Any
 
 import msgspec
 import torch
@@ -77,7 +78,7 @@ def _rows(measures: Sequence[Measure], device: str) -> Iterator[Row]:
 
 def with_amax(recipe: Recipe, amax: str) -> Recipe:
     """The recipe with tensor maxima that are `current`, `previous` or `held`."""
-    changes: dict[str, dict] = {stage: {} for stage in STAGES}
+    changes: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
     for slot in SLOTS:
         q, (stage, operand) = recipe.slot(slot), slot.split(".")
         if q.tensor_scale:

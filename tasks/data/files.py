@@ -51,7 +51,11 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
-def fingerprint(files: Iterable[Path]) -> tuple:
+Fingerprint = tuple[tuple[str, int, int], ...]
+"""Path, bytes and time of the last change of each file."""
+
+
+def fingerprint(files: Iterable[Path]) -> Fingerprint:
     """What changes when one of the files does, without reading them."""
     return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +100,7 @@ def _rows(files: list[Path], source: Source) -> Iterator[tuple[str, bytes | Path
 
 def _part(named: Iterable[tuple[str, bytes | Path, int | str]], source: Source) -> Part:
     arrays: list[np.ndarray] = []
-    labels: list = []
+    labels: list[Any] = []
     first = ""
     for name, content, label in named:
         array = _pixels(name, content, source.size)

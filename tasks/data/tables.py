@@ -12,6 +12,7 @@ import hashlib
 import math
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -20,7 +21,10 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels.arithmetic.philox import STREAMS, random32
-from fp4dse.tasks.data.files import fingerprint, first_line, refuse_large_parquet, split_column
+from fp4dse.tasks.data.files import Fingerprint, fingerprint, first_line, refuse_large_parquet, split_column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_CATEGORIES = 256
 """Of a column: more are names or numbers, not kinds."""
@@ -46,7 +50,7 @@ def read_table(path: str) -> Table:
 
 
 @cache
-def _read(path: str, file: Path, asked: str | None, _: tuple) -> Table:
+def _read(path: str, file: Path, asked: str | None, _: Fingerprint) -> Table:
     columns = _columns(file)
     target, names = (asked, []) if asked and asked in columns else _categories(path, asked or "")
     if target not in columns or len(columns) < 2:
@@ -88,7 +92,7 @@ def _categories(path: str, asked: str) -> tuple[str, list[str]]:
     return target, names.split(",") if mark else []
 
 
-def _columns(file: Path) -> dict:
+def _columns(file: Path) -> dict[str, pa.ChunkedArray]:
     """Column name -> pyarrow column."""
     import pyarrow as pa
     import pyarrow.csv
@@ -110,13 +114,13 @@ def _columns(file: Path) -> dict:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _is_number(kind) -> bool:
+def _is_number(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _numbers(place: str, column, hint: str) -> np.ndarray:
+def _numbers(place: str, column: pa.ChunkedArray, hint: str) -> np.ndarray:
     """float64 [n]. ConfigError names the first row, counted from 1, that has no finite number."""
     if _is_number(column.type):
         values = np.asarray(column.to_numpy(), dtype=np.float64)
@@ -140,7 +144,7 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _indicators(place: str, name: str, column) -> dict[str, np.ndarray]:
+def _indicators(place: str, name: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
     """`NAME=VALUE` -> float64 [n], 1 where the column has the value."""
     values = column.to_pylist()
     for row, value in enumerate(values):

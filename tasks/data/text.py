@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.reading import decode_json
-from fp4dse.tasks.data.files import fingerprint, hash_files, read_column, split_column
+from fp4dse.tasks.data.files import Fingerprint, fingerprint, hash_files, read_column, split_column
 
 HELD_OUT = 10
 """One paragraph in so many is held out."""
@@ -112,7 +112,7 @@ def _beside(files: list[Path]) -> list[Path]:
 
 
 @cache
-def _read(path: str, files: tuple[Path, ...], column: str, _: tuple) -> Corpus:
+def _read(path: str, files: tuple[Path, ...], column: str, _: Fingerprint) -> Corpus:
     if files[0].suffix == ".bin":
         return _read_tokens(path, files[0])
     if files[0].suffix == ".parquet":

@@ -7,6 +7,7 @@ their Fréchet distance is the metric `fid` (lower is better; quality.py), and 6
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ class Preset(ImagePreset, frozen=True):
     eval_rows: int = 512
 
 
-def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers) -> Preset:
+def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers: Any) -> Preset:
     """20 epochs of CIFAR-10."""
     data = needed("the files of CIFAR-10")
     return Preset(model, batch, lr, epochs=20, images=50_000, data=data, samples=1024, sampler=sampler, **numbers)

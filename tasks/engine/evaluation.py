@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -122,7 +124,7 @@ def diverged(population: Population, position: int, step: int) -> LaneResult:
     )
 
 
-def _seen(population: Population, position: int, steps: int) -> dict:
+def _seen(population: Population, position: int, steps: int) -> dict[str, Any]:
     record = population.record
     curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
     shown = [(step, loss) for step, loss in curve if step <= steps]
