@@ -35,7 +35,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         ctx.causal, ctx.dtypes = causal, (q.dtype, k.dtype, v.dtype)
         q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
         if (kernels := _kernels(q, k, v)) is not None:
@@ -48,7 +48,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, *kept = ctx.saved_tensors
         if kept:
             return *_kernels(q, k, v).backward(g, q, k, v, out, *kept, ctx.causal, ctx.dtypes), None

@@ -9,6 +9,7 @@ Whatever dtype comes in, they compute in FP32 and round what leaves once, to tha
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -89,14 +90,14 @@ def self_attention(qkv: Tensor, heads: int) -> Tensor:
 
 class _MadeAgain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
         ctx.function = function
         return function(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             y = ctx.function(x)
@@ -139,11 +140,11 @@ def mean_pool(x: Tensor) -> Tensor:
 
 class _Doubled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         wide = g.to(torch.float32)
         rows = wide[:, :, 0::2] + wide[:, :, 1::2]
         return (rows[:, :, :, 0::2] + rows[:, :, :, 1::2]).to(g.dtype)

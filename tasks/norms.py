@@ -34,14 +34,14 @@ def divided(total: Tensor, count: int) -> Tensor:
 
 class _Affine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, gain)
         ctx.shifts = shift is not None
         y = x.to(torch.float32) * gain[:, None]
         return (y if shift is None else y + shift[:, None]).to(x.dtype)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, gain = ctx.saved_tensors
         d_shift = wide_sum(g, 1).to(gain.dtype) if ctx.shifts else None
         g, dtype = g.to(torch.float32), gain.dtype
@@ -64,7 +64,7 @@ def _layer_kernels(h: Tensor) -> Any:
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, h: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
+    def forward(ctx: Any, h: Tensor, gain: Tensor | None, shift: Tensor | None) -> Tensor:
         if kernels := _layer_kernels(h):
             _, y, mean, inverse = kernels.layer_norm(h, gain, shift, EPS)
         else:
@@ -77,7 +77,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         h, gain, mean, inverse = ctx.saved_tensors
         if kernels := _layer_kernels(h):
             return kernels.layer_norm_gradient(h, mean, inverse, gain, g)
@@ -98,7 +98,9 @@ class _AddedLayerNorm(torch.autograd.Function):
     """On a GPU: the sum is read while it is there, and its two gradients are added where one is made."""
 
     @staticmethod
-    def forward(ctx, h: Tensor, branch: Tensor, gain: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, h: Tensor, branch: Tensor, gain: Tensor | None, shift: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         from fp4dse.kernels.fused import layer_norms
 
         h, y, mean, inverse = layer_norms.layer_norm(h, gain, shift, EPS, branch)
@@ -107,7 +109,7 @@ class _AddedLayerNorm(torch.autograd.Function):
         return h, y
 
     @staticmethod
-    def backward(ctx, passing: Tensor | None, g: Tensor):
+    def backward(ctx: Any, passing: Tensor | None, g: Tensor) -> tuple[Tensor | None, ...]:
         from fp4dse.kernels.fused import layer_norms
 
         h, gain, mean, inverse = ctx.saved_tensors
@@ -147,7 +149,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, gain: Tensor | None, shift: Tensor | None, groups: int, smooths: bool
+        ctx: Any, x: Tensor, gain: Tensor | None, shift: Tensor | None, groups: int, smooths: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         if kernels := _group_kernels(x, groups):
             y, mean, variance, inverse = kernels.group_norm(x, groups, gain, shift, EPS, smooths)
@@ -165,7 +167,7 @@ class _GroupNorm(torch.autograd.Function):
         return y, mean, variance
 
     @staticmethod
-    def backward(ctx, g: Tensor, *_):
+    def backward(ctx: Any, g: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         x, gain, shift, mean, inverse = ctx.saved_tensors
         if kernels := _group_kernels(x, ctx.groups):
             of_all = kernels.group_norm_gradient(x, ctx.groups, mean, inverse, gain, shift, g, ctx.smooths)
@@ -217,7 +219,7 @@ class BatchNorm(nn.Module):
     Running mean and (unbiased) variance [L, C] are state; with them it evaluates, while `numerics.training` is False.
     """
 
-    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum=0.1) -> None:
+    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum: float = 0.1) -> None:
         super().__init__()
         self.gain, self.shift = nn.Parameter(gain), nn.Parameter(shift)
         self.mean: Tensor

@@ -14,6 +14,7 @@ gathers in both passes, so nothing is added in the order of threads.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +91,12 @@ class _Move(torch.autograd.Function):
     """Rows of x [L, R, D] at index [L, S], 0 for index R. inverse [L, R, k]: where each row went, S for nowhere."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         return _rows_or_zero(x, index)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (inverse,) = ctx.saved_tensors
         parts = [_rows_or_zero(g, at) for at in inverse.unbind(2)]
         return sum(parts[1:], parts[0]), None, None
@@ -111,12 +112,12 @@ class _Weigh(torch.autograd.Function):
     """x [L, M, D] times w float32 [L, M], in x's dtype."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
         return (x * w[..., None]).to(x.dtype)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         g = g.to(torch.float32)
         return (g * w[..., None]).to(x.dtype), lane_sum(g * x, 2)
@@ -126,10 +127,10 @@ class _TokenMean(torch.autograd.Function):
     """Mean over tokens: [L, M, E] -> [L, E]."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.tokens = x.shape[1]
         return lane_sum(x, 1) * (1.0 / x.shape[1])
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         return (g * (1.0 / ctx.tokens))[:, None].expand(-1, ctx.tokens, -1)

@@ -14,6 +14,8 @@ either direction (`kernels.fused.norms`, `kernels.fused.decoder`), with the bits
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ ROPE_BASE = 10_000.0
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, gain: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
         if has_kernels(x):
             from fp4dse.kernels.fused import norms
 
@@ -40,7 +42,7 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * inverse * _beside(gain, x)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, inverse, gain = ctx.saved_tensors
         if has_kernels(x):
             from fp4dse.kernels.fused import norms
@@ -62,7 +64,7 @@ class _AddedRmsNorm(torch.autograd.Function):
     """On a GPU: the sum is read while it is there, and its two gradients are added where one is made."""
 
     @staticmethod
-    def forward(ctx, h: Tensor, branch: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, h: Tensor, branch: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
         from fp4dse.kernels.fused import norms
 
         h, y, inverse = norms.rms_norm(h, gain, EPS, branch)
@@ -71,7 +73,7 @@ class _AddedRmsNorm(torch.autograd.Function):
         return h, y
 
     @staticmethod
-    def backward(ctx, passing: Tensor | None, g: Tensor):
+    def backward(ctx: Any, passing: Tensor | None, g: Tensor) -> tuple[Tensor | None, ...]:
         from fp4dse.kernels.fused import norms
 
         h, inverse, gain = ctx.saved_tensors
@@ -111,7 +113,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class _HeadsApart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from fp4dse.kernels.fused import decoder
 
         ctx.save_for_backward(cos, sin)
@@ -119,7 +121,7 @@ class _HeadsApart(torch.autograd.Function):
         return decoder.heads_apart(qkv, heads, cos, sin)
 
     @staticmethod
-    def backward(ctx, q: Tensor, k: Tensor, v: Tensor):
+    def backward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
         from fp4dse.kernels.fused import decoder
 
         return decoder.heads_together(q, k, v, ctx.shape, *ctx.saved_tensors), None, None, None
@@ -137,14 +139,14 @@ def heads_apart(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tens
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         from fp4dse.kernels.fused import decoder
 
         ctx.save_for_backward(x)
         return decoder.swiglu(x)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> Tensor:
         from fp4dse.kernels.fused import decoder
 
         (x,) = ctx.saved_tensors
@@ -161,13 +163,13 @@ def swiglu(x: Tensor) -> Tensor:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight: Tensor, tokens: Tensor) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.size = weight.shape[1]
         return _rows(weight, tokens)
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         return sum_by_token(g, tokens, ctx.size), None
 
