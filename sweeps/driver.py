@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import logging
 import math
 import shlex
 import shutil
@@ -36,8 +35,6 @@ from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state
 from fp4dse.sweeps.storing import PATIENCE_S, Storing
 from fp4dse.tasks.job import Job
-
-log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 GO_ON = ("lost", "stopped", "elsewhere")

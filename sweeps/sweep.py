@@ -73,7 +73,7 @@ def plan_sweep(
     halving: Halving | None = None,
     measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train; without a store, or to train again what it has, all of it.
+    """What `run_sweep` with these arguments would train. store: None is an empty one, or what `rerun` makes of any.
 
     Writes nothing, but for what is measured with `measure`: how many lanes a job had best (sizes.py), which a large
     sweep does when it starts.

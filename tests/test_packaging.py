@@ -300,10 +300,6 @@ WITH_MORE = {
     "sweeps/searching/search.py:run_search": "a public entry point: its arguments are the documented ones",
     "commands/train.py:sweep": "a command: each parameter is an option of it",
     "commands/train.py:search": "a command: each parameter is an option of it",
-    "tasks/engine/training.py:train": "to be given a record",
-    "sweeps/driver.py:open_sweep": "to be given a record",
-    "sweeps/plan.py:plan": "to be given a record",
-    "sweeps/sweep.py:plan_sweep": "to be given a record",
 }
 """Functions with more, each with its reason. Kernels have as many as they need, and one launcher each."""
 
