@@ -40,3 +40,17 @@ def once_finished(tmp_path_factory) -> Path:
 def finished(run, once_finished, tmp_path) -> None:
     """The folder of `run` as `swept` leaves it: most of such a sweep's time goes into its report."""
     shutil.copytree(once_finished, tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Sets what layers take: microseconds, beside 10 in BF16, and whether that is steady."""
+    from fp4dse.kernels import layer_time
+
+    def is_(us: float, steady: bool = True):
+        def times(recipe, model, device):
+            return [layer_time.LayerTime(model.linears[0], 1, 0, us, 10.0, steady, "eager")]
+
+        monkeypatch.setattr(layer_time, "layer_times", times)
+
+    return is_

@@ -112,20 +112,6 @@ def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
     assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")
 
 
-@pytest.fixture
-def timed(monkeypatch):
-    """Sets what layers take: microseconds, beside 10 in BF16, and whether that is steady."""
-    from fp4dse.kernels import layer_time
-
-    def is_(us: float, steady: bool = True):
-        def times(recipe, model, device):
-            return [layer_time.LayerTime(model.linears[0], 1, 0, us, 10.0, steady, "eager")]
-
-        monkeypatch.setattr(layer_time, "layer_times", times)
-
-    return is_
-
-
 def test_cost_says_what_was_measured_beside_what_is_modelled(run, timed):
     timed(25.0)
     data = json.loads(run("cost", "nvfp4", "--model", "mlp", "--measure", "--json").out)

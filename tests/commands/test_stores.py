@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from fp4dse.results import open_store
 
 
@@ -50,20 +48,6 @@ def test_mend_says_what_came_back_and_what_is_broken(run, finished):
     found = run("store", "mend")
     assert (found.code, found.out.splitlines()[-1]) == (0, "1 files returned, 0 broken in torn/")
     assert json.loads(run("store", "info", "--json").out)["runs"] == 10
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """Sets what layers take: microseconds, beside 10 in BF16, and whether that is steady."""
-    from fp4dse.kernels import layer_time
-
-    def is_(us: float, steady: bool = True):
-        def times(recipe, model, device):
-            return [layer_time.LayerTime(model.linears[0], 1, 0, us, 10.0, steady, "eager")]
-
-        monkeypatch.setattr(layer_time, "layer_times", times)
-
-    return is_
 
 
 def test_a_store_is_measured_once_and_its_runs_say_so(run, timed, finished):
