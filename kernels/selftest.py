@@ -206,11 +206,6 @@ def _unscaled(values: Tensor, element: str, device: str, rounding=None) -> Tenso
     return quantize(rows.to(device), q).values[:, 1].cpu()
 
 
-def _zeros(device: str) -> tuple[Tensor, Tensor]:
-    zero = torch.zeros((), dtype=torch.int64, device=device)
-    return zero, zero
-
-
 def _mismatches(got: Tensor, expected: Tensor) -> int:
     """Elements whose bits differ; NaN equals NaN."""
     return int((~((got == expected) | (got.isnan() & expected.isnan()))).sum())
