@@ -230,9 +230,3 @@ def _levels(sizes: Sequence[int], number: int) -> Levels:
         number, level = divmod(number, size)
         out.append(level)
     return tuple(reversed(out))
-
-
-def one_at_a_time(sizes: Sequence[int]) -> Iterator[tuple[int, int] | None]:
-    """None for the base, then (axis, level) of each change."""
-    yield None
-    yield from ((axis, level) for axis, size in enumerate(sizes) for level in range(size))
