@@ -1,7 +1,5 @@
 """The quantized-GEMM backend: reference definition, lane GEMM, rotations, counter-based random numbers, layers."""
 
-from fp4dse.kernels.arithmetic.activations import silu
-from fp4dse.kernels.arithmetic.reduce import lane_mean, lane_sum
 from fp4dse.kernels.backend import backend, why_not_compiled
 from fp4dse.kernels.conv import QuantConv2d
 from fp4dse.kernels.convert import Report, convert
@@ -10,6 +8,8 @@ from fp4dse.kernels.inspection.files import read_tensors
 from fp4dse.kernels.inspection.tensors import inspect_file, inspect_tensor, statistics
 from fp4dse.kernels.lanes import LaneNumerics, warm_up
 from fp4dse.kernels.layers import QuantLinear, add_bias
+from fp4dse.kernels.ops.silu import silu
+from fp4dse.kernels.ops.sums import lane_mean, lane_sum
 from fp4dse.kernels.quantize import Quantized, quantize
 
 NUMERICS_REV = 3

@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels import compiling, devices, native, reference
-from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels import compiling, native, reference
+from fp4dse.kernels import dispatch as devices
 from fp4dse.kernels.codecs import SCALES, Encoded
 from fp4dse.kernels.descriptor import unheeded
 from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.by_scales import by_scales
+from fp4dse.kernels.ops import philox
 
 
 class Backend(msgspec.Struct, frozen=True):
@@ -114,9 +115,9 @@ PLAIN = Backend("plain", reference.decode_operand, philox.words)
 
 def _words(*arguments) -> Tensor:
     """`philox.words` by one kernel."""
-    from fp4dse.kernels.fused import pointwise  # which needs triton
+    from fp4dse.kernels.ops.philox import triton  # which needs it
 
-    return pointwise.words(*arguments)
+    return triton.words(*arguments)
 
 
 def _eager(*reasons: str) -> Backend:

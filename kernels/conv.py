@@ -14,9 +14,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from fp4dse.dse.place import Place
-from fp4dse.kernels.columns import Window
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import ANYWHERE, QuantLinear, product
+from fp4dse.kernels.ops.columns import Window
 
 
 class QuantConv2d(QuantLinear):

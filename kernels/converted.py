@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.kernels.columns import Window
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import product
+from fp4dse.kernels.ops.columns import Window
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -32,10 +32,10 @@ from fp4dse.dse.estimator import DGE, STE, Clipped, PowerLaw, Sigmoid, Spline, T
 from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.scale import scale_grid
-from fp4dse.kernels.arithmetic.elementary import exp_nonpositive, power
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
-from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.softmax import exponentials, soft_maxima
+from fp4dse.kernels.ops.elementary import exp_nonpositive, power
+from fp4dse.kernels.ops.sums import lane_sum
 from fp4dse.kernels.reference import effective_scale, widened
 
 NEAR = 2.0**-20

@@ -16,13 +16,12 @@ accumulation in FP32 is the chip's:
 
 A backend says why it cannot take operands. `pick` takes the fastest exact one. What it takes depends on the device
 and on the operands' `product_format`, which all lanes of a population share, and how lanes are multiplied on the shape
-alone (batched.py), so that a lane's bits do not depend on its company.
+alone (ops/products), so that a lane's bits do not depend on its company.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -33,8 +32,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
-from fp4dse.kernels.batched import multiply
-from fp4dse.kernels.devices import has_kernels
+from fp4dse.kernels.ops.products import bf16, multiply
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
@@ -84,32 +82,12 @@ def named(name: str, device: str, quantizers_a: Sequence[Quantizer], quantizers_
 
 def fp32(a: Tensor, b: Tensor) -> Tensor:
     """Operands as they are."""
-    return _multiplied(a, b, "ieee")
+    return multiply(a, b)
 
 
 def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
     """Operands whose last 13 bits are zero, which is all that TF32 drops."""
-    return _multiplied(a, b, "tf32")
-
-
-def bf16(a: Tensor, b: Tensor) -> Tensor:
-    """Operands rounded to BF16, product in FP32. The CPU has no such product, but the same numbers in FP32."""
-    a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
-    if not a.is_cuda:
-        a, b = a.to(torch.float32), b.to(torch.float32)
-    return _multiplied(a, b, "ieee")
-
-
-def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """A product [L, R, S] times the factors of its operands, a [L] or [L, R] first, then b [L] or [L, S]; in place."""
-    plain = [t for t in (a, b) if t is not None and t.dim() == 1]
-    if plain and len(plain) == (a is not None) + (b is not None) and product.is_contiguous() and has_kernels(product):
-        from fp4dse.kernels.fused import pointwise
-
-        return pointwise.scale(product, plain[0], plain[1] if len(plain) > 1 else None)
-    if a is not None:
-        product.mul_(a.view(len(product), -1, 1))
-    return product if b is None else product.mul_(b.view(len(product), 1, -1))
+    return multiply(a, b, "tf32")
 
 
 def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
@@ -138,26 +116,6 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = wanted.to(FP8)
     fits = (rows.to(torch.float32) == wanted).all(dim=2, keepdim=True)
     return rows, torch.where(fits, power, float("nan"))
-
-
-def _multiplied(a: Tensor, b: Tensor, fp32: str) -> Tensor:
-    if not a.is_cuda:
-        return multiply(a, b)
-    with _math(fp32):
-        return multiply(a, b, fp32)
-
-
-@contextmanager
-def _math(fp32: str) -> Iterator[None]:
-    """What cuBLAS may do within: `ieee` or `tf32` products of FP32 numbers, and no partial sums in BF16."""
-    matmul = torch.backends.cuda.matmul
-    precision = matmul.fp32_precision
-    partial, split = (getattr(matmul, f"allow_bf16_reduced_precision_reduction{end}") for end in ("", "_split_k"))
-    matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction = fp32, (False, split)
-    try:
-        yield
-    finally:
-        matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction = precision, (partial, split)
 
 
 def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:

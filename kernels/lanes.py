@@ -21,13 +21,14 @@ from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.arithmetic.philox import signs
-from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back, signs_of
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
-from fp4dse.kernels.gemm import GEMMS, Gemm, pick, scaled
+from fp4dse.kernels.gemm import GEMMS, Gemm, pick
 from fp4dse.kernels.kept import kept_state, load_kept
 from fp4dse.kernels.operand import PART, Kept, Keys, Operand, Slot, Turn
+from fp4dse.kernels.ops.philox import signs
+from fp4dse.kernels.ops.products import scaled
+from fp4dse.kernels.ops.rotation import rotate, rotate_back, signs_of
 
 
 class Forward(NamedTuple):

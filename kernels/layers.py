@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
-from fp4dse.kernels.arithmetic.reduce import wide_sum
-from fp4dse.kernels.columns import Window, col2im, im2col
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand import Kept
+from fp4dse.kernels.ops.columns import Window, col2im, im2col
+from fp4dse.kernels.ops.sums import wide_sum
 
 ANYWHERE = Place()
 NOTHING_KEPT = (None,) * len(Kept._fields)

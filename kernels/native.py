@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fp4dse.dse.cache import cache_folder
 from fp4dse.kernels import compiling
-from fp4dse.kernels.arithmetic import adam
-from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
+from fp4dse.kernels.ops.adamw import NUMBERS
+from fp4dse.kernels.ops.philox import STREAMS
 
 SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
@@ -104,16 +104,23 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
 
 
 def adamw(
-    flat: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, alive: Tensor, numbers: Tensor, decaying: Tensor
+    flat: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    gradient: Tensor,
+    alive: Tensor,
+    numbers: Tensor,
+    decaying: Tensor | None,
 ) -> None:
-    """`adam.adamw`, in place."""
+    """`ops.adamw`, in place."""
+    decaying = torch.zeros(flat.shape[1], dtype=torch.bool) if decaying is None else decaying
     tensors = flat, mean, square, gradient.contiguous(), alive, numbers.contiguous(), decaying
     pointers = [t.data_ptr() for t in tensors]
     _over(len(flat), flat.numel(), _library().adamw, *pointers, flat.shape[1])
 
 
 def silu(x: Tensor) -> Tensor:
-    """`activations.silu` of float32 x, without a gradient."""
+    """`ops.silu` of float32 x, without a gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _over(x.numel(), x.numel(), _library().silu, x.data_ptr(), out.data_ptr())
@@ -192,7 +199,7 @@ def _compiler() -> str:
 
 def _columns() -> list[str]:
     """What the source's structures are made of: the columns of the tables that it is given."""
-    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": adam.NUMBERS}
+    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": NUMBERS}
     return [f"-D{name}={','.join(columns)}" for name, columns in named.items()] + [f"-DLEVELS={LEVELS}"]
 
 

@@ -20,7 +20,6 @@ from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.codecs import Encoded
@@ -31,6 +30,7 @@ from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.fused.limits import BLOCKS, why_not_squares, why_not_through
 from fp4dse.kernels.fused.operators import rotated_maxima, squares
 from fp4dse.kernels.kept import Average, Keys, Maxima
+from fp4dse.kernels.ops.philox import STREAMS, random16
 from fp4dse.kernels.reference import decoded, tensor_maxima, widened
 
 USE = 1 << 28

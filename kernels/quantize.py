@@ -13,11 +13,11 @@ from fp4dse.dse.quantizer import tile
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels import reference
-from fp4dse.kernels.arithmetic import philox
 from fp4dse.kernels.arithmetic.blocks import cut, join
-from fp4dse.kernels.arithmetic.rotation import rotate, rotate_back, signs_of
 from fp4dse.kernels.codecs.codes import element_codes
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.ops import philox
+from fp4dse.kernels.ops.rotation import rotate, rotate_back, signs_of
 
 
 class Quantized(msgspec.Struct, frozen=True):

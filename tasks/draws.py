@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels.ops import philox
 
 STREAM = philox.STREAMS["batch"]
 

@@ -86,14 +86,13 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
     import torch
 
-    from fp4dse.kernels import why_not_compiled
-    from fp4dse.kernels.devices import why_not_fused
+    from fp4dse.kernels import dispatch, why_not_compiled
     from fp4dse.kernels.gemm import GEMMS
     from fp4dse.kernels.native import why_not_native
 
     reason = why_not_compiled(device)
     note = reason or why_not_native() or "native code, else the reference through torch.compile"
-    unfused = why_not_fused(device)
+    unfused = dispatch.why_not_fused(device)
     gemms = {name: gemm.why_not(device, (), ()) for name, gemm in GEMMS.items()}
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     vector = torch.backends.cpu.get_cpu_capability()
@@ -105,6 +104,10 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
         ("cuda", cuda, "" if cuda != "none" else "no CUDA device: lanes train on the CPU"),
         ("quantizer path", "eager" if reason else "compiled", note),
         ("fused GPU kernels", "no" if unfused else "triton", unfused or "operands are quantized by one fused kernel"),
+        *(
+            (f"operations by {how}", ", ".join(names), why or "")
+            for (how, why), names in dispatch.implementations(device).items()
+        ),
         *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
 

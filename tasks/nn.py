@@ -18,9 +18,9 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
-from fp4dse.kernels.arithmetic.philox import STREAMS, normal
-from fp4dse.tasks.attention import attention
-from fp4dse.tasks.norms import divided
+from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.philox import STREAMS, normal
+from fp4dse.kernels.ops.sums import divided
 
 Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
-from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.tables import Table, read_table
 from fp4dse.tasks.task import Problem, Task
 

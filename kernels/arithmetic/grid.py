@@ -39,17 +39,6 @@ def inverse_of_power(x: Tensor) -> Tensor:
     return (_HALF_RANGE[x.dtype] - x.view(_BITS[x.dtype])).view(x.dtype)
 
 
-def sqrt(x: Tensor) -> Tensor:
-    """Square root of float32 x, rounded once, as on a GPU and in compiled code.
-
-    PyTorch's own on a CPU is one ulp off for a sixth of all numbers. A root in float64, one ulp off or not, is farther
-    from any midpoint of float32 than its own error.
-    """
-    if x.is_cuda or torch.compiler.is_compiling():
-        return torch.sqrt(x)
-    return torch.sqrt(x.double()).to(torch.float32)
-
-
 def round_up_from(t: Tensor, threshold: Tensor | float) -> Tensor:
     """floor(t), and one more where the fraction is at least `threshold`."""
     low = torch.floor(t)

@@ -17,9 +17,7 @@ from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.scale import SCALE_NAMES
-from fp4dse.kernels import devices
-from fp4dse.kernels.arithmetic.philox import signs
-from fp4dse.kernels.arithmetic.rotation import rotate
+from fp4dse.kernels import dispatch as devices
 from fp4dse.kernels.bench.cpu import on_cpu
 from fp4dse.kernels.bench.timing import Timing, stochastic
 from fp4dse.kernels.call import Call
@@ -27,6 +25,8 @@ from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels.ops.philox import signs
+from fp4dse.kernels.ops.rotation import rotate
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
 _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")

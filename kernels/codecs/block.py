@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.arithmetic.grid import FLT_MAX, round_elements, round_scale, round_to_levels
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.ops.sums import lane_sum
 
 
 class Blocks(NamedTuple):

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.kernels.arithmetic.grid import round_elements
-from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales, payload
+from fp4dse.kernels.ops.sums import lane_sum
 
 
 def if4(b: Blocks) -> Encoded:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.grid import FLT_MIN, inverse_of_power, power_below, sqrt
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic.grid import FLT_MIN, inverse_of_power, power_below
 from fp4dse.kernels.codecs.block import Blocks, Encoded, elements, multiplier
+from fp4dse.kernels.ops.elementary import sqrt
+from fp4dse.kernels.ops.sums import lane_sum
 
 OPTIMAL_CLIP = 2.92247856
 """In standard deviations, for E2M1 and normal numbers."""

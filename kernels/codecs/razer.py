@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 
 from fp4dse.kernels.arithmetic.grid import round_elements
-from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block_scales, payload
+from fp4dse.kernels.ops.sums import lane_sum
 
 SPECIAL = 5.0
 

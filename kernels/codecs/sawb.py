@@ -15,10 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.grid import inverse_of_power, sqrt
-from fp4dse.kernels.arithmetic.reduce import lane_sum
+from fp4dse.kernels.arithmetic.grid import inverse_of_power
 from fp4dse.kernels.codecs.block import Blocks, Encoded, elements, multiplier
 from fp4dse.kernels.codecs.quest import safe_unit
+from fp4dse.kernels.ops.elementary import sqrt
+from fp4dse.kernels.ops.sums import lane_sum
 
 RMS, MEAN = 12.68, -12.80
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.elementary import exp_nonpositive, log
-from fp4dse.kernels.arithmetic.reduce import lane_sum
 from fp4dse.kernels.codecs.block import Blocks, Encoded, block, general_scales
+from fp4dse.kernels.ops.elementary import exp_nonpositive, log
+from fp4dse.kernels.ops.sums import lane_sum
 
 SHARPNESS = 80.0
 """β."""

@@ -26,7 +26,7 @@ from fp4dse.kernels.fused.numbers import (
     round_wide,
     smaller,
 )
-from fp4dse.kernels.fused.trees import lane_sum, plus
+from fp4dse.kernels.ops.sums.trees import lane_sum, plus
 
 HEEDED: set[str] = set()
 """Columns of the descriptor tables that the kernels of whole operands heed."""

@@ -19,11 +19,9 @@ from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
 from fp4dse.kernels.codecs.softmax import SHARPNESS
 from fp4dse.kernels.fused.blocks import block_maximum, block_scales, column, e8m0, lane_sum, rounded, total
-from fp4dse.kernels.fused.elementary import exp_nonpositive, log
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
-    draws16,
     inverse_of_power,
     keep_mantissa,
     power_below,
@@ -31,6 +29,8 @@ from fp4dse.kernels.fused.numbers import (
     round_scale_by_chance,
     smaller,
 )
+from fp4dse.kernels.ops.elementary.triton import exp_nonpositive, log
+from fp4dse.kernels.ops.philox.triton import draws16
 
 _SEVENTH = tl.constexpr(SEVENTH)
 _HIF4_MIN, _HIF4_MAX = tl.constexpr(SCALE_MIN), tl.constexpr(SCALE_MAX)

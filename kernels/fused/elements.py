@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.fused.blocks import column, rounded
-from fp4dse.kernels.fused.grids import grid, is_large
-from fp4dse.kernels.fused.numbers import as_float, as_int, binade_of, half_words, inverse_of_power
+from fp4dse.kernels.fused.numbers import as_float, as_int, binade_of, inverse_of_power
+from fp4dse.kernels.ops.grids import grid, is_large
+from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.philox.triton import half_words
 
 HEEDED = {"log_ties", "half_away"}  # by `rounded`
 """Columns of the descriptor tables about elements that the kernel heeds; scales come from the reference."""

@@ -14,14 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS
-from fp4dse.kernels.arithmetic.rotation import hadamard
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.blocks import block_maximum, larger
-from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.limits import span
 from fp4dse.kernels.fused.programs import both_kernel, corner, quantize_kernel
 from fp4dse.kernels.fused.tiles import load, rotated, tile
+from fp4dse.kernels.ops.grids import OTHERS, grid, is_large
+from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.rotation import hadamard
 
 
 @triton.jit

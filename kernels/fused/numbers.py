@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fp4dse.kernels.ops.philox.triton import words_of_runs
+
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
 _FLT_MIN = tl.constexpr(2.0**-126)
 _EXPONENT = tl.constexpr(0x7F800000)
@@ -24,8 +26,6 @@ _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers
 _EXPONENT_64, _HALF_RANGE_64 = tl.constexpr(0x7FF << 52), tl.constexpr(0x7FE << 52)
 _TO_INTEGER_64 = tl.constexpr(2.0**52)
 _CHANCE = tl.constexpr(2.0**-17)
-_M0, _M1 = tl.constexpr(0xD2511F53), tl.constexpr(0xCD9E8D57)  # Philox, as in philox.py
-_W0, _W1 = tl.constexpr(0x9E3779B9), tl.constexpr(0xBB67AE85)
 
 
 @triton.jit
@@ -142,74 +142,15 @@ def down(y, add, pmin, mantissa):
 
 
 @triton.jit
-def hadamard(x, N: tl.constexpr):
-    """`rotation.hadamard` of each row but for the factor: float32 [n, N], strides 1, 2, 4 …"""
-    for k in tl.static_range(10):
-        if 1 << k < N:
-            pairs = tl.reshape(x, (x.shape[0], N // (2 << k), 2, 1 << k))
-            a, b = tl.split(tl.permute(pairs, (0, 1, 3, 2)))
-            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), (x.shape[0], N))
-    return x
-
-
-@triton.jit
-def philox(index, seed, stream, step, site):
-    """Philox 4×32-10 of counters (index, step, site, 0) and key (seed, stream): four uint32 of index's shape.
-
-    The first two rounds are scalar in half of the state; there seed and step count with all their 64 bits, as in
-    philox.py.
-    """
-    seed, step, site = seed.to(tl.uint64), step.to(tl.uint64), site.to(tl.uint64)
-    k0, k1 = seed.to(tl.uint32) + _W0, stream.to(tl.uint32) + _W1
-    p0, p1 = index.to(tl.uint32).to(tl.uint64) * _M0, site * _M1
-    q0 = ((p1 >> 32) ^ step ^ seed) * _M0
-    q1 = ((p0 >> 32).to(tl.uint32) ^ stream.to(tl.uint32)).to(tl.uint64) * _M1
-    c0, c1 = (q1 >> 32).to(tl.uint32) ^ (p1.to(tl.uint32) ^ k0), q1.to(tl.uint32)
-    c2, c3 = p0.to(tl.uint32) ^ ((q0 >> 32).to(tl.uint32) ^ k1), q0.to(tl.uint32) | tl.full(c0.shape, 0, tl.uint32)
-    for _ in tl.static_range(8):
-        k0, k1 = k0 + _W0, k1 + _W1
-        p0, p1 = c0.to(tl.uint64) * _M0, c2.to(tl.uint64) * _M1
-        c0, c2 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, (p0 >> 32).to(tl.uint32) ^ c3 ^ k1
-        c1, c3 = p1.to(tl.uint32), p0.to(tl.uint32)
-    return c0, c1, c2, c3
-
-
-@triton.jit
-def half_words(chunk, key):
-    """Random bits as `philox.random16` gives them, int32 [n, 16]. chunk: numbers in the lane of runs of 16, [n]."""
-    words = _words(chunk, key)
-    return tl.reshape(tl.join(words & 0xFFFF, words >> 16).to(tl.int32), (chunk.shape[0], 16))
-
-
-@triton.jit
-def _words(chunk, key):
-    """The words 0, 1, 2, 3 of the two counters of runs of 16, in order: uint32 [n, 2, 2, 2]."""
-    seed, stream, step, site = key
-    index = chunk[:, None] * 2 + tl.arange(0, 2)[None, :]
-    c0, c1, c2, c3 = philox(index, seed, stream, step, site)
-    return tl.join(tl.join(c0, c2), tl.join(c1, c3))
-
-
-@triton.jit
 def random_steps(chunk, shift, mantissa, key):
     """(2r+1) / 2^(b+1) grid steps for b = 16 - shift random bits r, in the units of `down`: int32 [n, 16].
 
     chunk: numbers in the lane of runs of 16, [n]. Eight consecutive elements share a counter.
     """
-    words = _words(chunk, key)
+    words = words_of_runs(chunk, key)
     draws = tl.join(words * (1 << 7 - mantissa).to(tl.uint32), words >> 9 + mantissa).to(tl.int32, bitcast=True)
     kept = 0x10000 - (1 << shift)
     return tl.reshape(draws, (chunk.shape[0], 16)) & (kept << 7 - mantissa) | (1 << shift + 6 - mantissa)
-
-
-@triton.jit
-def draws16(number, key):
-    """The 16 random bits of numbered things, int32 [n], as `philox.draws16` gives them."""
-    seed, stream, step, site = key
-    c0, c1, c2, c3 = philox(number >> 3, seed, stream, step, site)
-    word = number >> 1 & 3
-    drawn = tl.where(word < 2, tl.where(word == 0, c0, c1), tl.where(word == 2, c2, c3)).to(tl.int32, bitcast=True)
-    return drawn >> (number & 1) * 16 & 0xFFFF
 
 
 @triton.jit

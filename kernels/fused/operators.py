@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.call import Call, schema, unflat
 from fp4dse.kernels.fused.limits import span, why_not_operand
+from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.reference import tensor_maxima
 
 

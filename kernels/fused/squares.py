@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.blocks import block_maximum, decoded, numbers_of, quantized
-from fp4dse.kernels.fused.grids import OTHERS, grid, is_large
 from fp4dse.kernels.fused.launch import flags
+from fp4dse.kernels.ops.grids import OTHERS, grid, is_large
+from fp4dse.kernels.ops.philox import STREAMS
 
 _COLUMNS = 64
 """At most, of a program, which is one warp: a tile's maximum then needs no shared memory. With four warps, and tiles

@@ -8,7 +8,8 @@ import triton.language as tl
 from fp4dse.kernels.fused.blocks import block_maximum, decoded, pair_maximum, quantized, scaled
 from fp4dse.kernels.fused.codecs import coded
 from fp4dse.kernels.fused.codes import codes_of, nearest_codes, scale_codes, signs_of
-from fp4dse.kernels.fused.numbers import address, as_float, hadamard, opaque, unknown
+from fp4dse.kernels.fused.numbers import address, as_float, opaque, unknown
+from fp4dse.kernels.ops.rotation.triton import hadamard
 
 
 @triton.jit

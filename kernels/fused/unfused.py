@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.kernels.arithmetic.philox import STREAMS, random16
-from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.call import Call
+from fp4dse.kernels.ops.philox import STREAMS, random16
+from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.packed import quantize_and_pack
 from fp4dse.kernels.reference import decode_operand
 

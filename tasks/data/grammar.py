@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS, words
+from fp4dse.kernels.ops.philox import STREAMS, words
 
 GENDERS = 4
 REV = 1

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.data import image_files, published
 from fp4dse.tasks.data.image_source import Part, Source
 

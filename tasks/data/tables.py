@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.data.files import Fingerprint, fingerprint, first_line, refuse_large_parquet, split_column
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.ops.group_norm import group_norm, smooth_group_norm
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import doubled, drawn, layers, self_attention
-from fp4dse.tasks.norms import group_norm, smooth_group_norm
 
 KINDS: dict[str, Kind] = {
     "stem": "embedding",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.arithmetic.philox import STREAMS, random32
+from fp4dse.kernels.ops.philox import STREAMS, random32
 
 HELD = 1 << 21
 """Samples of all seeds together whose order is held at a time, if that is an epoch or more."""

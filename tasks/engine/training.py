@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from fp4dse.dse import ConfigError
+from fp4dse.kernels import dispatch
 from fp4dse.tasks.engine import checkpoint as files
 from fp4dse.tasks.engine.evaluation import diverged, evaluate, final, partial, rehearse
 from fp4dse.tasks.engine.population import EAGER_STEPS, Population
@@ -99,6 +100,7 @@ def train(
             *numerics.through_why_not,
             *numerics.operand_why_not,
             *dict.fromkeys(run.population.fallbacks),
+            *dispatch.refusals(),
         ],
         peak_memory_bytes=_peak_memory(device),
     )

@@ -20,10 +20,13 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
-from fp4dse.kernels.arithmetic.philox import STREAMS, normal
-from fp4dse.tasks.attention import attention
+from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.embedding import embedding
+from fp4dse.kernels.ops.philox import STREAMS, normal
+from fp4dse.kernels.ops.rms_norm import added_rms_norm
+from fp4dse.kernels.ops.rope import heads_apart, rope_tables
+from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.tasks.language.experts import Experts
-from fp4dse.tasks.language.operators import added_rms_norm, embedding, heads_apart, rope_tables, swiglu
 
 
 class Shape(msgspec.Struct, frozen=True):

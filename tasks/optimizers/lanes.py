@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, StableSPAM
-from fp4dse.kernels import lane_sum, native
-from fp4dse.kernels.arithmetic import adam
-from fp4dse.kernels.arithmetic.grid import sqrt
-from fp4dse.kernels.devices import has_kernels
+from fp4dse.kernels import lane_sum
+from fp4dse.kernels.ops.adamw import NUMBERS, pieces
+from fp4dse.kernels.ops.adamw import adamw as adamw_step
+from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
 from fp4dse.tasks.optimizers.schedule import factor
@@ -124,7 +124,7 @@ class LaneOptimizer:
         if self.kind is AdamW:
             self._adamw(gradient, alive, lr_factor, numbers)
             return
-        for of in adam.pieces(gradient):
+        for of in pieces(gradient):
             self._update(of, gradient[of], alive[of, None], lr_factor[of], [n[of] for n in numbers])
 
     def _update(self, of: slice, gradient: Tensor, keep: Tensor, lr_factor: Tensor, numbers: Sequence[Tensor]) -> None:
@@ -145,15 +145,10 @@ class LaneOptimizer:
     def _adamw(self, gradient: Tensor, alive: Tensor, lr_factor: Tensor, corrections: Sequence[Tensor]) -> None:
         """The whole update by one function, in place."""
         decay = torch.zeros_like(self.lr) if self.weight_decay is None else self.weight_decay
-        constants = (self.columns[name] for name in adam.NUMBERS[1:6])
+        constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
-        tensors = self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers
-        if has_kernels(gradient):
-            from fp4dse.kernels.fused import pointwise
-
-            pointwise.adamw(*tensors, None if self.weight_decay is None else self.decaying)
-        else:
-            (native.adamw if native.takes(gradient) else adam.in_pieces)(*tensors, self.decaying)
+        decaying = None if self.weight_decay is None else self.decaying
+        adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""

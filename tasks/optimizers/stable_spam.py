@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fp4dse.dse.training import StableSPAM
 from fp4dse.kernels import lane_sum
-from fp4dse.kernels.arithmetic.adam import adam
-from fp4dse.kernels.arithmetic.grid import sqrt
+from fp4dse.kernels.ops.adamw import adam
+from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw
 from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
 

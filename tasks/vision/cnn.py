@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, max_pool
-from fp4dse.tasks.norms import layer_norm
 
 KINDS: dict[str, Kind] = {"conv1": "embedding", "head": "head"}
 

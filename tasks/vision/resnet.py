@@ -18,10 +18,13 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.ops.affine import affine
+from fp4dse.kernels.ops.elementary import sqrt
+from fp4dse.kernels.ops.group_norm import batch_norm
+from fp4dse.kernels.ops.layer_norm import EPS
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, max_pool_overlapping, mean_pool
-from fp4dse.tasks.norms import BatchNorm
 
 KINDS: dict[str, Kind] = {"stem": "embedding", "head": "head"}
 
@@ -106,3 +109,33 @@ def _init(
         made[f"{name}.gain"] = torch.ones(len(seeds), shapes[name][0])
         made[f"{name}.shift"] = torch.zeros(len(seeds), shapes[name][0])
     return made
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation of each lane by itself: x [L, …, C], statistics over all between, gain and shift [L, C].
+
+    Running mean and (unbiased) variance [L, C] are state; with them it evaluates, while `numerics.training` is False.
+    """
+
+    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(gain), nn.Parameter(shift)
+        self.mean: Tensor
+        self.variance: Tensor
+        self.register_buffer("mean", torch.zeros_like(gain))
+        self.register_buffer("variance", torch.ones_like(gain))
+        self.numerics, self.momentum = numerics, momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(len(x), -1, x.shape[-1])
+        if self.numerics.training:
+            out, mean, variance = batch_norm(rows, self.gain, self.shift)
+            n = rows.shape[1]
+            new = torch._foreach_mul([mean, variance * (n / max(1, n - 1))], self.momentum)
+            running = [self.mean, self.variance]  # together: on a GPU these are launches, and little else
+            torch._foreach_mul_(running, 1 - self.momentum)
+            torch._foreach_add_(running, new)
+        else:
+            out = (rows - self.mean[:, None]) * (1.0 / sqrt(self.variance + EPS))[:, None]
+            out = affine(out, self.gain, self.shift).to(x.dtype)
+        return out.view_as(x)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics, add_bias, silu
-from fp4dse.kernels.arithmetic.philox import STREAMS, normal
+from fp4dse.kernels.ops.layer_norm import added_layer_norm
+from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, seed_keys, self_attention
-from fp4dse.tasks.norms import added_layer_norm
 
 KINDS: dict[str, Kind] = {
     "embed": "embedding",

@@ -1,11 +1,10 @@
 """What the plain functions give on the CPU beside what they give with kernels, forward and backward."""
 
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 
-from fp4dse.kernels import fused
+from fp4dse.kernels.dispatch import OPERATIONS
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -30,16 +29,20 @@ def outcome(function, inputs):
     return [y.detach() for y in outputs], torch.autograd.grad(outputs_, inputs, given)
 
 
-def comparer(place, monkeypatch, functions: ModuleType, kernels: Sequence[str]) -> Callable:
-    """Compares a function of a module on the CPU with itself where these kernels run, which it takes by `has_kernels`;
-    gives back what it found with them."""
+def take_kernels(patch, *operations: str, taken: bool = True) -> None:
+    """Have these operations taken by their kernels, or not."""
+    for name in operations:
+        patch.setattr(OPERATIONS[name], "has_kernels", lambda _: taken)
+
+
+def comparer(place, monkeypatch, *operations: str) -> Callable:
+    """Compares a function on the CPU with itself where the kernels of these operations run; gives back what it found
+    with them."""
 
     def compare(function, *inputs):
         expected = outcome(function, inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(functions, "has_kernels", lambda _: True)
-            for name in kernels:
-                patch.setattr(fused, name, getattr(place, name), raising=False)
+            take_kernels(patch, *operations)
             found = outcome(function, [x.to(place.device) for x in inputs])
         for here, there in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
             assert same(here, there)

@@ -2,71 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from fp4dse import kernels
+
 tl = pytest.importorskip("triton.language")
+
+
+KERNELS = Path(kernels.__file__).parent
+
+
+def _name(file):
+    """`sums` of ops/sums/triton.py, `attention_kernels` of ops/attention/kernels.py, `launch` of launch.py."""
+    return {"triton": file.parent.name, "kernels": f"{file.parent.name}_kernels"}.get(file.stem, file.stem)
+
+
+MODULES = {
+    _name(file): ".".join(["fp4dse.kernels", *file.relative_to(KERNELS).with_suffix("").parts])
+    for file in sorted(KERNELS.rglob("*.py"))
+    if "\nimport triton\n" in file.read_text()
+}
+"""Name -> module with Triton code."""
 
 
 @pytest.fixture(scope="module", params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request):
-    """Where the kernels run: `device`, and `module`, a copy for the interpreter or the module itself."""
+    """Where the kernels run: `device`, and by their names the modules, or copies of them for the interpreter; `module`
+    is that of `launch`."""
     if request.param == "cuda":
-        names = (
-            "launch",
-            "squares",
-            "attention",
-            "pointwise",
-            "norms",
-            "layer_norms",
-            "group_norms",
-            "decoder",
-            "products",
-            "columns",
-            "sums",
-            "estimators",
-        )
-        launch, *others = (importlib.import_module(f"fp4dse.kernels.fused.{name}") for name in names)
-        yield SimpleNamespace(device="cuda", module=launch, **dict(zip(names[1:], others, strict=True)))
+        modules = {name: importlib.import_module(path) for name, path in MODULES.items()}
+        yield SimpleNamespace(device="cuda", module=modules["launch"], **modules)
         return
     with pytest.MonkeyPatch.context() as patch:
-        modules = {}
-        for name in (
-            "numbers",
-            "trees",
-            "elementary",
-            "blocks",
-            "codecs",
-            "codes",
-            "tiles",
-            "programs",
-            "launch",
-            "elements",
-            "squares",
-            "attention_kernels",
-            "attention",
-            "pointwise",
-            "norms",
-            "layer_norms",
-            "group_norm_kernels",
-            "group_norms",
-            "decoder",
-            "products",
-            "columns",
-            "sums",
-            "estimators",
-        ):
-            spec = importlib.util.find_spec(f"fp4dse.kernels.fused.{name}")
-            modules[name] = importlib.util.module_from_spec(spec)
-            patch.setitem(sys.modules, spec.name, modules[name])
-            with pytest.MonkeyPatch.context() as while_loading:
-                while_loading.setenv("TRITON_INTERPRET", "1")
-                spec.loader.exec_module(modules[name])
+        modules = _interpreted(patch)
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         for module in ("trees", "blocks"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
@@ -86,6 +64,29 @@ def place(request):
         _mend_bounds(patch)
         with np.errstate(all="ignore"):
             yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
+
+
+def _interpreted(patch):
+    """Copies of the modules, each made after those that it imports."""
+    paths = {path: name for name, path in MODULES.items()}
+    modules = {}
+
+    def load(path):
+        if paths[path] in modules:
+            return
+        spec = importlib.util.find_spec(path)
+        for of in re.findall(r"^from (fp4dse\.[\w.]+) import", inspect.getsource(importlib.import_module(path)), re.M):
+            if of in paths:
+                load(of)
+        module = modules[paths[path]] = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, path, module)
+        with pytest.MonkeyPatch.context() as while_loading:
+            while_loading.setenv("TRITON_INTERPRET", "1")
+            spec.loader.exec_module(module)
+
+    for path in paths:
+        load(path)
+    return modules
 
 
 def _maximum_of_bits(magnitude):

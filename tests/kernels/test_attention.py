@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from fp4dse.tasks.attention import attention
+from fp4dse.kernels.ops.attention import attention
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SIZES = [(1, 8), (17, 8), (64, 16), (65, 64), (129, 64), (256, 16), (300, 24), (70, 128)]

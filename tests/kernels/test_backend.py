@@ -10,9 +10,9 @@ import torch
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import LaneNumerics, backend, reference, warm_up
-from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import _compiled, _eager
 from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.ops.philox import STREAMS, random16
 
 
 def test_every_draw_has_its_own_threshold_on_the_compiled_path():

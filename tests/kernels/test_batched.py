@@ -7,8 +7,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp4dse.kernels import batched
 from fp4dse.kernels.gemm import GEMMS
+from fp4dse.kernels.ops import products as batched
 
 SHAPES = [
     *itertools.product((1, 3, 7, 16, 33, 64), (1, 5, 10, 24, 63), (1, 9, 16, 50, 127, 256)),

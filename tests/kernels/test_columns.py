@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels import LaneNumerics, QuantConv2d, columns, fused, lanes
+from fp4dse.kernels import LaneNumerics, QuantConv2d, lanes
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.columns import Window, col2im, im2col
+from fp4dse.kernels.ops.columns import Window, col2im, im2col
+from tests.kernels.comparing import take_kernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [  # lanes, batch, height, width, channels, window
@@ -68,8 +69,7 @@ def with_kernels(place, monkeypatch):
 
     def call(function, x, *arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(columns, "has_kernels", lambda _: True)
-            patch.setattr(fused, "columns", place.columns, raising=False)
+            take_kernels(patch, "columns")
             return function(x.to(place.device), *arguments)
 
     return call
@@ -134,7 +134,7 @@ def test_kernels_have_the_same_bits_at_the_sizes_of_training(monkeypatch, shape,
     made = im2col(x, window)
     g = randn(*made.shape, seed=1, device="cuda")
     images = col2im(g, window, x.shape, x.dtype)
-    monkeypatch.setattr(columns, "has_kernels", lambda _: False)
+    take_kernels(monkeypatch, "columns", taken=False)
     assert identical(made, im2col(x, window))
     del made
     for one, of, found in zip(
@@ -157,9 +157,8 @@ def test_a_convolution_has_the_same_bits(place, monkeypatch, recipe):
         y.backward(randn(*y.shape, seed=4, dtype=y.dtype).to(y.device))
         return [t.cpu() for t in (y.detach(), leaf.grad, layer.weight.grad, layer.bias.grad)]
 
-    monkeypatch.setattr(columns, "has_kernels", lambda _: False)
+    take_kernels(monkeypatch, "columns", taken=False)
     expected = trained()
-    monkeypatch.setattr(columns, "has_kernels", lambda _: True)
-    monkeypatch.setattr(fused, "columns", place.columns, raising=False)
+    take_kernels(monkeypatch, "columns")
     for here, there in zip(expected, trained(), strict=True):
         assert identical(here, there)

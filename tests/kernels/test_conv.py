@@ -10,7 +10,7 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
 from fp4dse.kernels.backend import _eager
-from fp4dse.kernels.columns import Window, col2im, im2col
+from fp4dse.kernels.ops.columns import Window, col2im, im2col
 
 OFF, NVFP4 = Quantizer.named("none"), Quantizer.named("nvfp4")
 SHAPES = [  # batch, height, width, channels in, channels out, kernel, stride, padding

@@ -4,11 +4,15 @@ import pytest
 import torch
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels import LaneNumerics, fused
-from fp4dse.tasks.language import operators
+from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.ops.embedding import sum_by_token
+from fp4dse.kernels.ops.rms_norm import added_rms_norm, rms_norm
+from fp4dse.kernels.ops.rope import heads_apart, rope_tables
+from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.tasks.language.decoder import Decoder, Shape
-from fp4dse.tasks.language.operators import added_rms_norm, heads_apart, rms_norm, rope_tables, sum_by_token, swiglu
-from tests.kernels.comparing import comparer, randn, same
+from tests.kernels.comparing import comparer, randn, same, take_kernels
+
+DECODER = "rms_norm", "rope", "swiglu", "embedding"
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 2, 3, 40, 96, 128, 1000, 2048]
@@ -16,7 +20,7 @@ WIDTHS = [1, 2, 3, 40, 96, 128, 1000, 2048]
 
 @pytest.fixture
 def check(place, monkeypatch):
-    return comparer(place, monkeypatch, operators, ("norms", "decoder"))
+    return comparer(place, monkeypatch, *DECODER)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,8 +75,7 @@ def test_sums_by_token(place, monkeypatch, rows, size, width):
     g[1, 0, 0] = torch.nan
     tokens = torch.randint(size, (2, rows), generator=torch.Generator().manual_seed(1)) ** 2 // size
     expected = sum_by_token(g, tokens, size)
-    monkeypatch.setattr(operators, "has_kernels", lambda _: True)
-    monkeypatch.setattr(fused, "decoder", place.decoder, raising=False)
+    take_kernels(monkeypatch, "embedding")
     assert same(expected, sum_by_token(g.to(place.device), tokens.to(place.device), size))
 
 
@@ -91,10 +94,8 @@ def test_a_decoder(place, monkeypatch, experts, dtype):
         ((logits * weights).to(torch.float32).sum() + balance.sum()).backward()
         return [logits.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
 
-    monkeypatch.setattr(operators, "has_kernels", lambda _: False)
+    take_kernels(monkeypatch, *DECODER, taken=False)
     expected = trained()
-    monkeypatch.setattr(operators, "has_kernels", lambda _: True)
-    for name in ("norms", "decoder"):
-        monkeypatch.setattr(fused, name, getattr(place, name), raising=False)
+    take_kernels(monkeypatch, *DECODER)
     for here, there in zip(expected, trained(), strict=True):
         assert same(here, there)

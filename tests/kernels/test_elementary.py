@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp4dse.kernels.arithmetic.elementary import log, power
+from fp4dse.kernels.ops.elementary import log, power
 
 EXPONENTS = (-0.8, -2 / 3, -0.5, -1.0, 0.3, 1.0, 2.0)
 

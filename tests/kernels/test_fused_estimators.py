@@ -26,8 +26,8 @@ from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.call import Call
-from fp4dse.kernels.fused import grids
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.ops import grids
 
 replace = msgspec.structs.replace
 SCALES = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")

@@ -10,6 +10,7 @@ from fp4dse.dse.scale import BF16, E8M0, FP32
 from fp4dse.kernels import LaneNumerics, gemm, lanes
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, named, pick
+from fp4dse.kernels.ops import products
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 
@@ -189,10 +190,10 @@ def test_settings_of_the_matrix_units_hold_for_the_call_only():
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction
     for precision in ("tf32", "ieee"):
-        with gemm._math(precision):
+        with products._math(precision):
             assert matmul.fp32_precision == precision
             assert not matmul.allow_bf16_reduced_precision_reduction
         assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before
-    with pytest.raises(ZeroDivisionError), gemm._math("tf32"):
+    with pytest.raises(ZeroDivisionError), products._math("tf32"):
         raise ZeroDivisionError
     assert (matmul.fp32_precision, matmul.allow_bf16_reduced_precision_reduction) == before

@@ -10,11 +10,12 @@ import torch
 from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.arithmetic.rotation import rotate
-from fp4dse.kernels.fused import grids, unfused
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.by_scales import elements
-from fp4dse.kernels.fused.grids import FIRST, OTHERS, grid, is_large
+from fp4dse.kernels.ops import grids
+from fp4dse.kernels.ops.grids import FIRST, OTHERS, grid, is_large
+from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -89,7 +90,8 @@ LONG = 512 * 112 * 112
 @pytest.mark.parametrize("shape", [(2, LONG, 160), (1, LONG, 576), (560, 512 * 32 * 32, 32), (1, 16, LONG)], ids=str)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_the_largest_operands_fit_their_grids(meta, shape, columns):
-    from fp4dse.kernels.fused import elements, launch, products, squares
+    from fp4dse.kernels.fused import elements, launch, squares
+    from fp4dse.kernels.ops.products import triton as products
 
     lanes, rows, width = shape
     x = empty(*shape)

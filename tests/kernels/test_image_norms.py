@@ -7,14 +7,14 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels import LaneNumerics, fused
-from fp4dse.tasks import norms
+from fp4dse.kernels import LaneNumerics, dispatch
+from fp4dse.kernels.ops.group_norm import batch_norm, group_norm, smooth_group_norm
+from fp4dse.kernels.ops.layer_norm import added_layer_norm, layer_norm
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.unet import unet
-from fp4dse.tasks.norms import added_layer_norm, group_norm, layer_norm, smooth_group_norm
 from fp4dse.tasks.vision.resnet import resnet
 from fp4dse.tasks.vision.vit import vit
-from tests.kernels.comparing import comparer, randn, same
+from tests.kernels.comparing import comparer, randn, same, take_kernels
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 2, 3, 40, 128, 300]
@@ -24,7 +24,7 @@ IMAGES = [(1, 1, 1), (1, 8, 4), (9, 10, 5), (16, 24, 1), (25, 16, 8), (32, 24, 8
 
 @pytest.fixture
 def check(place, monkeypatch):
-    return comparer(place, monkeypatch, norms, ("layer_norms", "group_norms"))
+    return comparer(place, monkeypatch, "layer_norm", "group_norm")
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def held(place, monkeypatch):
     """Sets how many numbers, as a power of two, a program may hold of an image and of its parts."""
 
     def limit(most, part):
-        monkeypatch.setattr(place.group_norms, "_HELD", most)
-        monkeypatch.setattr(place.group_norms, "_PART", part)
-        monkeypatch.setattr(place.group_norms, "_SMALL", min(most, 11))
+        monkeypatch.setattr(place.group_norm, "_HELD", most)
+        monkeypatch.setattr(place.group_norm, "_PART", part)
+        monkeypatch.setattr(place.group_norm, "_SMALL", min(most, 11))
 
     return limit
 
@@ -90,15 +90,16 @@ def test_layer_norm_of_what_does_not_lie_in_one_piece(check):
 
 
 def test_rows_that_are_too_long_take_single_operations(check, place, monkeypatch):
-    monkeypatch.setattr(place.layer_norms, "_LONGEST", 30)
-    monkeypatch.setattr(place.layer_norms, "layer_norm", None)
+    monkeypatch.setattr(place.layer_norm, "_LONGEST", 30)
+    monkeypatch.setattr(place.layer_norm, "layer_norm", None)
     x = randn(2, 3, 31)
-    assert "rows of 1 to 30" in place.layer_norms.why_not(x)
+    assert "rows of 1 to 30" in place.layer_norm.why_not(x)
     if place.device == "cpu":
-        norms_of, expected = norms.layer_norm(x), x
-        monkeypatch.setattr(norms, "has_kernels", lambda _: True)
-        monkeypatch.setattr(fused, "layer_norms", place.layer_norms, raising=False)
-        assert same(norms_of, norms.layer_norm(expected))
+        expected = layer_norm(x)
+        take_kernels(monkeypatch, "layer_norm")
+        assert same(expected, layer_norm(x))
+        assert "layer_norm: computed by torch (x: found (2, 3, 31)" in " ".join(dispatch.refusals())
+        assert not dispatch.refusals()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -130,7 +131,7 @@ def test_batch_norm(check, held, limits, dtype):
     held(*limits)
     for pixels, channels in ((1, 3), (41, 6), (130, 5)):
         x, gain, shift = 3 * randn(2, pixels, channels, dtype=dtype) + 1, randn(2, channels), randn(2, channels, seed=1)
-        check(lambda *tensors: norms._GroupNorm.apply(*tensors, tensors[0].shape[2], False), x, gain, shift)
+        check(lambda *tensors: batch_norm(*tensors), x, gain, shift)
 
 
 def test_numbers_that_are_large_small_and_strange_stay_in_their_lane(check):
@@ -165,11 +166,9 @@ def test_a_model(place, monkeypatch, name, dtype):
         (out * randn(*out.shape, seed=1).to(out)).to(torch.float32).sum().backward()
         return [out.detach().cpu(), *(p.grad.cpu() for p in built.parameters())]
 
-    monkeypatch.setattr(norms, "has_kernels", lambda _: False)
+    take_kernels(monkeypatch, "layer_norm", "group_norm", taken=False)
     expected = trained()
-    monkeypatch.setattr(norms, "has_kernels", lambda _: True)
-    for module in ("layer_norms", "group_norms"):
-        monkeypatch.setattr(fused, module, getattr(place, module), raising=False)
+    take_kernels(monkeypatch, "layer_norm", "group_norm")
     for here, there in zip(expected, trained(), strict=True):
         assert same(here, there)
 
@@ -181,6 +180,6 @@ def test_images_as_large_as_those_that_are_trained_on(check, dtype):
         x = randn(1, 3, side, side, channels, dtype=dtype)
         check(lambda x, both: group_norm(x, 8, *halves(both)), x, per_image(x))
     x, gain, shift = randn(2, 50_000, 64, dtype=dtype), randn(2, 64), randn(2, 64, seed=1)
-    check(lambda *tensors: norms._GroupNorm.apply(*tensors, 64, False), x, gain, shift)
+    check(lambda *tensors: batch_norm(*tensors), x, gain, shift)
     x = randn(1, 4, 64, 256, dtype=dtype)
     check(lambda x, both: layer_norm(x, *halves(both)), x, per_image(x))

@@ -7,9 +7,9 @@ import torch
 from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantLinear, lane_sum, quantize, silu
-from fp4dse.kernels.arithmetic.elementary import exp_nonpositive
-from fp4dse.kernels.arithmetic.rotation import hadamard, rotate, rotate_back
-from fp4dse.kernels.batched import multiply
+from fp4dse.kernels.ops.elementary import exp_nonpositive
+from fp4dse.kernels.ops.products import multiply
+from fp4dse.kernels.ops.rotation import hadamard, rotate, rotate_back
 
 OFF = Quantizer.named("none")
 

@@ -13,13 +13,15 @@ from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, OwnScale
 from fp4dse.kernels import LaneNumerics, lanes, native
-from fp4dse.kernels.arithmetic import activations, adam, philox
-from fp4dse.kernels.arithmetic.philox import STREAMS
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels.ops import adamw as adam
+from fp4dse.kernels.ops import philox
+from fp4dse.kernels.ops import silu as activations
+from fp4dse.kernels.ops.philox import STREAMS
 
 replace = msgspec.structs.replace
 NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")

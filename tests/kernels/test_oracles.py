@@ -34,9 +34,9 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, FloatScale
 from fp4dse.kernels import quantize
 from fp4dse.kernels.arithmetic.grid import round_elements
-from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.codecs.block import block_scales
 from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
+from fp4dse.kernels.ops.philox import STREAMS, random16
 
 CHUNK, CHUNKS = 1 << 20, 10  # 10,485,760 numbers a format
 LARGEST_SCALE = (2 - 2.0**-7) * 2.0**126  # of BF16 below 2^127, whose inverse is no normal number; scales end there

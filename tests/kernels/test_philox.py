@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels.ops import philox
 
 
 def _hex(words):

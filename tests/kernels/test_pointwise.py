@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from fp4dse.dse.training import AdamW
-from fp4dse.kernels.arithmetic import activations, philox
-from fp4dse.kernels.gemm import scaled
-from fp4dse.tasks.optimizers import LaneOptimizer, Numbers, lanes
+from fp4dse.kernels.ops import philox
+from fp4dse.kernels.ops.products import scaled
+from fp4dse.kernels.ops.silu import silu
+from fp4dse.tasks.optimizers import LaneOptimizer, Numbers
+from tests.kernels.comparing import take_kernels
 
 
 def same(here: torch.Tensor, there: torch.Tensor) -> bool:
@@ -30,10 +32,10 @@ def numbers(*shape: int) -> torch.Tensor:
 def test_silu_and_its_gradient(place):
     x, g = numbers(3, 700), torch.randn(3, 700)
     wanted = x.clone().requires_grad_()
-    y = activations.silu(wanted)
+    y = silu(wanted)
     y.backward(g)
-    assert same(place.pointwise.silu(x.to(place.device)), y.detach())
-    assert same(place.pointwise.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
+    assert same(place.silu.silu(x.to(place.device)), y.detach())
+    assert same(place.silu.silu_gradient(x.to(place.device), g.to(place.device)), wanted.grad)
 
 
 @pytest.mark.parametrize("stream", philox.STREAMS.values(), ids=philox.STREAMS)
@@ -42,10 +44,10 @@ def test_random_words(place, stream):
     there = [t.to(place.device) for t in (seeds, step, site)]
     for count in (1, 2, 200):
         expected = philox.words(seeds, stream, step, site, count)
-        assert torch.equal(place.pointwise.words(there[0], stream, *there[1:], count).cpu(), expected)
+        assert torch.equal(place.philox.words(there[0], stream, *there[1:], count).cpu(), expected)
         first = torch.tensor(41)
         expected = philox.words(seeds, stream, step, site, count, first)
-        got = place.pointwise.words(there[0], stream, *there[1:], count, first.to(place.device))
+        got = place.philox.words(there[0], stream, *there[1:], count, first.to(place.device))
         assert torch.equal(got.cpu(), expected)
 
 
@@ -53,41 +55,38 @@ def test_random_words(place, stream):
 def test_signs(place, size):
     seeds, step, site = torch.tensor([3, -5, 2**40 + 7]), torch.tensor(2**33 + 5), torch.tensor(77)
     on_device, *keys = (t.to(place.device) for t in (seeds, step, site))
-    got = place.pointwise.signs(on_device, philox.STREAMS["signs"], *keys, size)
+    got = place.philox.signs(on_device, philox.STREAMS["signs"], *keys, size)
     assert torch.equal(got.cpu(), philox.signs(seeds, step, site, size))
 
 
 @pytest.mark.parametrize("both", [True, False])
 def test_factors_of_a_product(place, both):
     x, a, b = numbers(3, 40, 9), torch.rand(3), torch.rand(3) if both else None
-    got = place.pointwise.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
+    got = place.products.scale(x.clone().to(place.device), a.to(place.device), b if b is None else b.to(place.device))
     assert same(got, scaled(x, a, b))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_adamw(place, weight_decay, monkeypatch):
-    model = torch.nn.Linear(1, 1)
-    model.place = None  # its weight decays, its bias does not
-    model.weight = torch.nn.Parameter(torch.randn(3, 40, 30))
-    model.bias = torch.nn.Parameter(torch.randn(3, 7))
+    g = torch.Generator().manual_seed(1)
+    weight, bias, *gradients = (torch.randn(3, *size, generator=g) for size in ((40, 30), (7,), *[(1207,)] * 3))
     numbers = [Numbers(AdamW(), decay, 0.9, 0.95, 1e-8, math.inf, 1.0) for decay in (weight_decay, 0.0, weight_decay)]
-    eager = LaneOptimizer(model, torch.tensor([1e-3, 2e-3, 3e-2]), numbers, [1.0, 1.0, 0.5])
-    alive = torch.tensor([True, False, True])
-    before = eager.flat.clone()
-    tensors = [t.to(place.device).clone() for t in (eager.flat, eager.kept["mean"], eager.kept["square"])]
+    alive = torch.tensor([True, False, True], device=place.device)
 
-    def fused(flat, mean, square, gradient, alive, numbers, decaying):
-        rest = [None if t is None else t.to(place.device) for t in (gradient, alive, numbers, decaying)]
-        adamw(*tensors, *rest)
+    def optimizer():
+        model = torch.nn.Linear(1, 1)
+        model.place = None  # its weight decays, its bias does not
+        model.weight, model.bias = (torch.nn.Parameter(t.to(place.device)) for t in (weight, bias))
+        return LaneOptimizer(model, torch.tensor([1e-3, 2e-3, 3e-2], device=place.device), numbers, [1.0, 1.0, 0.5])
 
-    adamw = place.pointwise.adamw
-    monkeypatch.setattr(place.pointwise, "adamw", fused)
-    for step in range(3):
-        g = torch.randn_like(eager.flat)
-        for has_kernels in (True, False):  # the kernel with what it would be given, then the plain operations
-            monkeypatch.setattr(lanes, "has_kernels", lambda _, has_kernels=has_kernels: has_kernels)
-            eager.step(g, alive, torch.tensor([step]))
-        for got, expected in zip(tensors, (eager.flat, eager.kept["mean"], eager.kept["square"]), strict=True):
-            assert same(got, expected)
-    assert torch.equal(eager.flat[1], before[1])
-    assert not torch.equal(eager.flat[0], before[0])
+    plain, kernels = optimizer(), optimizer()
+    before = plain.flat.clone()
+    for step, gradient in enumerate(gradients):
+        for taken, one in ((False, plain), (True, kernels)):
+            take_kernels(monkeypatch, "adamw", taken=taken)
+            one.step(gradient.to(place.device), alive, torch.tensor([step], device=place.device))
+        for name in ("mean", "square"):
+            assert same(plain.kept[name], kernels.kept[name])
+        assert same(plain.flat, kernels.flat)
+    assert torch.equal(plain.flat[1], before[1])
+    assert not torch.equal(plain.flat[0], before[0])

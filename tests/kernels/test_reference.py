@@ -11,9 +11,9 @@ from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorS
 from fp4dse.kernels import backend, quantize, reference
 from fp4dse.kernels.arithmetic import grid
 from fp4dse.kernels.arithmetic.blocks import cut, join
-from fp4dse.kernels.arithmetic.philox import random16
 from fp4dse.kernels.codecs.codes import CODES
 from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
+from fp4dse.kernels.ops.philox import random16
 
 BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain}
 E2M1 = torch.tensor(ELEMENTS["e2m1"].magnitudes())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fp4dse.kernels.arithmetic.reduce import lane_sum, wide_sum
+from fp4dse.kernels.ops.sums import lane_sum, wide_sum
 
 
 def same(here: torch.Tensor, there: torch.Tensor) -> bool:

@@ -14,9 +14,8 @@ from fp4dse.dse.own_formats import FloatElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
-from fp4dse.kernels import LaneNumerics, devices, lanes
+from fp4dse.kernels import LaneNumerics, dispatch, lanes
 from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.arithmetic.rotation import rotate
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.codecs import Encoded
@@ -24,6 +23,7 @@ from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused import limits, unfused
 from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.packed import pack, unpack, why_not_packed
 from fp4dse.kernels.reference import decode_operand, tensor_maxima
 
@@ -536,7 +536,7 @@ def test_features_are_those_of_some_lane():
 
 
 def test_no_device_but_cuda_takes_the_kernels():
-    assert devices.why_not_fused("cpu") == "fused quantizer not taken on cpu: it needs a CUDA device"
+    assert dispatch.why_not_fused("cpu") == "Triton kernels not taken on cpu: they need a CUDA device"
 
 
 TILED = ("nvfp4-2d", "mxfp4-2d", "ue5m3-2d")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fp4dse.kernels import backend, native, reference
-from fp4dse.kernels.arithmetic import philox
+from fp4dse.kernels.ops import philox
 
 
 @pytest.fixture(autouse=True)

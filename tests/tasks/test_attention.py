@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fp4dse.tasks import attention as module
-from fp4dse.tasks.attention import attention
+from fp4dse.kernels.ops import attention as module
+from fp4dse.kernels.ops.attention import attention
 from fp4dse.tasks.nn import self_attention
 
 BF16 = torch.bfloat16

@@ -7,13 +7,18 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, add_bias, lanes, silu
 from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.ops.affine import affine
+from fp4dse.kernels.ops.group_norm import group_norm
+from fp4dse.kernels.ops.layer_norm import layer_norm
+from fp4dse.kernels.ops.rms_norm import rms_norm
+from fp4dse.kernels.ops.rope import rope, rope_tables
 from fp4dse.sweeps.rows import lane_id, task_context
-from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, norms, train
+from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.job import Job
-from fp4dse.tasks.language import operators
 from fp4dse.tasks.language.experts import _Weigh
+from fp4dse.tasks.vision.resnet import BatchNorm
 from fp4dse.tasks.worker import task_of
 
 BF16 = torch.bfloat16
@@ -46,16 +51,16 @@ def gradients(function, g, *inputs):
 X = (3, 4, 6, 6, 8)
 OPERATIONS = {
     "silu": (silu, [X]),
-    "layer norm": (norms.layer_norm, [X]),
-    "group norm": (lambda x: norms.group_norm(x, 4), [X]),
-    "batch norm": (lambda x: norms.BatchNorm(randn(3, 8, seed=3), randn(3, 8, seed=4), numerics())(x), [X]),
-    "layer norm with gain and shift": (norms.layer_norm, [X, X[:3] + X[4:], X[:3] + X[4:]]),
-    "group norm with gain and shift": (lambda x, a, b: norms.group_norm(x, 4, a, b), [X, (3, 4, 8), (3, 4, 8)]),
-    "affine": (norms.affine, [(3, 7, 8), (3, 8), (3, 8)]),
+    "layer norm": (layer_norm, [X]),
+    "group norm": (lambda x: group_norm(x, 4), [X]),
+    "batch norm": (lambda x: BatchNorm(randn(3, 8, seed=3), randn(3, 8, seed=4), numerics())(x), [X]),
+    "layer norm with gain and shift": (layer_norm, [X, X[:3] + X[4:], X[:3] + X[4:]]),
+    "group norm with gain and shift": (lambda x, a, b: group_norm(x, 4, a, b), [X, (3, 4, 8), (3, 4, 8)]),
+    "affine": (affine, [(3, 7, 8), (3, 8), (3, 8)]),
     "mean pool": (nn.mean_pool, [X]),
     "doubled": (nn.doubled, [X]),
-    "rms norm": (lambda x: operators.rms_norm(x, randn(3, 8, seed=3)), [X]),
-    "rope": (lambda x: operators.rope(x, *operators.rope_tables(9, 8)), [(5, 9, 8)]),
+    "rms norm": (lambda x: rms_norm(x, randn(3, 8, seed=3)), [X]),
+    "rope": (lambda x: rope(x, *rope_tables(9, 8)), [(5, 9, 8)]),
     "bias": (lambda x: add_bias(x, randn(3, 8, seed=3)), [(3, 7, 8)]),
     "weighed": (lambda x: _Weigh.apply(x, randn(3, 7, seed=3)), [(3, 7, 8)]),
     "residual": (torch.add, [X, X]),

@@ -6,8 +6,10 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks import norms
-from fp4dse.tasks.language import operators
+from fp4dse.kernels.ops.group_norm import group_norm
+from fp4dse.kernels.ops.layer_norm import layer_norm
+from fp4dse.kernels.ops.rms_norm import rms_norm
+from fp4dse.tasks.vision.resnet import BatchNorm
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 EPS = np.float32(1e-5)
@@ -87,7 +89,7 @@ def assert_same_bits(ours, theirs):
 @pytest.mark.parametrize("width", [1, 7, 24, 64])
 def test_layer_norms(device, width):
     x = randn(5, 6, 7, width)
-    g, ours = run(norms.layer_norm, device, x)
+    g, ours = run(layer_norm, device, x)
     out, inverse, _ = standard(x.numpy(), 3)
     assert_same_bits(ours, [out, through(g, out, inverse, 3)])
 
@@ -96,7 +98,7 @@ def test_layer_norms(device, width):
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_layer_norms_with_gain_and_shift_of_each_image(device, tokens):
     x, gain, shift = randn(2, 3, tokens, 20), randn(2, 3, 20, seed=1), randn(2, 3, 20, seed=2)
-    g, ours = run(norms.layer_norm, device, x, gain, shift)
+    g, ours = run(layer_norm, device, x, gain, shift)
     a, b = (t.numpy()[:, :, None] for t in (gain, shift))
     out, inverse, _ = standard(x.numpy(), 3)
     sums = tree(g * out, 2)[:, :, 0], tree(g, 2)[:, :, 0]
@@ -107,7 +109,7 @@ def test_layer_norms_with_gain_and_shift_of_each_image(device, tokens):
 @pytest.mark.parametrize("size", [3, 4])
 def test_group_norms(device, size):
     x = randn(3, 5, size, size, 12)
-    g, ours = run(lambda t: norms.group_norm(t, 4), device, x)
+    g, ours = run(lambda t: group_norm(t, 4), device, x)
     rows, g = x.numpy().reshape(15, size * size, 12), g.reshape(15, size * size, 12)
     out, inverse, _ = standard_images(rows, 4)
     dx, *_ = through_images(g, out, inverse, 4, np.ones((15, 12), np.float32))
@@ -117,7 +119,7 @@ def test_group_norms(device, size):
 @DEVICES
 def test_group_norms_with_gain_and_shift_of_each_image(device):
     x, gain, shift = randn(2, 3, 5, 4, 12), randn(2, 3, 12, seed=1), randn(2, 3, 12, seed=2)
-    g, ours = run(lambda x, gain, shift: norms.group_norm(x, 4, gain, shift), device, x, gain, shift)
+    g, ours = run(lambda x, gain, shift: group_norm(x, 4, gain, shift), device, x, gain, shift)
     rows, g, a, b = (
         t.reshape(6, *shape, 12) for t, shape in ((x.numpy(), [20]), (g, [20]), (gain.numpy(), []), (shift.numpy(), []))
     )
@@ -131,7 +133,7 @@ def test_group_norms_with_gain_and_shift_of_each_image(device):
 def test_batch_norms_while_they_train_and_after(device):
     x, gain, shift = randn(3, 41, 6), randn(3, 6, seed=1), randn(3, 6, seed=2)
     lanes = LaneNumerics([Recipe.named("bf16")] * 3, range(3), device)
-    norm = norms.BatchNorm(gain.clone(), shift.clone(), lanes).to(device)
+    norm = BatchNorm(gain.clone(), shift.clone(), lanes).to(device)
     lanes.training = True
     g, (y, dx) = run(norm, device, x)
     a, b = gain.numpy()[:, None], shift.numpy()[:, None]
@@ -152,7 +154,7 @@ def test_batch_norms_while_they_train_and_after(device):
 @pytest.mark.parametrize("width", [1, 7, 96])
 def test_rms_norms(device, width):
     x, gain = randn(3, 2, 50, width), randn(3, width, seed=1)
-    g, ours = run(operators.rms_norm, device, x, gain)
+    g, ours = run(rms_norm, device, x, gain)
     wide, scale = x.numpy(), gain.numpy()[:, None, None]
     share = np.float32(1 / width)
     inverse = np.float32(1) / root(tree(wide * wide, 3) * share + EPS)

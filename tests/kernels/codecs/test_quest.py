@@ -12,7 +12,7 @@ from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0
 from fp4dse.kernels import quantize
-from fp4dse.kernels.arithmetic.grid import sqrt
+from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.selftest import odd_blocks
 
 QUEST = Quantizer.named("quest-mxfp4")

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fp4dse.tasks.language import operators
-from fp4dse.tasks.language.operators import embedding, rms_norm, rope, rope_tables, sum_by_token
+from fp4dse.kernels.ops.embedding import embedding, sum_by_token
+from fp4dse.kernels.ops.rms_norm import EPS, rms_norm
+from fp4dse.kernels.ops.rope import rope, rope_tables
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -40,7 +41,7 @@ def test_rms_norm_is_that_of_torch(width):
     x, gain = randn(3, 2, 5, width), randn(3, width, seed=1)
 
     def plain(x, gain):
-        return torch.stack([F.rms_norm(a, (width,), b, eps=operators.EPS) for a, b in zip(x, gain, strict=True)])
+        return torch.stack([F.rms_norm(a, (width,), b, eps=EPS) for a, b in zip(x, gain, strict=True)])
 
     assert_close(gradients(rms_norm, x, gain), gradients(plain, x, gain))
 

@@ -1,0 +1,62 @@
+"""AdamW as one kernel that reads and writes each tensor once, with the bits of its definition."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fp4dse.kernels.ops.grids import FLAT, TILE, grid
+
+
+@triton.jit
+def _adamw_kernel(
+    flat_ptr,
+    mean_ptr,
+    square_ptr,
+    gradient_ptr,
+    alive_ptr,
+    numbers_ptr,
+    decaying_ptr,
+    n,
+    DECAYS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(alive_ptr + lane) != 0:
+        of_lane = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        mask, at = of_lane < n, lane * n + of_lane
+        numbers = numbers_ptr + lane * 9
+        b1, past1 = tl.load(numbers + 1), tl.load(numbers + 2)
+        b2, past2 = tl.load(numbers + 3), tl.load(numbers + 4)
+        g, w = tl.load(gradient_ptr + at, mask, 0.0), tl.load(flat_ptr + at, mask, 0.0)
+        mean = tl.load(mean_ptr + at, mask, 0.0) * b1 + g * past1
+        square = tl.load(square_ptr + at, mask, 0.0) * b2 + g * g * past2
+        scale = tl.sqrt_rn(tl.div_rn(square, tl.load(numbers + 7))) + tl.load(numbers + 5)
+        update = tl.div_rn(tl.div_rn(mean, tl.load(numbers + 6)), scale)
+        if DECAYS:
+            decay = tl.load(numbers + 8)
+            decaying = tl.load(decaying_ptr + of_lane, mask, 0).to(tl.int32) * (decay > 0).to(tl.int32)
+            update = tl.where(decaying > 0, update + w * decay, update)
+        tl.store(mean_ptr + at, mean, mask)
+        tl.store(square_ptr + at, square, mask)
+        tl.store(flat_ptr + at, w - tl.load(numbers) * update, mask)
+
+
+def adamw(
+    flat: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    gradient: Tensor,
+    alive: Tensor,
+    numbers: Tensor,
+    decaying: Tensor | None,
+) -> None:
+    """`adamw.adamw`, in place: flat, mean, square, gradient [L, P], alive bool [L], numbers [L, 9] as in adamw.NUMBERS,
+    decaying bool [P]: which elements have weight decay, None for none."""
+    n = flat.shape[1]
+    bits = alive.view(torch.uint8)
+    marks = bits if decaying is None else decaying.view(torch.uint8)
+    tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
+    _adamw_kernel[grid(triton.cdiv(n, TILE), len(flat))](*tensors, n, DECAYS=decaying is not None, **FLAT)

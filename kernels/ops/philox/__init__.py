@@ -1,0 +1,98 @@
+"""Counter-based random numbers: Philox 4×32-10 (Salmon et al., SC 2011) in torch integer arithmetic.
+
+    key      (seed, stream)
+    counter  (index, step, site, call)
+
+A random number is a pure function of what it is for, so it is the same on every device, in every launch shape and
+whatever the neighbours draw. `step`, `site` and `call` may be tensors: the step lives in device memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.dispatch import Operation
+
+_PHILOX = Operation(__name__)
+
+STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
+"""What a number is for. Different streams never share a key."""
+
+PIECE = 1 << 16
+"""Counters, of all lanes together, that draws of 16 bits make at a time."""
+
+_MASK = 0xFFFFFFFF
+MULTIPLIERS = _M0, _M1 = 0xD2511F53, 0xCD9E8D57
+WEYL = _W0, _W1 = 0x9E3779B9, 0xBB67AE85
+"""The constants of Philox 4×32: of its rounds, and of what is added to its keys."""
+
+
+def philox4x32(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
+    """Ten rounds of Philox on int64 tensors that hold 32-bit words; four such words back."""
+    for _ in range(10):
+        p0, p1 = c0 * _M0, c2 * _M1  # int64 wraps: the low 64 bits of the product are what is wanted
+        c0, c1, c2, c3 = ((p1 >> 32) & _MASK) ^ c1 ^ k0, p1 & _MASK, ((p0 >> 32) & _MASK) ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return c0, c1, c2, c3
+
+
+def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
+    """int32 [L, count, 4]: the four words of `count` counters from `first` on, for each lane's seed.
+
+    seeds: int64 [L]; step, site, first: int64 scalars. Call number 0: a site is used once a step.
+    """
+    index = first + torch.arange(count, dtype=torch.int64, device=seeds.device)[None, :]
+    key = seeds[:, None]
+    zero = torch.zeros_like(key)
+    out = philox4x32(index + zero, step + zero, site + zero, zero, key, zero + stream)
+    return torch.stack([w.to(torch.int32) for w in out], dim=-1)
+
+
+def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+    """int16 [L, count], uniform 16 bits. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
+
+    `words` may be a compiled twin of the function above. Large draws are made piece by piece, since making one takes
+    several times its memory.
+    """
+    counters = max(2, -(-count // 8))  # for one counter alone, and for a rest of one, `words` would be compiled anew
+    piece = counters if seeds.is_cuda else -(-counters // -(-counters * len(seeds) // PIECE))
+    pieces = (
+        words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
+        for first in range(0, counters, piece)
+    )
+    if counters <= piece:
+        drawn = next(pieces)
+    else:
+        drawn = torch.empty(len(seeds), counters, 4, dtype=torch.int32, device=seeds.device)
+        for out, made in zip(drawn.split(piece, dim=1), pieces, strict=True):
+            out.copy_(made)
+    return drawn.view(torch.int16).view(len(seeds), -1)[:, :count].contiguous()
+
+
+def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+    """The same bits as int32 [L, count], uniform in 0 … 65535."""
+    return draws16(seeds, stream, step, site, count, words).to(torch.int32) & 0xFFFF
+
+
+def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+    """float32 [L, count], ±1: the lowest bit of each 16-bit draw."""
+    if kernels := _PHILOX.kernels(seeds, count):
+        return kernels.signs(seeds, STREAMS["signs"], step, site, count)
+    return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count, words) & 1).to(torch.float32)
+
+
+def random32(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Tensor:
+    """int64 [L, count], uniform in 0 … 2^32-1; element e is word e % 4 of counter e // 4."""
+    as_tensor = torch.tensor
+    four = words(seeds, stream, as_tensor(step), as_tensor(site), -(-count // 4))
+    return four.view(len(seeds), -1)[:, :count].to(torch.int64) & _MASK
+
+
+def normal(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Tensor:
+    """float32 [L, count] standard normal by Box–Muller in float64 (made on the CPU, so that devices agree)."""
+    half = -(-count // 2)
+    u = (random32(seeds.cpu(), stream, step, site, 2 * half).to(torch.float64) + 0.5) * 2.0**-32
+    radius, angle = torch.sqrt(-2 * torch.log(u[:, :half])), 2 * torch.pi * u[:, half:]
+    both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
+    return both[:, :count].to(torch.float32)
