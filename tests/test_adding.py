@@ -77,7 +77,7 @@ ADDED: dict[str, Edits] = {
             ('signs: Literal["random"', ', "halves"'),
             ('_ROTATION_WORDS = {"random": "rht"', ', "halves": "halves"'),
         ],
-        "kernels/arithmetic/rotation.py": [
+        "kernels/ops/rotation/__init__.py": [
             (
                 '    "fixed": lambda size, device, draw: fixed_signs(size, device),\n',
                 '    "halves": lambda size, device, draw: 1 - 2.0 * (torch.arange(size)[None] < size // 2),\n',

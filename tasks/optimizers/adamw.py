@@ -1,4 +1,4 @@
-"""AdamW: Adam with decoupled weight decay (arXiv 1711.05101), for lanes. kernels/arithmetic/adam.py has the rule."""
+"""AdamW: Adam with decoupled weight decay (arXiv 1711.05101), for lanes. kernels/ops/adamw has the rule."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def computed(place, q, k, v, g, causal, dtype=FP32):
 
 
 def defined(q, k, v, g, causal):
-    """The formulas of tasks/attention.py, every number in float64 but for what is rounded to BF16."""
+    """The formulas of the definition, every number in float64 but for what is rounded to BF16."""
 
     def low(x):
         return x.to(BF16).double()

@@ -9,8 +9,9 @@ are accumulated in FP32, scores and softmax stay in FP32, and what leaves is rou
 P is made anew in the backward pass, a chunk of queries at a time, so that memory grows with the length and not with its
 square. Lanes are folded into the batch.
 
-On a CUDA device kernels compute it (kernels/fused/attention.py): the same roundings, with sums and exponentials in the
-device's way. What follows is for the CPU, for heads that they do not take, and what they are compared with.
+On a CUDA device kernels compute it (triton.py): the same roundings, with sums and exponentials in the device's way, so
+that bits differ from the definition's. The definition is for the CPU, for heads that the kernels do not take, and what
+they are compared with.
 """
 
 from __future__ import annotations

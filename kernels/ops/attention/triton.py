@@ -1,4 +1,4 @@
-"""The attention core of tasks/attention.py, forward and backward, without a matrix of weights in memory.
+"""Attention, forward and backward, without a matrix of weights in memory.
 
     forward    for a block of queries, twice over the keys: first m = max s and l = sum 2^(s - m) of each row, s being
                q kᵀ · log2(e) / sqrt d, then o = P v with P = 2^(s - m) / l, rounded to BF16 as the definition has it
