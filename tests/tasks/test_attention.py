@@ -109,6 +109,6 @@ def test_attention_of_lanes_is_their_own(length, device, threads, dtype, causal)
 def test_a_gpu_computes_the_same_by_kernels_where_they_take_the_heads(length, size, causal):
     qkv = [randn(4, length, size, seed=i) for i in range(3)]
     there = [x.cuda() for x in qkv]
-    assert (module._kernels(*there) is not None) == (size <= 128)
+    assert (module._ATTENTION.kernels(*there) is not None) == (size <= 128)
     got = [x.cpu() for x in gradients(lambda *x: attention(*x, causal), *there)]
     assert max(error(got, written_out(*qkv, causal))) < 5e-4
