@@ -88,7 +88,7 @@ def read_recipe_file(path: Path) -> RecipeFile:
 
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
-    recipe = read(expanded(data, where) if isinstance(data, dict) else data, Recipe, where)
+    recipe: Recipe = read(expanded(data, where) if isinstance(data, dict) else data, Recipe, where)
     for _, error in faults(recipe):
         raise ConfigError(place(where, error.where), error.found, error.accepted)
     return recipe
@@ -169,7 +169,7 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
             raise ConfigError(place(where, *keys, tag_field), tag, ", ".join(tags))
         cls = tags[tag]
     if cls is Quantizer and "like" in data:
-        base = read(data.pop("like"), Quantizer, where, *keys, "like")
+        base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
         return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
     fields = read_fields(data, cls, where, *keys)
     for field in msgspec.structs.fields(cls):

@@ -148,7 +148,8 @@ def check_float(mantissa: int, emin: int, largest: float, reach: int, bits: int)
 
 
 def _float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]
+    (single,) = struct.unpack("f", struct.pack("f", value))
+    return float(single)
 
 
 @cache

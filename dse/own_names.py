@@ -23,7 +23,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from fp4dse.dse.errors import ConfigError, place
 from fp4dse.dse.formats import ELEMENTS, PLAIN
@@ -42,6 +42,7 @@ from fp4dse.dse.scale import SCALE_BITS, SCALE_NAMES, SCALE_RANGE, OwnScale
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _PARAMETERS = ("exponent", "mantissa", "bias", "max")
 
+Format = TypeVar("Format", bound=Own)
 Names = dict[str, Mapping[str, Any]]
 """Field of a quantizer -> name -> format."""
 
@@ -161,7 +162,7 @@ def _parameters(
     return mantissa, emin, float(largest)
 
 
-def _made(cls: Any, where: str, *keys: str, name_: str, **fields: Any) -> Any:
+def _made(cls: type[Format], where: str, *keys: str, name_: str, **fields: Any) -> Format:
     """The record; its ConfigError with the place in the file."""
     try:
         return cls(**fields, name=name_)

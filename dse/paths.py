@@ -156,7 +156,7 @@ def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys:
 
 def write(recipe: Recipe, path: RecipePath, value: Any) -> Recipe:
     """The recipe with `value` at the path. Where a part has no such field, it stays as it is."""
-    if path.type is Recipe:
+    if isinstance(value, Recipe):
         return value
     stages = {name: _written(getattr(recipe, name), below, value) for name, below in path.tree.branches}
     return _replace(recipe, **stages)
@@ -173,8 +173,8 @@ def _written(old: Any, tree: Tree, value: Any) -> Any:
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
     """Whether every place of the path exists in a canonical recipe and has this value."""
-    if path.type is Recipe:
-        return unlabelled(recipe) == unlabelled(value.canonical())
+    if isinstance(value, Recipe):
+        return bool(unlabelled(recipe) == unlabelled(value.canonical()))
     return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)
 
 
@@ -183,7 +183,7 @@ def _holds(part: Any, tree: Tree, value: Any) -> bool:
     if not tree.branches:
         if isinstance(value, Fields):
             return all(_has(part, name, want) for name, want in value.values)
-        return _numbers(part) == _numbers(value)
+        return bool(_numbers(part) == _numbers(value))
     return all(
         _has(part, name, value)
         if not below.branches
@@ -208,7 +208,7 @@ def _has(part: Any, name: str, want: Any) -> bool:
     if isinstance(part, Quantizer) and part.is_plain and name != "element":
         return False  # there is no block, scale or rounding that could have a value
     if isinstance(part, Part) and name == part.__struct_config__.tag_field:
-        return part.__struct_config__.tag == want
+        return bool(part.__struct_config__.tag == want)
     if not hasattr(part, name):
         return False
     if isinstance(part, Quantizer) and isinstance(want, TensorScale):  # without a target, it is the format's own
@@ -236,4 +236,4 @@ def value_text(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-_replace: Any = msgspec.structs.replace
+_replace = msgspec.structs.replace

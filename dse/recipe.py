@@ -37,6 +37,7 @@ from fp4dse.dse.stages import (
 from fp4dse.dse.training import Training, optimizer_name, schedule_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 ID_VERSION = 1
 """Raised only if the canonical form itself changes meaning; it is part of the hash."""
@@ -51,7 +52,7 @@ def serves_recipes(function: Function) -> Function:
     return function
 
 
-_SLOT = {slot: operator.attrgetter(slot) for slot in SLOTS}
+_SLOT: dict[str, Callable[[Recipe], Quantizer]] = {slot: operator.attrgetter(slot) for slot in SLOTS}
 
 GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
 """Which products operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
@@ -77,7 +78,8 @@ class Recipe(Part, frozen=True):
         files = _ABOVE["recipe_files"]()
         if name not in files:
             raise ConfigError("recipe", name, ", ".join(files))
-        return files[name].recipe
+        found: Recipe = files[name].recipe
+        return found
 
     @staticmethod
     def uniform(quantizer: Quantizer) -> Recipe:
@@ -90,11 +92,13 @@ class Recipe(Part, frozen=True):
         return _SLOT[name](self)
 
     def rotation(self, stage: str) -> Hadamard | None:
-        return getattr(self, stage).rotation
+        rotation: Hadamard | None = getattr(self, stage).rotation
+        return rotation
 
     def source(self, stage: str) -> Source:
         """Of the operand that stage `dgrad` or `wgrad` shares with the forward pass."""
-        return getattr(self, stage).source
+        source: Source = getattr(self, stage).source
+        return source
 
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
@@ -230,7 +234,7 @@ def _canonical_estimator(estimator: Estimator, fprop: Any) -> Estimator:
     return _replaced(estimator, x=x, w=w)
 
 
-def _replaced(part: Any, **changes: object) -> Any:
+def _replaced(part: AnyPart, **changes: object) -> AnyPart:
     """The part itself where nothing changes, which is found quickly in what was computed before."""
     for name, new in changes.items():
         if getattr(part, name) is not new and getattr(part, name) != new:

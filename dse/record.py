@@ -114,10 +114,10 @@ class Takes(NamedTuple):
         if t in self.classes or (t in (str, int) and (t, value) in self.literals):
             return True
         if t is int and self.whole is not None:
-            return value >= self.whole
+            return bool(value >= self.whole)
         if t not in (int, float) or not math.isfinite(value):
             return False
-        return (self.above is not None and value > self.above) or (self.least is not None and value >= self.least)
+        return bool((self.above is not None and value > self.above) or (self.least is not None and value >= self.least))
 
     @property
     def takes_float(self) -> bool:

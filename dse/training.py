@@ -107,9 +107,11 @@ class Training(Part, frozen=True):
     def label(self) -> str:
         """What is not the task's own, in words; empty if nothing is."""
         words = [] if self.optimizer is None else [optimizer_name(self.optimizer)]
-        for name in self.__struct_fields__[1:-1]:
-            if (value := getattr(self, name)) != getattr(DEFAULT, name):
-                words.append(f"{name.replace('_', ' ')} {value!r}".removesuffix(".0"))
+        words += [
+            f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
+            for name in self.__struct_fields__[1:-1]
+            if (value := getattr(self, name)) != getattr(DEFAULT, name)
+        ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         return ", ".join(words)
 

@@ -40,7 +40,7 @@ def display(progress: bool | Show) -> Iterator[Show]:
     if callable(progress):
         yield progress
     elif not progress:
-        yield lambda state: None
+        yield lambda _: None
     elif sys.stderr.isatty():
         # refreshed by the sweep's own loop: no thread, and the table never shows half a state
         with Live(console=Console(file=drawn_on(sys.stderr)), auto_refresh=False) as live:

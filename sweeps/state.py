@@ -180,7 +180,8 @@ def read_state(store: str | Place) -> SweepState:
 
 def _read(store: Place) -> SweepState:
     try:
-        return decode_json((store / "state.json").read_bytes(), SweepState)
+        state: SweepState = decode_json((store / "state.json").read_bytes(), SweepState)
+        return state
     except FileNotFoundError:
         raise StoreError(f"{store}: no sweep was run into it, it has no state.json") from None
     except (OSError, msgspec.DecodeError) as error:

@@ -52,7 +52,7 @@ def mirror_lines(
     name: str,
     lines: Sequence[Line],
     note: str = "",
-    curves: Curves = lambda lines: {},
+    curves: Curves = lambda _: {},
 ) -> int:
     """Make the study's trials these lines: append what is new; make it anew if others changed. Returns the trials.
 

@@ -22,8 +22,9 @@ def open_executor(
     if name not in EXECUTORS:
         raise ConfigError("--executor", name, ", ".join(EXECUTORS))
     module, function = EXECUTORS[name].split(".")
-    opened = getattr(import_module(f"{__name__}.{module}"), function)
-    return opened(work, machine, command, limit_s, options)
+    open_it = getattr(import_module(f"{__name__}.{module}"), function)
+    executor: Executor = open_it(work, machine, command, limit_s, options)
+    return executor
 
 
 __all__ = [

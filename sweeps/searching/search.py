@@ -64,7 +64,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
     def facts(self) -> dict[str, Any]:
         """For scripts."""
-        return msgspec.to_builtins(self)
+        return dict(msgspec.to_builtins(self))
 
     @property
     def exit_code(self) -> int:
