@@ -38,7 +38,7 @@ def report(
     """Write a store's report: one HTML file that needs no network. With --figures, its pictures for a paper instead."""
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results.report import write_figures, write_report
-    from fp4dse.sweeps.arguments import report_path
+    from fp4dse.sweeps.stores import report_path
 
     if figures and out:
         raise ConfigError("--out", str(out), "nothing with --figures, which names the folder of the pictures")
@@ -194,9 +194,8 @@ def store_list(as_json: AsJson = False) -> None:
     """The stores under runs/, the one that changed last first: what was swept into them, what they hold, their size."""
     import msgspec
 
-    from fp4dse.sweeps.places import RUNS
     from fp4dse.sweeps.progress import duration
-    from fp4dse.sweeps.stores import list_stores
+    from fp4dse.sweeps.stores import RUNS, list_stores
 
     found = list_stores()
     if as_json:

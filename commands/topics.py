@@ -67,7 +67,8 @@ def warn_overridden(space: Space) -> None:
 def open_given(store: str | None, model: str | None = None, chip: str | None = None) -> Store:
     """The store at a path or URL, or the latest one here; its overheads of this model and chip."""
     from fp4dse.results import open_store
-    from fp4dse.sweeps.arguments import find_cost, latest_store
+    from fp4dse.sweeps.arguments import find_cost
+    from fp4dse.sweeps.stores import latest_store
 
     cost = find_cost(model, chip)
     return open_store(store or latest_store(), cost=cost)

@@ -51,14 +51,14 @@ def quickstart(
     as_json: AsJson = False,
 ) -> None:
     """48 recipes × 3 seeds on two small tasks, in a few minutes: table, store and report."""
-    from fp4dse.sweeps import arguments, run_sweep
+    from fp4dse.sweeps import arguments, run_sweep, stores
     from fp4dse.sweeps.progress import conclusion
 
     found = arguments.find_space("quickstart", model=model, chip=chip)
     result = run_sweep(
         found,
         tasks=arguments.parse_tasks(["regression", "vision"], "quickstart"),
-        store=store or arguments.default_store(found.name),
+        store=store or stores.default_store(found.name),
         device=device,
         jobs=jobs,
         budget_s=arguments.parse_duration(budget),
@@ -96,7 +96,7 @@ def sweep(
 
     The same command continues a sweep that was stopped, and tries failed lanes again.
     """
-    from fp4dse.sweeps import arguments, plan_sweep, run_sweep
+    from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
     from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.plan import count_space
     from fp4dse.sweeps.progress import conclusion
@@ -113,7 +113,7 @@ def sweep(
         "jobs": jobs,
         "executor": executor,
     }
-    place = store or arguments.default_store(found.name)
+    place = store or stores.default_store(found.name)
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run or estimate:
@@ -160,7 +160,7 @@ def search(
 
     Each task is a search of its own, and all of them run side by side. The same command continues what was stopped.
     """
-    from fp4dse.sweeps import arguments, run_search
+    from fp4dse.sweeps import arguments, run_search, stores
     from fp4dse.sweeps.progress import search_conclusion
 
     found = arguments.find_space(space, axis, model, chip)
@@ -173,7 +173,7 @@ def search(
         tasks=arguments.parse_tasks(task, preset, data),
         seeds=arguments.parse_seeds(seeds) if seeds else None,
         lrs=arguments.parse_lrs(lr),
-        store=store or arguments.default_store(found.name),
+        store=store or stores.default_store(found.name),
         device=device,
         jobs=jobs,
         batch=batch,
@@ -196,9 +196,10 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """How far a sweep is, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
-    from fp4dse.sweeps import arguments, progress, read_state
+    from fp4dse.sweeps import progress, read_state
+    from fp4dse.sweeps.stores import latest_store
 
-    place = store or arguments.latest_store()
+    place = store or latest_store()
     state = progress.watch(lambda: read_state(place), console()) if watch else read_state(place)
     if as_json:
         print_json(state.facts())
@@ -209,12 +210,11 @@ def status(
 @command(epilog="Example: fp4dse stop --store runs/quickstart/store")
 def stop(store: StorePath = None) -> None:
     """End a sweep from another terminal: running jobs stop, what is finished is stored, the same command continues."""
-    from fp4dse.sweeps import arguments, read_state, stop_sweep
+    from fp4dse.sweeps import stop_sweep
     from fp4dse.sweeps.progress import headline
+    from fp4dse.sweeps.stores import latest_store
 
-    place = store or arguments.latest_store()
-    stop_sweep(place)
-    print(headline(read_state(place)))
+    print(headline(stop_sweep(store or latest_store())))
 
 
 @command("run-one", epilog="Example: fp4dse run-one regression-small-1f0c2ab93d4e --store runs/zoo/store")
@@ -279,7 +279,7 @@ def _conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, a
     from fp4dse.results.report import write_report
     from fp4dse.results.tables import pareto_table, price_remarks, records
     from fp4dse.results.verdict import verdicts
-    from fp4dse.sweeps.arguments import report_path
+    from fp4dse.sweeps.stores import report_path
 
     store = open_store(result.store, cost=cost)
     runs = store.runs()

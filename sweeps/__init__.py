@@ -3,7 +3,8 @@
 from fp4dse.sweeps.arguments import find_space, shipped_spaces
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.searching.search import SearchResult, run_search
-from fp4dse.sweeps.state import SweepState, read_state, stop_sweep
+from fp4dse.sweeps.state import SweepState, read_state
+from fp4dse.sweeps.stopping import stop_sweep
 from fp4dse.sweeps.sweep import SweepResult, plan_sweep, run_sweep
 
 __all__ = [

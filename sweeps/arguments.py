@@ -20,9 +20,8 @@ from fp4dse.dse.reading import read_toml
 from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
 from fp4dse.results.labels import short_labels
-from fp4dse.results.remote import Place, RemotePath, locate
-from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
+from fp4dse.sweeps.stores import latest_store, swept_stores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +118,7 @@ def find_recipe(text: str, store: str | None) -> Recipe:
     config_id. ConfigError if there is none."""
     if text.endswith(".toml") or text in recipe_files():
         return load_recipe(text)
-    if not (store or _stores()):
+    if not (store or swept_stores()):
         others = "a .toml file, or with --store FOLDER a label or config_id that the store holds"
         raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}")
     place = store or latest_store()
@@ -130,34 +129,6 @@ def find_recipe(text: str, store: str | None) -> Recipe:
         others = f"a .toml file, or a label or config_id that {place} holds"
         raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}", error.also) from None
     return recipe_from_dict(msgspec.json.decode(runs.loc[runs["config_id"].eq(config_id), "recipe"].iloc[0]))
-
-
-def default_store(space: str) -> Path:
-    """Where a sweep goes if nobody says."""
-    return RUNS / space / "store"
-
-
-def latest_store() -> Path:
-    """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
-    states = _stores()
-    if not states:
-        raise ConfigError(
-            "--store", None, f"the folder of a store (there is none under {RUNS}/; try `fp4dse quickstart`)"
-        )
-    return states[-1].parent
-
-
-def _stores() -> list[Path]:
-    """The state files of all stores that were swept into here, the latest last."""
-    return sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
-
-
-def report_path(store: str | Place) -> Path:
-    """Next to the store: `runs/NAME/report.html`; of a store behind a URL, in the folder that it has here."""
-    store = locate(store)
-    if isinstance(store, RemotePath):
-        return home(store) / "report.html"
-    return store.with_name("report.html" if store.name == "store" else f"{store.name}-report.html")
 
 
 def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | None = None) -> list[tuple[str, ...]]:

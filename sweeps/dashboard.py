@@ -25,9 +25,9 @@ from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
 from fp4dse.results.remote import Place
 from fp4dse.results.spaces import store_name
-from fp4dse.sweeps.arguments import report_path
 from fp4dse.sweeps.pictures import REPORT
 from fp4dse.sweeps.state import read_state
+from fp4dse.sweeps.stores import report_path
 from fp4dse.sweeps.study import mirror
 
 if TYPE_CHECKING:

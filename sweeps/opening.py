@@ -11,33 +11,48 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from fp4dse.dse import Recipe, Space, StoreError
-from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.urls import redacted
-from fp4dse.results import Store, open_store
+from fp4dse.results import Store
 from fp4dse.results.patience import waiting_ends
 from fp4dse.results.processes import birth
-from fp4dse.results.remote import locate
 from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import Sweep
-from fp4dse.sweeps.executors import open_executor
-from fp4dse.sweeps.heartbeat import heartbeat
-from fp4dse.sweeps.places import BESIDE, work_folder
-from fp4dse.sweeps.plan import check_space
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.plan import checked_cost
 from fp4dse.sweeps.progress import display
-from fp4dse.sweeps.request import Request
 from fp4dse.sweeps.resume import take_in_leftovers
-from fp4dse.sweeps.scheduler import Scheduler
-from fp4dse.sweeps.setting import find_setting
-from fp4dse.sweeps.signals import stop_signals
+from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler
+from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.sizes import recall_sizes
 from fp4dse.sweeps.state import SweepState
+from fp4dse.sweeps.stopping import heartbeat, stop_signals
+from fp4dse.sweeps.stores import open_swept, work_folder
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a sweep or a search is asked for beside its recipes; `run_sweep` says what each field means."""
+
+    tasks: Tasks
+    store: str | Path
+    device: str = "cpu"
+    jobs: int | None = None
+    executor: str = "local"
+    options: Mapping[str, str] = field(default_factory=dict)
+    worker: Sequence[str] = WORKER
+    budget_s: float | None = None
+    job_limit_s: float = LIMIT_S
+    backoff_s: float = BACKOFF_S
+    record: bool = False
+    progress: bool | Callable[[SweepState], None] = False
 
 
 @contextlib.contextmanager
@@ -48,15 +63,13 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
     ended, and the store is compact. ConfigError and StoreError as of `run_sweep`.
     """
     begin = time.monotonic()
-    name, cost = "recipes", DEFAULT_COST
-    if isinstance(space, Space):
-        check_space(space)
-        name, cost = space.name, space.cost
-    setting = find_setting(request.tasks, request.device, request.jobs, local=request.executor == "local")
-    setting.cost = cost
+    cost = checked_cost(space)
+    setting = find_setting(request.tasks, request.device, request.jobs, request.executor == "local", cost)
     store = open_swept(request.store, cost)
     work = work_folder(request.store)
-    state = SweepState(name=name, asked=0, stored=0, born=birth(os.getpid()))
+    state = SweepState(
+        name=space.name if isinstance(space, Space) else "recipes", asked=0, stored=0, born=birth(os.getpid())
+    )
     with (
         store.lock(),
         stop_signals() as signals,
@@ -86,16 +99,6 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         _make_compact(store)
         state.ended = sweep.stopped or "finished"
         sweep.tell()
-
-
-def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
-    """The store to sweep into, made if it is not there. One that was deleted while a sweep ran is made anew, and said
-    to be: the job folders that were written since are taken in."""
-    place = locate(store)
-    left = sorted(BESIDE & {entry.name for entry in place.iterdir()}) if place.is_dir() else []
-    if left and not (place / "store.json").exists():
-        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", place, ", ".join(left))
-    return open_store(store, create=True, beside=BESIDE, cost=cost)
 
 
 def _make_compact(store: Store) -> None:

@@ -27,7 +27,7 @@ from fp4dse.results.ratios import change_with_range
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.results.tables import answers, metric_title
 from fp4dse.results.verdict import BF16_WORDS, Against, verdicts
-from fp4dse.sweeps.arguments import report_path
+from fp4dse.sweeps.stores import report_path
 
 log = logging.getLogger(__name__)
 

@@ -145,11 +145,15 @@ def count_space(space: Space, count: Count | None = None) -> dict[str, Any]:
     return {"space": space.name, **met, "populations": len(populations)}
 
 
-def check_space(space: Space) -> None:
-    """ConfigError if its rules leave no recipe, with what they reject."""
+def checked_cost(space: Space | Sequence[Recipe]) -> CostTarget:
+    """The model and the chip that overheads are of. ConfigError if the rules of a space leave no recipe, with what they
+    reject."""
+    if not isinstance(space, Space):
+        return DEFAULT_COST
     if next(iter(space.recipes(count := Count())), None) is None:
         why = ", ".join(f"{number} rejected: {reason}" for reason, number in count.rejected.items())
         raise ConfigError("space", space.name, f"a space whose rules leave something ({why})")
+    return space.cost
 
 
 class Piece(msgspec.Struct):

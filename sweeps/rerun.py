@@ -18,8 +18,8 @@ from fp4dse.dse import ConfigError, StoreError, recipe_from_dict
 from fp4dse.results import Store
 from fp4dse.results.schema import KEY
 from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
-from fp4dse.sweeps.places import work_folder
 from fp4dse.sweeps.rows import result_rows
+from fp4dse.sweeps.stores import work_folder
 from fp4dse.tasks import environment, train
 from fp4dse.tasks.engine.sizes import why_not_fit
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress

@@ -94,7 +94,9 @@ class Setting:
         )
 
 
-def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True) -> Setting:
+def find_setting(
+    tasks: Tasks, device: str = "cpu", jobs: int | None = None, local: bool = True, cost: CostTarget = DEFAULT_COST
+) -> Setting:
     """Look tasks and machine up. ConfigError on unknown ones. Not `local`: others run the workers, where nothing is
     known of their machines but what their results say."""
     found = [find_facts(*asked) for asked in dict.fromkeys(tasks)]
@@ -105,7 +107,7 @@ def find_setting(tasks: Tasks, device: str = "cpu", jobs: int | None = None, loc
         if [(t.name, t.preset) for t in found].count((task.name, task.preset)) > 1:
             raise ConfigError("--task", f"{task.name}:{task.preset} twice", "tasks that differ in name or preset")
     surroundings = environment(device, machine.threads) if local or device == "cpu" else elsewhere(device)
-    return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found})
+    return Setting(machine, found, {(t.name, t.preset): task_context(t, surroundings) for t in found}, cost=cost)
 
 
 def elsewhere(device: str) -> dict[str, str | int]:

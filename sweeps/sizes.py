@@ -42,12 +42,20 @@ def recall_sizes(setting: Setting) -> None:
             setting.sizes[task.name, task.preset] = min(n for n in found if n is not None)
 
 
-def measure_sizes(setting: Setting, plan: Plan, tell: Callable[[Job], None] = lambda _: None) -> bool:
-    """Measure for the tasks of a plan for which it matters; `tell` is called before. True if any is new."""
+def plan_measured(
+    setting: Setting, make_plan: Callable[[], Plan], measure: bool, report: Callable[[Job], None] = lambda _: None
+) -> Plan:
+    """The plan; made once more where `measure` found sizes that are new."""
+    plan = make_plan()
+    return make_plan() if measure and measure_sizes(setting, plan, report) else plan
+
+
+def measure_sizes(setting: Setting, plan: Plan, report: Callable[[Job], None] = lambda _: None) -> bool:
+    """Measure for the tasks of a plan for which it matters; `report` is called before. True if any is new."""
     tasks = [task for task in setting.tasks if _matters(setting, plan, task)]
     for task in tasks:
         job = max(_jobs_of(plan, task), key=lambda job: (not job.lanes[0].recipe.is_plain, len(job.lanes)))
-        tell(job)
+        report(job)
         for kind, variables in _kinds(setting.machine).items():
             try:
                 remember(_question(setting.machine, task, kind), measure(job, variables, _sharing(setting.machine)))
@@ -82,8 +90,8 @@ def measure(job: Job, variables: dict[str, str], share: int) -> int:
     return int(said.split()[-1])
 
 
-def words(setting: Setting, plan: Plan) -> dict[str, str]:
-    """How many lanes jobs have at most and why, by task, for people."""
+def explain_sizes(setting: Setting, plan: Plan) -> dict[str, str]:
+    """Task -> how many lanes its jobs have at most and why, for people."""
     lines = {}
     for task in setting.tasks:
         most = JOB_LANES[setting.machine.device][1]

@@ -20,7 +20,6 @@ from fp4dse.dse.reading import decode_json
 from fp4dse.results.processes import is_alive
 from fp4dse.results.remote import Place, RemotePath, at_once, locate
 from fp4dse.sweeps.executors import Pace, Running
-from fp4dse.sweeps.places import request_stop
 from fp4dse.tasks.job import Job
 
 STALE_S = 30.0
@@ -186,23 +185,6 @@ def _read(store: Place) -> SweepState:
         raise StoreError(f"{store}: no sweep was run into it, it has no state.json") from None
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(f"{store / 'state.json'}: cannot be read ({error})") from None
-
-
-def stop_sweep(store: str | Place, wait_s: float = 60.0) -> SweepState:
-    """Ask the sweep that writes to a store to end, and wait until it has.
-
-    StoreError if none runs, or if it has not ended after `wait_s` seconds.
-    """
-    state = read_state(store)
-    if not state.driver_is_alive:
-        raise StoreError(f"{store}: no sweep runs here ({state.ended or f'process {state.pid} is gone'})")
-    request_stop(store)
-    deadline = time.monotonic() + wait_s
-    while (state := read_state(store)).driver_is_alive:
-        if time.monotonic() > deadline:
-            raise StoreError(f"{store}: process {state.pid} on {state.host} was asked to stop, but has not yet")
-        time.sleep(0.2)
-    return state
 
 
 class Clock:

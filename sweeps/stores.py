@@ -1,16 +1,30 @@
-"""Which stores lie on this machine, and what each of them holds, in a line."""
+"""Which stores lie on this machine, what each holds in a line, and what a sweep keeps beside a store.
+
+By default a sweep goes to `runs/NAME/store`, with its report beside. A store may be behind a URL, job folders may not:
+workers write there as they train. They are in `<store>/jobs`, or in `runs/<name of the URL>/jobs` of the working
+directory.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from pathlib import Path
 
 import msgspec
 
-from fp4dse.dse import StoreError
-from fp4dse.results import open_store
-from fp4dse.sweeps.places import RUNS
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.results import Store, open_store
+from fp4dse.results.remote import Place, RemotePath, locate
 from fp4dse.sweeps.state import read_state
+
+log = logging.getLogger(__name__)
+
+RUNS = Path("runs")
+BESIDE = frozenset({"jobs", "failed", "slurm", "state.json", "stop"})
+"""What a sweep keeps in the folder of its store beside the store's own."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
@@ -27,14 +41,32 @@ class StoreFacts(msgspec.Struct, frozen=True):
     unreadable: str | None = None
 
 
+def default_store(space: str) -> Path:
+    """The folder that a sweep of this space goes to if none is named."""
+    return RUNS / space / "store"
+
+
+def latest_store() -> Path:
+    """The store that was swept into last, for commands that are given none. ConfigError if there is none."""
+    if not (stores := swept_stores()):
+        accepted = f"the folder of a store (there is none under {RUNS}/; try `fp4dse quickstart`)"
+        raise ConfigError("--store", None, accepted)
+    return stores[-1]
+
+
+def swept_stores() -> list[Path]:
+    """All stores that were swept into here, the latest last."""
+    states = sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
+    return [state.parent for state in states]
+
+
 def list_stores(folder: Path = RUNS) -> list[StoreFacts]:
-    """The stores `folder`/NAME/store, the one that changed last first: what commands take that are given none."""
+    """The stores `folder`/NAME/store, the one that changed last first."""
     places = [path for path in folder.glob("*/store") if (path / "store.json").is_file()]
-    return sorted(map(facts, places), key=lambda found: found.age_s)
+    return sorted(map(_facts, places), key=lambda found: found.age_s)
 
 
-def facts(path: Path) -> StoreFacts:
-    """What a store holds."""
+def _facts(path: Path) -> StoreFacts:
     sweep = state = None
     changed = (path / "store.json").stat().st_mtime
     try:
@@ -59,3 +91,33 @@ def facts(path: Path) -> StoreFacts:
         bytes=sum(stat.st_size for stat in stats),
         age_s=time.time() - max([changed, *(stat.st_mtime for stat in stats)]),
     )
+
+
+def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
+    """The store to sweep into, made if it is not there. One that was deleted while a sweep ran is made anew, and said
+    to be: the job folders that were written since are taken in."""
+    place = locate(store)
+    left = sorted(BESIDE & {entry.name for entry in place.iterdir()}) if place.is_dir() else []
+    if left and not (place / "store.json").exists():
+        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", place, ", ".join(left))
+    return open_store(store, create=True, beside=BESIDE, cost=cost)
+
+
+def home(place: Place) -> Path:
+    """The folder on this machine that belongs to a store."""
+    if isinstance(place, RemotePath):
+        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(place).partition("?")[0])
+    return place
+
+
+def work_folder(store: str | Place) -> Path:
+    """The folder of a store's job folders."""
+    return (home(locate(store)) / "jobs").absolute()
+
+
+def report_path(store: str | Place) -> Path:
+    """The report beside the store: `runs/NAME/report.html`; for a store behind a URL, in its folder on this machine."""
+    store = locate(store)
+    if isinstance(store, RemotePath):
+        return home(store) / "report.html"
+    return store.with_name("report.html" if store.name == "store" else f"{store.name}-report.html")

@@ -17,13 +17,12 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.remote import locate
 from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
-from fp4dse.sweeps.opening import open_sweep
-from fp4dse.sweeps.plan import Plan, check_space
-from fp4dse.sweeps.request import Request
+from fp4dse.sweeps.opening import Request, open_sweep
+from fp4dse.sweeps.plan import Plan, checked_cost
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
-from fp4dse.sweeps.sizes import measure_sizes, recall_sizes, words
+from fp4dse.sweeps.sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.state import Failure, SweepState, job_state
 from fp4dse.tasks.job import Job
 
@@ -78,22 +77,17 @@ def plan_sweep(
     Writes nothing, but for what is measured with `measure`: how many lanes a job had best (sizes.py), which a large
     sweep does when it starts.
     """
-    if isinstance(space, Space):
-        check_space(space)
     if executor not in EXECUTORS:
         raise ConfigError("--executor", executor, ", ".join(EXECUTORS))
-    setting = find_setting(tasks, device, jobs, local=executor == "local")
-    setting.cost = space.cost if isinstance(space, Space) else setting.cost
+    setting = find_setting(tasks, device, jobs, local=executor == "local", cost=checked_cost(space))
     stored: set[str] = set()
     if store is not None and (locate(store) / "store.json").exists():
         opened = open_store(store)
         stored = opened.done(pruned=halving is not None)
         setting.learn_classes(opened)
     recall_sizes(setting)
-    planned = setting.plan(space, seeds, lrs, stored, halving)
-    if measure and measure_sizes(setting, planned):
-        planned = setting.plan(space, seeds, lrs, stored, halving)
-    return msgspec.structs.replace(planned, sizes=words(setting, planned))
+    planned = plan_measured(setting, partial(setting.plan, space, seeds, lrs, stored, halving), measure)
+    return msgspec.structs.replace(planned, sizes=explain_sizes(setting, planned))
 
 
 def run_sweep(
@@ -153,11 +147,18 @@ def run_sweep(
     with open_sweep(space, request) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
-        todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
-        state.asked, state.stored = todo.asked, todo.stored
-        tell = partial(_tell_measuring, state, show=sweep.show)
-        if tuple(worker) == WORKER and measure_sizes(setting, todo, tell):
-            todo = setting.plan(space, seeds, lrs, baselines.stored, halving)
+
+        def plan() -> Plan:
+            found = setting.plan(space, seeds, lrs, baselines.stored, halving)
+            state.asked, state.stored = found.asked, found.stored
+            return found
+
+        def show_measuring(job: Job) -> None:
+            first = job_state(Running(job, Path()))
+            state.running = [msgspec.structs.replace(first, phase="measuring how many lanes are fastest")]
+            sweep.show(state)
+
+        todo = plan_measured(setting, plan, tuple(worker) == WORKER, show_measuring)
         sweep.queue(todo.jobs)
         if not rerun:
             baselines.look_into(sweep.store)
@@ -175,10 +176,3 @@ def run_sweep(
         interrupted=bool(sweep.signals),
         wall_s=time.monotonic() - begin,
     )
-
-
-def _tell_measuring(state: SweepState, job: Job, show: Callable[[SweepState], None]) -> None:
-    """What goes on before the first job."""
-    run = Running(job, Path())
-    state.running = [msgspec.structs.replace(job_state(run), phase="measuring how many lanes are fastest")]
-    show(state)

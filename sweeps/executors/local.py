@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fp4dse.sweeps.executors.options import check_options
-from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
 from fp4dse.sweeps.executors.worker import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
 from fp4dse.sweeps.machine import Machine

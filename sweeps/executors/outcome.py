@@ -7,13 +7,14 @@ sweeps/scheduler.py, so that every executor leads to the same rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 
+from fp4dse.dse import ConfigError
 from fp4dse.tasks.job import Job, JobResult, Progress
 
 Kind = Literal["done", "memory", "large", "lost", "failed", "timeout", "stopped", "elsewhere"]
@@ -104,3 +105,11 @@ class Executor(Protocol):
 
     def stop(self) -> list[Outcome]:
         """End what runs, asking first; jobs that were just finished come back as done."""
+
+
+def check_options(executor: str, options: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """The `--option`s of an executor, with its defaults. ConfigError on one that it does not have."""
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"--option of {executor}", key, ", ".join(known) or "none")
+    return {**known, **options}

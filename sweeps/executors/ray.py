@@ -27,8 +27,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S
-from fp4dse.sweeps.executors.options import check_options
-from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
 from fp4dse.sweeps.executors.ray_cluster import connect
 from fp4dse.sweeps.executors.ray_task import REPORT_S, Brought, Mailbox, clear_folders, read_if_there, work
 from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result

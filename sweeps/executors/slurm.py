@@ -41,8 +41,7 @@ import msgspec
 from fp4dse.dse import ConfigError
 from fp4dse.dse.reading import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
-from fp4dse.sweeps.executors.options import check_options
-from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running
+from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running, check_options
 from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job, Progress

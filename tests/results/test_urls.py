@@ -5,7 +5,7 @@ import pytest
 from fp4dse.dse import ConfigError
 from fp4dse.dse.urls import HIDDEN, redacted, refuse_credentials
 from fp4dse.results.remote import RemotePath, locate
-from fp4dse.sweeps.places import home
+from fp4dse.sweeps.stores import home
 
 SECRET = "wJalr/XUtn+FEMI"
 WITH = [

@@ -9,21 +9,19 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, Space, recipe_to_toml
 from fp4dse.results import open_store
 from fp4dse.sweeps.arguments import (
-    default_store,
     find_recipe,
     find_space,
     find_stored,
-    latest_store,
     parse_axes,
     parse_duration,
     parse_halving,
     parse_lrs,
     parse_seeds,
     parse_tasks,
-    report_path,
     shipped_spaces,
 )
 from fp4dse.sweeps.rungs import Halving
+from fp4dse.sweeps.stores import default_store, latest_store, report_path
 from tests.sweeps.made import row
 
 

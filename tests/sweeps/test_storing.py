@@ -14,10 +14,9 @@ from fp4dse.results import Store, open_store
 from fp4dse.results.remote import RemotePath
 from fp4dse.sweeps import run_sweep, storing
 from fp4dse.sweeps.executors import GRACE_S
-from fp4dse.sweeps.heartbeat import heartbeat
-from fp4dse.sweeps.opening import open_swept
-from fp4dse.sweeps.places import work_folder
 from fp4dse.sweeps.state import BEAT_S, SweepState, read_state
+from fp4dse.sweeps.stopping import heartbeat
+from fp4dse.sweeps.stores import open_swept, work_folder
 
 URL = "memory://bucket/store"
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
