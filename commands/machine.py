@@ -126,7 +126,7 @@ def bench_sweep(
     from fp4dse.sweeps.bench.table import bench
 
     columns = ["what", "measured", "target", "met"]
-    rows = [{name: row[name] for name in columns} for row in bench(only)]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(only)]
     print_rows(columns, rows, as_json)
     raise typer.Exit(int(not all(row["met"] for row in rows)))
 

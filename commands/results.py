@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ import typer
 from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Chip, Device, Model, StorePath
 from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, size_text
-from fp4dse.commands.topics import check_file, new_app, open_given, under
+from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import model_names
 
@@ -44,7 +45,8 @@ def report(
         raise ConfigError("--out", str(out), "nothing with --figures, which names the folder of the pictures")
     if form and not figures:
         raise ConfigError("--format", form, "nothing without --figures: the report is HTML")
-    check_file(out)
+    if out is not None and (out.is_dir() or not out.name):
+        raise ConfigError("--out", str(out), "the path of a file; this is a folder")
     found = open_given(store, model, chip)
     if figures:
         print(*write_figures(found, figures, form or "pdf"), sep="\n")
@@ -162,8 +164,9 @@ def dashboard(
     chip: Chip = None,
 ) -> None:
     """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
+    from fp4dse.results.spaces import store_name
     from fp4dse.sweeps import storages
-    from fp4dse.sweeps.dashboard import default_storage, serve, sweep_name
+    from fp4dse.sweeps.dashboard import default_storage, serve
     from fp4dse.sweeps.study import mirror
 
     found = open_given(store, model, chip)
@@ -171,16 +174,10 @@ def dashboard(
     if serve_grpc is not None:
         storages.serve_grpc(place, serve_grpc)
     elif mirror_only:
-        print_facts(mirror(found, storages.open_storage(place), sweep_name(found)))
+        print_facts(mirror(found, storages.open_storage(place), store_name(found)))
     else:
-        serve(
-            found,
-            sweep_name(found),
-            storages.open_storage(place),
-            port,
-            follow,
-            lambda address: print(address, flush=True),
-        )
+        say = partial(print, flush=True)
+        serve(found, store_name(found), storages.open_storage(place), port, follow, say)
 
 
 @store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")

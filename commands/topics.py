@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperGroup
 
-from fp4dse.dse import ConfigError
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from fp4dse.dse import Space
     from fp4dse.results import Store
 
@@ -50,12 +46,6 @@ def new_app(add_completion: bool = False, **more: Any) -> typer.Typer:
 def under(app: typer.Typer, topic: str) -> Callable[..., Callable[..., Any]]:
     """The decorator that makes a function a command of the app, listed under the topic."""
     return partial(app.command, rich_help_panel=topic)
-
-
-def check_file(out: Path | None) -> None:
-    """ConfigError for a path that names a folder, where a file is to be written."""
-    if out is not None and (out.is_dir() or not out.name):
-        raise ConfigError("--out", str(out), "the path of a file; this is a folder")
 
 
 def warn_overridden(space: Space) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part
+from fp4dse.dse.record import Part, name_or_numbers
 from fp4dse.dse.scale import E8M0, FP32, Scale
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -107,7 +107,9 @@ class Through(Part, frozen=True):
             rounding = STE()
         inside = isinstance(self.element, STE | Clipped) and isinstance(rounding, STE | Clipped)
         changed = rounding != self.scale_rounding or (self.masked and inside)
-        return _replace(self, masked=self.masked and not inside, scale_rounding=rounding) if changed else self
+        if not changed:
+            return self
+        return msgspec.structs.replace(self, masked=self.masked and not inside, scale_rounding=rounding)
 
     def form(self) -> tuple[str, bool, str, str]:
         """What a kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
@@ -141,9 +143,4 @@ class Estimator(Part, frozen=True):
 
 def relaxation_name(relaxation: Relaxation) -> str:
     """The key in RELAXATION_NAMES, or the kind with its numbers, in full: `dge k7 cap3`."""
-    name = next((name for name, known in RELAXATION_NAMES.items() if known == relaxation), None)
-    numbers = [f"{field}{getattr(relaxation, field)!r}".removesuffix(".0") for field in relaxation.__struct_fields__]
-    return name or " ".join([str(relaxation.__struct_config__.tag), *numbers])
-
-
-_replace = msgspec.structs.replace
+    return name_or_numbers(RELAXATION_NAMES, relaxation)

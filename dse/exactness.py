@@ -22,7 +22,7 @@ import msgspec
 from fp4dse.dse.formats import ELEMENTS, SCALES, FloatFormat
 from fp4dse.dse.own_formats import TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.scale import E6M2, E8M0, scale_grid
+from fp4dse.dse.scale import E6M2, FloatScale, scale_grid
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -40,7 +40,6 @@ OPERAND_FORMATS: dict[str, FloatFormat] = {
 }
 """Formats of matrix units that may hold an operand, the fastest first. What none of them holds is left in FP32."""
 
-_POWERS = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)  # E8M0
 _E6M2 = FloatFormat(mantissa=2, emin=-48, max=1.5 * 2.0**15, bits=8)
 
 _ADAPTED = {
@@ -86,9 +85,8 @@ def _scale(q: Quantizer) -> Grid | None:
         return None  # a factor that changes along the contraction cannot wait until after the product
     if isinstance(q.scale, E6M2):
         return format_grid(_E6M2)  # exponents of parts of the block only add to its power
-    if isinstance(q.scale, E8M0):
-        return format_grid(_POWERS)
-    return None if q.scale.convention == "encode" else format_grid(scale_grid(q.scale))
+    is_quotient = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
+    return None if is_quotient else format_grid(scale_grid(q.scale))
 
 
 FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}

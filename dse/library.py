@@ -27,7 +27,7 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.record import Part, accepted, defaults, field_types, options, plain, takes
+from fp4dse.dse.record import Part, accepted, defaults, field_types, name_in, options, plain, takes
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
@@ -128,7 +128,7 @@ def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
 
 
 def _toml_value(value: object, type_: typing.Any, own: OwnNames) -> str:
-    name = next((name for name, known in NAMES.get(type_, {}).items() if known == value), None)
+    name = name_in(NAMES.get(type_, {}), value)
     if isinstance(value, Own):
         name = own.get(value)
     if name is None and isinstance(value, Part):

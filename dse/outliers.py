@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from fp4dse.dse.record import Part
+from fp4dse.dse.record import Part, name_in
 
 
 class Residual(Part, frozen=True, tag_field="kind", tag="residual"):
@@ -36,9 +36,10 @@ OUTLIER_NAMES: dict[str, Residual | Clamp | None] = {
 
 def outlier_words(outliers: Residual | Clamp | None) -> str:
     """`residual`, `occ`, `clamp`, with the number that is not the default; empty for None."""
-    name = next((name for name, known in OUTLIER_NAMES.items() if known == outliers), None)
-    if outliers is None or name:
-        return "" if outliers is None else str(name)
+    if outliers is None:
+        return ""
+    if name := name_in(OUTLIER_NAMES, outliers):
+        return name
     if isinstance(outliers, Residual):
         return f"residual{outliers.alpha:g}"
     return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"

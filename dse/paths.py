@@ -27,7 +27,7 @@ from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.record import Part, field_types, options, plain, unlabelled
+from fp4dse.dse.record import Part, field_types, name_in, options, plain, unlabelled
 from fp4dse.dse.scale import OwnScale, TensorScale, scale_name, simplest_scale
 from fp4dse.dse.stages import SHARED, STAGES
 
@@ -227,8 +227,8 @@ def value_text(value: object) -> str:
     if isinstance(value, OwnScale):
         return scale_name(value)
     if isinstance(value, Part):
-        name = next((name for names in NAMES.values() for name, known in names.items() if known == value), None)
-        return name or value_text(plain(value))
+        found = (name_in(names, value) for names in NAMES.values())
+        return next(filter(None, found), None) or value_text(plain(value))
     if isinstance(value, dict):
         return ", ".join(f"{name} = {value_text(field)}" for name, field in value.items())
     if isinstance(value, bool):

@@ -176,7 +176,7 @@ class Quantizer(Part, frozen=True):
     def label(self) -> str:
         """A short name for people: the dict name where there is one, else the format's label and its modifier."""
         q = self.canonical()
-        return quantizer_name(q) or " ".join(filter(None, (q.format_label(), q.modifier_label())))
+        return NAMES_OF.get(q) or " ".join(filter(None, (q.format_label(), q.modifier_label())))
 
     def format_label(self) -> str:
         """How numbers are stored, in words: the label without range, adaption, rounding and outliers."""
@@ -264,15 +264,10 @@ def block_name(block: int | str) -> str:
     return f"1x{block}" if isinstance(block, int) else block
 
 
-def quantizer_name(q: Quantizer) -> str | None:
-    """The name of a canonical quantizer, if it has one."""
-    return NAMES_OF.get(q)
-
-
 @lru_cache(maxsize=4096)
 def _format_label(q: Quantizer) -> str:
     q = msgspec.structs.replace(q, rounding=Nearest(), range="full", adapt="none", outliers=None).canonical()
-    if name := quantizer_name(q):
+    if name := NAMES_OF.get(q):
         return name
     words = [element_name(q.element), block_name(q.block), scale_name(q.scale)]
     if q.tensor_scale is not None:

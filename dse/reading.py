@@ -35,8 +35,6 @@ def read_toml(path: Path, example: str = "see `fp4dse recipe show nvfp4`") -> di
         raise ConfigError(str(path), None, f"a TOML file with at least one key ({example})")
     if is_deep(data):
         raise ConfigError(str(path), "too many levels", f"tables and lists within each other, {DEEPEST} at most")
-    if not data:
-        raise ConfigError(str(path), None, f"a TOML file with at least one key ({example})")
     return data
 
 

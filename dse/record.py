@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -77,6 +78,17 @@ def plain_parts(part: Part) -> dict[str, object]:
 @lru_cache(maxsize=65536)
 def _encoded(part: Part) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(plain(unlabelled(part)), order="sorted"))
+
+
+def name_in(names: Mapping[str, Any], value: object) -> str | None:
+    """The first name of a value in a table of names, if it has one."""
+    return next((name for name, known in names.items() if known == value), None)
+
+
+def name_or_numbers(names: Mapping[str, Any], part: Part, join: str = "") -> str:
+    """The name of a record in a table of names, else its kind with all fields: `dge k7 cap3`; `join`: `=` for `k=7`."""
+    numbers = [f"{field}{join}{getattr(part, field)!r}".removesuffix(".0") for field in part.__struct_fields__]
+    return name_in(names, part) or " ".join([str(part.__struct_config__.tag), *numbers])
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part
+from fp4dse.dse.record import Part, name_in
 
 
 class Nearest(Part, frozen=True, tag_field="mode", tag="nearest"):
@@ -46,8 +46,7 @@ ROUNDING_NAMES: dict[str, Rounding] = {
 
 def rounding_name(rounding: Rounding) -> str:
     """The key in ROUNDING_NAMES, or the mode with its number."""
-    name = next((name for name, known in ROUNDING_NAMES.items() if known == rounding), None)
-    return name or f"ema{rounding.beta:g}"  # type: ignore[union-attr]  # of the others all are named
+    return name_in(ROUNDING_NAMES, rounding) or f"ema{rounding.beta:g}"  # type: ignore[union-attr]  # of the others all are named
 
 
 ROUNDING_WORDS = {"nearest": "", "half-away": "half-away", "stochastic": "SR", "stochastic8": "SR8", "ema": "EMA"}

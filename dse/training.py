@@ -7,12 +7,11 @@ other number is a lane's. tasks/optimizers computes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part
+from fp4dse.dse.record import Part, name_or_numbers
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -121,17 +120,9 @@ DEFAULT = Training()
 
 def optimizer_name(optimizer: Optimizer) -> str:
     """The key in OPTIMIZER_NAMES, or the kind with its numbers, in full; `task` for none."""
-    return _name(optimizer, OPTIMIZER_NAMES)
+    return "task" if optimizer is None else name_or_numbers(OPTIMIZER_NAMES, optimizer, "=")
 
 
 def schedule_name(schedule: Schedule) -> str:
     """The key in SCHEDULE_NAMES, or the kind with its numbers, in full; `task` for none."""
-    return _name(schedule, SCHEDULE_NAMES)
-
-
-def _name(part: Part | None, names: Mapping[str, Part]) -> str:
-    if part is None:
-        return "task"
-    name = next((name for name, known in names.items() if known == part), None)
-    numbers = [f"{field}={getattr(part, field)!r}".removesuffix(".0") for field in part.__struct_fields__]
-    return name or " ".join([str(part.__struct_config__.tag), *numbers])
+    return "task" if schedule is None else name_or_numbers(SCHEDULE_NAMES, schedule, "=")

@@ -24,7 +24,6 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
 from fp4dse.results.remote import Place
-from fp4dse.results.spaces import store_name
 from fp4dse.sweeps.pictures import REPORT
 from fp4dse.sweeps.state import read_state
 from fp4dse.sweeps.stores import report_path
@@ -47,11 +46,6 @@ def default_storage(store: Place) -> Path:
     """The journal beside the store's files, or in the working directory if these are behind a URL; it may be deleted
     at any time."""
     return (store if isinstance(store, Path) else Path()) / "dashboard.journal"
-
-
-def sweep_name(store: Store) -> str:
-    """`zoo` for runs/zoo/store, else the folder's name."""
-    return store_name(store)
 
 
 def serve(

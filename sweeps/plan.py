@@ -153,7 +153,8 @@ def checked_cost(space: Space | Sequence[Recipe]) -> CostTarget:
     if next(iter(space.recipes(count := Count())), None) is None:
         why = ", ".join(f"{number} rejected: {reason}" for reason, number in count.rejected.items())
         raise ConfigError("space", space.name, f"a space whose rules leave something ({why})")
-    return space.cost
+    cost: CostTarget = space.cost
+    return cost
 
 
 class Piece(msgspec.Struct):

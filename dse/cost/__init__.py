@@ -3,9 +3,17 @@
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
 from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, OVERHEAD_OF, Cost, overhead, step_cost
+from fp4dse.dse.cost.step import (
+    DEFAULT_CHIP,
+    DEFAULT_COST,
+    DEFAULT_MODEL,
+    OVERHEAD_OF,
+    Cost,
+    CostTarget,
+    overhead,
+    step_cost,
+)
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
-from fp4dse.dse.cost.target import DEFAULT_COST, CostTarget
 
 __all__ = [
     "DEFAULT_CHIP",

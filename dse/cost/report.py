@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,11 +11,11 @@ from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Linear, Model, by_precision
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
 from fp4dse.dse.cost.step import KEPT, estimator_work, quantized_and_kept, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
+from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.precision import Precise
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import SLOTS, STAGES
@@ -48,6 +49,22 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
     if extra_tokens is not None:
         facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
     return {**facts, "notes": notes(recipe, chip)}
+
+
+def time_to_quality(overhead: float, extra_tokens: float) -> float:
+    """T/T₀ = (1 + τ)/(1 + g): training time to the quality that BF16 reaches, relative to BF16's (arXiv 2610.00053).
+
+    overhead      step time relative to BF16's, 1/(1 + g) for a throughput gain g
+    extra_tokens  τ, the share of tokens more than BF16 that the target takes: 0.1 is 10 % more
+    """
+    if not -1 < extra_tokens < math.inf:
+        raise ConfigError("--extra-tokens", extra_tokens, "a number above -1 (0.1 is 10 % more tokens than BF16)")
+    return (1 + extra_tokens) * overhead
+
+
+def tokens_to_spare(overhead: float) -> float:
+    """The τ at which a recipe is as fast as BF16: how many more tokens its step time pays for."""
+    return 1 / overhead - 1
 
 
 def split(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:

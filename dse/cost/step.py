@@ -25,16 +25,16 @@ from fp4dse.dse.cost.model import Model, by_precision, load_model
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.work import Work
+from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.library import load_recipe
 from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
 COST_REV = 2
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
-OVERHEAD_OF = f"{DEFAULT_MODEL} on {DEFAULT_CHIP}, revision {COST_REV}"
-"""What the default overhead, the store's column, is of."""
 
 BF16 = load_recipe("bf16")
 """What precise layers and stages compute as."""
@@ -66,6 +66,42 @@ def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHI
     """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
     shape, device = load_model(model), load_chip(chip)
     return (_layers(recipe, shape, device) + _rest(shape, device)) / _bf16(shape, device)
+
+
+class CostTarget(Part, frozen=True):
+    """The model shape and the chip that an overhead is of, each by name or as the path of a `.toml` file."""
+
+    model: str = DEFAULT_MODEL
+    chip: str = DEFAULT_CHIP
+
+    @property
+    def of(self) -> str:
+        """The column `overhead_of`: model, chip and revision of the cost model."""
+        return f"{self.model} on {self.chip}, revision {COST_REV}"
+
+    @property
+    def says(self) -> str:
+        """For people: what an overhead is, and how to have another one."""
+        return f"overhead: modelled time of a training step of {self.model} on {self.chip}, BF16 = 1 (--model, --chip)"
+
+    def overhead(self, recipe: Recipe) -> float:
+        """Modelled step time relative to BF16's."""
+        return overhead(recipe, self.model, self.chip)
+
+    def check(self, where: str) -> None:
+        """ConfigError at `where` + `model` or `chip` if there is no such, or its file is wrong."""
+        for name, load in (("model", load_model), ("chip", load_chip)):
+            try:
+                load(getattr(self, name))
+            except ConfigError as error:
+                if error.where == name:
+                    raise ConfigError(f"{where}{name}", error.found, error.accepted) from None
+                raise
+
+
+DEFAULT_COST = CostTarget()
+"""What the overheads are of that rows are stored with."""
+OVERHEAD_OF = DEFAULT_COST.of
 
 
 def step_cost(recipe: Recipe, model: Model, chip: Chip) -> Cost:

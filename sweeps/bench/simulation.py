@@ -84,10 +84,10 @@ class SimulatedExecutor:
     def has_room(self) -> bool:
         return bool(self.free)
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, _: Job, /) -> bool:
         return True
 
-    def start(self, job: Job, context: dict[str, Any]) -> None:
+    def start(self, job: Job, _: dict[str, Any], /) -> None:
         """Draw how long it takes and how it ends."""
         worker = next(iter(self.free))
         self.idle[worker] += self.now - self.free.pop(worker)

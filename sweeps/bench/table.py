@@ -13,11 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fp4dse.dse import SLOTS, ConfigError, Space
 from fp4dse.results import open_store
-from fp4dse.sweeps.bench.planning import bench_plan
+from fp4dse.sweeps.bench.planning import Row, bench_plan
 from fp4dse.sweeps.bench.simulation import many_jobs, simulate
 from fp4dse.sweeps.executors import LocalExecutor
 from fp4dse.sweeps.rows import result_rows
@@ -31,10 +30,10 @@ TASK = ("regression", "smoke")
 JOB_S = 5.0
 
 
-def bench(only: Sequence[str] = ()) -> list[dict[str, Any]]:
+def bench(only: Sequence[str] = ()) -> list[Row]:
     """The rows whose name holds a word of `only`; all without one."""
-    measures: dict[str, Callable[[], list[dict[str, Any]]]] = {
-        "plan": planning,
+    measures: dict[str, Callable[[], list[Row]]] = {
+        "plan": bench_plan,
         "harness": lambda: [harness_cost(2000)],
         "resume": lambda: resume(100_000),
         "simulate": lambda: simulation(1_000_000, 64),
@@ -43,16 +42,6 @@ def bench(only: Sequence[str] = ()) -> list[dict[str, Any]]:
         if word not in measures:
             raise ConfigError("--only", word, ", ".join(measures))
     return [row for name, measure in measures.items() if not only or name in only for row in measure()]
-
-
-def row(what: str, measured: str, target: str, met: bool) -> dict[str, Any]:
-    return {"what": what, "measured": measured, "target": target, "met": met}
-
-
-def planning() -> list[dict[str, Any]]:
-    """Enumeration, planning against a large store, the mirror of the study (planning.py)."""
-    rows = bench_plan()
-    return [row(r.what, f"{r.seconds:.2f} s", f"≤ {r.target:g} s", r.seconds <= r.target) for r in rows]
 
 
 def space_of(recipes: int) -> Space:
@@ -65,7 +54,7 @@ def space_of(recipes: int) -> Space:
     return Space.from_dict({"name": "bench", "axes": {**scales, **rotation, **rounding}})
 
 
-def harness_cost(lanes: int, job_s: float = JOB_S) -> dict[str, Any]:
+def harness_cost(lanes: int, job_s: float = JOB_S) -> Row:
     """Wall time of a sweep whose jobs wait `job_s` seconds, against that of its jobs alone on as many workers.
 
     It begins with the call, so that planning and the store are in it; importing the package is not.
@@ -81,7 +70,7 @@ def harness_cost(lanes: int, job_s: float = JOB_S) -> dict[str, Any]:
     alone_s = math.ceil(jobs / 2) * job_s
     cost = wall_s / alone_s - 1
     what = f"harness cost: {result.done:,} lanes in {jobs} jobs of {job_s:g} s on 2 workers"
-    return row(what, f"{100 * cost:.1f} % of {wall_s:.0f} s", "≤ 5 %", cost <= 0.05)
+    return Row(what, f"{100 * cost:.1f} % of {wall_s:.0f} s", "≤ 5 %", cost <= 0.05)
 
 
 RESUME = """
@@ -107,7 +96,7 @@ def resume_space(lanes: int) -> Space:
     return space_of(lanes // 10)
 
 
-def resume(lanes: int) -> list[dict[str, Any]]:
+def resume(lanes: int) -> list[Row]:
     """A store as kill -9 leaves it, with all but the last jobs of a sweep, and a new driver process: the time from its
     start to that of its first job, its own CPU time until then (of which a busy machine does not make more), and the
     memory that it had at most when the sweep is over."""
@@ -121,8 +110,8 @@ def resume(lanes: int) -> list[dict[str, Any]]:
     what = f"resume after kill -9 with {stored:,} lanes stored, until the first job starts"
     size = f"memory of that driver at the end, {stored:,} lanes"
     return [
-        row(what, f"{first_s:.1f} s ({cpu_s:.1f} s of CPU)", "≤ 3 s", first_s <= 3),
-        row(size, f"{memory:.2f} GiB", "≤ 1.5 GiB", memory <= 1.5),
+        Row(what, f"{first_s:.1f} s ({cpu_s:.1f} s of CPU)", "≤ 3 s", first_s <= 3),
+        Row(size, f"{memory:.2f} GiB", "≤ 1.5 GiB", memory <= 1.5),
     ]
 
 
@@ -154,7 +143,7 @@ def one_result(job: Job, path: Path) -> JobResult:
     return outcomes[0].result
 
 
-def simulation(lanes: int, workers: int) -> list[dict[str, Any]]:
+def simulation(lanes: int, workers: int) -> list[Row]:
     """The real plan and scheduler on simulated workers (simulation.py)."""
     begin = time.monotonic()
     jobs = many_jobs(lanes, workers)
@@ -162,4 +151,4 @@ def simulation(lanes: int, workers: int) -> list[dict[str, Any]]:
     seconds = time.monotonic() - begin
     what = f"simulate {done.lanes:,} lanes in {done.jobs:,} jobs, {done.again} lost, on {workers} workers"
     measured = f"{100 * done.worst_idle:.3f} % idle (the worst worker), {100 * done.idle_all:.1f} % with the tail"
-    return [row(f"{what} ({seconds:.0f} s)", measured, "≤ 2 % before the last job", done.worst_idle <= 0.02)]
+    return [Row(f"{what} ({seconds:.0f} s)", measured, "≤ 2 % before the last job", done.worst_idle <= 0.02)]

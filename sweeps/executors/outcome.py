@@ -93,11 +93,11 @@ class Executor(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, job: Job, /) -> bool:
         """Whether a job that is for one kind of device may be started now. An executor that does not know says True:
         the worker knows."""
 
-    def start(self, job: Job, context: dict[str, Any]) -> None:
+    def start(self, job: Job, context: dict[str, Any], /) -> None:
         """Take a job. OSError if its folder cannot be written."""
 
     def poll(self, wait_s: float) -> list[Outcome]:

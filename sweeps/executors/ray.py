@@ -96,7 +96,7 @@ class RayExecutor:
     def has_room(self) -> bool:
         return len(self.running) < self.capacity
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, _: Job, /) -> bool:
         return True
 
     def start(self, job: Job, context: dict[str, Any]) -> None:

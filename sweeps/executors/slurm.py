@@ -171,7 +171,7 @@ class SlurmExecutor:
     def has_room(self) -> bool:
         return len(self.running) < 2 * self.capacity
 
-    def takes(self, job: Job) -> bool:
+    def takes(self, _: Job, /) -> bool:
         return True
 
     def start(self, job: Job, context: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ import pytest
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.sweeps import dashboard
-from fp4dse.sweeps.dashboard import Follower, default_storage, serve, sweep_name
+from fp4dse.results.spaces import store_name
+from fp4dse.sweeps.dashboard import Follower, default_storage, serve
 from fp4dse.sweeps.state import SweepState, write_state
 from fp4dse.sweeps.storages import open_storage
 from tests.sweeps.made import row
@@ -49,7 +50,7 @@ def served(store, monkeypatch):
     stop, ready, found = threading.Event(), threading.Event(), []
     storage = open_storage(default_storage(store.path))
     told = lambda address: (found.append(address), ready.set())  # noqa: E731
-    server = threading.Thread(target=serve, args=(store, sweep_name(store), storage, 0, True, told, stop))
+    server = threading.Thread(target=serve, args=(store, store_name(store), storage, 0, True, told, stop))
     server.start()
     assert ready.wait(60)
     yield found[0]
@@ -175,8 +176,3 @@ def test_a_recipe_of_a_running_sweep_is_shown_when_all_its_lanes_are_there(store
     assert follower.look() == {"zoo vision:small": 0}
     write_state(store.path, SweepState(name="zoo", asked=4, stored=0, ended="finished"))
     assert follower.look() == {"zoo vision:small": 1}
-
-
-def test_a_sweep_is_named_after_its_folder(store, tmp_path):
-    assert sweep_name(store) == "zoo"
-    assert sweep_name(open_store(tmp_path / "mine", create=True)) == "mine"

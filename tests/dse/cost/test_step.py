@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
 from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead, report, step_cost
-from fp4dse.dse.cost.quality import time_to_quality, tokens_to_spare
+from fp4dse.dse.cost.report import time_to_quality, tokens_to_spare
 from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, estimator_work
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work

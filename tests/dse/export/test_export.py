@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer, Recipe, recipe_files, recipe_from_dict
-from fp4dse.dse.export import TARGETS, export
-from fp4dse.dse.export.settings import LISTS, differences
+from fp4dse.dse.export import LISTS, TARGETS, differences, export
 from fp4dse.dse.export.torchao import SIGNS
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
