@@ -1,4 +1,4 @@
-"""What a shell offers at the tab key: names that are known without a slow import and without a store."""
+"""Names that a shell offers at the tab key: those that are known without a slow import and without a store."""
 
 from __future__ import annotations
 

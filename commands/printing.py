@@ -1,4 +1,4 @@
-"""How answers are printed: tables for people, JSON for programs."""
+"""Printing of answers: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def print_rows(columns: list[str], rows: list[dict[str, Any]], as_json: bool = F
     if as_json:
         print_json(rows)
         return
-    place = console()
+    terminal = console()
     widths = _widths(columns, rows)
-    if not _fits(widths, place):
+    if not _fits(widths, terminal):
         for row in rows:
             print_facts({name: row[name] for name in columns if row[name] is not None})
             print()
@@ -42,7 +42,7 @@ def print_rows(columns: list[str], rows: list[dict[str, Any]], as_json: bool = F
         table.add_column(visible(name), no_wrap=width <= FOLD, min_width=min(width, FOLD))
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))
-    place.print(table)
+    terminal.print(table)
 
 
 def print_each(rows: Iterable[dict[str, Any]], as_json: bool = False) -> None:
@@ -65,9 +65,9 @@ def print_answer(columns: list[str], rows: list[dict[str, Any]], brief: Sequence
     same = {name for name in columns if many and all(row[name] == rows[0][name] for row in rows)}
     shown = [name for name in columns if name not in same]
     left_out: list[str] = []
-    if not _fits(_widths(shown, rows), place := console()):
+    if not _fits(_widths(shown, rows), terminal := console()):
         groups = list(brief)
-        while groups and not _fits(_widths(_of(groups, shown), rows), place):
+        while groups and not _fits(_widths(_of(groups, shown), rows), terminal):
             groups.pop()
         left_out = [name for name in shown if name not in _of(groups, shown)] if groups else []
     print_rows([name for name in shown if name not in left_out], rows)
@@ -84,8 +84,8 @@ def _of(groups: list[str], columns: list[str]) -> list[str]:
     return [name for name in columns if name in named]
 
 
-def _fits(widths: list[int], place: Console) -> bool:
-    return sum(min(width, FOLD) + 3 for width in widths) <= place.width
+def _fits(widths: list[int], terminal: Console) -> bool:
+    return sum(min(width, FOLD) + 3 for width in widths) <= terminal.width
 
 
 def _widths(columns: list[str], rows: list[dict[str, Any]]) -> list[int]:
@@ -123,7 +123,7 @@ def size_text(n: int) -> str:
 
 
 def console() -> Console:
-    """As wide as the terminal; wide enough for any table where there is none."""
+    """A console as wide as the terminal, or wide enough for any table where there is none."""
     width = None if sys.stdout.isatty() else 10_000
     return Console(file=drawn_on(sys.stdout), width=width, highlight=False, markup=False)
 

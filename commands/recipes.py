@@ -41,7 +41,7 @@ def recipe_list(model: Model = None, chip: Chip = None, as_json: AsJson = False)
     ]
     print_rows(columns, rows, as_json)
     if not as_json:
-        print(cost.says)
+        print(cost.explanation)
 
 
 @recipe_app.command("show", epilog="Example: fp4dse recipe show nvfp4-sr > mine.toml")

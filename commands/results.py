@@ -84,12 +84,12 @@ def query(
     answer = found.sql(f"FROM {sql}" if sql.isidentifier() else sql)
     if written == "latex" and sql in VIEWS:
         whole, answer = len(answer.columns), for_paper(sql, answer)
-        says = f'{len(answer.columns)} of {whole} columns; fp4dse query "FROM {sql}" has all'
-        print(f"fp4dse: {says}", file=sys.stderr)
+        shown = f'{len(answer.columns)} of {whole} columns; fp4dse query "FROM {sql}" has all'
+        print(f"fp4dse: {shown}", file=sys.stderr)
     if written == "table" and out is None:
         print_answer([str(name) for name in answer.columns], records(answer), BRIEF.get(sql, ()))
         if any("overhead" in str(name) for name in answer.columns):
-            print(found.cost.says)
+            print(found.cost.explanation)
     elif written == "table":
         raise ConfigError("--format", written, f"{', '.join(FORMATS)} for a file")
     elif out:
@@ -170,14 +170,14 @@ def dashboard(
     from fp4dse.sweeps.study import mirror
 
     found = open_given(store, model, chip)
-    place = storage or default_storage(found.path)
+    where = storage or default_storage(found.path)
     if serve_grpc is not None:
-        storages.serve_grpc(place, serve_grpc)
+        storages.serve_grpc(where, serve_grpc)
     elif mirror_only:
-        print_facts(mirror(found, storages.open_storage(place), store_name(found)))
+        print_facts(mirror(found, storages.open_storage(where), store_name(found)))
     else:
         say = partial(print, flush=True)
-        serve(found, store_name(found), storages.open_storage(place), port, follow, say)
+        serve(found, store_name(found), storages.open_storage(where), port, follow, say)
 
 
 @store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")

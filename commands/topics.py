@@ -1,4 +1,4 @@
-"""What modules of commands are made of: an app that lists its commands by topic, and the store that was asked for."""
+"""Parts of every module of commands: an app that lists its commands by topic, and the store that was asked for."""
 
 from __future__ import annotations
 

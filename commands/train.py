@@ -113,16 +113,16 @@ def sweep(
         "jobs": jobs,
         "executor": executor,
     }
-    place = store or stores.default_store(found.name)
+    target = store or stores.default_store(found.name)
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
     if dry_run or estimate:
-        plan = plan_sweep(found, **asked, store=None if rerun else place, measure=estimate)
-        more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), place).facts() if estimate else {}
+        plan = plan_sweep(found, **asked, store=None if rerun else target, measure=estimate)
+        more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
         limits: dict[str, Any] = {"budget_s": budget_s, "options": options, "record": record}
-        result = run_sweep(found, **asked, store=place, rerun=rerun, **limits, progress=True)
+        result = run_sweep(found, **asked, store=target, rerun=rerun, **limits, progress=True)
         _conclude(result, conclusion(result), found.cost, as_json)
 
 
@@ -199,8 +199,8 @@ def status(
     from fp4dse.sweeps import progress, read_state
     from fp4dse.sweeps.stores import latest_store
 
-    place = store or latest_store()
-    state = progress.watch(lambda: read_state(place), console()) if watch else read_state(place)
+    target = store or latest_store()
+    state = progress.watch(lambda: read_state(target), console()) if watch else read_state(target)
     if as_json:
         print_json(state.facts())
     elif not watch:
@@ -295,6 +295,6 @@ def _conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, a
         width = min(console().width, 100)
         remarks = price_remarks(runs, summary)
         table = pareto_table(summary, noise_floor(runs), width=width, verdicts=verdicts(runs), remarks=remarks)
-        found = [f"{table}\n{cost.says}", said, f"report: {page}"]
+        found = [f"{table}\n{cost.explanation}", said, f"report: {page}"]
         print(*(found if page else found[1:2]), sep="\n\n")
     raise typer.Exit(result.exit_code)

@@ -1,4 +1,4 @@
-"""What a configuration is: formats, quantizers, recipes, spaces, and what they cost. No training, no torch."""
+"""Configurations: formats, quantizers, recipes, spaces, and their cost. No training, no torch."""
 
 from fp4dse.dse.cost import points
 from fp4dse.dse.errors import ConfigError, StoreError

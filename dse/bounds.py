@@ -1,4 +1,4 @@
-"""How much memory a compressed file would take, told from what it declares, before any of it is unpacked.
+"""Bounds the memory that a compressed file takes by what it declares, before any of it is unpacked.
 
 A few megabytes can hold gigabytes: a column of one value, a gzip of zeros. Such a file is refused by name; who means it
 stores it less densely, or in several files.
@@ -24,7 +24,7 @@ def limit(file_bytes: int) -> int:
 
 
 def why_too_large(wanted: int, file_bytes: int) -> str | None:
-    """What is wrong with a file that would take `wanted` bytes of memory, in words; None if nothing is."""
+    """The reason to refuse a file that would take `wanted` bytes of memory; None if there is none."""
     most = limit(file_bytes)
     if wanted <= most:
         return None
@@ -32,7 +32,7 @@ def why_too_large(wanted: int, file_bytes: int) -> str | None:
 
 
 def why_parquet_too_large(source: Any, file_bytes: int) -> str | None:
-    """The same of a Parquet file (a path, or an open file), told from its footer and, where texts that stand once may
+    """The same for a Parquet file (a path, or an open file), found from its footer and, where texts that stand once may
     be many in their column, from those. pyarrow's errors if it cannot be read."""
     import pyarrow.parquet as pq  # which a worker that reads no Parquet does without
 
@@ -83,8 +83,8 @@ def _text_bytes(source: Any, name: str, coded: list[str], rows: int, most: int) 
 
 
 def is_compressed(message: Any) -> bool:
-    """Whether the rows of an Arrow IPC message are compressed: what they take stands nowhere then. IndexError if it is
-    no such message.
+    """True if the rows of an Arrow IPC message are compressed: then nothing says how much memory they take. IndexError
+    if it is no such message.
 
     It is a flatbuffer, in which each table points to the places of its fields: Message.header is field 2,
     DictionaryBatch.data field 1, RecordBatch.compression field 3 (Message.fbs of Apache Arrow).
@@ -94,13 +94,13 @@ def is_compressed(message: Any) -> bool:
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little") if at + size <= len(data) else data[at + size]
 
-    def field(table: int, place: int) -> int:
+    def field(table: int, index: int) -> int:
         fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
-        offset = number(fields + 4 + 2 * place, 2) if 4 + 2 * place < number(fields, 2) else 0
+        offset = number(fields + 4 + 2 * index, 2) if 4 + 2 * index < number(fields, 2) else 0
         return table + offset if offset else 0
 
-    def inner(table: int, place: int) -> int:
-        at = field(table, place)
+    def inner(table: int, index: int) -> int:
+        at = field(table, index)
         return at + number(at, 4)
 
     batch = inner(number(0, 4), 2)

@@ -1,4 +1,4 @@
-"""Where this program remembers what can be found out again."""
+"""The folder for what this program remembers and could find out again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which combinations of a space are taken: all, a balanced fraction, random ones, or one change at a time.
+"""Designs: the combinations of a space that are taken. All of them, a balanced fraction, random ones, or one change at
+a time.
 
 A combination is a tuple of level numbers, one per axis with `sizes[i]` levels.
 
@@ -81,36 +82,36 @@ def balanced(sizes: Sequence[int], runs: int, seed: int = 0) -> Iterator[Levels]
     if runs >= math.prod(sizes):
         yield from itertools.product(*map(range, sizes))
         return
-    often = [[0] * size for size in sizes]
+    counts = [[0] * size for size in sizes]
     met: dict[Pair, int] = {}
     seen: set[Levels] = set()
     for _ in range(runs):
         for _attempt in range(100):
-            run = _next_run(sizes, often, met, rng)
+            run = _next_run(sizes, counts, met, rng)
             if run not in seen:
                 break
         seen.add(run)
         for axis, level in enumerate(run):
-            often[axis][level] += 1
+            counts[axis][level] += 1
             for other in range(axis):
                 pair = (other, run[other], axis, level)
                 met[pair] = met.get(pair, 0) + 1
         yield run
 
 
-def _next_run(sizes: Sequence[int], often: list[list[int]], met: dict[Pair, int], rng: random.Random) -> Levels:
+def _next_run(sizes: Sequence[int], counts: list[list[int]], met: dict[Pair, int], rng: random.Random) -> Levels:
     chosen: dict[int, int] = {}
     for axis in rng.sample(range(len(sizes)), len(sizes)):
-        fewest = min(often[axis])
-        levels = [level for level in range(sizes[axis]) if often[axis][level] == fewest]
+        fewest = min(counts[axis])
+        levels = [level for level in range(sizes[axis]) if counts[axis][level] == fewest]
 
-        def company(level: int, axis: int = axis) -> float:
+        def times_met(level: int, axis: int = axis) -> float:
             pairs = [
                 (other, at, axis, level) if other < axis else (axis, level, other, at) for other, at in chosen.items()
             ]
             return sum(met.get(pair, 0) * sizes[pair[0]] * sizes[pair[2]] for pair in pairs) + rng.random()
 
-        chosen[axis] = min(levels, key=company)
+        chosen[axis] = min(levels, key=times_met)
     return tuple(chosen[axis] for axis in range(len(sizes)))
 
 
@@ -146,9 +147,9 @@ def _independent_forms(p: int, forms: Sequence[int], strength: int, r: int) -> l
     for count in forms:
         own: list[int] = []
         taken = set()  # what any `strength - 1` other axes span: with it, a form would not be independent
-        companies = min(strength - 1, len(chosen))
-        for company in itertools.combinations(chosen, companies):
-            taken |= _span(p, [form for axis in company for form in axis])
+        number = min(strength - 1, len(chosen))
+        for others in itertools.combinations(chosen, number):
+            taken |= _span(p, [form for axis in others for form in axis])
         for _ in range(count):
             blocked = {_add(p, a, b) for a in taken | {0} for b in _span(p, own)}
             free = next((form for form in range(1, p**r) if form not in blocked), None)

@@ -52,6 +52,6 @@ def _alike(text: str, values: Sequence[str]) -> str | None:
     return next(iter(difflib.get_close_matches(text, values, 1, 0.8)), None)
 
 
-def place(where: str, *keys: str) -> str:
+def at_key(where: str, *keys: str) -> str:
     """`file: key.key`"""
     return f"{where}: {'.'.join(keys)}" if keys else where

@@ -1,4 +1,4 @@
-"""How gradients pass through the forward quantizers, as data. kernels/estimators.py computes it.
+"""Gradient estimators of the forward quantizers, as data. kernels/estimators.py computes it.
 
 For x̂ = s · Q(x/s) with z = x/s, the gradient of x is that of x̂ times a surrogate of Q'(z), plus a term for the scale's
 own dependence on x, with a surrogate of the derivative of its rounding. What STE, the default, does: one, no such term.
@@ -77,7 +77,7 @@ SCALE_RELAXATION_NAMES: dict[str, Relaxation] = {
 
 
 class Through(Part, frozen=True):
-    """How the gradient of one decoded forward operand becomes that of the operand.
+    """The way from the gradient of one decoded forward operand to that of the operand.
 
     element         surrogate derivative of the element rounding
     masked          surrogates count only where |z|, or the scale, is at least the largest of its grid, elsewhere 1:
@@ -95,7 +95,7 @@ class Through(Part, frozen=True):
     scale_rounding: ScaleRelaxation = STE()
 
     def canonical(self, scale: Scale) -> Through:
-        """What has no effect on an operand with such scales is left out.
+        """The same estimator without what has no effect on an operand with such scales.
 
         Without a gradient through the scale nothing passes through its rounding, and FP32 is not rounded. No float32
         number asks for more than E8M0's largest, so that what acts only there or beyond does nothing. Masking has no
@@ -112,8 +112,8 @@ class Through(Part, frozen=True):
         return msgspec.structs.replace(self, masked=self.masked and not inside, scale_rounding=rounding)
 
     def form(self) -> tuple[str, bool, str, str]:
-        """What a kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the scale's
-        rounding; the numbers of relaxations left out."""
+        """The part that a kernel is compiled for: relaxation of elements, masked, scale gradient, relaxation of the
+        scale's rounding; the numbers of relaxations left out."""
         element, rounding = (str(part.__struct_config__.tag) for part in (self.element, self.scale_rounding))
         return element, self.masked, self.scale, rounding
 

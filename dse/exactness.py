@@ -1,4 +1,4 @@
-"""How many significant bits an operand of a GEMM has, and so which number format holds it without rounding.
+"""Counts the significant bits of a GEMM operand, and so finds the number format that holds it without rounding.
 
 An operand is element × block scale (and whatever else a format multiplies in), without the tensor factor. Written as
 odd integer × power of two, every value of a factor has an odd part of at most `odd` and a power of at least 2^`step`.
@@ -114,7 +114,7 @@ def significant_bits(quantizer: Quantizer) -> int | None:
 
 
 def holds(number: FloatFormat, operand: Grid) -> bool:
-    """Whether every value of the grid, but for overflow, is a value of the format."""
+    """True if every value of the grid, but for overflow, is a value of the format."""
     return operand.odd.bit_length() <= number.mantissa + 1 and operand.step >= number.emin - number.mantissa
 
 

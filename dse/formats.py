@@ -91,7 +91,7 @@ E8M0_RULES = {
 
 
 class Codebook(Protocol):
-    """What a scale's rule has to know of an element: its largest magnitude, and the exponent of that."""
+    """An element as a scale's rule sees it: its largest magnitude, and the exponent of that."""
 
     @property
     def max(self) -> float: ...
@@ -127,6 +127,7 @@ def e8m0_rule(rule: str, element: Codebook) -> tuple[int, int]:
 
 
 def _carry(threshold: float, above: bool) -> int:
-    """What carries iff the significand is at least `threshold` (above: greater); 0 if it never can be."""
+    """The number that carries if and only if the significand is at least `threshold` (above: greater); 0 if it never
+    can be."""
     fraction = math.floor((threshold - 1) * (1 << 23)) + above
     return max(0, (1 << 23) - fraction)

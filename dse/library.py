@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.design import DESIGN_NAMES, Design
-from fp4dse.dse.errors import ConfigError, place
+from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
@@ -90,7 +90,7 @@ def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
     recipe: Recipe = read(expanded(data, where) if isinstance(data, dict) else data, Recipe, where)
     for _, error in faults(recipe):
-        raise ConfigError(place(where, error.where), error.found, error.accepted)
+        raise ConfigError(at_key(where, error.where), error.found, error.accepted)
     return recipe
 
 
@@ -155,7 +155,7 @@ def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any
     if isinstance(value, list) and tuple in takes(type_).classes:
         value = tuple(value)
     if not takes(type_).fits(value):
-        raise ConfigError(place(where, *keys), value, _in_words(type_))
+        raise ConfigError(at_key(where, *keys), value, _in_words(type_))
     return value
 
 
@@ -166,7 +166,7 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
         tags = {str(part.__struct_config__.tag): part for part in parts}
         tag = data.pop(tag_field, None)
         if not isinstance(tag, str) or tag not in tags:
-            raise ConfigError(place(where, *keys, tag_field), tag, ", ".join(tags))
+            raise ConfigError(at_key(where, *keys, tag_field), tag, ", ".join(tags))
         cls = tags[tag]
     if cls is Quantizer and "like" in data:
         base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
@@ -174,11 +174,11 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
     fields = read_fields(data, cls, where, *keys)
     for field in msgspec.structs.fields(cls):
         if field.required and field.name not in fields:
-            raise ConfigError(place(where, *keys, field.name), None, _in_words(field_types(cls)[field.name]))
+            raise ConfigError(at_key(where, *keys, field.name), None, _in_words(field_types(cls)[field.name]))
     try:
         return cls(**fields)
     except ConfigError as error:  # of a record whose fields have to fit each other
-        raise ConfigError(place(where, *keys, error.where), error.found, error.accepted) from None
+        raise ConfigError(at_key(where, *keys, error.where), error.found, error.accepted) from None
 
 
 def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys: str) -> dict[str, typing.Any]:
@@ -186,7 +186,7 @@ def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys:
     known = field_types(cls)
     for key in data:
         if key not in known:
-            raise ConfigError(place(where, *keys, key), key, ", ".join(known) or "no fields")
+            raise ConfigError(at_key(where, *keys, key), key, ", ".join(known) or "no fields")
     return {key: read(value, known[key], where, *keys, key) for key, value in data.items()}
 
 

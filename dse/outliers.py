@@ -1,4 +1,4 @@
-"""What is done about the large elements of an operand, as data: a second quantizer for the error, or clamping."""
+"""Treatments of the large elements of an operand, as data: a second quantizer for the error, or clamping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the axes of a space write, and which of them write over what another one or [fixed] wrote.
+"""Finds axes of a space that overwrite what another axis or [fixed] wrote.
 
 Axes are applied in the order written. One that changes a field of what stands above it refines it, which is what the
 order is for. One that sets the same place, or a record around it, takes away what the upper one did: then the
@@ -35,22 +35,24 @@ def overridden(axes: Axes, where: str) -> list[str]:
     """A sentence for each axis that another one, which stands below it and holds everywhere, writes over."""
     paths = {text: parse_path(text, where) for text, _ in axes}
     places = {text: written(paths[text], axis.values) for text, axis in axes}
-    says = []
+    sentences = []
     for i, (upper, _) in enumerate(axes):
         for lower, by in axes[i + 1 :]:
             lost = covered(places[upper], places[lower])
             if not lost or by.when:
                 continue
             if lost == places[upper]:
-                says.append(f'axis "{upper}" has no effect: "{lower}" below it sets the same; put "{lower}" above it')
+                sentences.append(
+                    f'axis "{upper}" has no effect: "{lower}" below it sets the same; put "{lower}" above it'
+                )
                 continue
             at = ", ".join(sorted(".".join(chain) for chain in lost))
             hint = f' (to refine it, vary its fields: "{lower}.block", say)' if paths[lower].type is Quantizer else ""
-            says.append(
+            sentences.append(
                 f'axis "{upper}" varies nothing in {at}: "{lower}" below it sets that anew, so that recipes are '
                 f"hybrids of both{hint}"
             )
-    return says
+    return sentences
 
 
 def _ends(tree: Tree) -> list[Chain]:

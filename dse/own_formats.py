@@ -38,7 +38,7 @@ class Own(Part, frozen=True):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that people use."""
         raise NotImplementedError
 
     def content(self) -> tuple[Any, ...]:
@@ -71,12 +71,12 @@ class TableElement(Own, frozen=True, tag_field="kind", tag="table"):
 
     @property
     def bits(self) -> int:
-        """What one code takes."""
+        """Bits of one code."""
         return (len(self.values) - 1).bit_length()
 
     @property
     def is_even(self) -> bool:
-        """Whether neighbours are equally far apart."""
+        """True if neighbours are equally far apart."""
         return len({b - a for a, b in pairwise(self.values)}) == 1
 
     def magnitudes(self) -> list[float]:
@@ -127,7 +127,7 @@ def _checked(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _has_twice(values: list[float]) -> bool:
-    """Whether one of the zeros stands there twice; a format with a sign has 0 and -0."""
+    """True if one of the zeros stands there twice; a format with a sign has 0 and -0."""
     signs = [math.copysign(1.0, value) for value in values if not value]
     return len(signs) != len(set(signs))
 
@@ -188,7 +188,7 @@ def fit(magnitudes: list[float]) -> FloatFormat | None:
 
 
 def same_grid(a: FloatFormat, b: FloatFormat) -> bool:
-    """Whether two formats have the same numbers by the same fields."""
+    """True if two formats have the same numbers by the same fields."""
     return (a.mantissa, a.emin, a.max, a.radix) == (b.mantissa, b.emin, b.max, b.radix)
 
 

@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard, TypeVar
 
-from fp4dse.dse.errors import ConfigError, place
+from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.own_formats import (
     ELEMENT_BITS,
@@ -60,12 +60,12 @@ def expanded(data: dict[str, Any], where: str) -> dict[str, Any]:
     for key, (taken, read) in readers.items():
         tables = data.get(key, {})
         if not isinstance(tables, dict):
-            raise ConfigError(place(where, key), tables, f"tables [{key}.NAME]")
+            raise ConfigError(at_key(where, key), tables, f"tables [{key}.NAME]")
         for name in tables:
             if name in taken:
-                raise ConfigError(place(where, key, name), name, f"a name that is not built in ({', '.join(taken)})")
+                raise ConfigError(at_key(where, key, name), name, f"a name that is not built in ({', '.join(taken)})")
             if not _NAME.fullmatch(name):
-                raise ConfigError(place(where, key, name), name, "a letter, then letters, digits, - and _; 32 at most")
+                raise ConfigError(at_key(where, key, name), name, "a letter, then letters, digits, - and _; 32 at most")
         names[key.removesuffix("s")] = {name: read(name, table, where, key) for name, table in tables.items()}
     rest = {key: value for key, value in data.items() if key not in readers}
     return _expanded(rest, "", names) if any(names.values()) else rest
@@ -108,10 +108,10 @@ def read_element(name: str, data: object, where: str, *keys: str) -> OwnElement:
         return _made(FloatElement, where, *keys, name, mantissa=mantissa, emin=emin, max=largest, name_=name)
     if len(fields) > 1:
         others = ", ".join(field for field in fields if field != "values")
-        raise ConfigError(place(where, *keys, name), f"values and {others}", "values alone, or without them exponent")
+        raise ConfigError(at_key(where, *keys, name), f"values and {others}", "values alone, or without them exponent")
     values = fields["values"]
     if not isinstance(values, list):
-        raise ConfigError(place(where, *keys, name, "values"), values, "a list of 2 to 16 numbers")
+        raise ConfigError(at_key(where, *keys, name, "values"), values, "a list of 2 to 16 numbers")
     return _made(TableElement, where, *keys, name, values=tuple(values), name_=name)
 
 
@@ -125,12 +125,12 @@ def read_scale(name: str, data: object, where: str, *keys: str) -> OwnScale:
 def _fields(name: str, data: object, known: tuple[str, ...], where: str, *keys: str) -> dict[str, Any]:
     accepted = "values, or exponent, mantissa, bias, max" if "values" in known else "exponent, mantissa, bias, max"
     if not isinstance(data, dict):
-        raise ConfigError(place(where, *keys, name), data, f"a table with {accepted}")
+        raise ConfigError(at_key(where, *keys, name), data, f"a table with {accepted}")
     for field in data:
         if field not in known:
-            raise ConfigError(place(where, *keys, name, field), field, accepted)
+            raise ConfigError(at_key(where, *keys, name, field), field, accepted)
     if "values" not in data and "exponent" not in data:
-        raise ConfigError(place(where, *keys, name), data or None, f"a table with {accepted}")
+        raise ConfigError(at_key(where, *keys, name), data or None, f"a table with {accepted}")
     return data
 
 
@@ -142,7 +142,7 @@ def _parameters(
     def whole(field: str, default: int | None, least: int, most: int) -> int:
         value = fields.get(field, default)
         if type(value) is not int or not least <= value <= most:
-            raise ConfigError(place(where, *keys, name, field), value, f"a whole number from {least} to {most}")
+            raise ConfigError(at_key(where, *keys, name, field), value, f"a whole number from {least} to {most}")
         return value
 
     exponent = whole("exponent", None, 1, 7)
@@ -152,7 +152,7 @@ def _parameters(
     bias = whole("bias", usual, 1 - reach, 1 + reach - mantissa)
     emin, top = 1 - bias, (2 - 2.0**-mantissa) * 2.0 ** (2**exponent - 1 - bias)
     largest = fields.get("max", top)
-    of = place(where, *keys, name, "max")
+    of = at_key(where, *keys, name, "max")
     if type(largest) not in (int, float) or not (least := 2.0 ** (emin - mantissa)) <= largest <= top:
         raise ConfigError(of, largest, f"a number from {least:g} to {top:g}")
     numbers = float_format(mantissa, emin, top, sign).magnitudes()
@@ -167,7 +167,7 @@ def _made(cls: type[Format], where: str, *keys: str, name_: str, **fields: Any) 
     try:
         return cls(**fields, name=name_)
     except ConfigError as error:
-        raise ConfigError(place(where, *keys, error.where), error.found, error.accepted) from None
+        raise ConfigError(at_key(where, *keys, error.where), error.found, error.accepted) from None
 
 
 def file_names(quantizers: Iterable[Quantizer]) -> dict[Own, str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse.errors import ConfigError, place
+from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
@@ -80,14 +80,14 @@ def parse_path(text: str, where: str, *keys: str) -> RecipePath:
                 accepted = f"recipe, or a path that starts with one of {accepted}"
             elif known:
                 accepted = f"{text.rsplit('.' + name, 1)[0]}, then one of {accepted}" if names else accepted
-            raise ConfigError(place(where, *keys), text, accepted)
+            raise ConfigError(at_key(where, *keys), text, accepted)
     ends = {chain + more: end for chain, type_ in found.items() for more, end in _ends(type_).items()}
     return RecipePath(_tree(list(ends)), next(iter(ends.values())))
 
 
 @cache
 def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
-    """What may follow in a path where `type_` is: name -> the places that it leads to."""
+    """The names that may follow in a path after `type_`: name -> the places that it leads to."""
     if isinstance(type_, Kind):
         return {}
     names: dict[str, dict[Chain, Any]] = {}
@@ -112,7 +112,7 @@ def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
 
 
 def _ends(type_: Any) -> dict[Chain, Any]:
-    """Where a path ends that ends at `type_`: at its operands, if it has some."""
+    """The ends of a path that leads to `type_`: its operands, if it has some."""
     return {(operand,): record for operand, record in _operands(type_).items()} or {(): type_}
 
 
@@ -132,7 +132,8 @@ def _tree(chains: list[Chain]) -> Tree:
 
 
 def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys: str) -> Any:
-    """What `write` and `holds` take for this path: a Recipe, a record, some of its Fields, or the value of a field.
+    """The value that `write` and `holds` take for this path: a Recipe, a record, some of its Fields, or the value of a
+    field.
 
     A table without `like` stands for the fields that it names, unless it has to say which of several records it is.
     What has been read already stays as it is. ConfigError names `where` and `keys`.
@@ -143,11 +144,11 @@ def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys:
         if isinstance(value, Recipe):
             return value
         if not isinstance(value, str):
-            raise ConfigError(place(where, *keys), value, "the name of a recipe or a .toml file")
-        return load_recipe(value, folder, place(where, *keys))
+            raise ConfigError(at_key(where, *keys), value, "the name of a recipe or a .toml file")
+        return load_recipe(value, folder, at_key(where, *keys))
     if isinstance(path.type, Kind):
         if value not in path.type.tags:
-            raise ConfigError(place(where, *keys), value, ", ".join(path.type.tags))
+            raise ConfigError(at_key(where, *keys), value, ", ".join(path.type.tags))
         return value
     if isinstance(value, dict) and isinstance(path.type, type) and "like" not in value:
         return Fields(tuple(read_fields(value, path.type, where, *keys).items()))
@@ -172,7 +173,7 @@ def _written(old: Any, tree: Tree, value: Any) -> Any:
 
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
-    """Whether every place of the path exists in a canonical recipe and has this value."""
+    """True if every place of the path exists in a canonical recipe and has this value."""
     if isinstance(value, Recipe):
         return bool(unlabelled(recipe) == unlabelled(value.canonical()))
     return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)
@@ -204,7 +205,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _has(part: Any, name: str, want: Any) -> bool:
-    """Whether a field of a record has a value, or some Fields."""
+    """True if a field of a record has this value, or these Fields."""
     if isinstance(part, Quantizer) and part.is_plain and name != "element":
         return False  # there is no block, scale or rounding that could have a value
     if isinstance(part, Part) and name == part.__struct_config__.tag_field:

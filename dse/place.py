@@ -1,4 +1,4 @@
-"""Where in a model a layer stands: what a recipe can keep in high precision, as data."""
+"""The position of a layer in its model, by which a recipe can keep layers in high precision, as data."""
 
 from __future__ import annotations
 

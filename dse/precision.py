@@ -1,4 +1,4 @@
-"""Where and when a recipe's quantizers are off: which layers, and which share of the steps at the end, as data.
+"""The layers, and the share of the steps at the end, in which a recipe's quantizers are off, as data.
 
 A layer, or a stage of the finish, that is precise computes as in the BF16 baseline: every operand rounded once to
 BF16, no rotation. Stages that quantize nothing stay as they are.
@@ -43,7 +43,7 @@ class Precise(Part, frozen=True):
         return "last" if place.block >= place.blocks - _blocks(self.last, place.blocks) else None
 
     def label(self) -> str:
-        """Which layers, in words: `embedding+head+router, first 2, last 0.129`."""
+        """The layers in words: `embedding+head+router, first 2, last 0.129`."""
         kinds = "+".join(kind for kind in KINDS if getattr(self, kind))
         ends = [f"{end} {number!r}".removesuffix(".0") for end in ("first", "last") if (number := getattr(self, end))]
         return ", ".join([kinds or "no kind", *ends])

@@ -41,7 +41,7 @@ from fp4dse.dse.scale import (
 
 
 class Quantizer(Part, frozen=True):
-    """What is done to one operand of one GEMM.
+    """The treatment of one operand of one GEMM.
 
     element       codebook (formats.ELEMENTS, or one of own_formats), or a plain operand: `none` (untouched) or `bf16`
                   (one rounding)
@@ -96,7 +96,7 @@ class Quantizer(Part, frozen=True):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What is special about how elements and scales are found; none or one of them can be had."""
+        """The special ways by which elements and scales are found; at most one of them is valid."""
         return _methods(self)
 
     @property
@@ -106,7 +106,7 @@ class Quantizer(Part, frozen=True):
 
     @property
     def layout(self) -> str:
-        """What fixes tensor shapes and control flow: block shape, codec, row factors and outlier treatment."""
+        """The part that fixes tensor shapes and control flow: block shape, codec, row factors and outlier treatment."""
         if self.is_plain:
             return ""
         words = [block_name(self.block)]
@@ -122,16 +122,16 @@ class Quantizer(Part, frozen=True):
 
     @property
     def factors_over(self) -> str:
-        """What has a tensor factor of its own: `tensor`, `row` or `segment`."""
+        """The unit that has a tensor factor of its own: `tensor`, `row` or `segment`."""
         return self.tensor_scale.over if self.tensor_scale else "tensor"
 
     def factors(self, rows: int, columns: int) -> int:
-        """How many tensor factors an operand [rows, columns] has."""
+        """The number of tensor factors of an operand [rows, columns]."""
         return {"tensor": 1, "row": rows, "segment": rows * columns // MACRO_BLOCK}[self.factors_over]
 
     @property
     def unit(self) -> int:
-        """What the contraction axis must be a multiple of."""
+        """The number that the length of the contraction axis must be a multiple of."""
         if self.is_plain:
             return 1
         if isinstance(self.block, int):
@@ -179,7 +179,7 @@ class Quantizer(Part, frozen=True):
         return NAMES_OF.get(q) or " ".join(filter(None, (q.format_label(), q.modifier_label())))
 
     def format_label(self) -> str:
-        """How numbers are stored, in words: the label without range, adaption, rounding and outliers."""
+        """The stored format in words: the label without range, adaption, rounding and outliers."""
         return _format_label(self.canonical())
 
     def modifier_label(self) -> str:

@@ -53,7 +53,7 @@ def decode_json(data: bytes, type_: type[T] | Any = Any) -> Any:
 
 
 def is_deep(data: object) -> bool:
-    """Whether dicts and lists stand within each other deeper than `DEEPEST`. Takes them level by level."""
+    """True if dicts and lists are nested deeper than `DEEPEST`. Walks level by level, so that the stack is safe."""
     level = [data]
     for _ in range(DEEPEST):
         level = [

@@ -145,7 +145,7 @@ class Recipe(Part, frozen=True):
         return [(rule, str(error)) for rule, error in _ABOVE["faults"](self)]
 
     def signature(self) -> Signature:
-        """What fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
+        """The part that fixes tensor shapes and control flow: lanes of equal signature share one compiled step."""
         r = unlabelled(self.canonical())
         return Signature(
             layouts=tuple(r.slot(s).layout for s in SLOTS),
@@ -246,8 +246,8 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     """Structural signature: layout per slot (empty = plain), rotation and format of the operands per stage, and how the
     backward pass is made.
 
-    Lanes whose operands need different formats take different GEMMs on a GPU. A lane's bits would depend on its
-    company if they shared one.
+    Lanes whose operands need different formats take different GEMMs on a GPU. In one GEMM a lane's bits would depend on
+    the other lanes.
     """
 
     layouts: tuple[str, ...]  # in the order of SLOTS
@@ -268,7 +268,7 @@ def _canonical_around(
     backward: bool,
     rounded: bool,
 ) -> dict[str, Any]:
-    """What stands beside the stages. forward, backward: their operands are plain; rounded: all to BF16."""
+    """The canonical fields beside the stages. forward, backward: their operands are plain; rounded: all to BF16."""
     if finish and (forward or backward):  # what is plain cannot become more precise
         left = {"forward": not forward, "backward": not backward}
         what = next((name for name, there in left.items() if there and finish.what in (name, "all")), None)

@@ -111,8 +111,8 @@ def options(type_: typing.Any) -> tuple[Any, ...]:
 
 
 class Takes(NamedTuple):
-    """What a type takes: instances of `classes`, `literals` with their types, finite numbers above `above` or from
-    `least` on, whole numbers from `whole` on."""
+    """The values that a type takes: instances of `classes`, `literals` with their types, finite numbers above `above`
+    or from `least` on, whole numbers from `whole` on."""
 
     classes: frozenset[type]
     literals: frozenset[tuple[type, object]]
@@ -138,7 +138,7 @@ class Takes(NamedTuple):
 
 @cache
 def takes(type_: typing.Any) -> Takes:
-    """What may stand where `type_` is asked for.
+    """The values that a field of `type_` takes.
 
     Numbers are written as Annotated[float, Meta(gt=…)] or Meta(ge=…), whole ones as Annotated[int, Meta(ge=…)].
     """
@@ -160,7 +160,7 @@ def _takes_by_field(cls: type[Part]) -> tuple[tuple[str, Takes], ...]:
 
 
 def accepted(type_: typing.Any) -> str:
-    """What may stand where `type_` is asked for, in words."""
+    """The values that a field of `type_` takes, in words."""
     words: list[str] = []
     for option in options(type_):
         if typing.get_origin(option) is typing.Literal:

@@ -1,4 +1,4 @@
-"""How elements are rounded to their grid, as data. A tagged union: only stochastic rounding has random bits."""
+"""Roundings of elements to their grid, as data. A tagged union: only stochastic rounding has random bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes no sense together, as data: every rule has a name, and says what it found and what would be accepted.
+"""Rules that reject senseless combinations, as data: each has a name, and says what it found and what it accepts.
 
 What makes no sense within one part is unwritable, and what has no effect is removed by `canonical()`; rules concern
 several fields. Sweeps count the recipes that a rule rejects; a recipe given by name or file that breaks one is an
@@ -123,7 +123,7 @@ def _one_method(q: Quantizer) -> ConfigError | None:
 
 
 def _method_parts(q: Quantizer) -> ConfigError | None:
-    """What the method requires of the other parts."""
+    """The method's requirements of the other parts."""
     for method in q.methods:
         for field, fits, accepted in REQUIRES[method]:
             if not fits(getattr(q, field)):

@@ -85,7 +85,7 @@ class OwnScale(FloatScale, Own, frozen=True, kw_only=True, tag="own"):
 
     @property
     def numbers(self) -> tuple[int, int, float]:
-        """What fixes the numbers of the format."""
+        """The fields that fix the numbers of the format."""
         return self.mantissa, self.emin, self.max
 
 

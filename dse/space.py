@@ -56,7 +56,7 @@ DRAWN = 100
 
 
 class Count(msgspec.Struct):
-    """What enumeration met: `raw` = `merged` as equivalent + `rejected` by rule + `left`.
+    """Counts of an enumeration: `raw` = `merged` as equivalent + `rejected` by rule + `left`.
 
     faults: rule -> what it says of the first recipe that it rejects; a rule of the space is its own reason.
     """
@@ -136,7 +136,7 @@ class Space(msgspec.Struct, frozen=True):
         return _broken(recipe, self._rules())[0]
 
     def describe(self) -> list[dict[str, Any]]:
-        """What varies, a row an axis, those of joined spaces too: `axis`, `values` and `when` in words, and `idle`.
+        """The axes, a row each, those of joined spaces too: `axis`, `values` and `when` in words, and `idle`.
 
         idle: of some combinations in which the axis varies, drawn at random, the share in which all of its values
         compute the same; None with one value.
@@ -248,8 +248,8 @@ class Space(msgspec.Struct, frozen=True):
         for text, axis in self.axes.items():
             path = parse_path(text, self.name)
             own = written(path, axis.values)
-            again = [(at, value) for at, value, places in fixed if covered(places, own)]
-            axes.append(_Axis(path, axis.values, _conditions(axis.when, self.name), again))
+            rewritten = [(at, value) for at, value, places in fixed if covered(places, own)]
+            axes.append(_Axis(path, axis.values, _conditions(axis.when, self.name), rewritten))
         return axes
 
     def _rules(self) -> tuple[_Rule, ...]:

@@ -1,4 +1,4 @@
-"""What a space's file may hold, and how it becomes the fields of a Space: shorthand is read here and nowhere else."""
+"""Reads the file of a space into the fields of a Space: its shorthand is expanded here and nowhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.design import Design, Factorial, check_design
-from fp4dse.dse.errors import ConfigError, place
+from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.library import load_recipe, read
 from fp4dse.dse.overrides import written
 from fp4dse.dse.own_names import expanded
@@ -33,14 +33,14 @@ Finder = Callable[[str], Path | None]
 
 
 class SpaceType(Protocol):
-    """What reads the spaces that a file joins: the class `Space`."""
+    """The class `Space`, which reads the spaces that a file joins."""
 
     def load(self, path: Path, find: Finder) -> Any: ...
     def from_dict(self, data: dict[str, Any], where: str, folder: Path, find: Finder) -> Any: ...
 
 
 class Axis(Part, frozen=True):
-    """What varies: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
+    """One axis: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
 
     values: list[Any]
     when: dict[str, Any] = {}  # noqa: RUF012  (msgspec copies it)
@@ -115,15 +115,15 @@ def resolve(
     file = read(expanded({"name": "space", **data}, where), SpaceFile, where)
     if not re.fullmatch(NAME, file.name):
         accepted = "a text without / and \\, that begins with no dot and no space"
-        raise ConfigError(place(where, "name"), file.name, accepted)
+        raise ConfigError(at_key(where, "name"), file.name, accepted)
     base = file.base
     if base is None and not (file.join and not file.axes):
         base = BASE
-    check_design(file.design, place(where, "design"))
+    check_design(file.design, at_key(where, "design"))
     space = {
         "name": file.name,
         "summary": file.summary,
-        "base": load_recipe(base, folder, place(where, "base")) if isinstance(base, str) else base,
+        "base": load_recipe(base, folder, at_key(where, "base")) if isinstance(base, str) else base,
         "fixed": _read_places(file.fixed, folder, where, "fixed"),
         "axes": {text: _read_axis(text, axis, folder, where) for text, axis in file.axes.items()},
         "forbid": [_read_rule(rule, Forbid, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
@@ -140,34 +140,34 @@ def resolve(
         for field in ("lr", "seeds"):
             if getattr(joined.lanes, field) is not None and getattr(space["lanes"], field) is None:
                 raise ConfigError(
-                    place(where, "lanes", field), None, f"a list, which counts for all (join[{i}] has its own)"
+                    at_key(where, "lanes", field), None, f"a list, which counts for all (join[{i}] has its own)"
                 )
         if joined.cost not in (DEFAULT_COST, space["cost"]):
             accepted = f"{joined.cost.of}, which join[{i}] has: all recipes have their overheads of one"
-            raise ConfigError(place(where, "cost"), space["cost"].of, accepted)
+            raise ConfigError(at_key(where, "cost"), space["cost"].of, accepted)
     return space
 
 
 def _read_axis(text: str, data: object, folder: Path, where: str) -> Axis:
     path = parse_path(text, where, "axes", text)
     if isinstance(path.type, Kind):
-        raise ConfigError(place(where, "axes", text), text, f"{text.rsplit('.', 1)[0]}, set as a whole")
+        raise ConfigError(at_key(where, "axes", text), text, f"{text.rsplit('.', 1)[0]}, set as a whole")
     if isinstance(data, Axis):
         return data
     values, when = data, {}
     if isinstance(data, dict):
         for key in data:
             if key not in ("values", "when"):
-                raise ConfigError(place(where, "axes", text, key), key, "values, when")
+                raise ConfigError(at_key(where, "axes", text, key), key, "values, when")
         values, when = data.get("values"), read(data.get("when", {}), dict, where, "axes", text, "when")
     if not isinstance(values, list) or not values:
         raise ConfigError(
-            place(where, "axes", text), values, "a list with at least one value, or a table with values, when"
+            at_key(where, "axes", text), values, "a list with at least one value, or a table with values, when"
         )
     found = [read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)]
     for i, value in enumerate(found):
         if any(value == other and type(value) is type(other) for other in found[:i]):  # 0 is not False
-            raise ConfigError(place(where, "axes", f"{text}[{i}]"), value_text(values[i]), "each value once")
+            raise ConfigError(at_key(where, "axes", f"{text}[{i}]"), value_text(values[i]), "each value once")
     return Axis(
         values=found,
         when=_read_conditions(when, folder, where, "axes", text, "when"),
@@ -181,7 +181,7 @@ def _check_fixed(fixed: dict[str, Any], axes: dict[str, Axis], where: str) -> No
         own = written(parse_path(text, where), axis.values)
         for other, value in fixed.items():
             if not own.isdisjoint(written(parse_path(other, where), [value])):
-                raise ConfigError(place(where, "axes", text), text, f'a path that is not fixed (fixed."{other}" is)')
+                raise ConfigError(at_key(where, "axes", text), text, f'a path that is not fixed (fixed."{other}" is)')
 
 
 def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> Any:
@@ -189,7 +189,7 @@ def _read_rule(data: object, cls: type, folder: Path, where: str, key: str) -> A
     conditions = {"when": rule.when} if cls is Forbid else {"when": rule.when, "then": rule.then}
     must = "when" if cls is Forbid else "then"
     if not conditions[must]:
-        raise ConfigError(place(where, key, must), conditions[must], "at least one path = value")
+        raise ConfigError(at_key(where, key, must), conditions[must], "at least one path = value")
     read_ones = {name: _read_conditions(when, folder, where, key, name) for name, when in conditions.items()}
     return cls(reason=rule.reason, **read_ones)
 
@@ -201,7 +201,7 @@ def _read_conditions(data: Mapping[str, Any], folder: Path, where: str, *keys: s
         path = parse_path(text, where, *keys, text)
         values = given if isinstance(given, list) else [given]
         if not values:
-            raise ConfigError(place(where, *keys, text), given, "a value, or a list with at least one")
+            raise ConfigError(at_key(where, *keys, text), given, "a value, or a list with at least one")
         out[text] = [read_value(path, value, folder, where, *keys, text) for value in values]
     return out
 
@@ -219,35 +219,35 @@ def _read_joined(entry: object, space_type: SpaceType, folder: Path, find: Finde
     if isinstance(entry, space_type):  # type: ignore[arg-type]
         return entry
     if isinstance(entry, dict):
-        return space_type.from_dict({"name": key, **entry}, place(where, key), folder, find)
+        return space_type.from_dict({"name": key, **entry}, at_key(where, key), folder, find)
     if isinstance(entry, str) and entry.endswith(".toml"):
         return space_type.load(folder / entry, find)
     if isinstance(entry, str) and (found := find(entry)):
         return space_type.load(found, find)
-    raise ConfigError(place(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
+    raise ConfigError(at_key(where, key), entry, "a .toml file, the name of a shipped space, or a table with axes")
 
 
 def is_seeds(seeds: list[Any]) -> bool:
-    """Whether a sweep takes them."""
+    """True if a sweep takes these seeds."""
     return 0 < len(seeds) <= MOST_SEEDS and all(type(seed) is int and 0 <= seed <= LAST_SEED for seed in seeds)
 
 
 def _read_lanes(lanes: Lanes, where: str) -> Lanes:
     for lr in lanes.lr if lanes.lr is not None else [1.0]:
         if type(lr) not in (int, float) or not 0 < lr < math.inf:
-            raise ConfigError(place(where, "lanes", "lr"), lr, "a list of numbers above 0")
+            raise ConfigError(at_key(where, "lanes", "lr"), lr, "a list of numbers above 0")
     if lanes.lr == []:
-        raise ConfigError(place(where, "lanes", "lr"), [], "a list of numbers above 0")
+        raise ConfigError(at_key(where, "lanes", "lr"), [], "a list of numbers above 0")
     seeds = lanes.seeds
     if isinstance(seeds, int):
         seeds = list(range(min(seeds, MOST_SEEDS + 1)))
     if seeds is not None and not is_seeds(seeds):
         accepted = f"a number of seeds, or a list of seeds ({MOST_SEEDS:,} at most, from 0 to {LAST_SEED})"
-        raise ConfigError(place(where, "lanes", "seeds"), lanes.seeds, accepted)
+        raise ConfigError(at_key(where, "lanes", "seeds"), lanes.seeds, accepted)
     for name, values in (("lr", lanes.lr or []), ("seeds", seeds or [])):
         for value in values:
             if values.count(value) > 1:
-                raise ConfigError(place(where, "lanes", name), values, f"each value once ({value} is there twice)")
+                raise ConfigError(at_key(where, "lanes", name), values, f"each value once ({value} is there twice)")
     return Lanes(lr=lanes.lr and [float(lr) for lr in lanes.lr], seeds=seeds)
 
 
@@ -258,5 +258,5 @@ def _read_cost(cost: CostTarget, folder: Path, where: str) -> CostTarget:
         for name, text in (("model", cost.model), ("chip", cost.chip))
     }
     cost = CostTarget(**found)
-    cost.check(place(where, "cost."))
+    cost.check(at_key(where, "cost."))
     return cost

@@ -31,7 +31,7 @@ class Visible:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """What the stream cannot encode is an escape, too."""
+        """Write the text; characters that the stream cannot encode are escaped, too."""
         encoding = self.stream.encoding or "utf-8"
         self.stream.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)

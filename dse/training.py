@@ -75,7 +75,7 @@ SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine] = {
 
 
 class Training(Part, frozen=True):
-    """How weights follow from gradients.
+    """The update of weights from gradients.
 
     weight_decay   on the weights of products alone: not on biases, norms, positions or tables
     beta1, beta2   of Adam
@@ -104,7 +104,7 @@ class Training(Part, frozen=True):
         return "task" if self.optimizer is None else str(self.optimizer.__struct_config__.tag)
 
     def label(self) -> str:
-        """What is not the task's own, in words; empty if nothing is."""
+        """The fields that differ from the task's own, in words; empty if none does."""
         words = [] if self.optimizer is None else [optimizer_name(self.optimizer)]
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")

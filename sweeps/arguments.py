@@ -1,4 +1,5 @@
-"""What people type, as values: `regression:small`, `3` or `0,1,2` seeds, `1e-3,3e-3`, `1h30m`, the name of a space.
+"""Reads what people type into values: `regression:small`, `3` or `0,1,2` seeds, `1e-3,3e-3`, `1h30m`, the name of a
+space.
 
 ConfigError says what would be accepted.
 """
@@ -121,12 +122,12 @@ def find_recipe(text: str, store: str | None) -> Recipe:
     if not (store or swept_stores()):
         others = "a .toml file, or with --store FOLDER a label or config_id that the store holds"
         raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}")
-    place = store or latest_store()
-    runs = open_store(place).runs(["config_id", "recipe", "recipe_label", "recipe_name", "is_baseline"])
+    target = store or latest_store()
+    runs = open_store(target).runs(["config_id", "recipe", "recipe_label", "recipe_name", "is_baseline"])
     try:
         config_id = find_stored(text, runs)
     except ConfigError as error:
-        others = f"a .toml file, or a label or config_id that {place} holds"
+        others = f"a .toml file, or a label or config_id that {target} holds"
         raise ConfigError("recipe", text, f"{', '.join(recipe_files())}, {others}", error.also) from None
     return recipe_from_dict(msgspec.json.decode(runs.loc[runs["config_id"].eq(config_id), "recipe"].iloc[0]))
 
@@ -208,7 +209,8 @@ def parse_halving(rungs: int, keep: float | None) -> Halving | None:
 
 
 def find_cost(model: str | None, chip: str | None, default: CostTarget = DEFAULT_COST) -> CostTarget:
-    """Whose overheads are asked for; None stays the default's. ConfigError if there is no such model or chip."""
+    """The model and the chip that overheads are of; None stays the default's. ConfigError if there is no such model or
+    chip."""
     cost = CostTarget(default.model if model is None else model, default.chip if chip is None else chip)
     cost.check("--")
     return cost

@@ -27,23 +27,23 @@ _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
 
 @dataclass
 class Baselines:
-    """Which are there, on their way, or wanted. `stored`: run_ids. What is done about a kind is done once."""
+    """The baselines that are stored (`stored`: run_ids), expected or wanted. A job for a baseline is made once."""
 
     setting: Setting
     stored: set[str]
     record: bool = False
     _wanted: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # (lr, seed) of recipes
-    _settled: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # of baselines
-    _coming: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
+    _handled: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # of baselines
+    _expected: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Jobs that will run. As long as a baseline may still come back from the kind that lacks it, it is awaited."""
         for job in jobs:
             if _is_baseline(job):
-                self._coming.update((job.task, job.preset, lane.lr, lane.seed) for lane in job.lanes)
+                self._expected.update((job.task, job.preset, lane.lr, lane.seed) for lane in job.lanes)
 
-    def look_into(self, store: Store) -> None:
-        """What is stored of the sweep's tasks, of kinds that are not known beforehand, wants its baselines too."""
+    def note_stored(self, store: Store) -> None:
+        """Want baselines for rows of the sweep's tasks that are stored, where kinds are not known beforehand."""
         if self.setting.machine.kinds:
             return
         names = ["status", "device", "is_baseline", "lr", "seed", *KIND]
@@ -56,28 +56,28 @@ class Baselines:
             for *kind, lr, seed in here[[*KIND, "lr", "seed"]].drop_duplicates().itertuples(index=False):
                 self._wanted.setdefault((task, preset, tuple(kind)), set()).add((lr, seed))
 
-    def hear(self, verdict: Verdict) -> None:
-        """Take in how a job ended."""
+    def note(self, verdict: Verdict) -> None:
+        """Note the baselines that a job brought back, and those that its recipes want."""
         job, result = verdict.outcome.job, verdict.outcome.result
-        if verdict.what == "again":
+        if verdict.action == "retry":
             return
         pairs = {(lane.lr, lane.seed) for lane in job.lanes}
         if _is_baseline(job):
-            self._coming.subtract((job.task, job.preset, *pair) for pair in pairs)
+            self._expected.subtract((job.task, job.preset, *pair) for pair in pairs)
         if result is not None:
             found = {**self.setting.context(job), **result.environment}
             where = (job.task, job.preset, tuple(str(found[name]) for name in KIND))
-            (self._settled if _is_baseline(job) else self._wanted).setdefault(where, set()).update(pairs)
+            (self._handled if _is_baseline(job) else self._wanted).setdefault(where, set()).update(pairs)
 
     def missing(self) -> list[Job]:
         """Jobs for the baselines that nothing else will bring, one a task and kind; each is returned once."""
         jobs = []
         for (task, preset, values), wanted in self._wanted.items():
             kind = dict(zip(KIND, values, strict=True))
-            settled = self._settled.setdefault((task, preset, values), set())
-            lacking = [pair for pair in sorted(wanted - settled) if self._coming[task, preset, *pair] <= 0]
-            settled.update(lacking)
-            wanted -= settled
+            handled = self._handled.setdefault((task, preset, values), set())
+            lacking = [pair for pair in sorted(wanted - handled) if self._expected[task, preset, *pair] <= 0]
+            handled.update(lacking)
+            wanted -= handled
             context = {**self.setting.contexts[task, preset], **kind}
             lanes = [Lane(_RECIPE, lr, seed) for lr, seed in lacking]
             if lanes := [lane for lane in lanes if lane_id(lane, context) not in self.stored]:

@@ -65,7 +65,7 @@ def serve(
 
     stop = stop or threading.Event()
     follower = Follower(store, sweep, storage)
-    follower.look()
+    follower.update()
     try:
         server = _Server((HOST, port), _Quiet)
     except (OSError, OverflowError) as error:
@@ -103,12 +103,12 @@ class Follower:
         while not stop.wait(wait):
             begin = time.monotonic()
             try:
-                self.look()
+                self.update()
             except (ConfigError, StoreError, OSError) as error:
                 log.warning("%s", error)
             wait = max(FOLLOW_S, (time.monotonic() - begin) / SHARE)
 
-    def look(self) -> dict[str, int]:
+    def update(self) -> dict[str, int]:
         """Mirror the store if it changed; returns study name -> trials. Recipes of a running sweep come when all of
         their lanes have."""
         running = self._sweep_is_running()
@@ -141,8 +141,8 @@ class _ForThisMachine:
         if ours and (origin is None or origin.removeprefix("http://") in self.hosts):
             return self.app(environ, start_response)
         tunnel = f"ssh -L {self.port}:{HOST}:{self.port} MACHINE"
-        says = f"This dashboard answers at http://{HOST}:{self.port} alone; from another machine: {tunnel}"
-        return _text(start_response, "403 Forbidden", says)
+        text = f"This dashboard answers at http://{HOST}:{self.port} alone; from another machine: {tunnel}"
+        return _text(start_response, "403 Forbidden", text)
 
 
 class _WithReport:

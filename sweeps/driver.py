@@ -28,7 +28,7 @@ from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
-from fp4dse.sweeps.resume import go_on
+from fp4dse.sweeps.resume import with_leftovers
 from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.scheduler import Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting
@@ -37,35 +37,35 @@ from fp4dse.sweeps.storing import PATIENCE_S, Storing
 from fp4dse.tasks.job import Job
 
 POLL_S = 0.2
-GO_ON = ("lost", "stopped", "elsewhere")
+BLAMELESS = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
 
 @dataclass
 class Sweep:
-    """The loop between the scheduler and the store. `begun`: jobs that an earlier driver left behind; `settled` counts
-    jobs that ended and jobs that were stored; `stopped`: why lanes are left."""
+    """The loop between the scheduler and the store. `leftovers`: jobs that an earlier driver began;
+    `events` counts jobs that ended and jobs that were stored; `stopped`: why lanes are left."""
 
     store: Store
     work: Path
     scheduler: Scheduler
     setting: Setting
     state: SweepState
-    begun: list[Job]
+    leftovers: list[Job]
     record: bool
     signals: list[str]
     why_stop: Callable[[], str | None]
     show: Callable[[SweepState], None]
     stopped: str | None = None
-    settled: int = 0
-    shown: float = 0.0
-    judge_after: float = 0.0
+    events: int = 0
+    shown_at: float = 0.0
+    next_best_at: float = 0.0
     idle_since: float = math.inf
     begin: float = field(default_factory=time.monotonic)
     clock: Clock = field(init=False)
     baselines: Baselines = field(init=False)
     storing: Storing[Verdict] = field(init=False)
-    judging: threading.Thread = field(default_factory=threading.Thread)
+    best_thread: threading.Thread = field(default_factory=threading.Thread)
 
     def __post_init__(self) -> None:
         steps = {(task.name, task.preset): task.steps for task in self.setting.tasks}
@@ -80,9 +80,9 @@ class Sweep:
         return [*self.scheduler.waiting, *(run.job for run in self.scheduler.executor.running), *storing]
 
     def queue(self, jobs: Sequence[Job]) -> None:
-        """Take jobs; those that are begun go on from where they are."""
-        jobs = go_on(jobs, self.begun)
-        self.begun = [job for job in self.begun if job not in jobs]
+        """Queue jobs; those that an earlier driver began go on from their checkpoints."""
+        jobs = with_leftovers(jobs, self.leftovers)
+        self.leftovers = [job for job in self.leftovers if job not in jobs]
         self.baselines.expect(jobs)
         self.scheduler.queue.extend(msgspec.structs.replace(job, record=self.record) for job in jobs)
 
@@ -94,20 +94,20 @@ class Sweep:
             self.stopped = self.why_stop() or self.scheduler.why_give_up()
             if self.stopped:
                 for verdict in self.scheduler.stop():
-                    self.settle(verdict)
+                    self.handle(verdict)
                 break
-            self.fill()
+            self.start_jobs()
             verdicts = self.scheduler.poll(0.0 if busy or self.scheduler.is_over else POLL_S)
             for verdict in verdicts:
-                self.baselines.hear(verdict)
+                self.baselines.note(verdict)
             self.add_baselines()  # first, as the worker that is free now is of the kind that lacks them
-            self.fill()  # a worker that waits costs more than a row that waits
+            self.start_jobs()  # a worker that waits costs more than a row that waits
             for verdict in verdicts:
-                self.settle(verdict)
+                self.handle(verdict)
             if verdicts:
                 self.storing.finish(POLL_S)  # most often it takes milliseconds, and a search goes on at once
             self.note_stored()
-            self.tell()
+            self.refresh()
         self.stopped = self.stopped or self.scheduler.why_give_up()
         self.storing.last_try(GRACE_S)
         while self.note_stored():
@@ -119,8 +119,8 @@ class Sweep:
         """Stop the workers, and wait for the threads."""
         self.scheduler.executor.stop()
         self.storing.close()
-        if self.judging.ident:
-            self.judging.join(GRACE_S)
+        if self.best_thread.ident:
+            self.best_thread.join(GRACE_S)
 
     def is_over(self) -> bool:
         """Nothing waits or runs, and all is stored, or cannot be. Waits a little for the last rows."""
@@ -133,7 +133,7 @@ class Sweep:
             return False
         return not self.storing.waiting or time.monotonic() - self.idle_since > PATIENCE_S
 
-    def fill(self) -> None:
+    def start_jobs(self) -> None:
         """Start jobs. StoreError if their folders cannot be written."""
         with writing(self.work):
             self.scheduler.fill()
@@ -144,19 +144,19 @@ class Sweep:
             self.scheduler.queue.appendleft(job)
             self.state.asked += len(job.lanes)
 
-    def settle(self, verdict: Verdict) -> None:
+    def handle(self, verdict: Verdict) -> None:
         """Store or note. A folder goes last: until then a new driver can take the result in."""
         outcome = verdict.outcome
         job, folder = outcome.job, outcome.folder
-        self.settled += 1
+        self.events += 1
         if outcome.result is not None:
             self.storing.put(verdict, result_rows(job, outcome.result, self.setting.context(job)), folder.name)
             self.clock.add(job, outcome.pace)
-        elif verdict.what == "give up":
+        elif verdict.action == "give up":
             self.storing.put(verdict, failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
-        elif verdict.what == "again":
+        elif verdict.action == "retry":
             self.state.note_retry(f"{outcome.reason}: {verdict.note}")
-            if outcome.kind not in GO_ON and not self.scheduler.holds(folder):
+            if outcome.kind not in BLAMELESS and not self.scheduler.runs_in(folder):
                 shutil.rmtree(folder, ignore_errors=True)
         elif not (folder / CHECKPOINT).exists():
             shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +168,7 @@ class Sweep:
         stored = self.storing.stored()
         for verdict in stored:
             outcome, folder = verdict.outcome, verdict.outcome.folder
-            self.settled += 1
+            self.events += 1
             if outcome.result is None:
                 keep_failed(folder)
                 state.failed += len(outcome.job.lanes)
@@ -179,26 +179,26 @@ class Sweep:
             state.diverged += statuses.count("diverged")
             state.pruned += statuses.count("pruned")
             drop(folder)
-        if stored and time.monotonic() >= self.judge_after and not self.judging.is_alive():
+        if stored and time.monotonic() >= self.next_best_at and not self.best_thread.is_alive():
             here = contextvars.copy_context()
-            self.judging = threading.Thread(target=here.run, args=(self.judge,), name="judging", daemon=True)
-            self.judging.start()
+            self.best_thread = threading.Thread(target=here.run, args=(self.find_best,), name="best", daemon=True)
+            self.best_thread.start()
         return len(stored)
 
-    def judge(self) -> None:
+    def find_best(self) -> None:
         """The best gaps so far, on a thread of its own. On a big store this takes a while: it may use a hundredth of
         the time. A store that cannot be read now is read next time."""
         begin = time.thread_time()
         with contextlib.suppress(OSError, StoreError):
             self.state.best = best_gaps(self.store, self.setting)
-        self.judge_after = time.monotonic() + 100 * (time.thread_time() - begin)
+        self.next_best_at = time.monotonic() + 100 * (time.thread_time() - begin)
 
-    def tell(self) -> None:
+    def refresh(self) -> None:
         """Bring the state up to date, for the display and for the heartbeat."""
         state, now = self.state, time.monotonic()
-        if not state.ended and now - self.shown < POLL_S:
+        if not state.ended and now - self.shown_at < POLL_S:
             return
-        self.shown = now
+        self.shown_at = now
         waiting, running = self.scheduler.waiting, self.scheduler.executor.running
         state.jobs_waiting = len(waiting)
         state.running = [job_state(run) for run in running]
@@ -209,11 +209,11 @@ class Sweep:
 
 
 def failure(job: Job, name: str, reason: str, store: str) -> Failure:
-    """What there is to say about a job that was given up."""
+    """The record of a job that was given up, for the state and for people."""
     labels = list(dict.fromkeys(lane.recipe.label() for lane in job.lanes))
     recipe = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-    again = shlex.join(["fp4dse", "run-one", name, "--store", store])
-    return Failure(reason=reason, lanes=len(job.lanes), jobs=1, job=name, recipe=recipe, again=again)
+    command = shlex.join(["fp4dse", "run-one", name, "--store", store])
+    return Failure(reason=reason, lanes=len(job.lanes), jobs=1, job=name, recipe=recipe, command=command)
 
 
 def best_gaps(store: Store, setting: Setting) -> list[str]:

@@ -1,4 +1,4 @@
-"""How long a plan will take and how much memory a worker needs, before anything is trained for good.
+"""Estimates the time of a plan and the memory of a worker, before anything is trained for good.
 
     seconds of a job  =  fixed  +  lanes × steps × rate
 
@@ -127,7 +127,7 @@ def calibrate(job: Job, steps: int) -> Pace:
 
 
 def _in_a_process(job: Job) -> list[tuple[float, float, int]] | str:
-    """What `_measure` returns."""
+    """The result of `_measure` in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_measure, job).result()
 

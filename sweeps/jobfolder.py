@@ -121,7 +121,7 @@ def last_words(folder: Path, count: int = STDERR_LINES) -> str:
 
 
 def failed_folder(work: Path) -> Path:
-    """Where the folders of jobs that were given up are kept."""
+    """The folder that keeps the folders of jobs that were given up."""
     return work.with_name("failed")
 
 

@@ -14,8 +14,8 @@ REMOTE_JOBS = 64
 
 @dataclass
 class Machine:
-    """Where the workers run. `slots`: a worker's extra environment variables, one entry a worker. `kinds`: the device
-    class of each; empty where they are not known beforehand, because others hand the workers out."""
+    """The machine that workers run on. `slots`: a worker's extra environment variables, one entry a worker. `kinds`:
+    the device class of each; empty where they are not known beforehand, because others hand the workers out."""
 
     device: str
     threads: int
@@ -24,7 +24,8 @@ class Machine:
 
 
 def find_machine(device: str, jobs: int | None = None, local: bool = True) -> Machine:
-    """How many workers run at a time and on what; `jobs = None` chooses. ConfigError on a device that is not there.
+    """Find how many workers run at a time and on what; `jobs = None` chooses. ConfigError on a device that is not
+    there.
 
     On a CPU a worker a core, with one thread each whatever `jobs` is: results depend on the number of threads, and what
     is stored must be found again by a sweep with more or fewer workers and on a machine with more or fewer cores.

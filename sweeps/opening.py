@@ -1,4 +1,4 @@
-"""What stands around the loop of a sweep or a search (driver.py): a locked store, an executor, signals and a display.
+"""Opens a sweep or a search around its loop (driver.py): a locked store, an executor, signals and a display.
 
 All of it is given back however the loop ends.
 """
@@ -26,7 +26,7 @@ from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
 from fp4dse.sweeps.plan import checked_cost
 from fp4dse.sweeps.progress import display
-from fp4dse.sweeps.resume import take_in_leftovers
+from fp4dse.sweeps.resume import store_leftovers
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler
 from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.sizes import recall_sizes
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a sweep or a search is asked for beside its recipes; `run_sweep` says what each field means."""
+    """The arguments of a sweep or a search beside its recipes; `run_sweep` says what each field means."""
 
     tasks: Tasks
     store: str | Path
@@ -77,7 +77,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         heartbeat(store.path, state) as is_asked,
         _ending(state, show),
     ):
-        begun = take_in_leftovers(store, work)
+        leftovers = store_leftovers(store, work)
         setting.learn_classes(store)
         command = tuple(request.worker)
         runner = open_executor(request.executor, work, setting.machine, command, request.job_limit_s, request.options)
@@ -85,7 +85,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         recall_sizes(setting)
         scheduler = Scheduler(runner, deque(), setting.context, backoff_s=request.backoff_s)
         why_stop = partial(_reason_to_stop, signals, begin, request.budget_s, is_asked)
-        sweep = Sweep(store, work, scheduler, setting, state, begun, request.record, signals, why_stop, show)
+        sweep = Sweep(store, work, scheduler, setting, state, leftovers, request.record, signals, why_stop, show)
         over = threading.Event()
         try:
             with waiting_ends(over.is_set):
@@ -95,10 +95,10 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         finally:
             over.set()
             sweep.close()
-        sweep.judge()
+        sweep.find_best()
         _make_compact(store)
         state.ended = sweep.stopped or "finished"
-        sweep.tell()
+        sweep.refresh()
 
 
 def _make_compact(store: Store) -> None:

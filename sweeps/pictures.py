@@ -1,4 +1,4 @@
-"""What the dashboard shows of a store, as plain data: a study per task, a line per recipe at its best learning rate.
+"""The contents of the dashboard, as plain data: a study per task, a line per recipe at its best learning rate.
 
 Parameters are the factors of the report, the values overhead and loss; what else is known are facts. A recipe that is
 shown says nothing that depends on other recipes, so that it stays as it is when these come.
@@ -77,7 +77,7 @@ def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Pic
     runs = store.runs(_READ)
     settings = runs[list(SETTING)].drop_duplicates()
     link = f"[The report of this store]({REPORT}) (`{report_path(store.path)}`)"
-    said = {verdict.setting: verdict for verdict in verdicts(runs)}
+    found = {verdict.setting: verdict for verdict in verdicts(runs)}
     tried = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("config_id")
     called = short_labels(tried["recipe_label"], tried["recipe_name"])
     of = f"{store.cost.model} on {store.cost.chip}"
@@ -86,7 +86,7 @@ def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Pic
         task = f"{part['task'].iloc[0]}:{part['preset'].iloc[0]}"
         same = settings[["task", "preset"]].eq([part["task"].iloc[0], part["preset"].iloc[0]]).all(axis="columns")
         where = [] if same.sum() == 1 else [str(part[name].iloc[0]) for name in SETTING[2:]]
-        paragraphs = [f"**{title}**: {text}" for title, text in answers(said[keys], called)] if keys in said else []
+        paragraphs = [f"**{title}**: {text}" for title, text in answers(found[keys], called)] if keys in found else []
         note = "\n\n".join([*paragraphs, *filter(None, [called.says()]), link])
         studies[" ".join([sweep, task, *where])] = Picture(_lines(part, unfinished, link, of), note)
     return studies
@@ -156,8 +156,8 @@ def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
     """config_id -> what the seeds say of its difference to BF16. rows: of `judged`, of one setting."""
     recipes, gaps = by_seed(rows, rows["gap"])
     found = differences(np.where(np.isfinite(gaps), gaps, np.nan))
-    told = zip(recipes, found["pairs"], found["verdict"], strict=True)
-    return {str(recipe): BF16_WORDS[_AGAINST[verdict] if pairs > 1 else "unknown"] for recipe, pairs, verdict in told}
+    compared = zip(recipes, found["pairs"], found["verdict"], strict=True)
+    return {str(key): BF16_WORDS[_AGAINST[verdict] if pairs > 1 else "unknown"] for key, pairs, verdict in compared}
 
 
 def mean_curves(store: Store, lines: Sequence[Line]) -> dict[str, dict[int, float]]:
@@ -178,12 +178,12 @@ def mean_curves(store: Store, lines: Sequence[Line]) -> dict[str, dict[int, floa
 
 
 def _local(time: pd.Timestamp | None) -> datetime | None:
-    """As Optuna has times: of this machine's zone, without saying so."""
+    """A time as Optuna has it: in this machine's zone, without naming it."""
     return None if time is None or pd.isna(time) else time.to_pydatetime().astimezone().replace(tzinfo=None)
 
 
 def _plain(value: float) -> float | None:
-    """As JSON has it: no NaN, no infinity, no numpy."""
+    """A number as JSON has it: no NaN, no infinity, no numpy."""
     return _shown(value) if math.isfinite(value) else None
 
 

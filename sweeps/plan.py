@@ -1,11 +1,11 @@
-"""What a sweep has to train: recipes × learning rates × seeds per task, less what the store has, cut into jobs.
+"""Plans a sweep: recipes × learning rates × seeds per task, less what the store has, cut into jobs.
 
 A lane that is stored is never trained twice. The BF16 baseline of every task, learning rate and seed is always part
 of a sweep, because every result is a gap to it; seeds are paired, so all recipes get the same list.
 
 Lanes of equal (task, preset, structural signature) train in lock-step, so a job takes lanes of one such population.
-Lanes in company are cheaper than alone and a job that dies loses all its lanes, so jobs are few but not huge, and
-shorter towards the end: see `cut`.
+Lanes that train together are cheaper than alone, and a job that dies loses all its lanes, so jobs are few but not huge,
+and shorter towards the end: see `cut`.
 Everything here is deterministic: the same question gives the same jobs in the same order.
 """
 
@@ -89,11 +89,11 @@ def plan(
     asked = 0
     populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
-        for task, (place, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
+        for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
             lanes, on = _lanes(recipe, lrs or [task.lr], seeds), [kind] if kind else []
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
-                key = (task.name, task.preset, order == 0, place, recipe.signature())
+                key = (task.name, task.preset, order == 0, kind_number, recipe.signature())
                 random = uses_random_bits(recipe)
                 populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
@@ -104,13 +104,13 @@ def plan(
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         most = sizes.get((name, preset)) or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
-        if halving[name, preset]:  # lanes are ranked within their job: company is worth more than a short end
+        if halving[name, preset]:  # lanes are ranked within their job: more lanes are worth more than a short end
             fewest = min(max(math.ceil(left / workers), fewest), most)
         pieces.append(Piece(baseline, [lane for *_, lane in members], of[name, preset].steps, fewest, most))
     keys = list(populations)
     jobs: list[tuple[bool, int, int, Job]] = []
     for number, part in cut(pieces, workers):
-        name, preset, baseline, place, _ = keys[number]
+        name, preset, baseline, kind_number, _ = keys[number]
         task = of[name, preset]
         rungs_of = [] if baseline else halving[name, preset]
         job = Job(
@@ -123,7 +123,7 @@ def plan(
             overheads=[cost.overhead(lane.recipe) for lane in part] if rungs_of else [],
             origin=task.origin,
             digest=task.digest if task.origin else "",
-            only_on=kinds[place] if baseline else {},
+            only_on=kinds[kind_number] if baseline else {},
         )
         jobs.append((not baseline, -len(part) * task.steps, len(jobs), job))
     jobs.sort(key=lambda entry: entry[:3])  # baselines first: gaps can then be shown; long jobs next
@@ -137,7 +137,7 @@ def plan(
 
 
 def count_space(space: Space, count: Count | None = None) -> dict[str, Any]:
-    """What enumerating a space meets: raw product, merged as equivalent, rejected by rule, left, populations. `count`
+    """Counts of the recipes of a space: raw product, merged as equivalent, rejected by rule, left, populations. `count`
     is filled in on the way."""
     count = count or Count()
     populations = {recipe.signature() for recipe in space.recipes(count)}

@@ -1,4 +1,4 @@
-"""How a sweep looks while it runs: a live table on a terminal, a plain line now and then elsewhere.
+"""Shows a sweep while it runs: a live table on a terminal, a plain line now and then elsewhere.
 
 Everything shown comes from the one SweepState, so that `fp4dse status` in another terminal shows the same.
 """
@@ -111,7 +111,7 @@ def watch(read: Callable[[], SweepState], console: Console, wait_s: float = 1.0)
 
 
 def remarks(state: SweepState) -> list[str]:
-    """What else there is to say, a line each."""
+    """Lines below the headline: what it waits for, the best so far, retries, failures."""
     lines = [state.trouble] if state.trouble and state.driver_is_alive else []
     lines += [f"best so far: {best}" for best in state.best]
     lines += [f"retried {n}×: {reason}" for reason, n in state.retries.items()]
@@ -120,7 +120,7 @@ def remarks(state: SweepState) -> list[str]:
 
 
 def conclusion(result: SweepResult) -> str:
-    """What a sweep did, why it stopped and how to go on, what failed and where to read more."""
+    """The summary of a sweep: counts, what failed and where to read more, why it stopped and how to go on."""
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
     counts += f", {result.pruned} dropped at rungs" if result.pruned else ""
     lines = [f"{counted(result.asked, 'lane')} in {duration(result.wall_s)}: {counts}"]
@@ -133,7 +133,7 @@ def conclusion(result: SweepResult) -> str:
 
 
 def search_conclusion(result: SearchResult) -> str:
-    """What a search tried of how much, a paragraph a task; why it stopped and how to go on."""
+    """The summary of a search: a paragraph a task, why it stopped and how to go on."""
     lines = [line for study in result.studies for line in _study_lines(result, study)]
     lines.append(f"{counted(result.lanes, 'lane')} trained in {duration(result.wall_s)}")
     lines += [failure.sentence() for failure in result.failures]
@@ -152,12 +152,12 @@ def _study_lines(result: SearchResult, study: StudyResult) -> list[str]:
     whole = f"{result.combinations:,} combinations" if result.space is None else f"{result.space:,}"
     share = 100 * study.recipes / (result.space or result.combinations)
     trials = f"{study.trials} of {counted(result.asked, 'trial')}"
-    again, forbidden = f"what was known {study.repeated} times", f"what a rule forbids {study.rejected} times"
+    repeated, forbidden = f"what was known {study.repeated} times", f"what a rule forbids {study.rejected} times"
     lines = [
         f"{study.task}:{study.preset}: {trials}: {counts or 'none came back'}",
         f"  {counted(study.recipes, 'recipe')} of {whole} in the space tried ({share:.3g} %), "
         f"{len(study.front)} on the front",
-        f"  {result.sampler} proposed {again}, {forbidden}",
+        f"  {result.sampler} proposed {repeated}, {forbidden}",
     ]
     lines += [f"  ended early: {study.stopped}"] if study.stopped else []
     return lines

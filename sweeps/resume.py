@@ -1,7 +1,7 @@
-"""What a driver finds of one that is gone: finished jobs are stored, begun ones go on from their checkpoints.
+"""Takes over the jobs of a driver that is gone: finished ones are stored, begun ones go on from their checkpoints.
 
-A begun job is the one that it was, lane by lane, because its checkpoint is of that population. So it takes its lanes
-out of the new plan, if the plan has them all; else it is of another sweep and waits for that.
+A begun job keeps its lanes, because its checkpoint is of that population. A new plan that has them all leaves them out;
+else the job belongs to another sweep and waits for that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fp4dse.tasks.job import Job
 log = logging.getLogger(__name__)
 
 
-def take_in_leftovers(store: Store, work: Path) -> list[Job]:
+def store_leftovers(store: Store, work: Path) -> list[Job]:
     """Store the jobs that workers finished and a driver that died did not store; return those that were begun.
 
     A result that makes no row of today's schema, as an earlier version may have left it, is thrown away and logged.
@@ -41,7 +41,7 @@ def take_in_leftovers(store: Store, work: Path) -> list[Job]:
     return begun
 
 
-def go_on(planned: Sequence[Job], begun: Sequence[Job]) -> list[Job]:
+def with_leftovers(planned: Sequence[Job], begun: Sequence[Job]) -> list[Job]:
     """The jobs to run: begun ones first, then what is planned, less the lanes of the begun ones."""
     if not begun:
         return list(planned)

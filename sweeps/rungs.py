@@ -1,4 +1,4 @@
-"""Where the rungs of successive halving stand, and what they would have saved and lost in a sweep that had none.
+"""Places the rungs of successive halving, and replays what they would have saved and lost in a sweep without them.
 
 With a share `keep` and n rungs, the rungs stand at the shares keep^n … keep of a task's steps, so that every stretch
 between two rungs trains about as many lane-steps as the one before (Hyperband's brackets, 1603.06560). What goes on is
@@ -53,12 +53,12 @@ class Halving(msgspec.Struct, frozen=True):
 
     def at(self, steps: int) -> list[Rung]:
         """The rungs of a training of so many steps; those that fall on step 0 are left out."""
-        places = dict.fromkeys(round(steps * self.keep**n) for n in range(self.count, 0, -1))
-        return [Rung(step, self.keep) for step in places if step > 0]
+        at = dict.fromkeys(round(steps * self.keep**n) for n in range(self.count, 0, -1))
+        return [Rung(step, self.keep) for step in at if step > 0]
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """What rungs would have done to one task's sweep. Counts are recipes of one population.
+    """The effect that rungs would have had on one task's sweep.
 
     saved       share of the lane-steps that would not have been trained
     best_kept   share of populations whose best recipe goes on to the end
@@ -139,7 +139,7 @@ def _populations(runs: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]:
-    """Which runs go on to the end, bool [runs], and the steps that all of them together are trained."""
+    """The runs that go on to the end, bool [runs], and the steps that all of them together are trained."""
     total = int(runs["steps"].max())
     alive, steps, last = np.ones(len(runs), bool), 0.0, 0
     for rung in halving.at(total):

@@ -1,5 +1,5 @@
-"""Which job is next, and what follows from how one ended. Knows nothing of rows and stores, so that a simulation can
-run it against a clock of its own.
+"""Chooses the next job, and decides what follows from the end of one. Knows nothing of rows and stores, so that a
+simulation can run it against a clock of its own.
 
     a job that …                       what follows
     comes back                         it is stored
@@ -46,10 +46,10 @@ GIVE_UP_JOBS = 3
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What follows from an outcome. `note`: what was done about it, where it is tried again."""
+    """The action that follows from an outcome. `note`: how it is tried again."""
 
     outcome: Outcome
-    what: Literal["store", "again", "give up", "leave"]
+    action: Literal["store", "retry", "give up", "leave"]
     note: str = ""
 
 
@@ -62,77 +62,77 @@ class Scheduler:
     context: Callable[[Job], dict[str, Any]] = lambda _: {}
     now: Callable[[], float] = time.monotonic
     backoff_s: float = BACKOFF_S
-    came_back: bool = False
+    any_done: bool = False
     stopping: bool = False
     _tries: Counter[str] = field(default_factory=Counter)  # by job and kind
     _errors: dict[str, str] = field(default_factory=dict)  # job -> error, of those given up
-    _too_many: dict[Kind, int] = field(default_factory=dict)  # the fewest lanes of a kind of job that did not fit
-    _later: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap: when, tie-break, what
+    _too_large: dict[Kind, int] = field(default_factory=dict)  # the fewest lanes of a kind of job that did not fit
+    _delayed: list[tuple[float, int, Job]] = field(default_factory=list)  # a heap: when, tie-break, what
     _count: int = 0
 
     @property
     def waiting(self) -> list[Job]:
         """Jobs that are not started."""
-        return [*self.queue, *(job for *_, job in self._later)]
+        return [*self.queue, *(job for *_, job in self._delayed)]
 
     @property
     def is_over(self) -> bool:
-        return not (self.queue or self._later or self.executor.running)
+        return not (self.queue or self._delayed or self.executor.running)
 
     def fill(self) -> None:
         """Start jobs while there is room; those whose pause is over come first."""
-        while self._later and self._later[0][0] <= self.now():
-            self.queue.appendleft(heapq.heappop(self._later)[-1])
+        while self._delayed and self._delayed[0][0] <= self.now():
+            self.queue.appendleft(heapq.heappop(self._delayed)[-1])
         while self.queue and self.executor.has_room:
-            place = next((place for place, job in enumerate(self.queue) if self.executor.takes(job)), None)
-            if place is None and self.executor.running:  # a worker of the right kind may become free
+            index = next((index for index, job in enumerate(self.queue) if self.executor.takes(job)), None)
+            if index is None and self.executor.running:  # a worker of the right kind may become free
                 break
-            job = self.queue[place or 0]
-            del self.queue[place or 0]
-            while self._too_many and 1 < len(job.lanes) >= self._too_many.get(_kind(job), len(job.lanes) + 1):
+            job = self.queue[index or 0]
+            del self.queue[index or 0]
+            while self._too_large and 1 < len(job.lanes) >= self._too_large.get(_kind(job), len(job.lanes) + 1):
                 job, rest = _halves(job)
                 self.queue.appendleft(rest)
             self.executor.start(job, self.context(job))
 
     def poll(self, wait_s: float) -> list[Verdict]:
-        """What follows from the jobs that ended within `wait_s` seconds."""
-        return [self.judge(outcome) for outcome in self.executor.poll(wait_s)]
+        """The verdicts on the jobs that ended within `wait_s` seconds."""
+        return [self.decide(outcome) for outcome in self.executor.poll(wait_s)]
 
     def stop(self) -> list[Verdict]:
         """End what runs."""
         self.stopping = True
-        return [self.judge(outcome) for outcome in self.executor.stop()]
+        return [self.decide(outcome) for outcome in self.executor.stop()]
 
-    def judge(self, outcome: Outcome) -> Verdict:
+    def decide(self, outcome: Outcome) -> Verdict:
         """Decide, and queue what is to be tried again."""
         job, kind = outcome.job, outcome.kind
         if kind == "done":
-            self.came_back = True
+            self.any_done = True
             return Verdict(outcome, "store")
         if self.stopping:
             return Verdict(outcome, "leave")
         if kind == "memory" and len(job.lanes) > 1:
-            self._too_many[_kind(job)] = min(len(job.lanes), self._too_many.get(_kind(job), len(job.lanes)))
+            self._too_large[_kind(job)] = min(len(job.lanes), self._too_large.get(_kind(job), len(job.lanes)))
             self.queue.extendleft(_halves(job)[::-1])
-            return Verdict(outcome, "again", "cut in halves")
+            return Verdict(outcome, "retry", "cut in halves")
         tried = self._tries[f"{job_name(job)} {kind}"]
         if tried < RETRIES.get(kind, 0):
             self._tries[f"{job_name(job)} {kind}"] += 1
             longer = min(4**tried, LONGEST_WAIT) if kind == "elsewhere" else 4**tried
             pause_s = 0.0 if kind == "stopped" else self.backoff_s * longer
             self._count += 1
-            heapq.heappush(self._later, (self.now() + pause_s, self._count, job))
-            return Verdict(outcome, "again", f"tried again {f'after {pause_s:g} s' if pause_s else 'at once'}")
+            heapq.heappush(self._delayed, (self.now() + pause_s, self._count, job))
+            return Verdict(outcome, "retry", f"tried again {f'after {pause_s:g} s' if pause_s else 'at once'}")
         self._errors[job_name(job)] = outcome.reason
         return Verdict(outcome, "give up")
 
-    def holds(self, folder: Path) -> bool:
-        """Whether a job runs in that folder: one that was tried again may have been started meanwhile."""
+    def runs_in(self, folder: Path) -> bool:
+        """True if a job runs in that folder: one that was tried again may have been started meanwhile."""
         return any(run.folder == folder for run in self.executor.running)
 
     def why_give_up(self) -> str | None:
         """The fault that all jobs seem to share."""
-        if self.came_back or len(self._errors) < GIVE_UP_JOBS:
+        if self.any_done or len(self._errors) < GIVE_UP_JOBS:
             return None
         first = list(self._errors.values())[:GIVE_UP_JOBS]
         if len(set(map(error_kind, first))) > 1:
@@ -147,7 +147,7 @@ def _halves(job: Job) -> tuple[Job, Job]:
 
 
 def _kind(job: Job) -> Kind:
-    """What jobs whose lanes take about as much memory have in common."""
+    """The key that jobs share whose lanes take about as much memory."""
     return job.task, job.preset, job.record, job.lanes[0].recipe.signature()
 
 

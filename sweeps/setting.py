@@ -1,4 +1,4 @@
-"""What a sweep trains, and where: its tasks, what their rows share, and the machine of its workers (machine.py)."""
+"""The setting of a sweep: its tasks, what their rows share, and the machine of its workers (machine.py)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Setting:
     cost: CostTarget = DEFAULT_COST
 
     def context(self, job: Job) -> dict[str, Any]:
-        """What the rows of a job share."""
+        """The columns that the rows of a job share."""
         return {**self.contexts[job.task, job.preset], **job.only_on}
 
     def learn_classes(self, store: Store) -> None:
-        """Where workers run on machines or cards of several kinds, what one kind has trained counts for all.
+        """Count what one kind of machine or card has trained for all kinds that workers run on.
 
         `classes`: the columns in which contexts may differ, one entry a kind of card here, or a kind that the store
         knows where others hand the workers out.
@@ -56,7 +56,7 @@ class Setting:
         self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
 
     def stored_in(self, stored: set[str]) -> Callable[..., bool]:
-        """Whether a lane of a task is among the run_ids, of one kind of machine, or whichever kind trained it."""
+        """A function that is true for a lane among the run_ids, trained on one kind of machine, or on any."""
         keys = {
             task: [{name: value for name, value in {**context, **kind}.items() if name in KEY} for kind in self.classes]
             for task, context in self.contexts.items()
@@ -77,7 +77,8 @@ class Setting:
         stored: set[str],
         halving: Halving | None = None,
     ) -> Plan:
-        """What is missing. Without seeds or learning rates: those of the space, else `SEEDS` and each task's own."""
+        """Plan what is missing. Without seeds or learning rates: those of the space, else `SEEDS` and each task's
+        own."""
         if isinstance(recipes, Space):
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr

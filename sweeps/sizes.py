@@ -1,4 +1,4 @@
-"""How many lanes a job has at most: as many as train most lanes per second, measured once a device and task.
+"""Measures the size of jobs: the number of lanes that trains most lanes per second, once a device and task.
 
 A sweep that will take long measures before its first job, for a minute at most, and remembers. All others go by
 JOB_LANES. So do sweeps whose workers others hand out: this machine is none of theirs.
@@ -34,7 +34,7 @@ TOO_LONG = 0
 
 
 def recall_sizes(setting: Setting) -> None:
-    """What was measured before. On cards of several kinds the smallest number counts."""
+    """Read what was measured before. On cards of several kinds the smallest number counts."""
     machine = setting.machine
     for task in setting.tasks:
         found = [recall(_question(machine, task, kind), int) for kind in _kinds(machine)]
@@ -79,15 +79,15 @@ def measure(job: Job, variables: dict[str, str], share: int) -> int:
         env={**os.environ, **threads, **variables},
     ) as process:
         try:
-            said, complaint = process.communicate(msgspec.json.encode(job), LIMIT_S)
+            output, errors = process.communicate(msgspec.json.encode(job), LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            said, complaint = process.communicate()
-            return int(said.split()[-1]) if said.split() else TOO_LONG
+            output, errors = process.communicate()
+            return int(output.split()[-1]) if output.split() else TOO_LONG
     if process.returncode:
-        words = complaint.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+        words = errors.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
         raise RuntimeError(f"{job.task}:{job.preset}: {words[-1]}")
-    return int(said.split()[-1])
+    return int(output.split()[-1])
 
 
 def explain_sizes(setting: Setting, plan: Plan) -> dict[str, str]:
@@ -111,7 +111,7 @@ def explain_sizes(setting: Setting, plan: Plan) -> dict[str, str]:
 
 
 def _matters(setting: Setting, plan: Plan, task: TaskFacts) -> bool:
-    """Whether the sweep will take long, and nothing is known yet."""
+    """True if the sweep will take long, and nothing is known yet."""
     if not setting.machine.kinds or (task.name, task.preset) in setting.sizes:
         return False
     left = sum(len(job.lanes) for job in _jobs_of(plan, task))

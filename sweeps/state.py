@@ -1,4 +1,4 @@
-"""Where a sweep stands: one record, rewritten in `<store>/state.json` while it runs, shown by `fp4dse status`.
+"""The state of a sweep: one record, rewritten in `<store>/state.json` while it runs, shown by `fp4dse status`.
 
 The same record feeds the live display, so both say the same.
 """
@@ -24,9 +24,9 @@ from fp4dse.tasks.job import Job
 
 STALE_S = 30.0
 """A driver on another host that has not written its state for this long is looked at twice."""
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 """How often a driver writes its state."""
-LOOK_S = 2.5 * BEAT_S
+WATCH_S = 2.5 * HEARTBEAT_S
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -51,12 +51,12 @@ class Failure(msgspec.Struct):
     jobs: int
     job: str
     recipe: str
-    again: str
+    command: str = msgspec.field(name="again")
 
     def sentence(self) -> str:
         """For people."""
         first = f"{self.jobs} jobs ({self.lanes} lanes), the first {self.job}" if self.jobs > 1 else f"job {self.job}"
-        return f"{first} ({self.recipe}) failed: {self.reason}; run it in the foreground: {self.again}"
+        return f"{first} ({self.recipe}) failed: {self.reason}; run it in the foreground: {self.command}"
 
 
 class SweepState(msgspec.Struct):
@@ -132,7 +132,7 @@ class SweepState(msgspec.Struct):
 
 
 def job_state(run: Running) -> JobState:
-    """What is known of a running job."""
+    """The state of a running job."""
     progress = run.progress
     losses = [loss for loss in progress.losses if loss is not None] if progress else []
     return JobState(
@@ -170,7 +170,7 @@ def read_state(store: str | Place) -> SweepState:
     state = _read(store)
     seems_dead = state.ended is None and state.host != socket.gethostname() and not state.driver_is_alive
     if seems_dead:
-        time.sleep(LOOK_S)
+        time.sleep(WATCH_S)
         before, state = state.updated, _read(store)
         if state.updated != before:
             state.updated = time.time()
@@ -188,7 +188,7 @@ def _read(store: Place) -> SweepState:
 
 
 class Clock:
-    """How long what is left will take, from the pace of jobs so far: start seconds, seconds per lane and step."""
+    """Estimates the time left from the pace of jobs so far: start seconds, seconds per lane and step."""
 
     def __init__(self, steps: dict[tuple[str, str], int], workers: int) -> None:
         self.steps, self.workers = steps, workers

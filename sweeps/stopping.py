@@ -18,7 +18,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results.files import write_atomic
 from fp4dse.results.patience import waiting_ends
 from fp4dse.results.remote import LAST_S, Place, at_once, locate
-from fp4dse.sweeps.state import BEAT_S, SweepState, read_state, write_state
+from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state, write_state
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def stop_signals() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
-    """Within, `state` is written to the store every BEAT_S seconds; at the end once more, as it is then. Yields a
+    """Within, `state` is written to the store every HEARTBEAT_S seconds; at the end once more, as it is then. Yields a
     function that says whether somebody asked for a stop since."""
     over, stop_asked = threading.Event(), threading.Event()
 
@@ -54,7 +54,7 @@ def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
             with contextlib.suppress(OSError, StoreError):  # a store that cannot be reached now is asked again later
                 if (at_once(store) / "stop").exists():
                     stop_asked.set()
-            over.wait(BEAT_S)
+            over.wait(HEARTBEAT_S)
         write_state(store, state)
         _forget_requests(store)
 

@@ -1,5 +1,6 @@
-"""Where Optuna's studies are kept: a journal file (a path), a database (`postgresql://…`, `sqlite:///…`), or another
-process's storage behind Optuna's gRPC proxy (`grpc://127.0.0.1:13000`). The only module that knows Optuna's storages.
+"""Opens the storage of Optuna's studies: a journal file (a path), a database (`postgresql://…`, `sqlite:///…`), or
+another process's storage behind Optuna's gRPC proxy (`grpc://127.0.0.1:13000`). The only module that knows Optuna's
+storages.
 
 Optuna's journal cannot be read any more once something was added behind a torn line, so a file is looked through before
 it is opened. Every entry that is written here begins with MARK, and a file is ours if its first entry does: only such
@@ -72,7 +73,7 @@ def without_credentials(url: str | Path) -> str:
 
 
 def _reason(error: Exception, url: str) -> str:
-    """What an error says, in a line; its kind alone where it quotes the credentials of the URL."""
+    """The message of an error in one line; its kind alone where it quotes the credentials of the URL."""
     text = " ".join(str(error).split())[:200]
     user = url.partition("://")[2].rpartition("@")[0]
     secrets = [*re.split("[:@/]", user)[1:], *(value for _, value in parse_qsl(url.partition("?")[2]))]
@@ -84,11 +85,11 @@ def _open_proxy(url: str) -> optuna.storages.GrpcStorageProxy:
 
     accepted = "grpc://HOST:PORT"
     try:
-        place = urlsplit(url)
-        host, port = place.hostname, place.port
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
     except ValueError:
         host = port = None
-    if not host or port is None or place.path or "@" in url:
+    if not host or port is None or parts.path or "@" in url:
         raise ConfigError("--storage", without_credentials(url), accepted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -168,7 +169,7 @@ def mend_journal(path: Path) -> bool:
             os.truncate(path, fault.offset)
         else:
             aside = next(
-                place for n in itertools.count(1) if not os.path.lexists(place := f"{path}.broken{n if n > 1 else ''}")
+                free for n in itertools.count(1) if not os.path.lexists(free := f"{path}.broken{n if n > 1 else ''}")
             )
             log.warning("%s: line %d is broken; set aside as %s, made anew from the store", path, fault.line, aside)
             os.rename(path, aside)

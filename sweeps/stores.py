@@ -1,4 +1,4 @@
-"""Which stores lie on this machine, what each holds in a line, and what a sweep keeps beside a store.
+"""Finds the stores on this machine, with a line for each, and the folders and files that a sweep keeps beside a store.
 
 By default a sweep goes to `runs/NAME/store`, with its report beside. A store may be behind a URL, job folders may not:
 workers write there as they train. They are in `<store>/jobs`, or in `runs/<name of the URL>/jobs` of the working
@@ -62,8 +62,8 @@ def swept_stores() -> list[Path]:
 
 def list_stores(folder: Path = RUNS) -> list[StoreFacts]:
     """The stores `folder`/NAME/store, the one that changed last first."""
-    places = [path for path in folder.glob("*/store") if (path / "store.json").is_file()]
-    return sorted(map(_facts, places), key=lambda found: found.age_s)
+    found = [path for path in folder.glob("*/store") if (path / "store.json").is_file()]
+    return sorted(map(_facts, found), key=lambda facts: facts.age_s)
 
 
 def _facts(path: Path) -> StoreFacts:

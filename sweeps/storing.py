@@ -58,7 +58,8 @@ class Storing(Generic[T]):
             self._news.notify_all()
 
     def stored(self) -> Sequence[T]:
-        """What was stored since the last call. Raises what storing raised, in which case nothing more is stored."""
+        """The items that were stored since the last call. Raises what storing raised, in which case nothing more is
+        stored."""
         found = []
         while self._stored:
             found.append(self._stored.popleft())
@@ -79,7 +80,7 @@ class Storing(Generic[T]):
         self.finish(wait_s)
 
     def trouble(self) -> str | None:
-        """Why rows wait, if they have for long."""
+        """The reason that rows wait, if they have for long."""
         if not self.waiting or time.monotonic() - self._since < SLOW_S:
             return None
         jobs = counted(len(self.waiting), "finished job")
@@ -140,6 +141,6 @@ class Storing(Generic[T]):
             self.store.compact()
 
     def _may_pass(self, error: BaseException) -> bool:
-        """Whether a server or the way to it failed, not the rows."""
+        """True if a server or the way to it failed, not the rows."""
         is_machine = isinstance(error, OSError) or isinstance(error.__cause__, OSError)
         return is_machine and isinstance(self.store.path, RemotePath)

@@ -146,7 +146,8 @@ def _note_study(storage: optuna.storages.BaseStorage, study_id: int, note: str) 
 def _write_note(
     storage: optuna.storages.BaseStorage, study_id: int, prefix: str, note: str, version: int, pieces: int = 0
 ) -> None:
-    """As optuna-dashboard's save_note does, which wants a trial that runs. pieces: of the note that is there."""
+    """Write a note as optuna-dashboard's save_note does, which wants a trial that runs. pieces: of the note that is
+    there."""
     parts = [note[start : start + NOTE_PIECE] for start in range(0, len(note), NOTE_PIECE)]
     parts += [""] * (pieces - len(parts))
     for i, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""A sweep from end to end: plan what is missing, train it, store it (opening.py, driver.py).
+"""Runs a sweep from end to end: plan what is missing, train it, store it (opening.py, driver.py).
 
 Failed lanes are missing as far as planning goes: the same command tries them again.
 """
@@ -72,7 +72,8 @@ def plan_sweep(
     halving: Halving | None = None,
     measure: bool = False,
 ) -> Plan:
-    """What `run_sweep` with these arguments would train. store: None is an empty one, or what `rerun` makes of any.
+    """Plan what `run_sweep` with these arguments would train. store: None is an empty one, or what `rerun` makes of
+    any.
 
     Writes nothing, but for what is measured with `measure`: how many lanes a job had best (sizes.py), which a large
     sweep does when it starts.
@@ -161,7 +162,7 @@ def run_sweep(
         todo = plan_measured(setting, plan, tuple(worker) == WORKER, show_measuring)
         sweep.queue(todo.jobs)
         if not rerun:
-            baselines.look_into(sweep.store)
+            baselines.note_stored(sweep.store)
         sweep.run()
     return SweepResult(
         store=str(store),

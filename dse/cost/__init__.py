@@ -1,4 +1,4 @@
-"""What a recipe costs: the paper's points, stored bits, and the modelled time of a training step on a named chip."""
+"""The cost of a recipe: the paper's points, stored bits, and the modelled time of a training step on a named chip."""
 
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
 from fp4dse.dse.cost.model import Model, load_model, model_names

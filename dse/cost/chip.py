@@ -77,7 +77,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
 
     @property
     def has_fp4(self) -> bool:
-        """Whether it multiplies FP4 operands itself. If not, they are decoded, and multiplied in a wider unit."""
+        """True if it multiplies FP4 operands itself; else they are decoded, and multiplied in a wider unit."""
         return "fp4" in self.matrix
 
     def flops(self, unit: str) -> float:

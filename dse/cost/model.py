@@ -93,7 +93,7 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
                 raise ValueError(f"{linear.name}: count is {linear.count}, the blocks that it stands in are {blocks}")
 
     def places(self, linear: Linear) -> list[Place]:
-        """Where its `count` layers stand."""
+        """The positions of its `count` layers in the model."""
         if linear.kind in OUTSIDE:
             return [Place(linear.kind)] * linear.count
         blocks = self._blocks(linear)

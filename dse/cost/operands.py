@@ -58,7 +58,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What a technique does for a slot, per element of the tensor."""
+    """The work of one technique for a slot, per element of the tensor."""
 
     slot: str
     technique: str
@@ -66,10 +66,10 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """What one kernel does, and how often it runs: 1, or a share of the steps where a maximum is held."""
+    """The work of one kernel, and its runs per step: 1, or a share of the steps where a maximum is held."""
 
     items: tuple[Item, ...]
-    often: float = 1.0
+    per_step: float = 1.0
 
 
 USED_BY = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "g": ("dgrad", "wgrad")}
@@ -115,7 +115,7 @@ def seconds(kernel: Kernel, chip: Chip) -> dict[str, float]:
     for item in sorted(kernel.items, key=lambda item: TECHNIQUES.index(item.technique)):
         done += item.work
         now = done.seconds(chip)
-        out[item.technique] = out.get(item.technique, 0.0) + (now - before) * kernel.often
+        out[item.technique] = out.get(item.technique, 0.0) + (now - before) * kernel.per_step
         before = now
     return out
 
@@ -124,7 +124,7 @@ def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
     """The pass that finds the maxima of the whole tensor, for uses that need them first. Without rotations there is one
     maximum; rotated along different axes, the tensor has two."""
     shares = {use.slot: _current(use.quantizer) for use in uses}
-    often = max(shares.values(), default=0.0)
+    per_step = max(shares.values(), default=0.0)
     items: list[Item] = []
     plain_found = False
     for use in uses:
@@ -132,15 +132,15 @@ def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
             continue
         plain_found = plain_found or not use.rotation
         found = Work(vector=3 if use.quantizer.scaling == "sawb" else 1) + (Work() if items else read + Work(vector=1))
-        share = shares[use.slot] / often if items else 1.0
+        share = shares[use.slot] / per_step if items else 1.0
         items.append(Item(use.slot, "tensor maximum", found * share))
         if use.rotation:
             items.append(Item(use.slot, "rotation", work.rotation(use.rotation) * share))
-    return Kernel(tuple(items), often)
+    return Kernel(tuple(items), per_step)
 
 
 def _current(q: Quantizer) -> float:
-    """How often the tensor's own maximum is taken before it is quantized: 1, 1/steps for a held one, or 0."""
+    """Maxima of the whole tensor taken per step before it is quantized: 1, 1/steps for a held one, or 0."""
     if q.is_plain:
         return 0.0
     if q.block == "tensor":
@@ -180,7 +180,7 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
 
 @lru_cache(maxsize=65536)
 def _techniques(use: Use, chip: Chip) -> tuple[Item, ...]:
-    """What each technique does for a slot in the pass that encodes it, but for the reading."""
+    """The work of each technique for a slot in the pass that encodes it, without the reading."""
     return tuple(Item(use.slot, name, added) for name, added in _added(use, chip) if added != Work())
 
 
@@ -202,7 +202,7 @@ def _added(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
 
 
 def one_encoding(a: Use, b: Use) -> bool:
-    """Whether the tensor and its transpose have the same codes: equal tiles, or one scale, and nothing drawn."""
+    """True if the tensor and its transpose have the same codes: equal tiles, or one scale, and no random bits."""
     symmetric = bool(tile(a.quantizer.block)) or a.quantizer.block == "tensor"
     drawn = isinstance(a.quantizer.rounding, Stochastic) or a.quantizer.stochastic_scales
     return symmetric and not drawn and a.quantizer == b.quantizer and not (a.rotation or b.rotation)

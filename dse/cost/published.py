@@ -1,4 +1,4 @@
-"""How far the model is from what others measured, and from this project's own kernels. Nothing is fitted to these.
+"""Compares the model with what others measured, and with this project's own kernels. Nothing is fitted to these.
 
 `published.toml` holds the numbers. A throughput relative to another of the same source is compared with the modelled
 one; the one absolute row says how much of a real step is not modelled at all.

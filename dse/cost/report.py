@@ -1,4 +1,4 @@
-"""What `fp4dse cost` prints, as plain data."""
+"""The figures that `fp4dse cost` prints, as plain data."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
     for tensor, (first, second) in operands.USED_BY.items():
         uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
         for kernel in operands.passes(uses, chip):
-            rows += [_row(item.slot, item.technique, item.work * kernel.often) for item in kernel.items]
+            rows += [_row(item.slot, item.technique, item.work * kernel.per_step) for item in kernel.items]
     for operand in STAGES["fprop"]:
         done = estimator_work(operand, recipe.fprop, getattr(recipe.estimator, operand))
         rows += [_row(f"fprop.{operand}", "estimator", done)] if done != Work() else []

@@ -1,4 +1,4 @@
-"""Does the order of recipes depend on what had to be assumed? One assumption at a time is changed, and the shipped
+"""Tests if the order of recipes depends on assumed numbers. One assumption at a time is changed, and the shipped
 recipes are priced again on the default model and chip."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ APART = 0.01
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a change does: the largest relative change of an overhead, and how many pairs of recipes swap places."""
+    """The effect of a change: the largest relative change of an overhead, and the pairs of recipes that swap places."""
 
     what: str
     largest: float

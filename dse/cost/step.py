@@ -80,7 +80,7 @@ class CostTarget(Part, frozen=True):
         return f"{self.model} on {self.chip}, revision {COST_REV}"
 
     @property
-    def says(self) -> str:
+    def explanation(self) -> str:
         """For people: what an overhead is, and how to have another one."""
         return f"overhead: modelled time of a training step of {self.model} on {self.chip}, BF16 = 1 (--model, --chip)"
 
@@ -131,7 +131,7 @@ def _bf16(model: Model, chip: Chip) -> float:
 
 
 def _shares(recipe: Recipe, model: Model) -> list[Share]:
-    """Which layers compute as which recipe, for which share of the steps."""
+    """The layers by the recipe that they compute as, with its share of the steps."""
     quantized, precise = quantized_and_kept(recipe, model)
     out = [Share(1.0, BF16, precise, kept=True)] if precise.linears else []
     if recipe.finish:
@@ -187,7 +187,7 @@ def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) 
     out: dict[str, float] = {}
     for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
         times = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
-        times[next(iter(times))] += launches * kernel.often * chip.launch.value
+        times[next(iter(times))] += launches * kernel.per_step * chip.launch.value
         for technique, seconds in times.items():
             out[technique] = out.get(technique, 0.0) + seconds
     return tuple(out.items())
@@ -233,7 +233,7 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
 
 @lru_cache
 def _rest(model: Model, chip: Chip) -> float:
-    """What no recipe touches."""
+    """Seconds of everything that no recipe changes."""
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     total = model.parameters * model.bytes_per_parameter / bandwidth / model.micro_batches
     for core in model.attention:

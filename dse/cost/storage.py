@@ -1,4 +1,4 @@
-"""What is stored: bits of an operand's element, and what has to be kept for the backward pass."""
+"""Stored bits of an operand's element, and bits that are kept for the backward pass."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def activation_bits(recipe: Recipe) -> float:
         return bits
     bits += 16 * per_block(forward) * (through.scale_rounding != STE())
     mask = 1.0 if isinstance(through.element, Clipped | Trust) else 0.0
-    place = math.log2(block_elements(forward.block) or 1) * per_block(forward)
+    position = math.log2(block_elements(forward.block) or 1) * per_block(forward)
     if through.scale == "diagonal" and isinstance(through.element, STE | Clipped | Trust):
-        return bits + mask + place
+        return bits + mask + position
     if through.scale == "none" and mask:
         return bits + mask
     return bits if kept.is_plain else bits + 16

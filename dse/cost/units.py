@@ -1,4 +1,4 @@
-"""Which unit of a chip multiplies an operand, and how what the unit does not take is priced.
+"""Chooses the unit of a chip that multiplies an operand, and prices what no unit takes.
 
 A product takes the slower of its two operands' units, UNITS' order: FP4 with BF16 is a BF16 product of a decoded
 operand. A 4-bit format that a chip's FP4 unit does not take is priced as if it did, since a new format is judged by
@@ -38,7 +38,7 @@ def product_unit(a: Quantizer, b: Quantizer, chip: Chip) -> str:
 
 
 def notes(recipe: Recipe, chip: Chip) -> list[str]:
-    """What is not priced as the chip would do it, one line for each reason with its slots."""
+    """Lines for everything that is not priced as the chip would do it, each with its slots."""
     slots_of: dict[str, list[str]] = {}
     for slot in SLOTS:
         for text in _notes(recipe.slot(slot).canonical(), chip):
@@ -61,16 +61,16 @@ def _notes(q: Quantizer, chip: Chip) -> tuple[str, ...]:
         name = element_name(q.element) + (f" with {scale_key(q.scale)}" if isinstance(q.scale, Own) else "")
         taken = f"priced as if the {unit.upper()} unit took it, and rounded in software"
         return (f"{name} is a format of your own, which no chip has; {taken}",)
-    says = []
+    lines = []
     if unit == "fp4" and (reason := why_not_native(q, chip)):
-        says.append(f"{reason}; priced as if the FP4 unit took it")
+        lines.append(f"{reason}; priced as if the FP4 unit took it")
     if not isinstance(q.element, Own) and q.element not in chip.converts:
-        says.append(f"no instruction converts to {q.element}; priced as rounded by vector instructions")
-    return tuple(says)
+        lines.append(f"no instruction converts to {q.element}; priced as rounded by vector instructions")
+    return tuple(lines)
 
 
 def why_not_native(q: Quantizer, chip: Chip) -> str | None:
-    """Why the chip's FP4 unit does not take a 4-bit operand, or None if it does."""
+    """The reason that the chip's FP4 unit does not take a 4-bit operand; None if it does."""
     if "any" in chip.native:
         return None
     if q.codec in ("split", "razer", "dialects", "if4", "hif4"):

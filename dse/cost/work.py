@@ -1,4 +1,4 @@
-"""What is done to an operand, technique by technique: bytes and instructions per element of the operand.
+"""The work of each technique on an operand: bytes and instructions per element of the operand.
 
 The counts are of one fused kernel a pass, 16-bit input, packed output. They follow the operations of docs/numerics.md
 (kernels/reference.py), each FP32 or integer operation one instruction; n is the number of elements, l that of a block.
@@ -99,7 +99,7 @@ def rounding(q: Quantizer, chip: Chip) -> Work:
 
 @cache
 def by_software(element: Element) -> Work:
-    """What rounding takes without an instruction for it, by the kind of grid."""
+    """The work of rounding without an instruction for it, by the kind of grid."""
     numbers = element_format(element)
     if isinstance(numbers, TableElement):
         return ROUND_UNIFORM if numbers.is_even else COMPARE * (len(numbers.values) - 1)
@@ -161,7 +161,7 @@ SCALING: dict[str, Work] = {
 
 
 def scaling(q: Quantizer, chip: Chip) -> Work:
-    """How scales follow from the block, beyond one maximum and one rounding."""
+    """The work of finding scales from the block, beyond one maximum and one rounding."""
     blocks = per_block(q)
     more = SCALING[q.scaling]
     if isinstance(q.scale, E6M2):

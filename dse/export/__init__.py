@@ -56,7 +56,7 @@ def export(recipe: Recipe, target: str) -> Export:
 
 
 def _any_bits(recipe: Recipe) -> Recipe:
-    """How many random bits an element gets is the library's and the chip's choice, and is not compared."""
+    """The recipe with the usual number of random bits: it is the library's and the chip's choice, and not compared."""
     stages = {}
     for name in STAGES:
         stage = getattr(recipe, name)
@@ -78,7 +78,7 @@ def _distance(a: dict[str, Any], b: dict[str, Any]) -> int:
 
 
 def differences(wanted: Recipe, has: Recipe) -> list[str]:
-    """What differs, one line a field: `gradients range 16/17 (it has full)`."""
+    """The differences, one line a field: `gradients range 16/17 (it has full)`."""
     slots: dict[str, dict[str, str]] = {}
     lines = []
     for name, value in wanted.columns().items():

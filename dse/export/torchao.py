@@ -1,4 +1,4 @@
-"""What torchao 0.18 trains with.
+"""The settings that torchao 0.18 trains with.
 
 nvfp4_linear           three NVFP4 products as Transformer Engine's: tiles, stochastic gradients, Hadamard 16 on the
                        weight gradient with the signs that it is given (prototype; Blackwell)

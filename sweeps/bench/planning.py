@@ -1,4 +1,4 @@
-"""How long it takes to prepare a sweep and to show it: enumeration, planning against a large store, the mirror.
+"""Times what prepares a sweep and shows it: enumeration, planning against a large store, the mirror.
 
 Sizes and targets are those that a weekend on a GPU needs: 10⁵ combinations, 10⁶ stored rows, 5,000 trials.
 """

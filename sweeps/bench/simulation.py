@@ -42,7 +42,8 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class Simulated(msgspec.Struct, frozen=True):
-    """What came of it. Shares are of the time of all workers; `worst_idle` is that of the worker that idled most.
+    """The result of a simulation. Shares are of the time of all workers; `worst_idle` is that of the worker that idled
+    most.
 
     `idle` counts until the last job of the plan was started, those that are tried again aside; `idle_all` until the
     last one ended.
@@ -50,7 +51,7 @@ class Simulated(msgspec.Struct, frozen=True):
 
     lanes: int
     jobs: int
-    again: int
+    retried: int
     hours: float
     idle: float
     worst_idle: float
@@ -128,22 +129,22 @@ def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int =
     """Run the jobs of a plan to their end, as driver.py does."""
     executor = SimulatedExecutor(workers, draw, random.Random(seed))
     scheduler = Scheduler(executor, deque(jobs), now=lambda: executor.now)
-    lanes = again = 0
+    lanes = retried = 0
     while not scheduler.is_over:
         scheduler.fill()
         verdicts = scheduler.poll(POLL_S)
         scheduler.fill()
         for verdict in verdicts:
             executor.now += draw.driver_s + draw.row_s * len(verdict.outcome.job.lanes)  # its rows are stored
-            again += verdict.what == "again"
-            lanes += len(verdict.outcome.job.lanes) if verdict.what == "store" else 0
+            retried += verdict.action == "retry"
+            lanes += len(verdict.outcome.job.lanes) if verdict.action == "store" else 0
     before = {worker: seconds / executor.last_start for worker, seconds in executor.before.items()}
     after = sum(executor.last_end - since for since in executor.free.values())
     total = workers * executor.last_end
     return Simulated(
         lanes=lanes,
         jobs=len(jobs),
-        again=again,
+        retried=retried,
         hours=executor.last_end / 3600,
         idle=sum(before.values()) / workers,
         worst_idle=max(before.values()),

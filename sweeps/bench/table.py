@@ -1,4 +1,4 @@
-"""What the harness itself costs: `fp4dse bench sweep`. Workers wait (worker.py) where training is not the point.
+"""Measures what the harness itself costs: `fp4dse bench sweep`. Where training is not the point, workers only wait.
 
 A row is what was done, what was measured, the target and whether it was met. Times depend on the machine, and on what
 else it does.
@@ -78,16 +78,16 @@ import sys, time
 from fp4dse.sweeps.bench.table import TASK, resume_space
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor
-start, begun = LocalExecutor.start, []
+start, started = LocalExecutor.start, []
 def noted(*job):
     start(*job)
-    begun.append(time.process_time())
+    started.append(time.process_time())
 LocalExecutor.start = noted
 folder, lanes = sys.argv[1], int(sys.argv[2])
 run_sweep(resume_space(lanes), tasks=[TASK], seeds=range(10), store=f"{folder}/store", worker=sys.argv[3:], jobs=2)
 # VmHWM is of this program alone, where ru_maxrss begins with what its parent had
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-print(int(peak.split()[1]) / 2**20, begun[0])
+print(int(peak.split()[1]) / 2**20, started[0])
 """
 
 
@@ -133,7 +133,7 @@ def fill(path: Path, lanes: int) -> int:
 
 
 def one_result(job: Job, path: Path) -> JobResult:
-    """What the waiting worker gives back."""
+    """The result that the waiting worker gives back."""
     executor = LocalExecutor(path, [{}], (*WORKER, "0", "/dev/null"))
     executor.start(job, {})
     while not (outcomes := executor.poll(1.0)):
@@ -149,6 +149,6 @@ def simulation(lanes: int, workers: int) -> list[Row]:
     jobs = many_jobs(lanes, workers)
     done = simulate(jobs, workers)
     seconds = time.monotonic() - begin
-    what = f"simulate {done.lanes:,} lanes in {done.jobs:,} jobs, {done.again} lost, on {workers} workers"
+    what = f"simulate {done.lanes:,} lanes in {done.jobs:,} jobs, {done.retried} lost, on {workers} workers"
     measured = f"{100 * done.worst_idle:.3f} % idle (the worst worker), {100 * done.idle_all:.1f} % with the tail"
     return [Row(f"{what} ({seconds:.0f} s)", measured, "≤ 2 % before the last job", done.worst_idle <= 0.02)]

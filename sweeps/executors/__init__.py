@@ -1,4 +1,4 @@
-"""Where jobs run: in processes of this machine, on a Ray cluster, or as arrays of SLURM."""
+"""Executors run jobs: in processes of this machine, on a Ray cluster, or as arrays of SLURM."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from."""
 LIMIT_S = 6 * 3600.0
 SILENCE_S = 900.0
 """A job that reports nothing for this long hangs; compiling, the longest silence of a sound one, takes a minute."""
-STILL_S = 30.0
+DRIVER_GAP_S = 30.0
 """A driver that did not look at its workers for so long stood still itself (stopped, or its machine was suspended), and
 perhaps they with it: that time is nobody's silence."""
 GRACE_S = 30.0
@@ -53,8 +53,8 @@ class LocalRun(Running):
 
 @dataclass
 class LocalExecutor:
-    """As many workers at a time as there are `slots`; a slot is a worker's extra environment variables. `kinds`: the
-    device class of each, as far as it is known."""
+    """Runs as many workers at a time as there are `slots`; a slot is a worker's extra environment variables. `kinds`:
+    the device class of each, as far as it is known."""
 
     work: Path
     slots: list[dict[str, str]]
@@ -78,7 +78,7 @@ class LocalExecutor:
         return len(self.running) < self.capacity
 
     def takes(self, job: Job) -> bool:
-        """Whether a free slot is of the kind that the job is for."""
+        """True if a free slot is of the kind that the job is for."""
         return any(self._suits(job, slot) for slot in self._free())
 
     def _free(self) -> list[int]:
@@ -105,7 +105,7 @@ class LocalExecutor:
             threads = str(job.threads)
             variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **self.slots[slot]}
             worker = Worker(self.command, variables, folder / "stderr.txt")
-        worker.give(folder / "job.json", folder / "out.json", folder / "stderr.txt")
+        worker.send_job(folder / "job.json", folder / "out.json", folder / "stderr.txt")
         run = LocalRun(job, folder, slot=slot, worker=worker)
         self._selector.register(worker.stdout, selectors.EVENT_READ, run)
         self.running.append(run)
@@ -113,16 +113,17 @@ class LocalExecutor:
     def poll(self, wait_s: float) -> list[Outcome]:
         """Read reports for up to `wait_s` seconds, end what is over its limit, return the jobs that ended."""
         begin = time.monotonic()
-        if (still_s := begin - self._polled) > STILL_S:
+        if (gap_s := begin - self._polled) > DRIVER_GAP_S:
             for run in self.running:
-                run.started, run.heard = (min(begin, when + still_s) for when in (run.started, run.heard))
+                run.started_at = min(begin, run.started_at + gap_s)
+                run.reported_at = min(begin, run.reported_at + gap_s)
         for key, _ in self._selector.select(wait_s):
             self._read(key.data)
         self._polled = now = time.monotonic()
         for run in self.running:
-            if now - run.started > self.limit_s:
+            if now - run.started_at > self.limit_s:
                 self._kill(run, "timeout", f"no result within {self.limit_s:.0f} s")
-            elif now - run.heard > self.silence_s:
+            elif now - run.reported_at > self.silence_s:
                 self._kill(run, "timeout", f"no report for {self.silence_s:.0f} s")
         return self._collect()
 
@@ -130,7 +131,7 @@ class LocalExecutor:
         """Ask all workers to stop and save, kill those that take too long; what was just finished comes as done."""
         for run in self.running:
             run.ending = run.ending or ("stopped", "stopped")
-            run.worker.ask()
+            run.worker.ask_to_stop()
         outcomes = []
         deadline = time.monotonic() + self.grace_s
         while self.running and time.monotonic() < deadline:
@@ -148,7 +149,7 @@ class LocalExecutor:
     def _read(self, run: LocalRun) -> None:
         """Take in what a worker says. What is neither a report nor the end is ignored: libraries print what they
         like."""
-        lines = run.worker.hear()
+        lines = run.worker.read_lines()
         if lines is None:
             self._selector.unregister(run.worker.stdout)
             return
@@ -173,21 +174,21 @@ class LocalExecutor:
             else:
                 died = run.worker.end()
                 run.code = died if run.code is None else run.code
-        return [_judge(run) for run in ended]
+        return [_outcome(run) for run in ended]
 
 
-def run_alone(executor: LocalExecutor, folder: Path, job: Job, tell: Callable[[Progress | None], bool]) -> Outcome:
-    """One job on an executor of one slot, to its end. `tell` is called several times a second with the last report;
-    when it says True, the job is asked to stop."""
+def run_alone(executor: LocalExecutor, folder: Path, job: Job, on_report: Callable[[Progress | None], bool]) -> Outcome:
+    """Run one job on an executor of one slot, to its end. `on_report` is called several times a second with the last
+    report; when it returns True, the job is asked to stop."""
     executor.start_in(folder, job)
     while not (outcomes := executor.poll(0.2)):
-        if tell(executor.running[0].progress):
+        if on_report(executor.running[0].progress):
             outcomes = executor.stop()
             break
     return outcomes[0]
 
 
-def _judge(run: LocalRun) -> Outcome:
+def _outcome(run: LocalRun) -> Outcome:
     code = run.code
     assert code is not None
     kind: Kind

@@ -1,4 +1,4 @@
-"""What an executor is to a sweep, and the records that pass between them.
+"""The interface between a sweep and its executor, and the records that pass between them.
 
 An executor takes jobs and says how each ended. What follows from it (store, split, retry) is decided in
 sweeps/scheduler.py, so that every executor leads to the same rows.
@@ -32,7 +32,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a job ended.
+    """The end of a job.
 
     kind     done (`result` is there), memory (it did not fit), large (one lane did not fit into a device that it had
              for itself), lost (what ran it went away: a signal, a node), failed (it ended with an error), timeout,
@@ -56,24 +56,24 @@ class Running:
 
     job: Job
     folder: Path
-    started: float = field(default_factory=time.monotonic)
-    heard: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
+    reported_at: float = field(default_factory=time.monotonic)
     progress: Progress | None = None
     full_speed: tuple[float, int] | None = None  # time and step of the first report of the training phase
 
     def report(self, progress: Progress) -> None:
         """Take a report in."""
-        self.progress, self.heard = progress, time.monotonic()
+        self.progress, self.reported_at = progress, time.monotonic()
         if self.full_speed is None and progress.phase == "train":
-            self.full_speed = (self.heard, progress.step)
+            self.full_speed = (self.reported_at, progress.step)
 
     def pace(self) -> Pace:
-        """So far."""
+        """The pace so far."""
         now = time.monotonic()
         if self.full_speed is None or self.progress is None:
-            return Pace(now - self.started, 0.0, 0)
+            return Pace(now - self.started_at, 0.0, 0)
         since, step = self.full_speed
-        return Pace(since - self.started, now - since, self.progress.step - step)
+        return Pace(since - self.started_at, now - since, self.progress.step - step)
 
 
 class Executor(Protocol):
@@ -88,14 +88,13 @@ class Executor(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """What the machines are waited for with, in words; None if all is well."""
+        """The problem that the sweep waits to be over, in words; None if there is none."""
 
     @property
     def has_room(self) -> bool: ...
 
     def takes(self, job: Job, /) -> bool:
-        """Whether a job that is for one kind of device may be started now. An executor that does not know says True:
-        the worker knows."""
+        """True if a job that is for one kind of device may be started now, or if only the worker will know."""
 
     def start(self, job: Job, context: dict[str, Any], /) -> None:
         """Take a job. OSError if its folder cannot be written."""

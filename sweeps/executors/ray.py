@@ -29,7 +29,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.sweeps.executors.local import GRACE_S, SILENCE_S
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
 from fp4dse.sweeps.executors.ray_cluster import connect
-from fp4dse.sweeps.executors.ray_task import REPORT_S, Brought, Mailbox, clear_folders, read_if_there, work
+from fp4dse.sweeps.executors.ray_task import REPORT_S, Mailbox, TaskResult, clear_folders, read_if_there, work
 from fp4dse.sweeps.jobfolder import CHECKPOINT, job_name, read_result, write_job, write_result
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import Job, Progress
@@ -52,7 +52,7 @@ class RayRun(Running):
 
 @dataclass
 class RayExecutor:
-    """As many tasks at a time as the cluster has room for, `most` at most."""
+    """Runs as many tasks at a time as the cluster has room for, `most` at most."""
 
     work: Path
     most: int
@@ -63,8 +63,8 @@ class RayExecutor:
     silence_s: float = SILENCE_S
     trouble: str | None = None
     running: list[RayRun] = field(default_factory=list)
-    _heard: float = 0.0
-    _looked: float = field(default_factory=time.monotonic)
+    _reports_read_at: float = 0.0
+    _checked_at: float = field(default_factory=time.monotonic)
     _restarts: int = 0
     _node: str = ""
     _task: Any = None
@@ -74,7 +74,7 @@ class RayExecutor:
         self._prepare()
 
     def _prepare(self) -> None:
-        """What the cluster that we are connected to needs to know."""
+        """Hand the task and the mailbox to the cluster that we are connected to."""
         import ray
 
         self._node = ray.get_runtime_context().get_node_id()
@@ -120,24 +120,24 @@ class RayExecutor:
         if not self.running:
             time.sleep(wait_s)
             return []
-        if time.monotonic() - self._looked >= LOOK_S:
-            self._looked = time.monotonic()
+        if time.monotonic() - self._checked_at >= LOOK_S:
+            self._checked_at = time.monotonic()
             if self._is_gone():
-                self._begin_anew()
+                self._restart_cluster()
         refs = [run.ref for run in self.running]
         ray.wait(refs, timeout=wait_s)
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0])
-        self._hear()
+        self._read_reports()
         ended = [run for run in self.running if run.ref in ready]
-        outcomes = [outcome for run in ended if (outcome := self._judge(run))]
+        outcomes = [outcome for run in ended if (outcome := self._outcome(run))]
         judged = {outcome.folder for outcome in outcomes}
         self.running = [run for run in self.running if run.folder not in judged]
         if len(judged) < len(ended):
-            self._begin_anew()
+            self._restart_cluster()
         return outcomes
 
     def _is_gone(self) -> bool:
-        """Whether the node through which we speak to the cluster is dead: nothing that we ask is answered then."""
+        """True if the node through which we speak to the cluster is dead: then nothing that we ask is answered."""
         import ray
 
         try:
@@ -145,7 +145,7 @@ class RayExecutor:
         except Exception:  # nobody is there whom it could ask
             return True
 
-    def _begin_anew(self) -> None:
+    def _restart_cluster(self) -> None:
         """Start a cluster of our own again, with all that ran on it."""
         import ray
 
@@ -158,7 +158,7 @@ class RayExecutor:
         ray.shutdown()
         connect("")
         self._prepare()
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         lost, self.running = self.running, []
         for run in lost:
             self._submit(run.job, run.folder)
@@ -186,24 +186,24 @@ class RayExecutor:
             clear_folders(young_s=0.0)
         return outcomes
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         import ray
 
-        if time.monotonic() - self._heard < REPORT_S:
+        if time.monotonic() - self._reports_read_at < REPORT_S:
             return
-        self._heard = time.monotonic()
+        self._reports_read_at = time.monotonic()
         with contextlib.suppress(ray.exceptions.RayError):
             reports = ray.get(self._mailbox.take.remote(), timeout=10)
             for run in self.running:
                 if report := reports.get(run.folder.name):
                     run.report(msgspec.json.decode(report, type=Progress))
 
-    def _judge(self, run: RayRun) -> Outcome | None:
-        """How it ended; None if it did not end, but the cluster of our own with it."""
+    def _outcome(self, run: RayRun) -> Outcome | None:
+        """The end of a job; None if only the cluster of our own ended, and the job with it."""
         import ray
 
         try:
-            brought = msgspec.msgpack.decode(ray.get(run.ref), type=Brought)
+            returned = msgspec.msgpack.decode(ray.get(run.ref), type=TaskResult)
         except ray.exceptions.RayTaskError as error:
             reason = " ".join(str(error.cause).split())[:300]
             kind: Kind = "lost" if isinstance(error.cause, OSError) else "failed"  # a full disk is not the job's fault
@@ -215,13 +215,13 @@ class RayExecutor:
             reason = f"Ray lost it ({type(error).__name__})"
             return Outcome(run.job, run.folder, "lost", run.pace(), reason=reason)
         self._restarts = 0
-        (run.folder / "stderr.txt").write_bytes(brought.stderr)
-        if brought.checkpoint is not None:
-            (run.folder / CHECKPOINT).write_bytes(brought.checkpoint)
-        if brought.out is not None:
-            write_result(run.folder, brought.out)
+        (run.folder / "stderr.txt").write_bytes(returned.stderr)
+        if returned.checkpoint is not None:
+            (run.folder / CHECKPOINT).write_bytes(returned.checkpoint)
+        if returned.out is not None:
+            write_result(run.folder, returned.out)
         result = read_result(run.folder, run.job)
-        return Outcome(run.job, run.folder, brought.kind, brought.pace, result, brought.reason)
+        return Outcome(run.job, run.folder, returned.kind, returned.pace, result, returned.reason)
 
 
 def open_ray(

@@ -1,4 +1,4 @@
-"""What a Ray task does on the machine that Ray chose: it runs one job as the local executor does.
+"""The task that Ray runs on a machine of its choice: one job, run as the local executor does.
 
 Nothing stays behind. A job's folder is deleted with its task; that of a task that was killed is deleted by the next one
 on the machine, or by the driver of a cluster of our own. Whose task lives is told by a lock that ends with it.
@@ -29,8 +29,8 @@ YOUNG_S = 60.0
 """A folder that is younger may not be locked yet."""
 
 
-class Brought(msgspec.Struct, frozen=True):
-    """What a task brings back: an Outcome without paths, the worker's result as it wrote it, its standard error."""
+class TaskResult(msgspec.Struct, frozen=True):
+    """The return value of a task: an Outcome without paths, the worker's result as it wrote it, its standard error."""
 
     kind: Kind
     pace: Pace
@@ -47,13 +47,13 @@ def work(
     import ray
 
     found = msgspec.json.decode(job, type=Job)
-    name, told = job_name(found), time.monotonic()
+    name, reported_at = job_name(found), time.monotonic()
 
-    def tell(progress: Progress | None) -> bool:
-        nonlocal told
-        if time.monotonic() - told < REPORT_S:
+    def on_report(progress: Progress | None) -> bool:
+        nonlocal reported_at
+        if time.monotonic() - reported_at < REPORT_S:
             return False
-        told = time.monotonic()
+        reported_at = time.monotonic()
         with contextlib.suppress(ray.exceptions.RayError):  # a report that is lost harms nothing
             return bool(ray.get(mailbox.put.remote(name, progress and msgspec.json.encode(progress))))
         return False
@@ -63,11 +63,11 @@ def work(
         write_job(folder / name, found, {})
         if checkpoint:
             (folder / name / CHECKPOINT).write_bytes(checkpoint)
-        outcome = run_alone(executor, folder / name, found, tell)
+        outcome = run_alone(executor, folder / name, found, on_report)
         out = read_if_there(folder / name / "out.json") if outcome.result else None
         saved = None if outcome.result else read_if_there(folder / name / CHECKPOINT)
         stderr = (folder / name / "stderr.txt").read_bytes()[-100_000:]
-    return msgspec.msgpack.encode(Brought(outcome.kind, outcome.pace, outcome.reason, out, stderr, saved))
+    return msgspec.msgpack.encode(TaskResult(outcome.kind, outcome.pace, outcome.reason, out, stderr, saved))
 
 
 @contextlib.contextmanager

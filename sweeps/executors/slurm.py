@@ -65,8 +65,8 @@ class End(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Loop:
-    """What an array task runs."""
+class ArrayTask:
+    """The program of an array task: a loop over jobs."""
 
     pool: Path
     work: Path
@@ -74,7 +74,7 @@ class Loop:
     limit_s: float
     idle_s: float
     warned: bool = False
-    told: float = 0.0
+    reported_at: float = 0.0
 
     def __call__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -82,13 +82,13 @@ class Loop:
         executor = LocalExecutor(self.work, [{}], self.command, self.limit_s)
         last = time.monotonic()
         while not self._is_over() and time.monotonic() - last < self.idle_s:
-            folder = claim(self.pool, self.work, array_task())
+            folder = claim(self.pool, self.work, this_array_task())
             if folder is None:
                 time.sleep(0.5)
                 continue
             with contextlib.suppress(OSError, msgspec.DecodeError):  # the driver took the job back
                 job, _ = read_job(folder)
-                outcome = run_alone(executor, folder, job, partial(self._tell, folder))
+                outcome = run_alone(executor, folder, job, partial(self._report, folder))
                 end = End(outcome.kind, outcome.reason, outcome.pace)
                 if self.warned:  # SLURM's signal reaches the worker too, and a program that does not expect it dies
                     end = End("stopped", "stopped, as its time was nearly up", outcome.pace)
@@ -102,23 +102,23 @@ class Loop:
     def _is_over(self) -> bool:
         return self.warned or (self.pool / "closed").exists() or not self.pool.exists()
 
-    def _tell(self, folder: Path, progress: Progress | None) -> bool:
-        if time.monotonic() - self.told < REPORT_S:
+    def _report(self, folder: Path, progress: Progress | None) -> bool:
+        if time.monotonic() - self.reported_at < REPORT_S:
             return self.warned
-        self.told = time.monotonic()
+        self.reported_at = time.monotonic()
         if progress:
             with contextlib.suppress(OSError):
                 _write(folder / "progress.json", progress)
         return self._is_over()
 
 
-def array_task() -> str:
+def this_array_task() -> str:
     """The name under which squeue lists the task that this process is."""
     array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{index}" if array else os.environ.get("SLURM_JOB_ID", "none")
 
 
-def claim(pool: Path, work: Path, who: str) -> Path | None:
+def claim(pool: Path, work: Path, task_id: str) -> Path | None:
     """The folder of the next job that waits, now ours; None if there is none."""
     try:
         waiting = sorted(os.listdir(pool / "queue"))
@@ -127,7 +127,7 @@ def claim(pool: Path, work: Path, who: str) -> Path | None:
     for entry in waiting:
         name = entry.partition("-")[2]
         with contextlib.suppress(FileNotFoundError):  # another was quicker
-            os.rename(pool / "queue" / entry, pool / "claimed" / f"{name}@{who}")
+            os.rename(pool / "queue" / entry, pool / "claimed" / f"{name}@{task_id}")
             return work / name
     return None
 
@@ -137,7 +137,7 @@ class SlurmRun(Running):
     """A job that waits or runs in the pool."""
 
     entry: str = ""
-    who: str | None = None  # the array task that claimed it
+    array_task: str | None = None  # the one that claimed it
     misses: int = 0
 
 
@@ -155,8 +155,8 @@ class SlurmExecutor:
     pool: Path = field(init=False)
     _count: int = 0
     _tasks: dict[str, int] = field(default_factory=dict)  # array task -> looks at squeue that missed it
-    _looked: float = 0.0
-    _scanned: float = 0.0
+    _checked_at: float = 0.0
+    _polled_at: float = 0.0
 
     def __post_init__(self) -> None:
         pools = self.work.with_name("slurm")
@@ -185,14 +185,14 @@ class SlurmExecutor:
 
     def poll(self, wait_s: float) -> list[Outcome]:
         """The jobs that ended; now and then a look at squeue, and arrays for jobs that wait."""
-        time.sleep(max(0.0, min(wait_s, self._scanned + REPORT_S - time.monotonic())))
-        if time.monotonic() - self._scanned < REPORT_S:
+        time.sleep(max(0.0, min(wait_s, self._polled_at + REPORT_S - time.monotonic())))
+        if time.monotonic() - self._polled_at < REPORT_S:
             return []
-        self._scanned = time.monotonic()
-        self._hear()
-        if not self._looked or time.monotonic() - self._looked >= SQUEUE_S:
-            self._look()
-            self._looked = time.monotonic()
+        self._polled_at = time.monotonic()
+        self._read_reports()
+        if not self._checked_at or time.monotonic() - self._checked_at >= SQUEUE_S:
+            self._check_tasks()
+            self._checked_at = time.monotonic()
         return self._collect()
 
     def stop(self) -> list[Outcome]:
@@ -213,17 +213,17 @@ class SlurmExecutor:
         shutil.rmtree(self.pool, ignore_errors=True)
         return outcomes
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         owners = dict(name.rsplit("@", 1) for name in os.listdir(self.pool / "claimed"))
         for run in self.running:
-            if run.who is None and run.folder.name in owners:
-                run.who, run.started = owners[run.folder.name], time.monotonic()
+            if run.array_task is None and run.folder.name in owners:
+                run.array_task, run.started_at = owners[run.folder.name], time.monotonic()
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 progress = decode_json((run.folder / "progress.json").read_bytes(), Progress)
                 if progress != run.progress:
                     run.report(progress)
 
-    def _look(self) -> None:
+    def _check_tasks(self) -> None:
         """Count who is missed, and hand in arrays for the jobs that have no task."""
         there = _squeue()
         self.trouble = None if there is not None else "SLURM's controller does not answer; what runs goes on"
@@ -233,14 +233,14 @@ class SlurmExecutor:
         gone = {task for task, misses in self._tasks.items() if misses >= MISSES}
         for run in self.running:
             queued = (self.pool / "queue" / run.entry).exists()
-            run.misses = 0 if queued or run.who in there else run.misses + 1
+            run.misses = 0 if queued or run.array_task in there else run.misses + 1
         for task in gone:
             del self._tasks[task]
         missing = min(self.capacity, len(self.running)) - len(self._tasks)
         if missing > 0:
-            self._hand_in(missing)
+            self._submit_arrays(missing)
 
-    def _hand_in(self, tasks: int) -> None:
+    def _submit_arrays(self, tasks: int) -> None:
         """Arrays of together `tasks` tasks. OSError with sbatch's words if it refuses."""
         import submitit
 
@@ -254,13 +254,13 @@ class SlurmExecutor:
             **{name: self.wanted[name] for name in SBATCH if self.wanted[name]},
             **({} if self.wanted["gpus"] == "0" else {"gpus_per_node": int(self.wanted["gpus"])}),
         )
-        loop = Loop(self.pool, self.work, self.command, self.limit_s, float(self.wanted["idle"]))
+        task = ArrayTask(self.pool, self.work, self.command, self.limit_s, float(self.wanted["idle"]))
         most = int(self.wanted["array"] or _site_limit())
         while tasks > 0:
             part = min(tasks, most)
             try:
                 with executor.batch():
-                    jobs = [executor.submit(loop) for _ in range(part)]
+                    jobs = [executor.submit(task) for _ in range(part)]
             except submitit.core.utils.FailedJobError as error:
                 raise OSError(f"sbatch: {' '.join(str(error).split())}") from None
             with open(self.pool / "arrays", "a") as file:
@@ -271,20 +271,20 @@ class SlurmExecutor:
     def _collect(self) -> list[Outcome]:
         outcomes = []
         for run in list(self.running):
-            outcome = self._judge(run)
+            outcome = self._outcome(run)
             if outcome:
                 outcomes.append(outcome)
                 self.running.remove(run)
-                (self.pool / "claimed" / f"{run.folder.name}@{run.who}").unlink(missing_ok=True)
+                (self.pool / "claimed" / f"{run.folder.name}@{run.array_task}").unlink(missing_ok=True)
         return outcomes
 
-    def _judge(self, run: SlurmRun) -> Outcome | None:
+    def _outcome(self, run: SlurmRun) -> Outcome | None:
         try:
             end = decode_json((run.folder / "ended.json").read_bytes(), End)
         except (OSError, msgspec.DecodeError):
             if run.misses < MISSES:
                 return None
-            end = End("lost", f"its array task {run.who} is gone", run.pace())
+            end = End("lost", f"its array task {run.array_task} is gone", run.pace())
         result = read_result(run.folder, run.job)
         return Outcome(run.job, run.folder, "done" if result else end.kind, end.pace, result, end.reason)
 
@@ -307,7 +307,7 @@ def open_slurm(
 
 
 def why_not() -> str | None:
-    """What SLURM sweeps lack here."""
+    """The part that sweeps on SLURM lack on this machine, in words; None if they can run."""
     try:
         import submitit  # noqa: F401
     except ImportError:

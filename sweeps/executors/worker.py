@@ -49,13 +49,13 @@ class Worker:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def give(self, *files: Path) -> None:
+    def send_job(self, *files: Path) -> None:
         """Hand over a job as a line with the names of its files. If the worker is dead, `alive` says so."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(msgspec.json.encode([str(file) for file in files]) + b"\n")
 
-    def hear(self) -> list[bytes] | None:
+    def read_lines(self) -> list[bytes] | None:
         """The lines it has written since, which may be none; None when it has closed its standard output."""
         data = self.stdout.read(_MAX_LINE)
         if data == b"":
@@ -64,7 +64,7 @@ class Worker:
         self._rest = rest[-_MAX_LINE:]
         return lines
 
-    def ask(self) -> None:
+    def ask_to_stop(self) -> None:
         """SIGTERM to it alone: it passes it on to its job, which stops and saves what it can."""
         if self.alive:
             self.process.terminate()

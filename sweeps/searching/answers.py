@@ -1,4 +1,4 @@
-"""What the store knows about the recipes of one task, as a sampler is told it and as its front is drawn."""
+"""Looks up the results of recipes in the store, for the sampler and for the front of a task."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The loop of one study: batches are proposed, given out, and told when they are back.
+"""Searches for one task: batches of recipes are proposed, trained, and their results told to the sampler.
 
 A study is a batch ahead: the next one is asked for before the last one is back, so that workers have something to do
-while its last lanes are trained. What a study does next depends on how many batches are under way, never on the time:
-it is told about one batch whole before it hears of the next.
+while its last lanes are trained. The next step of a study depends on how many batches are under way, never on the time:
+the sampler gets the results of one whole batch before those of the next.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ASKS = 20
 
 
 class StudyResult(msgspec.Struct, frozen=True):
-    """What the study of one task did. `trials` = `trained` + `stored` + `replicates`; of these `diverged` and `failed`
-    were told so.
+    """The result of the study of one task. `trials` = `trained` + `stored` + `replicates`, with `diverged` and `failed`
+    among them.
 
     stored      recipes that the store could answer
     replicates  recipes that were trained again, with further seeds
@@ -57,7 +57,7 @@ class StudyResult(msgspec.Struct, frozen=True):
 
 @dataclass
 class Batch:
-    """Recipes that are proposed, trained and told together. `lanes`: what it waits for, the baseline's included."""
+    """Recipes that are proposed and trained together. `lanes`: those that it waits for, the baseline's included."""
 
     size: int
     asks: int = 0
@@ -69,32 +69,33 @@ class Batch:
 
 @dataclass
 class Trainer:
-    """The sweep as the study of one task sees it. `have`: run_ids that are stored or were given out, of all studies."""
+    """Trains recipes for the study of one task. `run_ids`: those that are stored or queued, of all studies."""
 
     sweep: Sweep
     setting: Setting
     task: TaskFacts
     lrs: Sequence[float]
     halving: Halving | None
-    have: set[str]
+    run_ids: set[str]
     _seen: int = -1
     _open: set[Lane] = field(default_factory=set)
 
-    def give_out(self, recipes: Sequence[Recipe], seeds: Sequence[int]) -> tuple[set[str], set[Lane]]:
-        """Queue what the store lacks of these recipes; returns those that it has, and the lanes that tell of all."""
-        stored = self._whole(recipes, seeds, self.have)
-        plan = self.setting.plan(recipes, seeds, self.lrs, self.have, self.halving)
+    def submit(self, recipes: Sequence[Recipe], seeds: Sequence[int]) -> tuple[set[str], set[Lane]]:
+        """Queue what the store lacks of these recipes; returns those that it has, and all lanes that their results
+        need."""
+        stored = self._whole(recipes, seeds, self.run_ids)
+        plan = self.setting.plan(recipes, seeds, self.lrs, self.run_ids, self.halving)
         self.sweep.state.asked += plan.left
         self.sweep.queue(plan.jobs)
-        self.have |= {lane_id(lane, self.setting.context(job)) for job in plan.jobs for lane in job.lanes}
+        self.run_ids |= {lane_id(lane, self.setting.context(job)) for job in plan.jobs for lane in job.lanes}
         self._seen = -1
-        told_by = [*recipes, Recipe.named(BASELINE).canonical()]
-        return stored, {lane for recipe in told_by for lane in self._lanes(recipe, seeds)}
+        compared = [*recipes, Recipe.named(BASELINE).canonical()]
+        return stored, {lane for recipe in compared for lane in self._lanes(recipe, seeds)}
 
-    def is_back(self, lanes: set[Lane]) -> bool:
-        """Whether none of the lanes waits or runs."""
-        if self._seen != self.sweep.settled:
-            self._seen = self.sweep.settled
+    def is_done(self, lanes: set[Lane]) -> bool:
+        """True if none of the lanes waits or runs."""
+        if self._seen != self.sweep.events:
+            self._seen = self.sweep.events
             mine = [job for job in self.sweep.open_jobs if (job.task, job.preset) == (self.task.name, self.task.preset)]
             self._open = {lane for job in mine for lane in job.lanes}
         return self._open.isdisjoint(lanes)
@@ -113,8 +114,8 @@ class Trainer:
 
 @dataclass
 class Study:
-    """The loop of asking, giving out and telling for one task, a step at a time. `dry`: the sampler had nothing new to
-    propose after all that it was told."""
+    """The search of one task, step by step: ask the sampler, train, tell it the results. `exhausted`: it has nothing
+    new to propose, though it knows all results."""
 
     proposals: Proposals
     answers: Answers
@@ -122,26 +123,26 @@ class Study:
     seeds: list[int]
     size: int
     wanted: int
-    ahead: int
-    making: Batch | None = None
+    most_open: int
+    filling: Batch | None = None
     batches: deque[Batch] = field(default_factory=deque)
-    begun: int = 0
+    proposed: int = 0
     trials: int = 0
     stored: int = 0
     replicates: int = 0
     diverged: int = 0
     failed: int = 0
-    dry: bool = False
+    exhausted: bool = False
 
     def step(self) -> bool:
         """Ask for one recipe, begin a batch, or take one in that is back. False: there is nothing to do now."""
-        if self.making is not None:
-            self.ask(self.making)
-        elif len(self.batches) < self.ahead and self.begun < self.wanted and not self.dry:
-            self.making = Batch(min(self.size, self.wanted - self.begun))
-        elif self.batches and self.trainer.is_back(self.batches[0].lanes):
+        if self.filling is not None:
+            self.ask(self.filling)
+        elif len(self.batches) < self.most_open and self.proposed < self.wanted and not self.exhausted:
+            self.filling = Batch(min(self.size, self.wanted - self.proposed))
+        elif self.batches and self.trainer.is_done(self.batches[0].lanes):
             batch = self.batches.popleft()
-            self.take(batch, batch.config_ids)
+            self._tell(batch, batch.config_ids)
         else:
             return False
         return True
@@ -152,26 +153,26 @@ class Study:
             batch.asks += 1
             batch.config_ids += filter(None, [self.proposals.ask()])
             return
-        self.making = None
+        self.filling = None
         if not batch.config_ids:
-            batch.config_ids, batch.replicates = self.proposals.insisted_on(batch.size), True
+            batch.config_ids, batch.replicates = self.proposals.most_repeated(batch.size), True
         if batch.config_ids:
-            self.give_out(batch)
+            self.submit(batch)
         else:
-            self.dry = True
+            self.exhausted = True
 
-    def give_out(self, batch: Batch) -> None:
+    def submit(self, batch: Batch) -> None:
         """All of its recipes have had the same number of seeds; they get as many new ones as there are at first."""
         had = self.proposals.known.get(batch.config_ids[0], [])
         seeds = [max(had) + 1 + i for i in range(len(self.seeds))] if had else self.seeds
         recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
         for config_id in batch.config_ids:
             self.proposals.known[config_id] = [*had, *seeds]
-        batch.stored, batch.lanes = self.trainer.give_out(recipes, seeds)
-        self.begun += len(batch.config_ids)
+        batch.stored, batch.lanes = self.trainer.submit(recipes, seeds)
+        self.proposed += len(batch.config_ids)
         self.batches.append(batch)
 
-    def take(self, batch: Batch, config_ids: Sequence[str]) -> None:
+    def _tell(self, batch: Batch, config_ids: Sequence[str]) -> None:
         """Tell the sampler what became of these recipes of a batch."""
         self.answers.read(config_ids)
         for config_id in config_ids:
@@ -182,7 +183,7 @@ class Study:
         self.trials += len(config_ids)
         self.stored += 0 if batch.replicates else len(batch.stored.intersection(config_ids))
         self.replicates += len(config_ids) if batch.replicates else 0
-        self.dry = False
+        self.exhausted = False
 
     def end(self) -> None:
         """Count what came back of the batches that a stop cut off; the rest was not tried."""
@@ -190,7 +191,7 @@ class Study:
             recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
             seeds = self.proposals.known[batch.config_ids[0]][-len(self.seeds) :]
             finished = self.trainer.finished(recipes, seeds)
-            self.take(batch, [config_id for config_id in batch.config_ids if config_id in finished])
+            self._tell(batch, [config_id for config_id in batch.config_ids if config_id in finished])
         self.answers.read(list(self.proposals.known))  # BF16 may have more seeds than when they were told
 
     def result(self) -> StudyResult:
@@ -208,5 +209,5 @@ class Study:
             rejected=self.proposals.rejected,
             recipes=self.trials - self.replicates,
             front=self.answers.front(met),
-            stopped="the sampler proposes nothing new" if self.dry else None,
+            stopped="the sampler proposes nothing new" if self.exhausted else None,
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import optuna
 
 SAMPLERS = ("tpe", "nsga2", "nsga3", "gp", "random")
-AHEAD = {"nsga2": 1, "nsga3": 1}
+MOST_OPEN = {"nsga2": 1, "nsga3": 1}
 """Batches of a study that are under way at a time, if not two: a generation needs the answers of the one before."""
 MOST_SEEDS = 30
 """A recipe is not trained with more, however often a sampler asks for it."""
@@ -53,15 +53,15 @@ def make_study(sampler: str, objectives: int, batch: int, seed: int) -> optuna.S
 
 @dataclass
 class Proposals:
-    """What a sampler proposed. By config_id: `known`, the seeds that a recipe was given out with; `values`, what it was
-    answered with; `wishes`, how often it was proposed again since such wishes were last granted."""
+    """The proposals of a sampler. By config_id: `known`, the seeds that a recipe is trained with; `values`, its
+    results; `repeats`, how often it was proposed again since repeats were last granted."""
 
     space: Space
     study: optuna.Study
     recipes: dict[str, Recipe] = field(default_factory=dict)
     known: dict[str, list[int]] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
-    wishes: Counter[str] = field(default_factory=Counter)
+    repeats: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     rejected: int = 0
     _waiting: dict[str, list[optuna.Trial]] = field(default_factory=dict)
@@ -83,22 +83,22 @@ class Proposals:
             self._waiting[config_id].append(trial)
         elif config_id in self.known:
             self.repeated += 1
-            self.wishes[config_id] += 1
+            self.repeats[config_id] += 1
             self._answer(trial, self.values.get(config_id))
         else:
             self._waiting[config_id] = [trial]
             return config_id
         return None
 
-    def insisted_on(self, size: int) -> list[str]:
+    def most_repeated(self, size: int) -> list[str]:
         """Of the known recipes that the sampler proposed again, most often first, those with the fewest seeds."""
-        open_ = [config_id for config_id, _ in self.wishes.most_common() if len(self.known[config_id]) < MOST_SEEDS]
+        open_ = [config_id for config_id, _ in self.repeats.most_common() if len(self.known[config_id]) < MOST_SEEDS]
         fewest = min((len(self.known[config_id]) for config_id in open_), default=0)
-        self.wishes.clear()
+        self.repeats.clear()
         return [config_id for config_id in open_ if len(self.known[config_id]) == fewest][:size]
 
     def tell(self, config_id: str, values: list[float] | None) -> None:
-        """What became of a recipe; None: it has no values, because it diverged, failed or was dropped at a rung."""
+        """Take the values of a recipe; None: it has none, because it diverged, failed or was dropped at a rung."""
         self.values.pop(config_id, None)
         if values is not None:
             self.values[config_id] = values
@@ -106,8 +106,8 @@ class Proposals:
             self._answer(trial, values)
 
     def _answer(self, trial: optuna.Trial, values: list[float] | None) -> None:
-        """What has no values breaks a constraint, so that the sampler keeps away from it: of failed trials it would
-        learn nothing, and propose them again and again."""
+        """Tell the sampler. A trial without values breaks a constraint, so that the sampler keeps away from it: from
+        failed trials it would learn nothing, and would propose them again and again."""
         known = list(self.values.values()) or [[0.0] * len(self.study.directions)]
         trial.set_constraint("has an answer", float(values is None))
         self.study.tell(trial, values or [max(column) for column in zip(*known, strict=True)])

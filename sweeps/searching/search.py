@@ -2,10 +2,10 @@
 
     ask for a batch  ->  look up, or train  ->  tell
 
-Every task has a study of its own, which asks its own batches and is told its own answers; the jobs of all of them run
-side by side on one executor, which stays from the first batch to the last. In
-which order a study asks and is told does not depend on how fast jobs are (batches.py), so the same command after an
-interruption, and a second search with the same seed, propose the same.
+Every task has a study of its own, with batches and results of its own; the jobs of all studies run side by side on one
+executor, which stays from the first batch to the last. The order of batches and results in a study does not depend on
+how fast jobs are (batches.py), so the same command after an interruption, and a second search with the same seed,
+propose the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
-from fp4dse.sweeps.searching.sampling import AHEAD, SAMPLERS, Proposals, make_study
+from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.setting import SEEDS, Setting, Tasks
 from fp4dse.sweeps.state import Failure
 from fp4dse.tasks import find_facts
@@ -40,7 +40,7 @@ MOST_COUNTED = 20_000
 
 
 class SearchResult(msgspec.Struct, frozen=True):
-    """What a search did: a study a task, and `lanes` trained for all of them together.
+    """The result of a search: a study a task, and `lanes` trained for all of them together.
 
     asked       trials of each study that were asked for
     space       recipes of the space; None: it has more combinations than are counted
@@ -113,14 +113,14 @@ def run_search(
     with open_sweep(space, request) as sweep:
         setting = sweep.setting
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
-        have = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
-        sweep.baselines.look_into(sweep.store)
+        run_ids = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
+        sweep.baselines.note_stored(sweep.store)
         studies = []
         for task in setting.tasks:
             proposals = Proposals(space, make_study(sampler, len(objectives), size, sampler_seed))
             answers = Answers(sweep.store, setting.contexts[task.name, task.preset], objectives)
-            trainer = Trainer(sweep, replace(setting, tasks=[task]), task, lrs or [task.lr], halving, have)
-            studies.append(Study(proposals, answers, trainer, seeds, size, trials, AHEAD.get(sampler, 2)))
+            trainer = Trainer(sweep, replace(setting, tasks=[task]), task, lrs or [task.lr], halving, run_ids)
+            studies.append(Study(proposals, answers, trainer, seeds, size, trials, MOST_OPEN.get(sampler, 2)))
         sweep.state.trials_asked = trials * len(studies)
         sweep.run(lambda: _step(studies, sweep))
         for study in studies:

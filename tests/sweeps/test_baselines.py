@@ -50,12 +50,12 @@ def seeds(jobs: list[Job]) -> list[tuple[str, list[int]]]:
 
 def test_a_kind_without_baselines_gets_them_once(setting):
     baselines = Baselines(setting, set())
-    baselines.hear(came_back(job(BF16, 0, 1), "A"))
-    baselines.hear(came_back(job(NVFP4, 0, 1), "A"))
+    baselines.note(came_back(job(BF16, 0, 1), "A"))
+    baselines.note(came_back(job(NVFP4, 0, 1), "A"))
     assert baselines.missing() == []
-    baselines.hear(came_back(job(NVFP4, 0, 1), "B"))
+    baselines.note(came_back(job(NVFP4, 0, 1), "B"))
     assert seeds(baselines.missing()) == [("B", [0, 1])]
-    baselines.hear(came_back(job(NVFP4, 0, 1, 2), "B"))
+    baselines.note(came_back(job(NVFP4, 0, 1, 2), "B"))
     assert seeds(baselines.missing()) == [("B", [2])]
     assert baselines.missing() == []
 
@@ -64,26 +64,26 @@ def test_a_baseline_that_is_on_its_way_is_awaited(setting):
     baselines = Baselines(setting, set())
     planned = job(BF16, 0)
     baselines.expect([planned])
-    baselines.hear(came_back(job(NVFP4, 0), "B"))
+    baselines.note(came_back(job(NVFP4, 0), "B"))
     assert baselines.missing() == []
-    baselines.hear(came_back(planned, "B"))
+    baselines.note(came_back(planned, "B"))
     assert baselines.missing() == []
-    baselines.hear(came_back(job(NVFP4, 0), "A"))
+    baselines.note(came_back(job(NVFP4, 0), "A"))
     assert seeds(baselines.missing()) == [("A", [0])]
 
 
 def test_a_baseline_that_was_given_up_is_not_awaited(setting):
     baselines = Baselines(setting, set())
     baselines.expect([job(BF16, 0)])
-    baselines.hear(came_back(job(NVFP4, 0), "B"))
-    baselines.hear(gave_up(job(BF16, 0)))
+    baselines.note(came_back(job(NVFP4, 0), "B"))
+    baselines.note(gave_up(job(BF16, 0)))
     assert seeds(baselines.missing()) == [("B", [0])]
 
 
 def test_a_stored_baseline_of_the_same_kind_is_enough(setting):
     context = {**setting.contexts[TASK], "device_class": "B"}
     baselines = Baselines(setting, {lane_id(Lane(BF16, 0.1, 0), context)})
-    baselines.hear(came_back(job(NVFP4, 0, 1), "B"))
+    baselines.note(came_back(job(NVFP4, 0, 1), "B"))
     assert seeds(baselines.missing()) == [("B", [1])]
 
 
@@ -92,9 +92,9 @@ def test_what_a_driver_that_was_killed_did_not_get_to_is_made_up_for(setting, tm
     for of, kind in ((job(BF16, 0, 1), "A"), (job(NVFP4, 0), "A"), (job(NVFP4, 1), "B")):
         store.add(result_rows(of, result(of, kind), setting.contexts[TASK]), f"{kind}-{of.lanes[0].seed}")
     baselines = Baselines(setting, store.done())
-    baselines.look_into(store)
+    baselines.note_stored(store)
     assert seeds(baselines.missing()) == [("B", [1])]
     setting.machine.kinds = ("A", "A")  # a machine of our own has them in its plan
     baselines = Baselines(setting, store.done())
-    baselines.look_into(store)
+    baselines.note_stored(store)
     assert baselines.missing() == []

@@ -163,16 +163,16 @@ def test_a_port_that_is_taken_or_none_is_named(served, store):
 
 def test_a_store_that_did_not_change_is_not_mirrored_again(store):
     follower = Follower(store, "zoo", open_storage(default_storage(store.path)))
-    assert follower.look() == {"zoo vision:small": 1}
-    assert follower.look() == {}
+    assert follower.update() == {"zoo vision:small": 1}
+    assert follower.update() == {}
     store.add([row(RECIPES[1])], "more")
-    assert follower.look() == {"zoo vision:small": 2}
+    assert follower.update() == {"zoo vision:small": 2}
 
 
 def test_a_recipe_of_a_running_sweep_is_shown_when_all_its_lanes_are_there(store):
     store.add([row(Recipe.named("bf16"), seed=1)], "baseline")
     follower = Follower(store, "zoo", open_storage(default_storage(store.path)))
     write_state(store.path, SweepState(name="zoo", asked=4, stored=0))
-    assert follower.look() == {"zoo vision:small": 0}
+    assert follower.update() == {"zoo vision:small": 0}
     write_state(store.path, SweepState(name="zoo", asked=4, stored=0, ended="finished"))
-    assert follower.look() == {"zoo vision:small": 1}
+    assert follower.update() == {"zoo vision:small": 1}

@@ -4,7 +4,7 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.sweeps.jobfolder import CHECKPOINT, leftovers, part_of, write_job
-from fp4dse.sweeps.resume import go_on
+from fp4dse.sweeps.resume import with_leftovers
 from fp4dse.tasks.job import Job, Lane
 
 RECIPES = [Recipe.named(name).canonical() for name in ("nvfp4", "mxfp4")]
@@ -20,18 +20,18 @@ def lanes(jobs):
 
 def test_a_begun_job_comes_first_and_takes_its_lanes_out_of_the_plan():
     planned = [job(0, 1, 2), job(3, 4)]
-    assert go_on(planned, [job(1, 3)]) == [job(1, 3), job(0, 2), job(4)]
-    assert go_on(planned, [job(3, 4)]) == [job(3, 4), job(0, 1, 2)]
+    assert with_leftovers(planned, [job(1, 3)]) == [job(1, 3), job(0, 2), job(4)]
+    assert with_leftovers(planned, [job(3, 4)]) == [job(3, 4), job(0, 1, 2)]
 
 
 @pytest.mark.parametrize("other", [job(0, 9), job(0, preset="smoke"), job(0, recipe=1)])
 def test_a_begun_job_that_the_plan_does_not_cover_is_left_alone(other):
     planned = [job(0, 1), job(2)]
-    assert go_on(planned, [other]) == planned
+    assert with_leftovers(planned, [other]) == planned
 
 
 def test_of_two_begun_jobs_with_a_common_lane_one_goes_on():
-    assert go_on([job(0, 1, 2)], [job(0, 1), job(1, 2)]) == [job(0, 1), job(2)]
+    assert with_leftovers([job(0, 1, 2)], [job(0, 1), job(1, 2)]) == [job(0, 1), job(2)]
 
 
 def test_the_checkpoint_of_the_same_job_survives_a_new_attempt_and_no_other(tmp_path):

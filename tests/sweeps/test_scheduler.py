@@ -72,13 +72,13 @@ def run(jobs, *ends):
 
 def test_a_lost_job_is_tried_again_after_longer_and_longer_pauses_and_then_given_up():
     _, verdicts, times = run([job()], *[("lost", "node gone")] * 9)
-    assert [verdict.what for verdict in verdicts] == ["again"] * RETRIES["lost"] + ["give up"]
+    assert [verdict.action for verdict in verdicts] == ["retry"] * RETRIES["lost"] + ["give up"]
     assert times == [0.0, 1.0, 5.0, 21.0]
 
 
 def test_an_error_is_tried_once_more():
     _, verdicts, _ = run([job()], *[("failed", "ValueError")] * 9)
-    assert [verdict.what for verdict in verdicts] == ["again", "give up"]
+    assert [verdict.action for verdict in verdicts] == ["retry", "give up"]
 
 
 def test_a_job_that_waits_for_its_new_try_keeps_no_other_waiting():
@@ -88,7 +88,7 @@ def test_a_job_that_waits_for_its_new_try_keeps_no_other_waiting():
 
 def test_what_does_not_fit_is_halved_down_to_one_lane_which_is_then_tried_again():
     scheduler, verdicts, _ = run([job(lanes=3)], ("memory", "big"), ("memory", "big"))
-    assert [verdict.what for verdict in verdicts].count("again") == 2
+    assert [verdict.action for verdict in verdicts].count("retry") == 2
     assert [len(started.lanes) for started in scheduler.executor.started] == [3, 1, 2, 1]
 
 
@@ -110,30 +110,30 @@ def test_what_did_not_fit_is_not_tried_again_with_jobs_like_it():
     done = 0
     while not scheduler.is_over or script.waiting:
         scheduler.fill()
-        done += sum(len(v.outcome.job.lanes) for v in scheduler.poll(0) if v.what == "store")
+        done += sum(len(v.outcome.job.lanes) for v in scheduler.poll(0) if v.action == "store")
     assert done == 48
     assert [len(started.lanes) for started in script.started] == [16, 8, 4] + [2] * 16 + [16]
 
 
 def test_what_fits_on_no_device_is_given_up_at_once():
     _, verdicts, _ = run([job()], ("large", "out of memory: one lane"))
-    assert [verdict.what for verdict in verdicts] == ["give up"]
+    assert [verdict.action for verdict in verdicts] == ["give up"]
 
 
 def test_a_timeout_is_given_up_and_a_result_stored():
     _, verdicts, _ = run([job(lr=1.0), job(lr=2.0)], ("timeout", "slow"))
-    assert [verdict.what for verdict in verdicts] == ["give up", "store"]
+    assert [verdict.action for verdict in verdicts] == ["give up", "store"]
 
 
 def test_a_job_whose_time_was_up_goes_on_at_once_but_not_for_ever():
     _, verdicts, times = run([job()], *[("stopped", "time up")] * 9)
-    assert [verdict.what for verdict in verdicts] == ["again"] * RETRIES["stopped"] + ["give up"]
+    assert [verdict.action for verdict in verdicts] == ["retry"] * RETRIES["stopped"] + ["give up"]
     assert times == [0.0, 0.5, 1.0, 1.5]
 
 
 def test_a_job_that_waits_for_a_kind_of_device_is_tried_often_and_then_given_up_in_words():
     _, verdicts, times = run([job()], *[("elsewhere", "it is for B; here is A")] * 300)
-    assert [verdict.what for verdict in verdicts] == ["again"] * RETRIES["elsewhere"] + ["give up"]
+    assert [verdict.action for verdict in verdicts] == ["retry"] * RETRIES["elsewhere"] + ["give up"]
     assert times[:5] == [0.0, 1.0, 5.0, 21.0, 37.0]
     assert verdicts[-1].outcome.reason == "it is for B; here is A"
 
@@ -171,7 +171,7 @@ def test_when_the_driver_stops_nothing_is_tried_again():
     script = Script(("lost", "killed"))
     scheduler = Scheduler(script, deque([job()]))
     scheduler.fill()
-    assert [verdict.what for verdict in scheduler.stop()] == ["leave"]
+    assert [verdict.action for verdict in scheduler.stop()] == ["leave"]
     assert scheduler.waiting == []
 
 

@@ -15,7 +15,7 @@ from fp4dse.sweeps.state import Clock, Failure, JobState, SweepState, read_state
 from fp4dse.tasks.job import Job, Lane
 
 TASK = ("regression", "small")
-FAILURE = Failure("it broke", lanes=6, jobs=2, job="regression-small-0", recipe="NVFP4", again="fp4dse run-one x")
+FAILURE = Failure("it broke", lanes=6, jobs=2, job="regression-small-0", recipe="NVFP4", command="fp4dse run-one x")
 
 
 def job(lanes: int) -> Job:

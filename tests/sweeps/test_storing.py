@@ -14,7 +14,7 @@ from fp4dse.results import Store, open_store
 from fp4dse.results.remote import RemotePath
 from fp4dse.sweeps import run_sweep, storing
 from fp4dse.sweeps.executors import GRACE_S
-from fp4dse.sweeps.state import BEAT_S, SweepState, read_state
+from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state
 from fp4dse.sweeps.stopping import heartbeat
 from fp4dse.sweeps.stores import open_swept, work_folder
 
@@ -163,7 +163,7 @@ def test_a_driver_shows_life_while_its_workers_and_itself_stand_still(tmp_path):
         time.sleep(0.2)
         first = read_state(tmp_path).updated
         (tmp_path / "stop").touch()
-        deadline = time.monotonic() + 20 * BEAT_S
+        deadline = time.monotonic() + 20 * HEARTBEAT_S
         while (read_state(tmp_path).updated == first or not is_asked()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert read_state(tmp_path).updated > first

@@ -19,7 +19,7 @@ def kernels(tensor: str, first, second) -> list[Kernel]:
 
 
 def of(kernel: Kernel, field: str) -> float:
-    return kernel.often * sum(getattr(item.work, field) for item in kernel.items)
+    return kernel.per_step * sum(getattr(item.work, field) for item in kernel.items)
 
 
 def scaled(**factor) -> Quantizer:
@@ -115,6 +115,6 @@ def test_the_split_of_a_kernel_adds_up_to_its_time(name, chip):
         whole = Work()
         for item in kernel.items:
             whole += item.work
-        assert sum(split.values()) == pytest.approx(kernel.often * whole.seconds(chip))
+        assert sum(split.values()) == pytest.approx(kernel.per_step * whole.seconds(chip))
         assert set(split) <= set(TECHNIQUES)
         assert min(split.values()) >= 0

@@ -15,7 +15,7 @@ def jobs(count, lanes=4):
 
 def test_jobs_of_equal_length_that_fill_all_workers_leave_none_idle():
     done = simulate(jobs(30), 10, EVEN)
-    assert (done.lanes, done.again) == (120, 0)
+    assert (done.lanes, done.retried) == (120, 0)
     assert done.idle_all == pytest.approx(0.0, abs=1e-9)
     assert done.hours == pytest.approx(3 * (EVEN.start_s + 4 * EVEN.lane_s) / 3600)
 
@@ -29,7 +29,7 @@ def test_a_driver_that_is_busy_keeps_workers_waiting():
 def test_lost_jobs_come_back():
     done = simulate(jobs(200), 8, Draw(losses=0.05))
     assert done.lanes == 800
-    assert done.again > 3
+    assert done.retried > 3
 
 
 def test_the_real_plan_keeps_64_workers_busy_until_its_last_job_starts():

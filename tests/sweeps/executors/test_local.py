@@ -121,7 +121,7 @@ def test_a_worker_that_falls_silent_is_killed(tmp_path):
 
 
 def test_the_time_in_which_the_driver_itself_stood_still_is_no_silence_and_no_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("fp4dse.sweeps.executors.local.STILL_S", 1.0)
+    monkeypatch.setattr("fp4dse.sweeps.executors.local.DRIVER_GAP_S", 1.0)
     executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "hang"), limit_s=3.0, silence_s=2.0)
     executor.start(job(), {})
     executor.poll(0.0)

@@ -175,7 +175,7 @@ def test_a_cluster_of_our_own_that_dies_is_started_again_and_no_lane_fails(tmp_p
 def test_a_cluster_of_somebody_else_that_is_gone_ends_the_sweep_in_words_and_fails_no_job(tmp_path, cluster):
     executor = RayExecutor(tmp_path, 1, (sys.executable, FAKE, "ok"), 60.0, {"num_cpus": 1.0}, owns_cluster=False)
     executor.running.append(RayRun(None, tmp_path))
-    executor._node, executor._looked = "no such node", 0.0
+    executor._node, executor._checked_at = "no such node", 0.0
     with pytest.raises(OSError, match=r"the Ray cluster is gone, .* the same command continues"):
         executor.poll(0.1)
 

@@ -104,7 +104,7 @@ def test_an_array_task_trains_many_jobs(tmp_path, site):
 def test_arrays_are_cut_to_what_the_site_takes(tmp_path, site):
     """The site takes indices below MAX_ARRAY; five tasks need three arrays of two."""
     executor = slurm.SlurmExecutor(tmp_path / "jobs", 5, (sys.executable, FAKE, "ok"), 60.0, dict(OPTIONS))
-    executor._hand_in(5)
+    executor._submit_arrays(5)
     assert Counter(task.partition("_")[0] for task in executor._tasks).most_common() == [
         (array, count) for array, count in zip((executor.pool / "arrays").read_text().split(), (2, 2, 1), strict=True)
     ]
