@@ -123,7 +123,7 @@ def bench_sweep(
 ) -> None:
     """Measure planning, harness cost, resume, memory and a simulated cluster against their targets; exit code 1 on a
     miss."""
-    from fp4dse.sweeps.bench.table import bench
+    from fp4dse.sweeps.bench.harness import bench
 
     columns = ["what", "measured", "target", "met"]
     rows = [{name: getattr(row, name) for name in columns} for row in bench(only)]

@@ -249,8 +249,8 @@ def rungs(
 
     from fp4dse.results import open_store
     from fp4dse.results.ratios import change
-    from fp4dse.sweeps.rungs import Halving, Replay
-    from fp4dse.sweeps.rungs import replay as replay_store
+    from fp4dse.sweeps.halving import Halving, Replay
+    from fp4dse.sweeps.halving import replay as replay_store
 
     rows = [msgspec.to_builtins(row) for row in replay_store(open_store(replay), Halving(rungs, keep))]
     if not as_json:

@@ -24,12 +24,12 @@ from fp4dse.results.processes import birth
 from fp4dse.results.spaces import note_space
 from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.job_sizes import recall_sizes
 from fp4dse.sweeps.plan import checked_cost
 from fp4dse.sweeps.progress import display
 from fp4dse.sweeps.resume import store_leftovers
 from fp4dse.sweeps.scheduler import BACKOFF_S, Scheduler
 from fp4dse.sweeps.setting import Tasks, find_setting
-from fp4dse.sweeps.sizes import recall_sizes
 from fp4dse.sweeps.state import SweepState
 from fp4dse.sweeps.stopping import heartbeat, stop_signals
 from fp4dse.sweeps.stores import open_swept, work_folder

@@ -77,7 +77,7 @@ def plan(
 
     `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
     devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
-    a job of (task, preset) where it is known, see sizes.py.
+    a job of (task, preset) where it is known, see job_sizes.py.
 
     `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with; they go
     by the overheads of `cost`.

@@ -10,10 +10,10 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store
 from fp4dse.results.schema import KEY
+from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine, find_machine
 from fp4dse.sweeps.plan import Plan, plan
 from fp4dse.sweeps.rows import lane_id, task_context
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.tasks import TaskFacts, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 

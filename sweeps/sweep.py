@@ -17,12 +17,12 @@ from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.remote import locate
 from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
+from fp4dse.sweeps.halving import Halving
+from fp4dse.sweeps.job_sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.opening import Request, open_sweep
 from fp4dse.sweeps.plan import Plan, checked_cost
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
-from fp4dse.sweeps.sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.state import Failure, SweepState, job_state
 from fp4dse.tasks.job import Job
 
@@ -75,7 +75,7 @@ def plan_sweep(
     """Plan what `run_sweep` with these arguments would train. store: None is an empty one, or what `rerun` makes of
     any.
 
-    Writes nothing, but for what is measured with `measure`: how many lanes a job had best (sizes.py), which a large
+    Writes nothing, but for what is measured with `measure`: how many lanes a job had best (job_sizes.py), which a large
     sweep does when it starts.
     """
     if executor not in EXECUTORS:

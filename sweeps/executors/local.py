@@ -1,6 +1,6 @@
 """Runs jobs on this machine, each in a process of its own: whatever happens to one, the others and the driver go on.
 
-A slot has a worker (worker.py) that is started for its first job and kept for the next as long as jobs end well; a
+A slot has a worker (worker_process.py) that is started for its first job and kept for the next as long as jobs end well; a
 worker whose job ended in any other way is ended with all that it started. A job has a limit on its time and on its
 silence; its standard error is kept.
 """
@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Running, check_options
-from fp4dse.sweeps.executors.worker import Worker
+from fp4dse.sweeps.executors.worker_process import Worker
 from fp4dse.sweeps.jobfolder import job_name, last_words, read_result, write_job
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress

@@ -16,9 +16,9 @@ import msgspec
 
 from fp4dse.dse import Recipe
 from fp4dse.sweeps.driver import Sweep
+from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.plan import BASELINE
 from fp4dse.sweeps.rows import lane_id
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import Answers
 from fp4dse.sweeps.searching.sampling import Proposals
 from fp4dse.sweeps.setting import Setting

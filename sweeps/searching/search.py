@@ -22,9 +22,9 @@ import msgspec
 from fp4dse.dse import ConfigError, Space
 from fp4dse.dse.record import unlabelled
 from fp4dse.sweeps.driver import Sweep
+from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.opening import Request, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES
-from fp4dse.sweeps.rungs import Halving
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study

@@ -1,4 +1,4 @@
-"""The tables of docs/cost.md, written by code: `python -m fp4dse.dse.cost.tables docs/cost.md` brings them up to date.
+"""The tables of docs/cost.md, written by `python -m fp4dse.dse.cost.cost_page docs/cost.md`.
 
 A table stands between `<!-- name -->` and `<!-- /name -->`; a test holds that the file is as `fill` leaves it.
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fp4dse.dse.cost.chip import UNITS, chip_names, load_chip
+from fp4dse.dse.cost.comparison import Comparison, kernels, throughputs
 from fp4dse.dse.cost.model import load_model, model_names
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.published import Comparison, kernels, throughputs
 from fp4dse.dse.cost.sensitivity import effects
 from fp4dse.dse.cost.step import overhead
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fp4dse.dse.cost.published import kernels, throughputs
-from fp4dse.dse.cost.tables import TABLES, fill
+from fp4dse.dse.cost.comparison import kernels, throughputs
+from fp4dse.dse.cost.cost_page import TABLES, fill
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_of_the_page_are_those_that_the_code_makes():
-    assert fill(PAGE) == PAGE, "run: python -m fp4dse.dse.cost.tables docs/cost.md"
+    assert fill(PAGE) == PAGE, "run: python -m fp4dse.dse.cost.cost_page docs/cost.md"
 
 
 @pytest.mark.parametrize("name", TABLES)

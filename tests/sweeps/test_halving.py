@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.sweeps import plan_sweep, run_search, run_sweep
-from fp4dse.sweeps.rungs import Halving, replay
+from fp4dse.sweeps.halving import Halving, replay
 from fp4dse.tasks.job import Rung
 from tests.sweeps.made import row
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.sweeps import plan_sweep, run_sweep, sizes
+from fp4dse.sweeps import job_sizes, plan_sweep, run_sweep
 from fp4dse.sweeps.executors import WORKER
 from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import JOB_LANES
@@ -24,8 +24,8 @@ def measured(monkeypatch, tmp_path):
     """What was measured; every sweep is long, and 24 lanes are the best."""
     asked = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sizes, "measure", lambda job, variables, share: asked.append((job, variables, share)) or 24)
-    monkeypatch.setitem(sizes.LONG, "cpu", 0)
+    monkeypatch.setattr(job_sizes, "measure", lambda job, variables, share: asked.append((job, variables, share)) or 24)
+    monkeypatch.setitem(job_sizes.LONG, "cpu", 0)
     return asked
 
 
@@ -54,7 +54,7 @@ def test_with_more_workers_on_the_device_it_is_another_question(tmp_path, measur
 
 
 def test_a_short_sweep_does_not_measure(tmp_path, measured, monkeypatch):
-    monkeypatch.setitem(sizes.LONG, "cpu", 100_000)
+    monkeypatch.setitem(job_sizes.LONG, "cpu", 100_000)
     assert longest(plan(tmp_path, measure=True)) > 24
     assert not measured
 
@@ -63,10 +63,10 @@ def test_of_several_kinds_of_cards_the_smallest_number_counts(measured, monkeypa
     found = find_setting([TASK], jobs=3)
     cards = [{"CARD": "0"}, {"CARD": "1"}, {"CARD": "0"}]
     found.machine = Machine("cpu", 1, cards, ("A", "B", "A"))
-    monkeypatch.setattr(sizes, "measure", lambda job, variables, share: {"0": 32, "1": 8}[variables["CARD"]])
-    assert sizes.measure_sizes(found, found.plan(RECIPES, [0], None, set()))
+    monkeypatch.setattr(job_sizes, "measure", lambda job, variables, share: {"0": 32, "1": 8}[variables["CARD"]])
+    assert job_sizes.measure_sizes(found, found.plan(RECIPES, [0], None, set()))
     assert found.sizes == {TASK: 8}
-    assert not sizes.measure_sizes(found, found.plan(RECIPES, [0], None, set()))
+    assert not job_sizes.measure_sizes(found, found.plan(RECIPES, [0], None, set()))
 
 
 def test_the_plan_says_why(tmp_path, measured, monkeypatch):
@@ -79,10 +79,10 @@ def test_the_plan_says_why(tmp_path, measured, monkeypatch):
     }
     assert "others hand the workers out" in plan(tmp_path, executor="ray").sizes["regression:smoke"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(sizes, "measure", lambda *_: sizes.TOO_LONG)
+    monkeypatch.setattr(job_sizes, "measure", lambda *_: job_sizes.TOO_LONG)
     said = f"at most {most}: the fastest could not be measured within 60 s"
     assert plan(tmp_path, measure=True).sizes["regression:smoke"] == said
-    monkeypatch.setitem(sizes.LONG, "cpu", 100_000)
+    monkeypatch.setitem(job_sizes.LONG, "cpu", 100_000)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     assert "as short as this" in plan(tmp_path).sizes["regression:smoke"]
 
@@ -104,17 +104,17 @@ def script(text: str) -> tuple[str, ...]:
 
 
 def test_where_time_is_up_the_best_so_far_counts(monkeypatch):
-    monkeypatch.setattr(sizes, "LIMIT_S", 1.5)
-    monkeypatch.setattr(sizes, "COMMAND", script("import time; print(8); print(16, flush=True); time.sleep(60)"))
-    assert sizes.measure(JOB, {}, 1) == 16
-    monkeypatch.setattr(sizes, "COMMAND", script("import time; time.sleep(60)"))
-    assert sizes.measure(JOB, {}, 1) == sizes.TOO_LONG
+    monkeypatch.setattr(job_sizes, "LIMIT_S", 1.5)
+    monkeypatch.setattr(job_sizes, "COMMAND", script("import time; print(8); print(16, flush=True); time.sleep(60)"))
+    assert job_sizes.measure(JOB, {}, 1) == 16
+    monkeypatch.setattr(job_sizes, "COMMAND", script("import time; time.sleep(60)"))
+    assert job_sizes.measure(JOB, {}, 1) == job_sizes.TOO_LONG
 
 
 def test_what_went_wrong_is_told_and_the_sweep_goes_on(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(sizes.LONG, "cpu", 0)
-    monkeypatch.setattr(sizes, "COMMAND", script("raise ValueError('no such layer')"))
+    monkeypatch.setitem(job_sizes.LONG, "cpu", 0)
+    monkeypatch.setattr(job_sizes, "COMMAND", script("raise ValueError('no such layer')"))
     planned = plan(tmp_path, measure=True)
     assert longest(planned) > 24
     assert "could not be measured" in planned.sizes["regression:smoke"]
@@ -123,7 +123,7 @@ def test_what_went_wrong_is_told_and_the_sweep_goes_on(tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 def test_the_process_that_measures_answers_with_numbers_in_its_bounds():
-    command = [*sizes.COMMAND, "2", "8", "1"]
+    command = [*job_sizes.COMMAND, "2", "8", "1"]
     done = subprocess.run(command, input=msgspec.json.encode(JOB), capture_output=True, check=True)
     numbers = [int(line) for line in done.stdout.split()]
     assert set(numbers) <= {2, 4, 8}

@@ -1,4 +1,4 @@
-"""A worker that waits instead of training: `worker.py SECONDS LOG`. Needs nothing but Python, so that it starts
+"""A worker that waits instead of training: `waiting_worker.py SECONDS LOG`. Needs nothing but Python, so that it starts
 at once and what is measured is the driver.
 
 It speaks as tasks/worker.py does. The time at which it was given each job is added to LOG as a line.

@@ -25,7 +25,7 @@ from fp4dse.sweeps.storing import COMPACT_FILES
 from fp4dse.sweeps.sweep import run_sweep
 from fp4dse.tasks.job import Job, JobResult
 
-WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")))
+WORKER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("waiting_worker.py")))
 TASK = ("regression", "smoke")
 JOB_S = 5.0
 
@@ -75,7 +75,7 @@ def harness_cost(lanes: int, job_s: float = JOB_S) -> Row:
 
 RESUME = """
 import sys, time
-from fp4dse.sweeps.bench.table import TASK, resume_space
+from fp4dse.sweeps.bench.harness import TASK, resume_space
 from fp4dse.sweeps import run_sweep
 from fp4dse.sweeps.executors import LocalExecutor
 start, started = LocalExecutor.start, []
