@@ -61,8 +61,6 @@ def serve(
 
     `ready` is called with the address. Port 0 takes any free one. ConfigError if the port is taken.
     """
-    import optuna_dashboard
-
     stop = stop or threading.Event()
     follower = Follower(store, sweep, storage)
     follower.update()
@@ -70,8 +68,7 @@ def serve(
         server = _Server((HOST, port), _Quiet)
     except (OSError, OverflowError) as error:
         raise ConfigError("--port", port, f"a port that is free, or 0 for any ({error})") from None
-    pages = _Followed(optuna_dashboard.wsgi(storage), storage, follower.mirroring)
-    server.set_app(_ForThisMachine(_WithReport(pages, report_path(store.path)), server.server_port))
+    server.set_app(_Pages(follower, server.server_port))
     threads = [threading.Thread(target=server.serve_forever, daemon=True)]
     if follow:
         threads.append(threading.Thread(target=follower.run, args=(stop,), daemon=True))
@@ -127,57 +124,36 @@ class Follower:
             return False
 
 
-class _ForThisMachine:
-    """Pages for requests that name this machine and come from its own pages, whatever their method; 403 for others."""
+class _Pages:
+    """The dashboard's pages, and the store's report under /report as notes link to it, for this machine alone.
 
-    def __init__(self, app: WSGIApplication, port: int) -> None:
-        self.app, self.port = app, port
+    A request that does not name this machine, or comes from a page of another one, is answered with 403, whatever its
+    method. A study keeps the number under which it was first asked for.
+    """
+
+    def __init__(self, follower: Follower, port: int) -> None:
+        import optuna_dashboard
+
+        self.app: WSGIApplication = optuna_dashboard.wsgi(follower.storage)
+        self.storage, self.mirroring = follower.storage, follower.mirroring
+        self.report, self.port = report_path(follower.store.path), port
         names = (HOST, "localhost")
         self.hosts = {f"{name}:{port}" for name in names} | ({*names} if port == 80 else set())
+        self.study_names: dict[int, str] = {}
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        origin = environ.get("HTTP_ORIGIN")
-        ours = environ.get("HTTP_HOST") in self.hosts
-        if ours and (origin is None or origin.removeprefix("http://") in self.hosts):
-            return self.app(environ, start_response)
-        tunnel = f"ssh -L {self.port}:{HOST}:{self.port} MACHINE"
-        text = f"This dashboard answers at http://{HOST}:{self.port} alone; from another machine: {tunnel}"
-        return _text(start_response, "403 Forbidden", text)
-
-
-class _WithReport:
-    """Pages, and the store's report under /report, as notes link to it."""
-
-    def __init__(self, app: WSGIApplication, page: Path) -> None:
-        self.app, self.page = app, page
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != REPORT:
-            return self.app(environ, start_response)
-        try:
-            body = self.page.read_bytes()
-        except OSError:
-            return _text(start_response, "404 Not Found", f"There is no {self.page} yet: fp4dse report writes it.")
-        start_response("200 OK", [("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(body)))])
-        return [body]
-
-
-def _text(start_response: StartResponse, status: str, text: str) -> Iterable[bytes]:
-    body = f"{text}\n".encode()
-    headers = [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-    start_response(status, headers)
-    return [body]
-
-
-class _Followed:
-    """The dashboard's pages, on which a study keeps the number under which it was first asked for."""
-
-    def __init__(self, app: WSGIApplication, storage: optuna.storages.BaseStorage, mirroring: threading.Lock) -> None:
-        self.app, self.storage, self.mirroring = app, storage, mirroring
-        self.names: dict[int, str] = {}
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "")
+        path, origin = environ.get("PATH_INFO", ""), environ.get("HTTP_ORIGIN")
+        is_ours = origin is None or origin.removeprefix("http://") in self.hosts
+        if not is_ours or environ.get("HTTP_HOST") not in self.hosts:
+            tunnel = f"ssh -L {self.port}:{HOST}:{self.port} MACHINE"
+            text = f"This dashboard answers at http://{HOST}:{self.port} alone; from another machine: {tunnel}"
+            return _answer(start_response, "403 Forbidden", text)
+        if path == REPORT:
+            try:
+                return _answer(start_response, "200 OK", self.report.read_bytes())
+            except OSError:
+                text = f"There is no {self.report} yet: fp4dse report writes it."
+                return _answer(start_response, "404 Not Found", text)
         if not path.startswith(("/api/", "/csv/")):
             return self.app(environ, start_response)
         with self.mirroring:
@@ -187,16 +163,24 @@ class _Followed:
             return self.app({**environ, "PATH_INFO": path}, start_response)
 
     def number(self, asked: int) -> int:
-        """That of the study that now has the name of the one that was asked for."""
+        """The number of the study that now has the name of the one that was asked for."""
         try:
-            self.names[asked] = self.storage.get_study_name_from_id(asked)
+            self.study_names[asked] = self.storage.get_study_name_from_id(asked)
             return asked
         except KeyError:  # it was made anew
             pass
         try:
-            return self.storage.get_study_id_from_name(self.names[asked])
+            return self.storage.get_study_id_from_name(self.study_names[asked])
         except KeyError:
             return asked
+
+
+def _answer(start_response: StartResponse, status: str, body: str | bytes) -> Iterable[bytes]:
+    """A line of text, or a page of HTML as bytes."""
+    kind, data = ("plain", f"{body}\n".encode()) if isinstance(body, str) else ("html", body)
+    headers = [("Content-Type", f"text/{kind}; charset=utf-8"), ("Content-Length", str(len(data)))]
+    start_response(status, headers)
+    return [data]
 
 
 class _Server(ThreadingMixIn, WSGIServer):

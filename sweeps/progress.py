@@ -124,25 +124,26 @@ def conclusion(result: SweepResult) -> str:
     counts = f"{result.done} done, {result.diverged} diverged, {result.failed} failed, {result.stored} stored before"
     counts += f", {result.pruned} dropped at rungs" if result.pruned else ""
     lines = [f"{counted(result.asked, 'lane')} in {duration(result.wall_s)}: {counts}"]
-    lines += [failure.sentence() for failure in result.failures]
-    if result.failed:
-        lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
-    if result.stopped:
-        lines.append(f"{result.stopped}; {result.left} lanes are left, the same command continues")
-    return "\n".join(lines)
+    return "\n".join(lines + _ending(result, result.failed > 0, f"{result.left} lanes are left"))
 
 
 def search_conclusion(result: SearchResult) -> str:
     """The summary of a search: a paragraph a task, why it stopped and how to go on."""
     lines = [line for study in result.studies for line in _study_lines(result, study)]
     lines.append(f"{counted(result.lanes, 'lane')} trained in {duration(result.wall_s)}")
-    lines += [failure.sentence() for failure in result.failures]
-    if any(study.failed for study in result.studies):
+    left = sum(result.asked - study.trials for study in result.studies)
+    failed = any(study.failed for study in result.studies)
+    return "\n".join(lines + _ending(result, failed, f"{counted(left, 'trial')} left"))
+
+
+def _ending(result: SweepResult | SearchResult, failed: bool, left: str) -> list[str]:
+    """Lines on what failed and where to read more, and on why it stopped."""
+    lines = [failure.sentence() for failure in result.failures]
+    if failed:
         lines.append("what failed workers said is in failed/ beside their jobs/; the same command tries them again")
     if result.stopped:
-        left = sum(result.asked - study.trials for study in result.studies)
-        lines.append(f"{result.stopped}; {counted(left, 'trial')} left, the same command continues")
-    return "\n".join(lines)
+        lines.append(f"{result.stopped}; {left}, the same command continues")
+    return lines
 
 
 def _study_lines(result: SearchResult, study: StudyResult) -> list[str]:

@@ -1,6 +1,6 @@
 """Runs jobs on this machine, each in a process of its own: whatever happens to one, the others and the driver go on.
 
-A slot has a worker (worker_process.py) that is started for its first job and kept for the next as long as jobs end well; a
+A slot has a worker (worker_process.py), started for its first job and kept for the next as long as jobs end well; a
 worker whose job ended in any other way is ended with all that it started. A job has a limit on its time and on its
 silence; its standard error is kept.
 """
