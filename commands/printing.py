@@ -45,6 +45,14 @@ def print_rows(columns: list[str], rows: list[dict[str, Any]], as_json: bool = F
     terminal.print(table)
 
 
+def print_tables(tables: dict[str, list[dict[str, Any]]]) -> None:
+    """A table under each title that has rows; their columns are those of the first row."""
+    for title, rows in tables.items():
+        if rows:
+            print("", title, sep="\n")
+            print_rows(list(rows[0]), rows)
+
+
 def print_each(rows: Iterable[dict[str, Any]], as_json: bool = False) -> None:
     """Each row as soon as it is there: a block of lines, or as JSON a line."""
     for row in rows:

@@ -10,7 +10,7 @@ import typer
 from fp4dse.commands import completing
 from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Axes, Chip, Device, Model, RecipeName, StorePath
-from fp4dse.commands.printing import print_facts, print_json, print_rows, short
+from fp4dse.commands.printing import print_facts, print_json, print_rows, print_tables, short
 from fp4dse.commands.topics import new_app, under, warn_overridden
 from fp4dse.dse import ConfigError
 
@@ -100,16 +100,9 @@ def space(
     name = facts.pop("space")
     print_facts({"space": name, "asks": found.summary, **facts})
     warn_overridden(found)
-    tables = {
-        "Axes:": [{**row, "idle": f"{row['idle']:.0%}" if row["idle"] else ""} for row in axes],
-        "Rejected, for example:": [
-            {"rule": rule, "because": text} for rule, text in count.faults.items() if text != rule
-        ],
-    }
-    for title, rows in tables.items():
-        if rows:
-            print("", title, sep="\n")
-            print_rows(list(rows[0]), rows)
+    rejected = [{"rule": rule, "because": text} for rule, text in count.faults.items() if text != rule]
+    varied = [{**row, "idle": f"{row['idle']:.0%}" if row["idle"] else ""} for row in axes]
+    print_tables({"Axes:": varied, "Rejected, for example:": rejected})
 
 
 @command(epilog="Example: fp4dse tasks")
@@ -182,10 +175,9 @@ def cost(
         "Bytes and instructions per element of the tensor:": work,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }
-    for title, rows in tables.items():
-        if rows:
-            print("", title, sep="\n")
-            print_rows(list(rows[0]), [{name: short(value) for name, value in row.items()} for row in rows])
+    print_tables(
+        {title: [{name: short(value) for name, value in row.items()} for row in rows] for title, rows in tables.items()}
+    )
 
 
 @command(epilog="Example: fp4dse export te-nvfp4 --to te")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -27,9 +26,6 @@ from fp4dse.results.paired import OVERHEAD, SETTING
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rungs import keep_lanes
-
-if TYPE_CHECKING:
-    from fp4dse.tasks import TaskFacts
 
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""
@@ -47,12 +43,8 @@ class Halving(msgspec.Struct, frozen=True):
         if not 0 < self.keep < 1:
             raise ConfigError("--keep", self.keep, "a share between 0 and 1")
 
-    def rungs(self, task: TaskFacts) -> list[Rung]:
-        """Those of a task, in the order of steps."""
-        return self.at(task.steps)
-
-    def at(self, steps: int) -> list[Rung]:
-        """The rungs of a training of so many steps; those that fall on step 0 are left out."""
+    def rungs(self, steps: int) -> list[Rung]:
+        """The rungs of a training of so many steps, in their order; those that fall on step 0 are left out."""
         at = dict.fromkeys(round(steps * self.keep**n) for n in range(self.count, 0, -1))
         return [Rung(step, self.keep) for step in at if step > 0]
 
@@ -142,7 +134,7 @@ def _survivors(runs: pd.DataFrame, halving: Halving) -> tuple[np.ndarray, float]
     """The runs that go on to the end, bool [runs], and the steps that all of them together are trained."""
     total = int(runs["steps"].max())
     alive, steps, last = np.ones(len(runs), bool), 0.0, 0
-    for rung in halving.at(total):
+    for rung in halving.rungs(total):
         steps += alive.sum() * (rung.step - last)
         last = rung.step
         here = runs[alive]

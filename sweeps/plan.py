@@ -24,8 +24,9 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
+from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
-from fp4dse.tasks.job import Job, Lane, Rung
+from fp4dse.tasks.job import Job, Lane
 
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
@@ -70,7 +71,7 @@ def plan(
     is_stored: Callable[..., bool],
     machine: Machine,
     sizes: Mapping[tuple[str, str], int] = {},
-    rungs: Callable[[TaskFacts], list[Rung]] = lambda _: [],
+    halving: Halving | None = None,
     cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
@@ -79,8 +80,8 @@ def plan(
     devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
     a job of (task, preset) where it is known, see job_sizes.py.
 
-    `rungs` of a task are those of its jobs, but for the baseline's, which is what all others are compared with; they go
-    by the overheads of `cost`.
+    Jobs have the rungs of `halving`, which go by the overheads of `cost`. Baselines have none: all others are compared
+    with them.
     """
     configs = _with_baseline(recipes)
     device, workers = machine.device, len(machine.slots)
@@ -98,13 +99,13 @@ def plan(
                 populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
     of = {(task.name, task.preset): task for task in tasks}
-    halving = {(task.name, task.preset): rungs(task) for task in tasks}
+    rungs = {(task.name, task.preset): halving.rungs(task.steps) if halving else [] for task in tasks}
     pieces = []
     for (name, preset, baseline, *_), members in populations.items():
         members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
         most = sizes.get((name, preset)) or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
-        if halving[name, preset]:  # lanes are ranked within their job: more lanes are worth more than a short end
+        if rungs[name, preset]:  # lanes are ranked within their job: more lanes are worth more than a short end
             fewest = min(max(math.ceil(left / workers), fewest), most)
         pieces.append(Piece(baseline, [lane for *_, lane in members], of[name, preset].steps, fewest, most))
     keys = list(populations)
@@ -112,7 +113,7 @@ def plan(
     for number, part in cut(pieces, workers):
         name, preset, baseline, kind_number, _ = keys[number]
         task = of[name, preset]
-        rungs_of = [] if baseline else halving[name, preset]
+        rungs_of = [] if baseline else rungs[name, preset]
         job = Job(
             task=name,
             preset=preset,

@@ -90,7 +90,7 @@ class Setting:
             is_stored=self.stored_in(stored),
             machine=self.machine,
             sizes=self.sizes,
-            rungs=halving.rungs if halving else lambda _: [],
+            halving=halving,
             cost=self.cost,
         )
 

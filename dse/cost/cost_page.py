@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fp4dse.dse.cost.chip import UNITS, chip_names, load_chip
-from fp4dse.dse.cost.comparison import Comparison, kernels, throughputs
 from fp4dse.dse.cost.model import load_model, model_names
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.sensitivity import effects
 from fp4dse.dse.cost.step import overhead
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
+from fp4dse.dse.cost.validation import Comparison, effects, kernels, throughputs
 from fp4dse.dse.library import recipe_files
 
 

@@ -27,13 +27,13 @@ def sweep(tmp_path, **more):
 
 
 def test_rungs_halve_towards_the_start():
-    assert Halving(3, 0.5).at(800) == [Rung(100, 0.5), Rung(200, 0.5), Rung(400, 0.5)]
-    assert Halving(1, 0.25).at(800) == [Rung(200, 0.25)]
+    assert Halving(3, 0.5).rungs(800) == [Rung(100, 0.5), Rung(200, 0.5), Rung(400, 0.5)]
+    assert Halving(1, 0.25).rungs(800) == [Rung(200, 0.25)]
 
 
 @given(count=st.integers(1, 12), keep=st.floats(0.01, 0.99), steps=st.integers(1, 10_000))
 def test_rungs_increase_and_lie_within_training(count, keep, steps):
-    places = [rung.step for rung in Halving(count, keep).at(steps)]
+    places = [rung.step for rung in Halving(count, keep).rungs(steps)]
     assert places == sorted(set(places))
     assert all(0 < place <= steps for place in places)
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
 from fp4dse.dse.scale import TensorScale
 from fp4dse.sweeps.arguments import find_space
+from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
 from fp4dse.sweeps.plan import SHARE, Piece, cut, plan, uses_random_bits
 from fp4dse.tasks import get_task
-from fp4dse.tasks.job import Lane, Rung
+from fp4dse.tasks.job import Lane
 
 TASKS = [get_task("regression", "quickstart"), get_task("vision", "quickstart")]
 RECIPES = [file.recipe for file in recipe_files().values()]
@@ -144,8 +145,8 @@ def test_one_worker_has_nobody_to_wait_for():
     assert [len(part) for _, part in cut([Piece(False, list(range(1000)), 10, 16, 512)], 1)] == [500, 500]
 
 
-def test_with_rungs_lanes_keep_their_company():
-    with_rungs = make(workers=2, rungs=lambda task: [Rung(5, 0.5)]).jobs
+def test_with_rungs_lanes_stay_together():
+    with_rungs = make(workers=2, halving=Halving(1)).jobs
     assert max(len(job.lanes) for job in with_rungs) > max(len(job.lanes) for job in make(workers=2).jobs)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fp4dse.dse.cost.comparison import kernels, throughputs
 from fp4dse.dse.cost.cost_page import TABLES, fill
+from fp4dse.dse.cost.validation import kernels, throughputs
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost.md").read_text(encoding="utf-8")
 
