@@ -8,95 +8,52 @@ from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
 from fp4dse.dse.training import StableSPAM, Training
 
+
+def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
+    """Labels in the order of SLOTS: w and g as x, and operands of the backward pass as in the forward, unless given."""
+    w, g = w or x, g or x
+    if backward:
+        return [x, w, *[backward] * 4]
+    return [x, w, g, others.get("dgrad_w", w), others.get("wgrad_g", g), others.get("wgrad_x", x)]
+
+
 SLOTS_OF = {
-    "alto-mxfp4": [
-        "mxfp4-even",
-        "e2m1 32x32 e8m0-even",
-        "mxfp4-rceil SR",
-        "e2m1 32x32 e8m0-even",
-        "mxfp4-rceil SR",
-        "mxfp4-even",
-    ],
-    "amd-mxfp4": ["mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4"],
-    "bf16": ["bf16", "bf16", "bf16", "bf16", "bf16", "bf16"],
-    "fp4-all-the-way": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4 16/17 SR"],
-    "four-over-six": [
-        "nvfp4-4over6-mse",
-        "nvfp4-4over6-mse",
-        "nvfp4 16/17 SR",
-        "nvfp4-4over6-mse",
-        "nvfp4 16/17 SR",
-        "nvfp4-4over6-mse",
-    ],
-    "hif4-ascend": ["hif4", "hif4", "hif4", "hif4", "hif4", "hif4"],
-    "luq": ["int4-sawb", "int4-sawb", "luq", "int4-sawb", "luq", "int4-sawb"],
-    "mxfp4": ["mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4", "mxfp4"],
-    "mxfp4-ascend": [
-        "mxfp4-rceil",
-        "mxfp4-rceil",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-    ],
-    "mxfp4-sr-rht": ["mxfp4-rceil", "mxfp4-rceil", "mxfp4-rceil SR", "mxfp4-rceil", "mxfp4-rceil SR", "mxfp4-rceil"],
-    "mxfp4-tiles": ["mxfp4-2d", "mxfp4-2d", "mxfp4-rceil SR", "mxfp4-2d", "mxfp4-rceil SR", "mxfp4-2d"],
-    "nvfp4": ["nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4"],
-    "nvfp4-sr": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4"],
-    "nvfp4-sr-rht": ["nvfp4", "nvfp4", "nvfp4 16/17 SR", "nvfp4", "nvfp4 16/17 SR", "nvfp4"],
-    "nvfp4-stable-spam": ["nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4"],
-    "nvidia-nvfp4-finish": ["nvfp4", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4"],
-    "nvidia-nvfp4": ["nvfp4", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4-2d", "nvfp4 16/17 SR", "nvfp4"],
-    "quartet": [
-        "quest-mxfp4",
-        "quest-mxfp4",
-        "mxfp4 aligned",
-        "mxfp4 aligned",
-        "mxfp4 aligned",
-        "mxfp4 aligned",
-    ],
-    "quartet2": ["nvfp4-4over6-mse", "nvfp4-4over6-mse", "ms-eden", "ms-eden", "ms-eden", "ms-eden"],
-    "sun-radix4": ["int4-sawb", "int4-sawb", "radix4", "int4-sawb", "radix4-odd", "int4-sawb"],
-    "te-nvfp4": ["nvfp4", "nvfp4-2d", "nvfp4 SR", "nvfp4-2d", "nvfp4 SR", "nvfp4"],
-    "tetrajet": ["mxfp4-rceil", "mxfp4-rceil", "mxfp4-rceil SR", "mxfp4-rceil SR", "mxfp4-rceil SR", "mxfp4-rceil SR"],
-    "tetrajet-qema": [
-        "mxfp4-rceil",
-        "mxfp4-rceil EMA",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-        "mxfp4-rceil SR",
-    ],
-    "tetrajet2": [
-        "e2m1 1x16 e4m3 T448 segment",
-        "e2m1 1x16 e4m3 T448 segment",
-        "e2m1 1x16 e4m3 T448 segment 16/17 SR",
-        "e2m1 1x16 e4m3 T448 segment 16/17 SR",
-        "e2m1 1x16 e4m3 T448 segment 16/17 SR",
-        "e2m1 1x16 e4m3 T448 segment 16/17 SR",
-    ],
-    "tseng-mxfp4": ["bf16", "bf16", "mxfp4 3/4 SR", "mxfp4 3/4 SR", "mxfp4 3/4 SR", "mxfp4 3/4 SR"],
-    "ue5m3-graphcore": [
+    "alto-mxfp4": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-rceil SR"),
+    "amd-mxfp4": slots("mxfp4"),
+    "bf16": slots("bf16"),
+    "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
+    "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
+    "hif4-ascend": slots("hif4"),
+    "luq": slots("int4-sawb", g="luq"),
+    "mxfp4": slots("mxfp4"),
+    "mxfp4-ascend": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
+    "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
+    "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
+    "nvfp4": slots("nvfp4"),
+    "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
+    "nvfp4-sr-rht": slots("nvfp4", g="nvfp4 16/17 SR"),
+    "nvfp4-stable-spam": slots("nvfp4"),
+    "nvidia-nvfp4-finish": slots("nvfp4", w="nvfp4-2d", g="nvfp4 16/17 SR"),
+    "nvidia-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 16/17 SR"),
+    "quartet": slots("quest-mxfp4", backward="mxfp4 aligned"),
+    "quartet2": slots("nvfp4-4over6-mse", backward="ms-eden"),
+    "sun-radix4": slots("int4-sawb", g="radix4", wgrad_g="radix4-odd"),
+    "te-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
+    "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
+    "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
+    "tetrajet2": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
+    "tseng-mxfp4": slots("bf16", backward="mxfp4 3/4 SR"),
+    "ue5m3-graphcore": slots(
         "e2m1 1x16 ue5m3-61440 T448 held50",
-        "e2m1 16x16 ue5m3-61440 T448 held50",
-        "e2m1 1x16 ue5m3-61440 T448 held50 SR8",
-        "e2m1 16x16 ue5m3-61440 T448 held50",
-        "e2m1 1x16 ue5m3-61440 T448 held50 SR8",
-        "e2m1 1x16 ue5m3-61440 T448 held50",
-    ],
-    "ue5m3-sr": ["ue5m3-t448", "ue5m3-t448", "ue5m3-t448 16/17 SR", "ue5m3-t448", "ue5m3-t448 16/17 SR", "ue5m3-t448"],
-    "ufp4": [
-        "e1m2 1x16 fp32",
-        "e1m2 1x16 fp32",
-        "e1m2 1x16 fp32 SR",
-        "e1m2 1x16 fp32",
-        "e1m2 1x16 fp32 SR",
-        "e1m2 1x16 fp32",
-    ],
-    "wang-dge-occ": ["fp4-row occ", "fp4-row", "fp8-e5m2", "fp8", "fp8-e5m2", "fp8"],
-    "zhou-mixed": ["fp4-row", "fp4-row", "fp8-e5m2", "fp8", "fp8-e5m2", "fp8"],
+        w="e2m1 16x16 ue5m3-61440 T448 held50",
+        g="e2m1 1x16 ue5m3-61440 T448 held50 SR8",
+    ),
+    "ue5m3-sr": slots("ue5m3-t448", g="ue5m3-t448 16/17 SR"),
+    "ufp4": slots("e1m2 1x16 fp32", g="e1m2 1x16 fp32 SR"),
+    "wang-dge-occ": slots("fp4-row occ", w="fp4-row", g="fp8-e5m2", dgrad_w="fp8", wgrad_x="fp8"),
+    "zhou-mixed": slots("fp4-row", g="fp8-e5m2", dgrad_w="fp8", wgrad_x="fp8"),
 }
-"""Recipe -> fprop.x, fprop.w, dgrad.g, dgrad.w, wgrad.g, wgrad.x."""
+"""Recipe -> its six slots."""
 
 ROTATIONS_OF = {
     "alto-mxfp4": ["none", "none", "rht32"],
