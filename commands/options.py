@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
 
@@ -20,16 +21,16 @@ def _given(param: typer.CallbackParam, value: str | None) -> str | None:
     return value
 
 
+def _text(help: str, *names: str, offered: Callable[[], Iterable[str]] | None = None) -> Any:
+    """An option that takes a text, which is not empty; `offered` are those that the tab key knows."""
+    return typer.Option(*names, help=help, callback=_given, autocompletion=offer(offered) if offered else None)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-StorePath = Annotated[
-    str | None,
-    typer.Option("--store", help="Folder or URL of the store. Default: the latest under runs/.", callback=_given),
-]
-NewStore = Annotated[
-    str | None, typer.Option("--store", help="Folder or s3:// URL. Default: runs/SPACE/store.", callback=_given)
-]
-Preset = Annotated[str | None, typer.Option(help="Preset of tasks named without one. Default: small.", callback=_given)]
-Data = Annotated[str | None, typer.Option(help="Your data for the task: a PATH, or TABLE:COLUMN.", callback=_given)]
+StorePath = Annotated[str | None, _text("Folder or URL of the store. Default: the latest under runs/.", "--store")]
+NewStore = Annotated[str | None, _text("Folder or s3:// URL. Default: runs/SPACE/store.", "--store")]
+Preset = Annotated[str | None, _text("Preset of tasks named without one. Default: small.")]
+Data = Annotated[str | None, _text("Your data for the task: a PATH, or TABLE:COLUMN.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(lambda: ["cpu", "cuda"]))]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
@@ -58,19 +59,10 @@ Axes = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        help="Model shape that overheads are of, by name or .toml file. Default: llama-1b.",
-        autocompletion=offer(model_names),
-        callback=_given,
-    ),
+    _text("Model shape that overheads are of, by name or .toml file. Default: llama-1b.", offered=model_names),
 ]
 Chip = Annotated[
-    str | None,
-    typer.Option(
-        help="Chip that overheads are of, by name or .toml file. Default: b200.",
-        autocompletion=offer(chip_names),
-        callback=_given,
-    ),
+    str | None, _text("Chip that overheads are of, by name or .toml file. Default: b200.", offered=chip_names)
 ]
 SpaceName = Annotated[
     str,
