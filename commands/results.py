@@ -167,7 +167,7 @@ def dashboard(
     from fp4dse.results.spaces import store_name
     from fp4dse.sweeps import storages
     from fp4dse.sweeps.dashboard import default_storage, serve
-    from fp4dse.sweeps.study import mirror
+    from fp4dse.sweeps.mirror import mirror
 
     found = open_given(store, model, chip)
     where = storage or default_storage(found.path)

@@ -24,10 +24,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
 from fp4dse.results.remote import Place
-from fp4dse.sweeps.pictures import REPORT
+from fp4dse.sweeps.mirror import mirror
 from fp4dse.sweeps.state import read_state
 from fp4dse.sweeps.stores import report_path
-from fp4dse.sweeps.study import mirror
+from fp4dse.sweeps.trials import REPORT
 
 if TYPE_CHECKING:
     import optuna

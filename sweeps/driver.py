@@ -33,7 +33,7 @@ from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.scheduler import Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state
-from fp4dse.sweeps.storing import PATIENCE_S, Storing
+from fp4dse.sweeps.store_writer import PATIENCE_S, StoreWriter
 from fp4dse.tasks.job import Job
 
 POLL_S = 0.2
@@ -64,19 +64,19 @@ class Sweep:
     begin: float = field(default_factory=time.monotonic)
     clock: Clock = field(init=False)
     baselines: Baselines = field(init=False)
-    storing: Storing[Verdict] = field(init=False)
+    writer: StoreWriter[Verdict] = field(init=False)
     best_thread: threading.Thread = field(default_factory=threading.Thread)
 
     def __post_init__(self) -> None:
         steps = {(task.name, task.preset): task.steps for task in self.setting.tasks}
         self.clock = Clock(steps, len(self.setting.machine.slots))
         self.baselines = Baselines(self.setting, set(), self.record)
-        self.storing = Storing(self.store)
+        self.writer = StoreWriter(self.store)
 
     @property
     def open_jobs(self) -> list[Job]:
         """Jobs that wait, run, or are not stored yet."""
-        storing = [verdict.outcome.job for verdict, *_ in list(self.storing.waiting)]
+        storing = [verdict.outcome.job for verdict, *_ in list(self.writer.waiting)]
         return [*self.scheduler.waiting, *(run.job for run in self.scheduler.executor.running), *storing]
 
     def queue(self, jobs: Sequence[Job]) -> None:
@@ -105,20 +105,20 @@ class Sweep:
             for verdict in verdicts:
                 self.handle(verdict)
             if verdicts:
-                self.storing.finish(POLL_S)  # most often it takes milliseconds, and a search goes on at once
+                self.writer.finish(POLL_S)  # most often it takes milliseconds, and a search goes on at once
             self.note_stored()
             self.refresh()
         self.stopped = self.stopped or self.scheduler.why_give_up()
-        self.storing.last_try(GRACE_S)
+        self.writer.last_try(GRACE_S)
         while self.note_stored():
             pass
-        if self.storing.waiting:
-            raise self.storing.refusal(self.work)
+        if self.writer.waiting:
+            raise self.writer.refusal(self.work)
 
     def close(self) -> None:
         """Stop the workers, and wait for the threads."""
         self.scheduler.executor.stop()
-        self.storing.close()
+        self.writer.close()
         if self.best_thread.ident:
             self.best_thread.join(GRACE_S)
 
@@ -128,10 +128,10 @@ class Sweep:
             self.idle_since = math.inf
             return False
         self.idle_since = min(self.idle_since, time.monotonic())
-        self.storing.finish(POLL_S)
+        self.writer.finish(POLL_S)
         if self.note_stored():  # of which `feed` has not heard yet
             return False
-        return not self.storing.waiting or time.monotonic() - self.idle_since > PATIENCE_S
+        return not self.writer.waiting or time.monotonic() - self.idle_since > PATIENCE_S
 
     def start_jobs(self) -> None:
         """Start jobs. StoreError if their folders cannot be written."""
@@ -150,10 +150,10 @@ class Sweep:
         job, folder = outcome.job, outcome.folder
         self.events += 1
         if outcome.result is not None:
-            self.storing.put(verdict, result_rows(job, outcome.result, self.setting.context(job)), folder.name)
+            self.writer.put(verdict, result_rows(job, outcome.result, self.setting.context(job)), folder.name)
             self.clock.add(job, outcome.pace)
         elif verdict.action == "give up":
-            self.storing.put(verdict, failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
+            self.writer.put(verdict, failed_rows(job, outcome.reason, self.setting.context(job)), folder.name)
         elif verdict.action == "retry":
             self.state.note_retry(f"{outcome.reason}: {verdict.note}")
             if outcome.kind not in BLAMELESS and not self.scheduler.runs_in(folder):
@@ -165,7 +165,7 @@ class Sweep:
         """Count what the store has taken, and let go of its folders; returns how many jobs. StoreError if it takes no
         more."""
         state = self.state
-        stored = self.storing.stored()
+        stored = self.writer.stored()
         for verdict in stored:
             outcome, folder = verdict.outcome, verdict.outcome.folder
             self.events += 1
@@ -204,7 +204,7 @@ class Sweep:
         state.running = [job_state(run) for run in running]
         state.elapsed_s = now - self.begin
         state.eta_s = state.trials_eta_s if state.trials_asked else self.clock.eta_s(waiting, running)
-        state.trouble = self.storing.trouble() or self.scheduler.executor.trouble
+        state.trouble = self.writer.trouble() or self.scheduler.executor.trouble
         self.show(state)
 
 

@@ -24,8 +24,8 @@ from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress
 
 if TYPE_CHECKING:
-    from fp4dse.sweeps.searching.batches import StudyResult
     from fp4dse.sweeps.searching.search import SearchResult
+    from fp4dse.sweeps.searching.study import StudyResult
     from fp4dse.sweeps.sweep import SweepResult
 
 LINE_S = 10.0

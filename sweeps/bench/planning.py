@@ -18,11 +18,11 @@ from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.results import open_store
 from fp4dse.results.joining import write_part
 from fp4dse.results.schema import ROW, SCHEMA_VERSION, recipe_columns
-from fp4dse.sweeps.pictures import Line
+from fp4dse.sweeps.mirror import mirror_trials
 from fp4dse.sweeps.rows import lane_id
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.storages import open_storage
-from fp4dse.sweeps.study import mirror_lines
+from fp4dse.sweeps.trials import TrialData
 from fp4dse.tasks.job import Lane
 
 COMBINATIONS, STORED, LANES, TRIALS = 100_000, 1_000_000, 100_000, 5_000
@@ -116,7 +116,7 @@ def time_mirror(trials: int = TRIALS) -> Row:
     names = [f"level {i}" for i in range(4)]
     draws = np.random.default_rng(0)
     lines = [
-        Line(
+        TrialData(
             key=f"{i:016x}",
             params={f"axis {axis}": names[draws.integers(4)] for axis in range(8)},
             values=(float(draws.normal()), float(draws.integers(1, 9))),
@@ -126,5 +126,5 @@ def time_mirror(trials: int = TRIALS) -> Row:
     ]
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        mirror_lines(open_storage(f"{folder}/study.journal"), "bench", lines)
+        mirror_trials(open_storage(f"{folder}/study.journal"), "bench", lines)
         return _timed(f"mirror {trials:,} trials to the dashboard's study", begin, 10.0)

@@ -4,7 +4,7 @@
 
 Every task has a study of its own, with batches and results of its own; the jobs of all studies run side by side on one
 executor, which stays from the first batch to the last. The order of batches and results in a study does not depend on
-how fast jobs are (batches.py), so the same command after an interruption, and a second search with the same seed,
+how fast jobs are (study.py), so the same command after an interruption, and a second search with the same seed,
 propose the same.
 """
 
@@ -26,8 +26,8 @@ from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.opening import Request, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
-from fp4dse.sweeps.searching.batches import Study, StudyResult, Trainer
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
+from fp4dse.sweeps.searching.study import Study, StudyResult, Trainer
 from fp4dse.sweeps.setting import SEEDS, Setting, Tasks
 from fp4dse.sweeps.state import Failure
 from fp4dse.tasks import find_facts

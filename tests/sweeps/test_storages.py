@@ -15,9 +15,9 @@ import pytest
 
 from fp4dse.dse import ConfigError
 from fp4dse.sweeps import storages
-from fp4dse.sweeps.pictures import VALUES, Line
+from fp4dse.sweeps.mirror import mirror_trials
 from fp4dse.sweeps.storages import MARK, mend_journal, open_storage
-from fp4dse.sweeps.study import mirror_lines
+from fp4dse.sweeps.trials import VALUES, TrialData
 from tests.sweeps import databases
 
 NAME = "few vision:small"
@@ -32,10 +32,10 @@ def contents(storage, name=NAME) -> list:
     return [(trial.state, trial.values, trial.params, trial.user_attrs) for trial in load(storage, name).trials]
 
 
-def some_lines(n: int, seed: int = 0) -> list[Line]:
+def some_trials(n: int, seed: int = 0) -> list[TrialData]:
     draws = random.Random(seed)
     return [
-        Line(
+        TrialData(
             key=f"{i}",
             params={"a": draws.choice("xyz"), "b": draws.choice("uvw")},
             values=(draws.random(), draws.random()) if i % 5 else None,
@@ -49,14 +49,14 @@ def some_lines(n: int, seed: int = 0) -> list[Line]:
 
 
 def test_a_journal_that_is_torn_anywhere_in_its_last_line_goes_on_as_if_it_were_not(tmp_path):
-    path, lines = tmp_path / "torn.journal", some_lines(8)
-    mirror_lines(open_storage(path), NAME, lines[:7])
+    path, lines = tmp_path / "torn.journal", some_trials(8)
+    mirror_trials(open_storage(path), NAME, lines[:7])
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for length in [*range(last + 1, len(whole), 37), len(whole) - 1]:
         path.write_bytes(whole[:length])
         assert mend_journal(path)
-        mirror_lines(open_storage(path), NAME, lines)
+        mirror_trials(open_storage(path), NAME, lines)
         assert [trial.user_attrs["label"] for trial in load(open_storage(path)).trials] == [
             f"recipe {i}" for i in range(8)
         ]
@@ -64,12 +64,12 @@ def test_a_journal_that_is_torn_anywhere_in_its_last_line_goes_on_as_if_it_were_
 
 @pytest.mark.parametrize("broken", [b"\x00\xff\n", b'{"op": \n', b"[1, 2]\n", b"x" * 100 + b"\n"])
 def test_a_journal_of_ours_that_is_broken_elsewhere_is_made_anew_and_none_of_it_is_lost(tmp_path, broken, caplog):
-    path, lines = tmp_path / "broken.journal", some_lines(4)
-    mirror_lines(open_storage(path), NAME, lines)
+    path, lines = tmp_path / "broken.journal", some_trials(4)
+    mirror_trials(open_storage(path), NAME, lines)
     for aside in ("broken.journal.broken", "broken.journal.broken2"):
         first, _, rest = path.read_bytes().partition(b"\n")
         path.write_bytes(before := first + b"\n" + broken + rest)
-        mirror_lines(open_storage(path), NAME, lines)
+        mirror_trials(open_storage(path), NAME, lines)
         assert len(load(open_storage(path)).trials) == 4
         assert (tmp_path / aside).read_bytes() == before
         assert f"line 2 is broken; set aside as {tmp_path / aside}" in caplog.text
@@ -121,7 +121,7 @@ def test_what_is_not_ours_at_the_path_stays_as_it_is_and_the_error_says_what_it_
 def test_a_whole_journal_of_somebody_else_is_added_to_and_keeps_what_it_has(tmp_path):
     anothers_journal(path := tmp_path / "mine.journal")
     before = path.read_bytes()
-    mirror_lines(open_storage(path), NAME, some_lines(3))
+    mirror_trials(open_storage(path), NAME, some_trials(3))
     assert path.read_bytes().startswith(before)
     assert not mend_journal(path)
     assert len(load(open_storage(path), "mine").trials) == 1
@@ -135,14 +135,14 @@ def test_where_nothing_is_yet_a_journal_is_made(tmp_path, kind):
         (tmp_path / "target").touch()
     if "link" in kind:
         path.symlink_to(tmp_path / "target")
-    mirror_lines(open_storage(path), NAME, some_lines(3))
+    mirror_trials(open_storage(path), NAME, some_trials(3))
     assert len(load(open_storage(path)).trials) == 3
     assert path.is_symlink() == ("link" in kind)
 
 
 def test_a_torn_line_behind_a_link_is_cut_and_the_link_stays(tmp_path):
     path, link = tmp_path / "target", tmp_path / "link"
-    mirror_lines(open_storage(path), NAME, some_lines(3))
+    mirror_trials(open_storage(path), NAME, some_trials(3))
     whole = path.read_bytes()
     path.write_bytes(whole + MARK + b'"op_code":')
     link.symlink_to(path)
@@ -153,7 +153,7 @@ def test_a_torn_line_behind_a_link_is_cut_and_the_link_stays(tmp_path):
 
 def test_a_line_that_another_process_is_just_writing_is_not_cut(tmp_path):
     path = tmp_path / "busy.journal"
-    mirror_lines(open_storage(path), NAME, some_lines(3))
+    mirror_trials(open_storage(path), NAME, some_trials(3))
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     lock = optuna.storages.journal.JournalFileSymlinkLock(str(path))
@@ -173,7 +173,7 @@ def test_a_line_that_another_process_is_just_writing_is_not_cut(tmp_path):
 def test_a_sound_journal_is_left_alone(tmp_path):
     path = tmp_path / "sound.journal"
     assert not mend_journal(path)
-    mirror_lines(open_storage(path), NAME, some_lines(3))
+    mirror_trials(open_storage(path), NAME, some_trials(3))
     before = path.read_bytes()
     assert not mend_journal(path)
     assert path.read_bytes() == before
@@ -234,12 +234,12 @@ def opened():
 
 def test_every_storage_shows_the_same_study_and_two_writers_share_it(url, opened, tmp_path):
     expected = open_storage(tmp_path / "expected.journal")
-    for name, lines in (("one", some_lines(12)), ("two", some_lines(9, seed=1))):
-        mirror_lines(expected, name, lines)
+    for name, lines in (("one", some_trials(12)), ("two", some_trials(9, seed=1))):
+        mirror_trials(expected, name, lines)
         writer = opened(url)
-        mirror_lines(writer, name, lines[:4])
-        mirror_lines(writer, name, lines)
-        mirror_lines(opened(url), name, lines)
+        mirror_trials(writer, name, lines[:4])
+        mirror_trials(writer, name, lines)
+        mirror_trials(opened(url), name, lines)
     reader = opened(url)
     for name in ("one", "two"):
         assert contents(reader, name) == contents(expected, name)
@@ -248,13 +248,14 @@ def test_every_storage_shows_the_same_study_and_two_writers_share_it(url, opened
 
 WRITER = """
 import sys
-from fp4dse.sweeps.pictures import Line
+from fp4dse.sweeps.trials import TrialData
 from fp4dse.sweeps.storages import open_storage
-from fp4dse.sweeps.study import mirror_lines
+from fp4dse.sweeps.mirror import mirror_trials
 storage = open_storage(sys.argv[1])
 for n in range(1, 9):
-    lines = [Line(key=str(i), params={"a": "xyz"[i % 3]}, values=(i, -i), facts={"label": str(i)}) for i in range(n)]
-    mirror_lines(storage, sys.argv[2], lines)
+    facts = [{"label": str(i)} for i in range(n)]
+    trials = [TrialData(key=str(i), params={"a": "xyz"[i % 3]}, values=(i, -i), facts=facts[i]) for i in range(n)]
+    mirror_trials(storage, sys.argv[2], trials)
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 from fp4dse.dse import Recipe, StoreError
 from fp4dse.results import Store, open_store
 from fp4dse.results.remote import RemotePath
-from fp4dse.sweeps import run_sweep, storing
+from fp4dse.sweeps import run_sweep, store_writer
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state
 from fp4dse.sweeps.stopping import heartbeat
@@ -42,8 +42,8 @@ def server(tmp_path, monkeypatch):
     pytest.importorskip("fsspec").filesystem("memory").store.clear()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FAKE_LANES", "/dev/null")
-    monkeypatch.setattr(storing, "RETRY_S", 0.2)
-    monkeypatch.setattr(storing, "SLOW_S", 0.2)
+    monkeypatch.setattr(store_writer, "RETRY_S", 0.2)
+    monkeypatch.setattr(store_writer, "SLOW_S", 0.2)
     away = threading.Event()
     upload = RemotePath._upload
 
@@ -111,7 +111,7 @@ def test_a_server_that_goes_away_when_all_is_stored_is_no_fault_of_the_sweep(ser
 def test_rows_of_a_wrong_shape_end_a_sweep_at_once(tmp_path):
     store = open_store(tmp_path / "store", create=True)
     with store.lock():
-        thread = storing.Storing(store)
+        thread = store_writer.StoreWriter(store)
         thread.put("job", [{"no": "row"}], "job")
         thread.finish(30)
         with pytest.raises(StoreError):
@@ -122,7 +122,7 @@ def test_rows_of_a_wrong_shape_end_a_sweep_at_once(tmp_path):
 def test_rows_are_stored_in_their_order_and_said_to_be_once(tmp_path, monkeypatch):
     added = []
     monkeypatch.setattr(Store, "add", lambda self, rows, name: added.append(name))
-    thread = storing.Storing(open_store(tmp_path / "store", create=True))
+    thread = store_writer.StoreWriter(open_store(tmp_path / "store", create=True))
     for number in range(20):
         thread.put(number, [], str(number))
     thread.finish(30)

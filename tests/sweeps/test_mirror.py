@@ -14,10 +14,10 @@ from optuna_dashboard._note import get_note_from_system_attrs
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
 from fp4dse.results.paired import OVERHEAD
-from fp4dse.sweeps import pictures as pictures_module
-from fp4dse.sweeps.pictures import POINTS, VALUES, pictures
+from fp4dse.sweeps import trials as trials_module
+from fp4dse.sweeps.mirror import mirror, mirror_trials
 from fp4dse.sweeps.storages import open_storage
-from fp4dse.sweeps.study import mirror, mirror_lines
+from fp4dse.sweeps.trials import POINTS, VALUES, study_data
 from tests.sweeps.made import row
 
 STATES = optuna.trial.TrialState
@@ -113,17 +113,17 @@ def test_a_recipe_that_changed_or_has_a_new_value_makes_the_study_anew(store, st
 
 def test_recipes_of_a_running_sweep_come_when_they_have_all_lanes_of_the_baseline(store):
     store.add([*lanes(RECIPES[:2]), row(RECIPES[2], 0, 1.0)], "lanes")
-    assert [line.key for line in pictures(store, "few", unfinished=False)[NAME].lines] == [
+    assert [line.key for line in study_data(store, "few", unfinished=False)[NAME].trials] == [
         recipe.config_id for recipe in sorted(RECIPES[:2], key=lambda recipe: recipe.config_id)
     ]
-    assert len(pictures(store, "few", unfinished=True)[NAME].lines) == 3
+    assert len(study_data(store, "few", unfinished=True)[NAME].trials) == 3
 
 
 def test_every_task_and_setting_has_a_study(store, storage):
     store.add([*lanes(), *(dict(one, task="regression") for one in [*BASELINE, *lanes()])], "two tasks")
     assert set(mirror(store, storage, "few")) == {NAME, "few regression:small"}
     store.add([dict(one, device_class="gpu") for one in [*BASELINE, *lanes()]], "two devices")
-    assert set(pictures(store, "few")) == {
+    assert set(study_data(store, "few")) == {
         "few regression:small",
         "few vision:small d cpu torch 1 1 1",
         "few vision:small d gpu torch 1 1 1",
@@ -131,9 +131,9 @@ def test_every_task_and_setting_has_a_study(store, storage):
 
 
 def test_more_recipes_than_the_dashboard_takes_are_cut_to_the_best(store, monkeypatch, caplog):
-    monkeypatch.setattr(pictures_module, "MOST_TRIALS", 2)
+    monkeypatch.setattr(trials_module, "MOST_TRIALS", 2)
     store.add(lanes(), "lanes")
-    assert {line.key for line in pictures(store, "few")[NAME].lines} == {recipe.config_id for recipe in RECIPES[:2]}
+    assert {line.key for line in study_data(store, "few")[NAME].trials} == {recipe.config_id for recipe in RECIPES[:2]}
     assert "6 recipes" in caplog.text
 
 
@@ -143,7 +143,7 @@ def test_a_store_without_rows_has_no_studies(tmp_path, storage):
 
 def test_values_that_json_has_not_are_left_out(store):
     store.add([row(RECIPES[0], 0, 1.5)], "one seed: no interval")
-    (line,) = pictures(store, "few")[NAME].lines
+    (line,) = study_data(store, "few")[NAME].trials
     assert line.facts["loss against BF16"] == "+50.0 %"
     assert line.facts["verdict"] == "with one seed nothing can be told apart from BF16"
     json.dumps(line.facts, allow_nan=False)
@@ -205,7 +205,7 @@ def test_the_studys_note_follows_the_store_but_never_replaces_what_somebody_wrot
 
 def test_a_long_note_that_becomes_a_short_one_is_whole(storage):
     for text in ("x" * 5000, "short", "y" * 2001):
-        mirror_lines(storage, NAME, [], text)
+        mirror_trials(storage, NAME, [], text)
         assert get_note(load(storage)) == text
 
 

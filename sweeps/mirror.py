@@ -1,7 +1,7 @@
 """The Optuna study that the dashboard shows: a projection of a store, which may be deleted and rebuilt at any time.
 
 There is one study per sweep and task (and device and software, where a store has several), and one trial per recipe, as
-pictures.py has them. A recipe with a diverged seed is a failed trial, one that was dropped at a rung a pruned trial:
+trials.py has them. A recipe with a diverged seed is a failed trial, one that was dropped at a rung a pruned trial:
 neither can be shown as a good one (optuna-dashboard does not know the constraints of Optuna 5), and the mean of seeds
 that were left would flatter.
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store
-from fp4dse.sweeps.pictures import VALUES, Line, mean_curves, pictures
+from fp4dse.sweeps.trials import VALUES, TrialData, mean_curves, study_data
 
 if TYPE_CHECKING:
     import optuna
@@ -32,8 +32,8 @@ NOTE_PIECE = 2000
 DIGEST = "digest"
 """The attribute by which a trial of ours is known, and known to be up to date."""
 
-Curves = Callable[[Sequence[Line]], dict[str, dict[int, float]]]
-"""Keys of lines -> step -> training loss."""
+Curves = Callable[[Sequence[TrialData]], dict[str, dict[int, float]]]
+"""Keys of trials -> step -> training loss."""
 
 
 def mirror(store: Store, storage: optuna.storages.BaseStorage, sweep: str, unfinished: bool = True) -> dict[str, int]:
@@ -42,51 +42,50 @@ def mirror(store: Store, storage: optuna.storages.BaseStorage, sweep: str, unfin
     unfinished   also mirror recipes of which lanes are missing that the baseline has
     """
     return {
-        name: mirror_lines(storage, name, picture.lines, picture.note, lambda lines: mean_curves(store, lines))
-        for name, picture in pictures(store, sweep, unfinished).items()
+        name: mirror_trials(storage, name, study.trials, study.note, lambda trials: mean_curves(store, trials))
+        for name, study in study_data(store, sweep, unfinished).items()
     }
 
 
-def mirror_lines(
+def mirror_trials(
     storage: optuna.storages.BaseStorage,
     name: str,
-    lines: Sequence[Line],
+    trials: Sequence[TrialData],
     note: str = "",
     curves: Curves = lambda _: {},
 ) -> int:
-    """Make the study's trials these lines: append what is new; make it anew if others changed. Returns the trials.
+    """Make the study's trials `trials`: append what is new; make it anew if others changed. Returns their number.
 
     ConfigError if the storage has a study of that name with trials of somebody else.
     """
     import optuna
 
-    choices = _choices(lines)
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {
+        axis: optuna.distributions.CategoricalDistribution(values) for axis, values in _choices(trials).items()
+    }
     study = _study(storage, name)
     known = {trial.user_attrs.get(DIGEST): trial for trial in study.get_trials(deepcopy=False)}
     fits = all(
-        trial.distributions.get(axis) == optuna.distributions.CategoricalDistribution(values)
+        trial.distributions.get(axis) == distribution
         for trial in list(known.values())[:1]
-        for axis, values in choices.items()
+        for axis, distribution in distributions.items()
     )
     if None in known or len(study.directions) != len(VALUES):
         raise ConfigError("--storage", name, "a storage in which nobody else made a study of that name")
-    if not fits or not set(known) <= {line.digest for line in lines}:
+    if not fits or not set(known) <= {data.digest for data in trials}:
         optuna.delete_study(study_name=name, storage=storage)
         study, known = _study(storage, name), {}
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        axis: optuna.distributions.CategoricalDistribution(values) for axis, values in choices.items()
-    }
-    new = [line for line in lines if line.digest not in known]
-    ranked = sorted((line.values[1], line.key) for line in lines if line.values)
+    new = [data for data in trials if data.digest not in known]
+    ranked = sorted((data.values[1], data.key) for data in trials if data.values)
     noted = {key for _, key in ranked[:MOST_NOTES]}
     losses = curves(new) if new else {}
     study_id = storage.get_study_id_from_name(name)
-    for line in new:
-        trial_id = storage.create_new_trial(study_id, _trial(line, distributions, losses.get(line.key, {})))
-        if line.note and line.key in noted:
-            _write_note(storage, study_id, f"dashboard:{trial_id}:", line.note, 0)
+    for data in new:
+        trial_id = storage.create_new_trial(study_id, _trial(data, distributions, losses.get(data.key, {})))
+        if data.note and data.key in noted:
+            _write_note(storage, study_id, f"dashboard:{trial_id}:", data.note, 0)
     _note_study(storage, study_id, note)
-    return len(lines)
+    return len(trials)
 
 
 def _study(storage: optuna.storages.BaseStorage, name: str) -> optuna.Study:
@@ -102,32 +101,32 @@ def _study(storage: optuna.storages.BaseStorage, name: str) -> optuna.Study:
     return study
 
 
-def _choices(lines: Iterable[Line]) -> dict[str, list[str]]:
+def _choices(trials: Iterable[TrialData]) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
-    for line in lines:
-        for axis, value in line.params.items():
+    for data in trials:
+        for axis, value in data.params.items():
             found.setdefault(axis, set()).add(value)
     return {axis: sorted(values) for axis, values in found.items()}
 
 
 def _trial(
-    line: Line, distributions: dict[str, optuna.distributions.BaseDistribution], losses: dict[int, float]
+    data: TrialData, distributions: dict[str, optuna.distributions.BaseDistribution], losses: dict[int, float]
 ) -> optuna.trial.FrozenTrial:
     import optuna
 
     states = optuna.trial.TrialState
-    state = states.PRUNED if line.pruned else states.FAIL if line.values is None else states.COMPLETE
+    state = states.PRUNED if data.pruned else states.FAIL if data.values is None else states.COMPLETE
     trial = optuna.trial.create_trial(
         state=state,
-        values=list(line.values) if state == states.COMPLETE and line.values else None,
-        params=line.params,
-        distributions={axis: distributions[axis] for axis in line.params},
-        user_attrs={**line.facts, DIGEST: line.digest},
+        values=list(data.values) if state == states.COMPLETE and data.values else None,
+        params=data.params,
+        distributions={axis: distributions[axis] for axis in data.params},
+        user_attrs={**data.facts, DIGEST: data.digest},
         intermediate_values=losses,
     )
-    if line.finished is not None:
-        trial.datetime_complete = line.finished
-        trial.datetime_start = line.finished - timedelta(seconds=line.seconds)
+    if data.finished is not None:
+        trial.datetime_complete = data.finished
+        trial.datetime_start = data.finished - timedelta(seconds=data.seconds)
     return trial
 
 

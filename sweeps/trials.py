@@ -1,4 +1,4 @@
-"""The contents of the dashboard, as plain data: a study per task, a line per recipe at its best learning rate.
+"""The contents of the dashboard, as plain data: a study per task, a trial per recipe at its best learning rate.
 
 Parameters are the factors of the report, the values overhead and loss; what else is known are facts. A recipe that is
 shown says nothing that depends on other recipes, so that it stays as it is when these come.
@@ -44,8 +44,8 @@ _AGAINST: dict[str, Against] = {"lower": "better", "higher": "worse", "same": "s
 _READ = [*dict.fromkeys([*SUMMARIZED, *AXES, OVERHEAD, "run_id", "created_at", "lane_s"])]
 
 
-class Line(msgspec.Struct, frozen=True):
-    """A trial to be: `values` None for a diverged recipe, `pruned` for one that was dropped. `run_ids`: its lanes;
+class TrialData(msgspec.Struct, frozen=True):
+    """The data of a trial: `values` None for a diverged recipe, `pruned` for one that was dropped. `run_ids`: its lanes;
     `seconds`: their share of the time in which they were trained with others."""
 
     key: str
@@ -60,19 +60,19 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of what must be the same for the trial to stay."""
+        """Hash of what must be the same for the trial to stay."""
         data = json.dumps([self.key, self.params, self.values, self.facts, self.pruned], sort_keys=True)
         return hashlib.sha256(data.encode()).hexdigest()[:12]
 
 
-class Picture(NamedTuple):
-    """A study to be. note: Markdown."""
+class StudyData(NamedTuple):
+    """The data of a study. note: Markdown."""
 
-    lines: list[Line]
+    trials: list[TrialData]
     note: str
 
 
-def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Picture]:
+def study_data(store: Store, sweep: str, unfinished: bool = True) -> dict[str, StudyData]:
     """Study name -> its trials, in the order in which their recipes came to the store, and what they say."""
     runs = store.runs(_READ)
     settings = runs[list(SETTING)].drop_duplicates()
@@ -88,11 +88,11 @@ def pictures(store: Store, sweep: str, unfinished: bool = True) -> dict[str, Pic
         where = [] if same.sum() == 1 else [str(part[name].iloc[0]) for name in SETTING[2:]]
         paragraphs = [f"**{title}**: {text}" for title, text in answers(found[keys], called)] if keys in found else []
         note = "\n\n".join([*paragraphs, *filter(None, [called.says()]), link])
-        studies[" ".join([sweep, task, *where])] = Picture(_lines(part, unfinished, link, of), note)
+        studies[" ".join([sweep, task, *where])] = StudyData(_trials(part, unfinished, link, of), note)
     return studies
 
 
-def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Line]:
+def _trials(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[TrialData]:
     """The trials of one setting. of: what their overheads are of."""
     seen = runs[runs["status"].ne("failed")]
     lanes = seen.groupby("config_id")[["lr", "seed"]].apply(lambda part: len(part.drop_duplicates()))
@@ -109,7 +109,7 @@ def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Lin
     at_best = judged(runs)
     trained = {str(key): part for key, part in at_best.groupby("config_id") if key in table.index}
     words, title = _against_bf16(at_best), metric_title(table)
-    lines = []
+    trials = []
     for config_id in sorted(table.index, key=lambda config_id: (order[config_id], config_id)):
         row, key = table.loc[config_id], str(config_id)
         if table["lr"].nunique() > 1:
@@ -127,8 +127,8 @@ def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Lin
         says += [f"* {row['note']}"] if row["note"] else []
         if pd.notna(row[OVERHEAD]):
             says.append(f"* cost: {row[OVERHEAD]:.2f} of BF16's modelled step time ({of})")
-        lines.append(
-            Line(
+        trials.append(
+            TrialData(
                 key=key,
                 params=params[key],
                 values=(_shown(row[OVERHEAD]), _shown(100 * math.expm1(min(gap, 700.0)))) if finite else None,
@@ -140,7 +140,7 @@ def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Lin
                 note="\n".join([f"**{name}**", "", *says, "", link]),
             )
         )
-    return lines
+    return trials
 
 
 def _params(recipes: pd.DataFrame) -> dict[str, dict[str, str]]:
@@ -160,9 +160,9 @@ def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
     return {str(key): BF16_WORDS[_AGAINST[verdict] if pairs > 1 else "unknown"] for key, pairs, verdict in compared}
 
 
-def mean_curves(store: Store, lines: Sequence[Line]) -> dict[str, dict[int, float]]:
-    """Keys of lines -> step -> training loss at up to POINTS steps, the mean over the lanes that logged it."""
-    owner = {run_id: line.key for line in lines for run_id in line.run_ids}
+def mean_curves(store: Store, trials: Sequence[TrialData]) -> dict[str, dict[int, float]]:
+    """Keys of trials -> step -> training loss at up to POINTS steps, the mean over the lanes that logged it."""
+    owner = {run_id: trial.key for trial in trials for run_id in trial.run_ids}
     sums: dict[str, dict[int, list[float]]] = {}
     for run_id, steps, losses in store.curves(list(owner)).itertuples(index=False):
         own = sums.setdefault(owner[run_id], {})

@@ -32,7 +32,7 @@ COMPACT_FILES = 512
 """So many files are joined while a sweep runs, so that a driver that starts after a kill reads few."""
 
 
-class Storing(Generic[T]):
+class StoreWriter(Generic[T]):
     """Takes rows, with what they are from; says of what the rows are stored."""
 
     def __init__(self, store: Store) -> None:
