@@ -45,7 +45,7 @@ _READ = [*dict.fromkeys([*SUMMARIZED, *AXES, OVERHEAD, "run_id", "created_at", "
 
 
 class TrialData(msgspec.Struct, frozen=True):
-    """The data of a trial: `values` None for a diverged recipe, `pruned` for one that was dropped. `run_ids`: its lanes;
+    """The data of a trial: `values` None for a diverged recipe, `pruned` for a dropped one. `run_ids`: its lanes;
     `seconds`: their share of the time in which they were trained with others."""
 
     key: str
