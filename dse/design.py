@@ -137,7 +137,9 @@ def _linear_array(p: int, forms: Sequence[int], strength: int) -> list[Levels]:
     fewest = sum(sorted(forms)[-strength:])  # the largest axes must be independent of each other
     for r in range(fewest, int(math.log(MOST_RUNS, p)) + 1):
         if (found := _independent_forms(p, forms, strength, r)) is not None:
-            return [tuple(_value(p, of_axis, point) for of_axis in found) for point in _points(p, r)]
+            return [
+                tuple(_value(p, of_axis, point) for of_axis in found) for point in itertools.product(range(p), repeat=r)
+            ]
     raise ConfigError("design.resolution", strength + 1, f"a number of runs (a fraction needs over {MOST_RUNS:,})")
 
 
@@ -183,10 +185,6 @@ def _add(p: int, a: int, b: int) -> int:
         total += (a % p + b % p) % p * worth
         a, b, worth = a // p, b // p, worth * p
     return total
-
-
-def _points(p: int, r: int) -> Iterator[Levels]:
-    return itertools.product(range(p), repeat=r)
 
 
 def _value(p: int, forms: Sequence[int], point: Levels) -> int:

@@ -27,7 +27,7 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.record import Part, accepted, defaults, field_types, name_in, options, plain, takes
+from fp4dse.dse.record import Part, accepted, defaults, field_types, name_in, options, part_types, plain, takes
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
@@ -149,8 +149,7 @@ def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any
     """Plain data as what a field of `type_` holds. ConfigError names `where` (the file) and the path of `keys`."""
     if isinstance(value, str) and value in NAMES.get(type_, {}):
         return NAMES[type_][value]
-    parts = [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
-    if isinstance(value, dict) and parts:
+    if isinstance(value, dict) and (parts := part_types(type_)):
         return _read_part(value, parts, where, *keys)
     if isinstance(value, list) and tuple in takes(type_).classes:
         value = tuple(value)
@@ -198,5 +197,4 @@ def _in_words(type_: typing.Any) -> str:
     if type_ not in NAMES:
         return accepted(type_)
     others = [option for option in options(type_) if option is not type(None)]
-    is_record = any(isinstance(option, type) and issubclass(option, Part) for option in others)
-    return ", ".join([*NAMES[type_], *words, "or a table" if is_record else accepted(others[0])])
+    return ", ".join([*NAMES[type_], *words, "or a table" if part_types(type_) else accepted(others[0])])

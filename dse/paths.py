@@ -27,7 +27,7 @@ from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.record import Part, field_types, name_in, options, plain, unlabelled
+from fp4dse.dse.record import Part, field_types, name_in, part_types, plain, unlabelled
 from fp4dse.dse.scale import OwnScale, TensorScale, scale_name, simplest_scale
 from fp4dse.dse.stages import SHARED, STAGES
 
@@ -91,7 +91,7 @@ def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
     if isinstance(type_, Kind):
         return {}
     names: dict[str, dict[Chain, Any]] = {}
-    for part in _parts(type_):
+    for part in part_types(type_):
         for name, field in field_types(part).items():
             known = names.setdefault(name, {}).get((name,))
             names[name][name,] = field if known in (None, field) else known | field
@@ -103,7 +103,7 @@ def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
         for operand, record in operands.items():
             for name in field_types(record):
                 names.setdefault(name, {})[operand, name] = field_types(record)[name]
-    if kinds := [part for part in _parts(type_) if part.__struct_config__.tag_field]:
+    if kinds := [part for part in part_types(type_) if part.__struct_config__.tag_field]:
         config = kinds[0].__struct_config__
         names[str(config.tag_field)] = {
             (str(config.tag_field),): Kind(tuple(str(kind.__struct_config__.tag) for kind in kinds))
@@ -120,10 +120,6 @@ def _operands(type_: Any) -> dict[str, type[Part]]:
     if type_ is Recipe or not (isinstance(type_, type) and issubclass(type_, Part)):
         return {}
     return {name: field for name, field in field_types(type_).items() if field in OPERANDS}
-
-
-def _parts(type_: Any) -> list[type[Part]]:
-    return [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
 
 
 def _tree(chains: list[Chain]) -> Tree:

@@ -110,6 +110,11 @@ def options(type_: typing.Any) -> tuple[Any, ...]:
     return typing.get_args(type_) if is_union else (type_,)
 
 
+def part_types(type_: typing.Any) -> list[type[Part]]:
+    """The records among the members of a union, or the type alone if it is one."""
+    return [option for option in options(type_) if isinstance(option, type) and issubclass(option, Part)]
+
+
 class Takes(NamedTuple):
     """The values that a type takes: instances of `classes`, `literals` with their types, finite numbers above `above`
     or from `least` on, whole numbers from `whole` on."""

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Request:
     """The arguments of a sweep or a search beside its recipes; `run_sweep` says what each field means."""
 
-    tasks: Tasks
+    tasks: Tasks = (("regression", "small"),)
     store: str | Path
     device: str = "cpu"
     jobs: int | None = None

@@ -297,7 +297,6 @@ def test_the_refusal_refuses():
 MOST_PARAMETERS = 10
 WITH_MORE = {
     "sweeps/sweep.py:run_sweep": "a public entry point: its arguments are the documented ones",
-    "sweeps/searching/search.py:run_search": "a public entry point: its arguments are the documented ones",
     "commands/train.py:sweep": "a command: each parameter is an option of it",
     "commands/train.py:search": "a command: each parameter is an option of it",
 }

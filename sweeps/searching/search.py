@@ -28,7 +28,7 @@ from fp4dse.sweeps.plan import JOB_LANES
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.searching.study import Study, StudyResult, Trainer
-from fp4dse.sweeps.setting import SEEDS, Setting, Tasks
+from fp4dse.sweeps.setting import SEEDS, Setting
 from fp4dse.sweeps.state import Failure
 from fp4dse.tasks import find_facts
 
@@ -77,12 +77,9 @@ def run_search(
     sampler: str,
     trials: int,
     objectives: Sequence[str] = ("gap", "overhead"),
-    tasks: Tasks = (("regression", "small"),),
     seeds: Sequence[int] | None = None,
     lrs: Sequence[float] | None = None,
     store: str | Path,
-    device: str = "cpu",
-    jobs: int | None = None,
     batch: int | None = None,
     sampler_seed: int = 0,
     halving: Halving | None = None,
@@ -94,7 +91,7 @@ def run_search(
     trials      recipes to try for each task, those that the store knows included
     objectives  of OBJECTIVES; `metric` where every task says which way it is better
     batch       recipes that are proposed together; None: what fills the workers' populations, an eighth of all at most
-    more        further arguments of `run_sweep`: budget_s, progress, executor, options, worker, …
+    more        further arguments of `run_sweep`: tasks, device, jobs, budget_s, progress, executor, options, …
 
     ConfigError on wrong input; what `run_sweep` raises.
     """
@@ -102,14 +99,14 @@ def run_search(
     _check(space, sampler, trials, objectives, batch)
     if not 0 <= sampler_seed < 2**32:
         raise ConfigError("--sampler-seed", sampler_seed, f"a whole number from 0 to {2**32 - 1}")
-    for task in (find_facts(*asked) for asked in tasks if "metric" in objectives):
+    request = Request(store=store, **more)
+    for task in (find_facts(*asked) for asked in request.tasks if "metric" in objectives):
         if task.better is None:
             others = ", ".join(name for name in OBJECTIVES if name != "metric")
             why = f"{task.name} has no metric of which it says whether higher or lower is better"
             raise ConfigError("--objectives", "metric", f"{others} ({why})")
     seeds = list(dict.fromkeys(seeds or space.lanes.seeds or SEEDS))
     lrs = lrs or space.lanes.lr
-    request = Request(tasks=tasks, store=store, device=device, jobs=jobs, **more)
     with open_sweep(space, request) as sweep:
         setting = sweep.setting
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
