@@ -1,8 +1,8 @@
 """BF16 beside every recipe on every kind of device: losses are compared within a kind, and a sweep may span several.
 
-Where the kinds are known beforehand, as of the cards of this machine, the plan has the baselines of each (plan.py).
-Where others hand the workers out, a kind shows itself with the first job that it brings back. The baselines that it
-lacks then become a job that is pinned to it; so do those that an earlier driver learned of too late.
+Where the kinds are known beforehand, as those of this machine's cards, the plan has the baselines of each (plan.py).
+Where a cluster hands the workers out, a kind is known from the first job that it brings back. The baselines that it
+lacks then become a job for this kind alone; so do those that an earlier driver learned of too late.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fp4dse.dse import Recipe
 from fp4dse.results import Store
 from fp4dse.sweeps.plan import BASELINE
-from fp4dse.sweeps.rows import lane_id
+from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
 from fp4dse.sweeps.setting import Setting
 from fp4dse.tasks.job import Job, Lane
 
-KIND = ("device_class", "software_class")
-"""The columns that tell kinds apart."""
 _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
 
 
@@ -37,7 +34,7 @@ class Baselines:
     _expected: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
 
     def expect(self, jobs: Iterable[Job]) -> None:
-        """Jobs that will run. As long as a baseline may still come back from the kind that lacks it, it is awaited."""
+        """Note jobs that will run: a baseline that may still come from the kind that lacks it is not made twice."""
         for job in jobs:
             if _is_baseline(job):
                 self._expected.update((job.task, job.preset, lane.lr, lane.seed) for lane in job.lanes)
@@ -47,12 +44,11 @@ class Baselines:
         if self.setting.machine.kinds:
             return
         names = ["status", "device", "is_baseline", "lr", "seed", *KIND]
-        rows = store.runs([*names, *_shared(next(iter(self.setting.contexts.values())))])
+        rows = store.runs([*names, *SHARED])
         rows = rows[rows["status"].ne("failed") & rows["device"].eq(self.setting.machine.device)]
         rows = rows[~rows["is_baseline"].astype(bool)]
         for (task, preset), context in self.setting.contexts.items():
-            shared = list(_shared(context))
-            here = rows[(rows[shared] == [context[name] for name in shared]).all(axis="columns")]
+            here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
             for *kind, lr, seed in here[[*KIND, "lr", "seed"]].drop_duplicates().itertuples(index=False):
                 self._wanted.setdefault((task, preset, tuple(kind)), set()).add((lr, seed))
 
@@ -97,10 +93,3 @@ _RECIPE = Recipe.named(BASELINE).canonical()
 
 def _is_baseline(job: Job) -> bool:
     return job.lanes[0].recipe == _RECIPE
-
-
-def _shared(context: dict[str, Any]) -> dict[str, Any]:
-    """The key columns of a context that kinds do not differ in."""
-    return {
-        name: context[name] for name in ("task", "preset", "dataset_digest", "rev_quantizers", "rev_engine", "rev_task")
-    }

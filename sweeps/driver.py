@@ -22,14 +22,13 @@ from fp4dse.dse import StoreError
 from fp4dse.results import Store, summarize
 from fp4dse.results.files import writing
 from fp4dse.results.intervals import counted
-from fp4dse.results.paired import SETTING
 from fp4dse.results.ratios import change
 from fp4dse.results.summary import SUMMARIZED
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
 from fp4dse.sweeps.resume import with_leftovers
-from fp4dse.sweeps.rows import failed_rows, result_rows
+from fp4dse.sweeps.rows import SHARED, failed_rows, result_rows
 from fp4dse.sweeps.scheduler import Scheduler, Verdict
 from fp4dse.sweeps.setting import Setting
 from fp4dse.sweeps.state import Clock, Failure, SweepState, job_state
@@ -87,7 +86,7 @@ class Sweep:
         self.scheduler.queue.extend(msgspec.structs.replace(job, record=self.record) for job in jobs)
 
     def run(self, feed: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is left, or there is a reason to stop. `feed` may queue more; True: it wants to go on at
+        """Run until nothing is left, or there is a reason to stop. `feed` may queue more; True: it wants to go on at
         once."""
         self.add_baselines()
         while (busy := feed()) or not self.is_over():
@@ -129,7 +128,7 @@ class Sweep:
             return False
         self.idle_since = min(self.idle_since, time.monotonic())
         self.writer.finish(POLL_S)
-        if self.note_stored():  # of which `feed` has not heard yet
+        if self.note_stored():  # `feed` does not know of them yet
             return False
         return not self.writer.waiting or time.monotonic() - self.idle_since > PATIENCE_S
 
@@ -139,13 +138,13 @@ class Sweep:
             self.scheduler.fill()
 
     def add_baselines(self) -> None:
-        """Queue those that a kind of device turned out to lack."""
+        """Queue baselines that a kind of device turned out to lack."""
         for job in self.baselines.missing():
             self.scheduler.queue.appendleft(job)
             self.state.asked += len(job.lanes)
 
     def handle(self, verdict: Verdict) -> None:
-        """Store or note. A folder goes last: until then a new driver can take the result in."""
+        """Act on a verdict. A folder is deleted last: until then a new driver can take the result in."""
         outcome = verdict.outcome
         job, folder = outcome.job, outcome.folder
         self.events += 1
@@ -186,8 +185,8 @@ class Sweep:
         return len(stored)
 
     def find_best(self) -> None:
-        """The best gaps so far, on a thread of its own. On a big store this takes a while: it may use a hundredth of
-        the time. A store that cannot be read now is read next time."""
+        """Find the best gaps so far, on a thread of its own. On a big store this takes a while: it may use a hundredth
+        of the time. A store that cannot be read now is read next time."""
         begin = time.thread_time()
         with contextlib.suppress(OSError, StoreError):
             self.state.best = best_gaps(self.store, self.setting)
@@ -219,10 +218,9 @@ def failure(job: Job, name: str, reason: str, store: str) -> Failure:
 def best_gaps(store: Store, setting: Setting) -> list[str]:
     """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
     table = summarize(store.runs(SUMMARIZED))
-    shared = [name for name in SETTING if name not in ("device_class", "software_class")]  # the workers' own
     lines = []
     for (task, preset), context in setting.contexts.items():
-        here = (table[shared] == [context[name] for name in shared]).all(axis="columns")
+        here = (table[SHARED] == [context[name] for name in SHARED]).all(axis="columns")
         gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]

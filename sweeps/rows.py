@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fp4dse.dse import Recipe
+from fp4dse.results.paired import SETTING
 from fp4dse.results.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
+
+KIND = ("device_class", "software_class")
+"""The columns that tell kinds of workers apart."""
+SHARED = [name for name in SETTING if name not in KIND]
+"""The columns of a setting that are known before a worker says what it is."""
 
 
 def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]:

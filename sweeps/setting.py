@@ -13,7 +13,7 @@ from fp4dse.results.schema import KEY
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine, find_machine
 from fp4dse.sweeps.plan import Plan, plan
-from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.sweeps.rows import KIND, lane_id, task_context
 from fp4dse.tasks import TaskFacts, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
 
@@ -51,9 +51,8 @@ class Setting:
         if kinds:
             self.classes = [{"device_class": kind} for kind in kinds]
             return
-        names = ["device_class", "software_class"]
-        rows = store.runs(["device", *names])
-        self.classes += rows[rows["device"].eq(self.machine.device)][names].drop_duplicates().to_dict("records")
+        rows = store.runs(["device", *KIND])
+        self.classes += rows[rows["device"].eq(self.machine.device)][[*KIND]].drop_duplicates().to_dict("records")
 
     def stored_in(self, stored: set[str]) -> Callable[..., bool]:
         """A function that is true for a lane among the run_ids, trained on one kind of machine, or on any."""

@@ -33,7 +33,8 @@ COMPACT_FILES = 512
 
 
 class StoreWriter(Generic[T]):
-    """Takes rows, with what they are from; says of what the rows are stored."""
+    """Writes rows to a store, on a thread of its own. Rows come with an item, which `stored` returns when they are
+    there."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -73,7 +74,7 @@ class StoreWriter(Generic[T]):
             self._news.wait_for(lambda: not self.waiting or self._over, wait_s)
 
     def last_try(self, wait_s: float) -> None:
-        """As `finish`, but a store that cannot be written now is waited for no more."""
+        """Wait as `finish` does, but no longer for a store that cannot be written now."""
         with self._news:
             self._last = True
             self._news.notify_all()

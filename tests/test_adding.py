@@ -50,7 +50,7 @@ ADDED: dict[str, Edits] = {
     "rounding": {
         "dse/rounding.py": [
             (
-                "import Part\n",
+                "import Part, name_in\n",
                 '\n\nclass Down(Part, frozen=True, tag_field="mode", tag="down"):\n    """Towards zero."""\n',
             ),
             ("Rounding = Nearest", " | Down"),

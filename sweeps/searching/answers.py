@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from fp4dse.dse.cost import CostTarget
 from fp4dse.results import Store, summarize
-from fp4dse.results.paired import OVERHEAD, SETTING
+from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.pricing import price
 from fp4dse.results.summary import SUMMARIZED
+from fp4dse.sweeps.rows import SHARED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
 OBJECTIVES |= {"points": "points", "bits": "bits"}
 """Objective -> column of the summary. All are to be small, but a metric whose task says that higher is better."""
-SHARED = [name for name in SETTING if name not in ("device_class", "software_class")]
-"""What is known of rows before they are there: the rest is the worker's own."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ from fp4dse.tasks import TaskFacts
 from fp4dse.tasks.job import Lane
 
 ASKS = 20
-"""Proposals for each place in a batch, before a batch is given up that does not fill."""
+"""Proposals for each recipe of a batch, after which a batch that is not full is submitted as it is."""
 
 
 class StudyResult(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class Study:
     exhausted: bool = False
 
     def step(self) -> bool:
-        """Ask for one recipe, begin a batch, or take one in that is back. False: there is nothing to do now."""
+        """Ask for one recipe, begin a batch, or take in a finished one. False: there is nothing to do now."""
         if self.filling is not None:
             self.ask(self.filling)
         elif len(self.batches) < self.most_open and self.proposed < self.wanted and not self.exhausted:
@@ -148,7 +148,7 @@ class Study:
         return True
 
     def ask(self, batch: Batch) -> None:
-        """One proposal more for a batch; give the batch out if it is full, or will never be."""
+        """Ask for one more recipe for a batch; submit the batch if it is full, or will never be."""
         if len(batch.config_ids) < batch.size and batch.asks < ASKS * batch.size:
             batch.asks += 1
             batch.config_ids += filter(None, [self.proposals.ask()])
@@ -162,7 +162,7 @@ class Study:
             self.exhausted = True
 
     def submit(self, batch: Batch) -> None:
-        """All of its recipes have had the same number of seeds; they get as many new ones as there are at first."""
+        """Train a batch. Its recipes have had the same number of seeds so far; they get as many new as at first."""
         had = self.proposals.known.get(batch.config_ids[0], [])
         seeds = [max(had) + 1 + i for i in range(len(self.seeds))] if had else self.seeds
         recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
@@ -173,7 +173,7 @@ class Study:
         self.batches.append(batch)
 
     def _tell(self, batch: Batch, config_ids: Sequence[str]) -> None:
-        """Tell the sampler what became of these recipes of a batch."""
+        """Tell the sampler the results of these recipes of a batch."""
         self.answers.read(config_ids)
         for config_id in config_ids:
             state = self.answers.states.get(config_id)
@@ -186,16 +186,16 @@ class Study:
         self.exhausted = False
 
     def end(self) -> None:
-        """Count what came back of the batches that a stop cut off; the rest was not tried."""
+        """Count the finished recipes of the batches that a stop cut off; the others were not tried."""
         for batch in self.batches:
             recipes = [self.proposals.recipes[config_id] for config_id in batch.config_ids]
             seeds = self.proposals.known[batch.config_ids[0]][-len(self.seeds) :]
             finished = self.trainer.finished(recipes, seeds)
             self._tell(batch, [config_id for config_id in batch.config_ids if config_id in finished])
-        self.answers.read(list(self.proposals.known))  # BF16 may have more seeds than when they were told
+        self.answers.read(list(self.proposals.known))  # BF16 may have more seeds by now
 
     def result(self) -> StudyResult:
-        met = list(self.proposals.known)
+        """The counts of the study, and the front of its recipes."""
         return StudyResult(
             task=self.trainer.task.name,
             preset=self.trainer.task.preset,
@@ -208,6 +208,6 @@ class Study:
             repeated=self.proposals.repeated,
             rejected=self.proposals.rejected,
             recipes=self.trials - self.replicates,
-            front=self.answers.front(met),
+            front=self.answers.front(list(self.proposals.known)),
             stopped="the sampler proposes nothing new" if self.exhausted else None,
         )
