@@ -1,14 +1,13 @@
-"""The call record: all that an operand is quantized by, beside the operand itself, as every path takes it.
+"""The call record: all that a kernel is told of how to quantize an operand, beside the operand itself.
 
-It is built once for an operand (`operand.Slot`) and handed on whole: to C++, to the Triton kernels, and to the
-reference that both are compared with. PyTorch's operators take no records: their schemas are flat, and are made from
-the fields, in whose order they are.
+It is built once for an operand (operand/lane_quantizers.py) and handed on whole, to C++ and to the Triton kernels.
+Operators of PyTorch take no records: their schemas are flat, and are made from the fields, in the order of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from torch import Tensor
 
@@ -20,11 +19,11 @@ class Call(NamedTuple):
 
     block         elements that share a scale, one after another along the contraction; in `squares` the edge of a tile
     floats, ints  descriptor tables, a row a lane: float32 and int32 (kernels/descriptor.py)
-    features      what some lane of the tables needs
-    seeds, step   int64 [L] and an int64 scalar on the operand's device; with site, the keys of the random bits
-    site          which use of which slot of which layer it is
-    tensor_amax   float32 [L] that tensor scales follow ([L, 1] in `by_scales`), or None for the maxima of the operand
-    rotation      the operand is rotated first, in groups of so many along the contraction, by `rotation.rotate`; 0: not
+    features      what some lane needs of the kernel
+    seeds, step   int64 [L] and an int64 scalar on the operand's device; with site, the keys of random bits
+    site          number of this use of this slot in this layer (`operand.records.Use.site`)
+    tensor_amax   float32 [L] that tensor scales follow, or None for the maxima of the operand
+    rotation      size of the groups along the contraction that are rotated first, by `rotation.rotate`; 0: none are
     signs         float32 [L, rotation] of the rotation, [1, rotation] for all lanes, or None
     codec         of all lanes, one of `codecs.CODECS`
     """
@@ -50,7 +49,7 @@ def schema(suffix: str = "") -> str:
     return ", ".join(f"{_KINDS[kind]} {name}{suffix}" for name, kind in get_type_hints(Call).items())
 
 
-def unflat(arguments: Sequence) -> Call:
-    """The record, of the arguments that an operator got for it."""
+def unflat(arguments: Sequence[Any]) -> Call:
+    """The record of the arguments that an operator got in its place."""
     call = Call(*arguments)
     return call._replace(features=Features(*call.features))

@@ -1,13 +1,13 @@
-"""A torch model of the user's own, its products with weights quantized by a recipe: `convert(model, recipe)`.
+"""Quantized training of the user's own torch model: `convert(model, recipe)`.
 
-The model is converted in place. A converted layer is the same module with another forward (converted.py): its
-parameters are the same objects of the same names and shapes, so that state_dict, optimizers, hooks and
-DistributedDataParallel see what they saw before. Which layers are stem, head and blocks follows from the model's
-structure (structure.py).
+The model is converted in place. A converted layer is the same module with another forward pass (converted.py): its
+parameters are the same objects with the same names and shapes, so state_dict, optimizers, hooks and
+DistributedDataParallel notice nothing. The model's structure tells which layers are stem, head and blocks
+(structure.py).
 
-There is one lane. Every forward pass of the whole model in train mode is a step, which keys the random bits and moves
-on what is kept between steps (tensor maxima, moving averages); in eval mode nothing moves. A backward pass belongs to
-the step of its forward pass, whatever was called in between.
+The model is a single lane. Every forward pass of the whole model in train mode is a step: it keys the random bits and
+updates the state that quantizers carry (tensor maxima, moving averages); in eval mode no state changes. A backward pass
+belongs to the step of its forward pass, even if the model was called again in between.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fp4dse.kernels.structure import LOOK_UPS, Structure, is_product, structure_
 
 
 class Line(NamedTuple):
-    """What became of a module. why_not: None if its products are quantized."""
+    """One module in the report of a conversion. why_not: why it is not quantized, None if it is."""
 
     name: str
     kind: str
@@ -41,13 +41,13 @@ class Line(NamedTuple):
     why_not: str | None
 
     def words(self) -> str:
-        """What the report says of it."""
+        """The text of the report about it."""
         block = "" if self.place.block is None else f" of block {self.place.block}"
         return self.why_not or f"quantized, as {self.place.kind}{block}"
 
 
 class Report(NamedTuple):
-    """What `convert` did: a line for every module with a parameter of two or more dimensions, and notes on the rest."""
+    """The result of `convert`: a line for every module with a parameter of two or more dimensions, and notes."""
 
     recipe: Recipe
     lines: list[Line]
@@ -56,12 +56,12 @@ class Report(NamedTuple):
 
     @property
     def converted(self) -> list[str]:
-        """Names of the layers that are quantized."""
+        """The names of the quantized layers."""
         return [line.name for line in self.lines if line.why_not is None]
 
     @property
     def fallbacks(self) -> list[str]:
-        """Paths that were wanted and not taken on the devices used so far, one sentence each."""
+        """Faster paths that were not taken on the devices used so far, one sentence each, with the reason."""
         return self.steps.fallbacks
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ class Report(NamedTuple):
 
 
 class Steps:
-    """What the layers of a converted model share: the recipe, the step, and the numerics of each device.
+    """State that all layers of a converted model share: the recipe, the step, and the numerics of each device.
 
-    Copies and pickles of it begin without what is kept between steps.
+    Copies and pickles begin without the state that quantizers carry between steps.
     """
 
     def __init__(self, recipe: Recipe, seed: int, steps: int | None) -> None:
@@ -97,7 +97,7 @@ class Steps:
         self._now = {}
 
     def numerics(self, device: torch.device) -> LaneNumerics:
-        """Those of the present step. Later steps do not change them: a backward pass may come late."""
+        """The numerics of the present step. Later steps leave them alone, since a backward pass may come late."""
         if device not in self._now:
             if device not in self._numerics:
                 self._numerics[device] = LaneNumerics([self.recipe], [self.seed], device, self.steps)
@@ -123,17 +123,17 @@ def convert(
     steps: int | None = None,
     places: Mapping[str, Place] | None = None,
 ) -> Report:
-    """Quantize the layers of `model` as the recipe says, in place. Returns what was converted and what was not and why.
+    """Quantize the layers of `model` as the recipe says, in place. Returns what was converted, and why not the rest.
 
     recipe   itself, or the name of a shipped one, or a `.toml` file
     seed     of the random bits; give the processes of a data-parallel training different ones
     steps    of the whole training, for a recipe whose last steps are precise
-    places   name of a layer -> where it stands, for recipes that keep some layers precise; what is left out follows
-             from the model's structure
+    places   name of a layer -> its place in the model, for recipes that keep some layers precise; places of other
+             layers follow from the model's structure
 
-    The report is also `model.fp4dse_report`. Warns where the recipe keeps stem, head or blocks precise and the model
-    has none that can be told. ConfigError for an invalid recipe, an unknown name in `places`, a model that was
-    converted before, or one in which there is nothing to convert.
+    The report is also `model.fp4dse_report`. Warns if the recipe keeps stem, head or blocks precise and none can be
+    found in the model. ConfigError for an invalid recipe, an unknown name in `places`, a model that was converted
+    before, and a model without a layer to convert.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(str(recipe))
     for rule, reason in recipe.validate():
@@ -165,8 +165,8 @@ def convert(
 def lines_of(
     modules: Mapping[str, nn.Module], structure: Structure, places: Mapping[str, Place] | None = None
 ) -> list[Line]:
-    """What can be quantized of a model's `named_modules`, whatever the recipe. ConfigError for a model that was
-    converted before, and for an unknown name in `places`."""
+    """A line for each of a model's `named_modules` that has a weight; says if it can be quantized by any recipe at all.
+    ConfigError for a model that was converted before, and for an unknown name in `places`."""
     if any(isinstance(module, Converted) for module in modules.values()):
         raise ConfigError("model", "converted already", "a model that was not")
     for name in places or {}:
@@ -182,8 +182,7 @@ def lines_of(
 
 
 def attach(modules: Mapping[str, nn.Module], lines: list[Line], source: Source) -> dict[str, range]:
-    """Make the layers that have no reason against it quantized ones. Returns the numbers that key the products of
-    each."""
+    """Convert the layers whose lines have no reason against it. Returns name -> the numbers that key its products."""
     numbers, first = {}, 0
     for line in lines:
         if line.why_not is not None or _is_out_projection(line.name, modules):
@@ -204,14 +203,14 @@ def attach(modules: Mapping[str, nn.Module], lines: list[Line], source: Source) 
 
 
 def kept_precise(recipe: Recipe) -> list[str]:
-    """What a recipe keeps precise, of stem, head and blocks."""
+    """Those of `stem`, `head` and `blocks` that a recipe keeps precise."""
     precise = recipe.precise
     wanted = {"stem": precise.embedding, "head": precise.head, "blocks": bool(precise.first or precise.last)}
     return [] if recipe.is_plain else [what for what, is_wanted in wanted.items() if is_wanted]
 
 
 def is_off(recipe: Recipe) -> bool:
-    """Whether a recipe leaves every operand as it is."""
+    """True if a recipe leaves every operand as it is."""
     return all(recipe.slot(slot).element == "none" for slot in SLOTS)
 
 
@@ -223,12 +222,12 @@ def _why_precise(recipe: Recipe, place: Place) -> str | None:
 
 
 def _is_out_projection(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a module is the layer that an nn.MultiheadAttention takes the weight of without calling it."""
+    """True for the layer whose weight an nn.MultiheadAttention uses without calling the layer."""
     return name.endswith("out_proj") and isinstance(modules.get(name.rpartition(".")[0]), nn.MultiheadAttention)
 
 
 def _why_not(name: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Why a module cannot be quantized, None if it can."""
+    """The reason why a module cannot be quantized, None if it can."""
     module = modules[name.rpartition(".")[0] if _is_out_projection(name, modules) else name]
     if isinstance(module, LOOK_UPS):
         return "a look-up, not a product"

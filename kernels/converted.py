@@ -1,8 +1,8 @@
-"""Layers of torch whose products are quantized: the same module with another forward, one class for each kind.
+"""Layers of torch with quantized products: one class for each kind of layer, with another forward pass.
 
-A converted layer has the parameters it had. Products are computed in float32 from whatever dtype comes in, and given
-back in that dtype, or in that of autocast where it is on. Where a recipe leaves every operand as it is, the layer
-computes as it did before.
+A converted layer keeps its parameters. Products are computed in float32 from whatever dtype comes in, and returned in
+that dtype, or in autocast's where it is on. With a recipe that leaves every operand as it is, the layer computes what
+it did before.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Source(Protocol):
-    """Where layers get the numerics of the present step from."""
+    """The provider of a layer's numerics in the present step."""
 
     off: bool
-    """Whether the recipe leaves every operand as it is."""
+    """True if the recipe leaves every operand as it is."""
 
     def numerics(self, device: torch.device) -> LaneNumerics:
-        """Of one lane."""
+        """The numerics of one lane on this device."""
 
 
 class Converted(nn.Module):
-    """A layer whose products are quantized, of a kind that says how it is made of them: `compute`.
+    """A layer with quantized products; its kind defines `compute`.
 
-    products: how many numbers from `fp4dse_layer` on key its random bits.
+    fp4dse_layer, products: the numbers that key random bits are fp4dse_layer, …, fp4dse_layer + products - 1, one for
+    each product with weights.
     """
 
     fp4dse: Source
@@ -50,11 +51,11 @@ class Converted(nn.Module):
         return super().forward(input) if self.fp4dse.off else self._in_float32(input, self.weight, self.compute)
 
     def compute(self, x: Tensor) -> Tensor:
-        """The layer in float32."""
+        """What the layer returns for x, both float32."""
         raise NotImplementedError
 
     def _in_float32(self, x: Tensor, weight: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is computed of x in float32, in x's dtype or autocast's."""
+        """compute(x) in float32, converted to x's dtype or autocast's. ConfigError for a dtype not in DTYPES."""
         for name, tensor in (("input", x), ("weight", weight)):
             if tensor.dtype not in DTYPES:
                 raise ConfigError(f"dtype of the {name}", tensor.dtype, ", ".join(map(str, DTYPES)))
@@ -66,7 +67,7 @@ class Converted(nn.Module):
     def _product(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, number: int = 0, window: Window | None = None
     ) -> Tensor:
-        """`layers.product` of x [1, …], a weight [N, K] and a bias [N], with the recipe's quantizers: [M, N]."""
+        """The quantized product [M, N] of x [1, …], a weight [N, K] and a bias [N]; `layers.product` has the rest."""
         bias = None if bias is None else bias.to(torch.float32)[None]
         numerics = self.fp4dse.numerics(x.device)
         return product(x, weight.to(torch.float32)[None], bias, numerics, self.fp4dse_layer + number, window)[0]
@@ -77,7 +78,7 @@ class Converted(nn.Module):
 
     @staticmethod
     def why_not(layer: Any) -> str | None:
-        """Why a layer of this kind is not converted, None if it is."""
+        """The reason why a layer of this kind cannot be converted, None if it can."""
         return None
 
 
@@ -89,14 +90,14 @@ class ConvertedLinear(Converted, nn.Linear):
 
 
 class TransposedLinear(Converted):
-    """A linear layer that keeps its weight as [in, out]: Conv1D of Hugging Face's transformers, as in GPT-2."""
+    """A linear layer with its weight as [in, out]: Conv1D of Hugging Face's transformers, as in GPT-2."""
 
     def compute(self, x: Tensor) -> Tensor:
         return self._linear(x, self.weight.t().contiguous(), self.bias)
 
 
 class ConvertedConv2d(Converted, nn.Conv2d):
-    """nn.Conv2d as the product of its columns, the contraction ordered (kernel row, kernel column, channel)."""
+    """nn.Conv2d as a product of the images' columns, the contraction ordered (kernel row, kernel column, channel)."""
 
     def compute(self, x: Tensor) -> Tensor:
         images = x if x.dim() == 4 else x[None]
@@ -126,8 +127,10 @@ class ConvertedConv2d(Converted, nn.Conv2d):
 
 
 class ConvertedMultiheadAttention(Converted, nn.MultiheadAttention):
-    """nn.MultiheadAttention: the projections of queries, keys and values, and that of the output. Those of the same
-    tensor are one product. The attention core stays in the dtype that comes in."""
+    """nn.MultiheadAttention with quantized projections of queries, keys, values and output.
+
+    Projections of the same tensor are one product. The attention core stays in the dtype that comes in.
+    """
 
     products = 4
 
@@ -155,7 +158,7 @@ class ConvertedMultiheadAttention(Converted, nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (
-            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(query, key, value, alike)
+            x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2) for x in self._projected(query, key, value, alike)
         )  # [B, heads, tokens, width]
         mask = _added(attn_mask, key_padding_mask, q, k.shape[2])
         dropout = self.dropout if self.training else 0.0
@@ -174,7 +177,7 @@ class ConvertedMultiheadAttention(Converted, nn.MultiheadAttention):
         return (y if self.batch_first else y.transpose(0, 1)), weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor, alike: tuple[bool, bool]) -> list[Tensor]:
-        """Queries, keys and values. alike: whether query is key, and key is value."""
+        """Queries, keys and values after their projections. alike: query is key, and key is value, the same tensor."""
         if self.in_proj_weight is None:
             weights = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
         else:
@@ -201,8 +204,8 @@ class ConvertedMultiheadAttention(Converted, nn.MultiheadAttention):
 
 
 def _added(mask: Tensor | None, padding: Tensor | None, q: Tensor, keys: int) -> Tensor | None:
-    """Masks of nn.MultiheadAttention as what is added to scores [B, heads, queries, keys]: a mask [queries, keys] or
-    [B · heads, queries, keys], and one of the keys [B, keys]; True is -inf."""
+    """The number to add to scores [B, heads, queries, keys] for the masks of nn.MultiheadAttention: one [queries, keys]
+    or [B · heads, queries, keys], and one of the keys [B, keys]. True in a mask becomes -inf."""
 
     def number(mask: Tensor) -> Tensor:
         if mask.dtype != torch.bool:
@@ -222,11 +225,11 @@ LAYERS: dict[type[nn.Module], type[Converted]] = {
     nn.Conv2d: ConvertedConv2d,
     nn.MultiheadAttention: ConvertedMultiheadAttention,
 }
-"""Kind of layer -> what it becomes."""
+"""Class of a layer -> class of its conversion."""
 
 
 def converted_class(kind: type) -> type[Converted] | None:
-    """What a layer of this class becomes, None if there is nothing for it."""
+    """The class that a layer of this class is converted to, None if there is none."""
     if kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils":
         return _transposed(kind)
     return LAYERS.get(kind)
@@ -238,7 +241,7 @@ def _transposed(kind: type) -> type[Converted]:
 
 
 def __getattr__(name: str) -> Any:
-    """ConvertedConv1D, for pickles of it: its base is another library's."""
+    """ConvertedConv1D, which pickles look up here: its base belongs to another library."""
     if name == "ConvertedConv1D":
         from transformers.pytorch_utils import Conv1D
 

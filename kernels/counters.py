@@ -1,8 +1,8 @@
-"""What a quantizer lost, in four numbers a lane: clipped and flushed elements, zeroed blocks, saturated scales.
+"""Losses of a quantizer, four numbers a lane: clipped elements, flushed elements, zeroed blocks, saturated scales.
 
-All four compare x with what it decodes to, so they hold for every convention, range and zero policy. They are counts,
-exact in integers: they add up over steps, they do not depend on an order of summation, and padding (zeros) is counted
-nowhere; who padded knows by what to divide. Nothing here waits for the device.
+All four compare x with its decoded value, so they hold for every convention, range and zero policy. They are integer
+counts: they add up over steps in any order. Zeros are never counted, so padding changes no count; the caller divides by
+the number of elements without padding. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.reference import effective_scale, per_element
 
 COUNTERS = {"clipped": "elements", "flushed": "elements", "zeroed": "blocks", "saturated": "blocks"}
-"""What is counted, and of what it is a share.
+"""Counter -> what it is a share of.
 
 clipped    |x| is beyond the largest value that its block decodes to
 flushed    x ≠ 0 decodes to 0
@@ -24,7 +24,8 @@ saturated  a block clips under the largest scale that its format can store
 """
 
 LARGEST = {"if4": 42.0, "hif4": 7.0}
-"""Codecs whose elements are not in the unit of their codebook: sevenths, and S1P2 with its exponent bits."""
+"""Codec -> its largest element, where elements are not in the unit of the codebook: sevenths, and S1P2 with its
+exponent bits."""
 
 SLACK = 1 + 2.0**-20
 """An excess below this factor is FP32 rounding of scale and factor, not clipping."""
@@ -33,12 +34,13 @@ SLACK = 1 + 2.0**-20
 def count(
     x: Tensor, q: Tensor, scale: Tensor, dec: Tensor, floats: Tensor, ints: Tensor, elem_max: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Each of COUNTERS as int64 [L]. A block that holds NaN is counted nowhere.
+    """Each of COUNTERS as int64 [L]. Blocks that hold NaN are not counted.
 
-    x: float32 [L, n, B], what was quantized; q [L, n, B], scale [L, n] (or [L, n, B] where it varies inside a block)
-    and dec ([L], or [L, m] for m equal consecutive parts of the n blocks) as reference.quantize_blocks returns them;
-    floats, ints: the descriptor tables, a row a lane.
-    elem_max: largest element, broadcastable to [L, n, B], where it is not the one of the table.
+    x               float32 [L, n, B], the blocks before they were quantized
+    q, scale, dec   as reference.quantize_blocks returns them: [L, n, B]; [L, n], or [L, n, B] where scales vary inside
+                    a block; [L], or [L, m] for m equal consecutive parts of the n blocks
+    floats, ints    the descriptor tables, a row a lane
+    elem_max        the largest element, broadcastable to [L, n, B], where it is not the one of the table
     """
     of_floats, levels = floats[:, : len(FLOATS)], floats[:, len(FLOATS) :]
     f, i = (dict(zip(names, t.unbind(1), strict=True)) for names, t in ((FLOATS, of_floats), (INTS, ints)))
@@ -62,7 +64,7 @@ def count(
 
 
 def largest_element(codec: str, meta: dict[str, Tensor]) -> Tensor | None:
-    """The largest |q| that a block can have, [L, n, 1] or for all; None where it is the element format's.
+    """The largest |q| that a block can have, [L, n, 1], or a scalar for all; None where it is the element format's.
 
     meta: as in codecs.Encoded.
     """

@@ -1,9 +1,10 @@
-"""The product of two quantized operands, and which of the device's matrix units may form it.
+"""The product of two quantized operands, and the choice of the matrix unit that computes it.
 
-A GEMM here is out[l, r, s] = sum over k of a[l, r, k] · b[l, s, k] with a: [L, R, K], b: [L, S, K] and out: [L, R, S]
-in float32. Operands are element × block scale, without tensor factors. They have few significant bits
-(dse.exactness), so that a fast unit often holds them without rounding, and then products are exact and only the
-accumulation in FP32 is the chip's:
+    out[l, r, s] = Σ_k a[l, r, k] · b[l, s, k]        a: [L, R, K], b: [L, S, K], out: float32 [L, R, S]
+
+Operands are element × block scale, without tensor factors. They have few significant bits (dse.exactness), so a fast
+unit often holds them without rounding. Then every product of two numbers is exact, and only the accumulation in FP32
+is the chip's:
 
     bf16-exact     operands of at most 8 bits in BF16
     tf32-exact     operands of at most 11 bits in TF32
@@ -11,12 +12,12 @@ accumulation in FP32 is the chip's:
     fp8-exact      operands of at most 4 bits in E4M3, with a power of two of their own for each row. Exact while a
                    row spans at most 2^14 (2603.02731); a row that does not fit makes NaN, never a rounded number.
                    Hopper accumulates FP8 products in fewer than 24 bits: relative error 1e-4. Only on request
-    bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as most simulations
-                   have them. Only on request
+    bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as in most
+                   simulations. Only on request
 
-A backend says why it cannot take operands. `pick` takes the fastest exact one. What it takes depends on the device
-and on the operands' `product_format`, which all lanes of a population share, and how lanes are multiplied on the shape
-alone (ops/products), so that a lane's bits do not depend on its company.
+A backend that cannot take operands says why. `pick` takes the fastest exact one. The choice depends on the device and
+on the operands' `product_format`, which is the same in all lanes of a population; the order of additions depends on the
+shape alone (ops/products). So a lane has the same bits whatever other lanes are computed with it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.ops.products import bf16, multiply
@@ -42,10 +42,10 @@ _UNIT = 16  # FP8 products take multiples of it along K and S
 class Gemm(msgspec.Struct, frozen=True):
     """A way to multiply operands.
 
-    run       (a, b), float32 or `operand`, -> float32 [L, R, S]
-    why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence, or None if it can
-    operand   dtype that `run` turns operands into: what writes them may do it at once
-    whole     it takes operands decoded with all their factors, not element × block scale alone
+    run       (a, b) -> float32 [L, R, S]; a, b: float32 or `operand`
+    why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
+    operand   the dtype that `run` converts operands to: a quantizer may write it directly
+    whole     operands come decoded with all their factors, not as element × block scale alone
     """
 
     run: Callable[[Tensor, Tensor], Tensor]
@@ -57,10 +57,10 @@ class Gemm(msgspec.Struct, frozen=True):
 def pick(
     device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer], wanted: str = "exact"
 ) -> tuple[str, tuple[str, ...]]:
-    """The backend that is wanted, else the fastest exact one for all lanes' operands, and why those before it were
-    passed over, one sentence each.
+    """The name of a backend, and why others were passed over before it, one sentence each.
 
-    On the CPU the latter is `fp32`, and nothing but what is wanted by name is passed over.
+    The backend is the one that is wanted, if it takes the operands of all lanes, else the fastest exact one: on the CPU
+    always `fp32`. Only backends that the device might have are asked.
     """
     reasons: list[str] = []
     asked = () if wanted == "exact" else (wanted,)
@@ -71,27 +71,18 @@ def pick(
     return "fp32", tuple(reasons)
 
 
-def named(name: str, device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> Gemm:
-    """The backend of that name. ConfigError if there is none, or with its reason if it cannot take the operands."""
-    if name not in GEMMS:
-        raise ConfigError("gemm", name, ", ".join(GEMMS))
-    if reason := GEMMS[name].why_not(device, quantizers_a, quantizers_b):
-        raise ConfigError("gemm", name, f"another of {', '.join(GEMMS)} ({reason})")
-    return GEMMS[name]
-
-
 def fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Operands as they are."""
+    """The product of operands as they are, in FP32."""
     return multiply(a, b)
 
 
 def tf32_exact(a: Tensor, b: Tensor) -> Tensor:
-    """Operands whose last 13 bits are zero, which is all that TF32 drops."""
+    """The product of operands whose last 13 bits are zero: TF32 drops no others."""
     return multiply(a, b, "tf32")
 
 
 def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
-    """Rows in E4M3, lane by lane: batches have no FP8 product. Zeros pad K and S to multiples of 16."""
+    """The product of rows in E4M3, lane by lane: torch has no batched one. Zeros pad K and S to multiples of 16."""
     rows = b.shape[1]
     missing = -a.shape[2] % _UNIT
     a, b = F.pad(a, (0, missing)), F.pad(b, (0, missing, 0, -rows % _UNIT))
@@ -104,9 +95,9 @@ def fp8_exact(a: Tensor, b: Tensor) -> Tensor:
 def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [L, R, K] as E4M3 [L, R, K] × a power of two for each row, float32 [L, R, 1].
 
-    The largest number of a row comes to lie in (224, 448], as high as E4M3 goes. The power is NaN where E4M3 does not
-    hold the row: there the product is NaN, and nobody has to wait for a check. Powers stay within 2^±60, so that two of
-    them can be applied to a product one after the other without losing bits on the way.
+    The power brings the largest number of a row into (224, 448], the top of E4M3. It is NaN where E4M3 does not hold
+    the row exactly: the product is then NaN, and no check has to wait for the device. Powers stay within 2^±60, so that
+    two of them multiply a product one after the other without a loss of bits in between.
     """
     amax = x.abs().amax(dim=2, keepdim=True).view(torch.int32)
     exponent = (amax + _ABOVE_448 >> 23) - 8  # biased by 127
@@ -137,7 +128,7 @@ def _bits(q: Quantizer) -> str:
 
 
 def _held_in(name: str, number: str) -> Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]:
-    """`why_not` of a backend whose operands must be numbers of OPERAND_FORMATS[number], on compute capability 8.0."""
+    """The `why_not` of a backend that needs numbers of OPERAND_FORMATS[number] and compute capability 8.0."""
     holding = list(OPERAND_FORMATS)[: list(OPERAND_FORMATS).index(number) + 1]
 
     def why_not(device: str, quantizers_a: Sequence[Quantizer], quantizers_b: Sequence[Quantizer]) -> str | None:
@@ -171,7 +162,7 @@ GEMMS: dict[str, Gemm] = {
     "fp8-exact": Gemm(fp8_exact, _why_not_fp8),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }
-"""Every backend by name."""
+"""Name -> backend."""
 
 FASTEST = ("bf16-exact", "tf32-exact")
 """The order in which `pick` asks, before it takes `fp32`."""

@@ -1,10 +1,7 @@
-"""The numerics of a population: the GEMM that uses its six operand slots.
+"""The numerics of a population: every product of every layer, quantized as the recipes of its lanes say.
 
-One function serves the three GEMMs: both operands are padded with zeros to whole blocks, rotated, quantized along the
-contraction, and multiplied by the stage's backend of gemm.py; the tensor decode factors are applied to the result.
-
-There are two sets of them: the recipe's, and the BF16 baseline's. The latter is for layers that the recipe keeps
-precise, by their place in the model, and for the stages and steps of its finish.
+A product is computed by its stage (stage.py). There are two sets of stages: the recipes', and the BF16 baseline's for
+layers that the recipe keeps precise by their place in the model, and for the stages and steps of its finish.
 """
 
 from __future__ import annotations
@@ -13,52 +10,49 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
-from fp4dse.dse.estimator import Through
+from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
-from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
-from fp4dse.kernels.gemm import GEMMS, Gemm, pick
-from fp4dse.kernels.kept import kept_state, load_kept
-from fp4dse.kernels.operand import PART, Kept, Keys, Operand, Slot, Turn
-from fp4dse.kernels.ops.philox import signs
-from fp4dse.kernels.ops.products import scaled
-from fp4dse.kernels.ops.rotation import rotate, rotate_back, signs_of
+from fp4dse.kernels.operand.records import Saved, Use
+from fp4dse.kernels.stage import Stage, make_stages
+
+BASELINE = Recipe.named("bf16")
+"""The recipe of precise layers and stages."""
 
 
 class Forward(NamedTuple):
-    """A forward product y [L, M, N]; what the backward products are to take for x and for w; and what the gradients of
-    x and of w need to pass through their quantizers, None where they pass straight."""
+    """A forward product and what its backward products need.
+
+    y                 the product, float32 [L, M, N]
+    x, w              what the backward products are computed from, [L, M, K] and [L, N, K]
+    saved_x, saved_w  for `LaneNumerics.backward`; None where the gradient passes straight through
+    """
 
     y: Tensor
     x: Tensor
     w: Tensor
-    kept_x: Kept | None
-    kept_w: Kept | None
-
-
-class Products(NamedTuple):
-    """How a layer multiplies: slots by name, rotations and backends by stage."""
-
-    slots: dict[str, Slot]
-    rotations: dict[str, Hadamard | None]
-    gemms: dict[str, str]
+    saved_x: Saved | None
+    saved_w: Saved | None
 
 
 class LaneNumerics:
-    """Recipes of equal structural signature with their seeds, ready to run: `gemm(stage, …)`.
+    """The products of lanes whose recipes have one structural signature.
 
-    recipes, seeds: one a lane, one lane or more. steps: of the training, if it has an end: the recipe's finish is a
-    share of them. dtype: of what passes between layers, float32 or bfloat16.
+    recipes, seeds: one a lane, one lane or more. steps: of the whole training, if it has an end: the recipe's finish is
+    a share of them. dtype: of what passes between layers, float32 or bfloat16.
 
-    `step` is a device scalar that the training loop advances, and `part` tells the parts of a batch within a step
-    apart. While `training` is False, nothing that is kept from step to step changes. While `counting` is True, slots
-    count what they lose (see `lost`). While `measuring` is False, held maxima are taken as they are.
+    A training loop sets these:
+    step       int64 scalar on the device, the number of the step
+    part       number of the part of the batch, where gradients are accumulated over several
+    training   False: no state that is carried from step to step changes
+    counting   True: slots count what they lose (`lost`)
+    measuring  False: no held maximum is due in this step (`measures`)
     """
 
     def __init__(
@@ -74,62 +68,56 @@ class LaneNumerics:
         if len({r.signature() for r in recipes}) != 1:
             raise ValueError("lanes of one population must share their structural signature")
         device = torch.device(device)
-        first = recipes[0].canonical()
-        self.recipe = first
+        self.recipes = [recipe.canonical() for recipe in recipes]
+        self.recipe = self.recipes[0]
         """The first lane's: what is structure is that of all."""
-        self.steps = steps
-        self.dtype = dtype
-        self.lanes = len(recipes)
+        self.steps, self.dtype, self.lanes = steps, dtype, len(recipes)
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
-        self.training = True
-        self.counting = False
-        self.measuring = True
-        self.backend: Backend = PLAIN if first.is_plain else backend(str(device))
-        self.gemm_why_not: tuple[str, ...] = ()
-        self.through_why_not: tuple[str, ...] = ()
-        self.operand_why_not: tuple[str, ...] = ()
-        self.quantized = self._products(recipes, first.gemm)
-        self.slots, self.rotations, self.gemms = self.quantized
-        self.baseline = self.quantized if first.is_plain else self._products([BASELINE] * len(recipes), "exact")
-        self.requantized = {stage for stage in SHARED if first.source(stage) == "forward"}
         self.part = 0
+        self.training, self.counting, self.measuring = True, False, True
         self.precise_layers: set[int] = set()
         self.precise_stages: frozenset[str] = frozenset()
+        self.requantized = {stage for stage in SHARED if self.recipe.source(stage) == "forward"}
+        self.backend: Backend = PLAIN if self.recipe.is_plain else backend(str(device))
+        self.quantized = self.baseline = make_stages(self.recipes, self.recipe.gemm, device, self.backend)
+        if not self.recipe.is_plain:
+            self.baseline = make_stages([BASELINE] * self.lanes, "exact", device, self.backend)
+        self.slots = {
+            f"{name}.{of}": slot for name, stage in self.quantized.items() for of, slot in stage.slots.items()
+        }
 
-    def _products(self, recipes: Sequence[Recipe], gemm: str) -> Products:
-        """The slots of the recipes, and the stages' backends; adds to `gemm_why_not`, `through_why_not` and
-        `operand_why_not`."""
-        device = self.step.device
-        gemms = {}
-        for stage, operands in STAGES.items():
-            a, b = ([recipe.slot(f"{stage}.{operand}").canonical() for recipe in recipes] for operand in operands)
-            gemms[stage], reasons = pick(str(device), a, b, gemm)
-            self.gemm_why_not += tuple(f"{stage}: {reason}" for reason in reasons)
-        slots = {slot: Slot(recipes, slot, device, self.backend) for slot in SLOTS}
-        self.through_why_not += tuple(
-            f"{name}: gradient through the reference ({slot.why_not_through})"
-            for name, slot in slots.items()
-            if slot.why_not_through
-        )
-        reasons_of = {name: slot.why_not_fused for name, slot in slots.items()}
-        texts = {name: f"quantized by the reference ({why})" if why else "" for name, why in reasons_of.items()}
-        self.operand_why_not += tuple(grouped(texts))
-        return Products(slots, {stage: recipes[0].canonical().rotation(stage) for stage in STAGES}, gemms)
+    @property
+    def gemms(self) -> dict[str, str]:
+        """Stage -> the backend of its product, in quantized layers."""
+        return {name: stage.gemm for name, stage in self.quantized.items()}
+
+    @property
+    def gemm_why_not(self) -> tuple[str, ...]:
+        """Why faster products were passed over, one sentence each."""
+        stages = [*self.quantized.values(), *([] if self.recipe.is_plain else self.baseline.values())]
+        return tuple(f"{stage.name}: {reason}" for stage in stages for reason in stage.gemm_why_not)
+
+    @property
+    def through_why_not(self) -> tuple[str, ...]:
+        """Why gradients pass through quantizers by the reference."""
+        reasons = {name: slot.why_not_through for name, slot in self.slots.items()}
+        return tuple(f"{name}: gradient through the reference ({why})" for name, why in reasons.items() if why)
+
+    @property
+    def operand_why_not(self) -> tuple[str, ...]:
+        """Why the reference quantizes."""
+        reasons = {name: slot.why_not_fused for name, slot in self.slots.items()}
+        return tuple(grouped({n: f"quantized by the reference ({why})" if why else "" for n, why in reasons.items()}))
 
     def add_layer(self, layer: int, place: Place) -> str | None:
-        """Take note of where a layer stands. Returns why it is precise, None if it is quantized."""
+        """Take note of where in the model a layer stands. Returns why it is precise, None if it is quantized."""
         why = None if self.recipe.is_plain else self.recipe.precise.why(place)
         (self.precise_layers.discard if why is None else self.precise_layers.add)(layer)
         return why
 
-    def changes_at(self, step: int) -> bool:
-        """Whether the recipe's finish begins with this step: what was captured before does not hold from there on."""
-        finish = self.recipe.finish
-        return finish is not None and self.steps is not None and 0 < step == finish.first_step(self.steps)
-
     def phase(self, step: int) -> frozenset[str]:
-        """Compute as at this step of the training, from now on: within the recipe's finish or before it.
+        """Compute as at this step of the training from now on: within the recipe's finish or before it.
 
         Returns the stages that are precise now. A step that was captured holds for the steps with the same ones.
         """
@@ -138,117 +126,66 @@ class LaneNumerics:
         self.precise_stages = frozenset(finish.stages if finish and begun else ())
         return self.precise_stages
 
-    def _of(self, stage: str, layer: int) -> Products:
-        """What a stage of a layer takes."""
-        if layer not in self.precise_layers and stage not in self.precise_stages:
-            return self.quantized
-        a, b = (self.slots[f"{stage}.{operand}"] for operand in STAGES[stage])
-        stays = a.block is None and b.block is None and layer not in self.precise_layers
-        return self.quantized if stays else self.baseline
-
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         """The product of one stage, contracted over dimension `a_dim` of a and `b_dim` of b (1 or 2): [L, R, S].
 
         a, b: float32 or bfloat16 [L, ·, ·], in the order of STAGES[stage]. `layer` keys the random numbers.
         """
-        return _product(self._gemm(stage, layer), *self._operands(stage, layer, a, a_dim, b, b_dim))
+        of, use = self._stage(stage, layer), self.use(layer)
+        rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
+        qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
+        return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation))
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
+        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
     ) -> Forward:
-        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. keep: whether `through` will be called for x, for w.
-        copies_x: whether to make what the backward pass takes for x; else it gets that from `again`."""
-        qx, qw = self._operands("fprop", layer, x, 2, w, 2, keep)
-        copy_x = self._copy(layer, qx, x) if copies_x and "wgrad" in self.requantized else x
-        copy_w = self._copy(layer, qw, w) if "dgrad" in self.requantized else w
-        return Forward(_product(self._gemm("fprop", layer), qx, qw), copy_x, copy_w, qx.kept, qw.kept)
+        """Y = X Wᵀ of x [L, M, K] and w [L, N, K], float32. save: whether `backward` will be called for x, for w.
+        copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
+        stage, use = self._stage("fprop", layer), self.use(layer)
+        rotation = stage.draw_rotation(use)
+        qx = stage.operand("x", x, replace(use, save=save[0]), rotation)
+        qw = stage.operand("w", w, replace(use, save=save[1]), rotation)
+        back_x = qx.restored(rotation, x.shape[2]) if copy_x and "wgrad" in self.requantized else x
+        back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
+        return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
 
-    def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
-        """What x of this dtype may be rounded to before a stage takes it, without a change of what comes out."""
-        of = self._of(stage, layer)
-        slot, other = _pair(of, stage, "x")
-        rounds_first = slot.block is None and slot.bf16 == "all" and not of.rotations[stage]
-        return torch.bfloat16 if rounds_first and other.compensated is None else dtype
-
-    def looks_back(self, layer: int) -> bool:
-        """Whether the backward pass needs what the forward pass made of x: its copy, or what its gradient passes."""
-        slot = self._of("fprop", layer).slots["fprop.x"]
-        return "wgrad" in self.requantized or (slot.block is not None and slot.through != Through())
-
-    def repeats(self, layer: int) -> bool:
-        """Whether `again` finds in the backward pass what the forward pass had: nothing that moves on."""
-        slot = self._of("fprop", layer).slots["fprop.x"]
-        return slot.block is None or not slot.maxima.has_state
-
-    def again(self, layer: int, x: Tensor) -> tuple[Tensor, Kept | None]:
-        """What `forward` gave for x [L, M, K], made again: what the backward product takes for it, if that is a copy,
-        and what its gradient needs."""
-        keys = self.keys(layer)._replace(counting=False)  # it has been counted
-        operand = self._operand("fprop", layer, "x", x, 2, keys, self._turn("fprop", layer), keep=True)
-        return self._copy(layer, operand, x) if "wgrad" in self.requantized else x, operand.kept
-
-    def through(self, operand: str, layer: int, g: Tensor, kept: Kept | None) -> Tensor:
-        """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product saw of it, rotated back."""
-        if kept is None:
+    def backward(self, operand: str, layer: int, g: Tensor, saved: Saved | None) -> Tensor:
+        """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product took for it; saved: as
+        `forward` returned it."""
+        if saved is None:
             return g
-        of = self._of("fprop", layer)
-        slot, other = _pair(of, "fprop", operand)
-        keys = self.keys(layer)._replace(counting=False)  # what is kept tells whether something was counted
-        turn = self._turn("fprop", layer)
-        padded = blocks.pad(g, 2, _unit(of, "fprop"))
-        if turn is None or (kept.q is None and _turns(slot, other, turn, keys, True)):
-            return slot.backward(padded, kept, keys, turn)[:, :, : g.shape[2]]
-        padded = rotate(padded, turn.size, 2, turn.signs, turn.order)
-        out = slot.backward(padded, kept, keys)
-        return rotate_back(out, turn.size, 2, turn.signs, turn.order)[:, :, : g.shape[2]]
+        use = replace(self.use(layer), counting=False)  # in the forward pass alone
+        return self._stage("fprop", layer).backward(operand, g, saved, use)
 
-    def _gemm(self, stage: str, layer: int) -> Gemm:
-        return GEMMS[self._of(stage, layer).gemms[stage]]
+    def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""
+        return self._stage(stage, layer).input_dtype("x", dtype)
 
-    def _operands(
-        self,
-        stage: str,
-        layer: int,
-        a: Tensor,
-        a_dim: int,
-        b: Tensor,
-        b_dim: int,
-        keep: tuple[bool, bool] = (False, False),
-    ) -> tuple[Operand, Operand]:
-        turn, keys = self._turn(stage, layer), self.keys(layer)
-        first, second = STAGES[stage]
-        return (
-            self._operand(stage, layer, first, a, a_dim, keys, turn, keep[0]),
-            self._operand(stage, layer, second, b, b_dim, keys, turn, keep[1]),
-        )
+    def needs_forward_x(self, layer: int) -> bool:
+        """True if the backward pass needs what the forward quantizer made of x, or saved for its gradient."""
+        return "wgrad" in self.requantized or self._stage("fprop", layer).slots["x"].has_estimator
 
-    def _operand(
-        self, stage: str, layer: int, name: str, x: Tensor, dim: int, keys: Keys, turn: Turn | None, keep: bool = False
-    ) -> Operand:
-        """One operand of a stage, contracted over `dim` of x."""
-        of = self._of(stage, layer)
-        slot, other = _pair(of, stage, name)
-        length = x.shape[dim]
-        x = blocks.pad(x.detach(), dim, _unit(of, stage))
-        if turn:
-            length += -length % turn.size  # a rotation fills its last group
-        keys = keys._replace(length=length)
-        gemm = GEMMS[of.gemms[stage]]
-        fused = turn is not None and _turns(slot, other, turn, keys, keep)
-        if turn and not fused:
-            x = rotate(x.to(torch.float32), turn.size, dim, turn.signs, turn.order)
-        dtype = torch.float32 if gemm.whole else gemm.operand
-        operand = slot.quantize(x, dim, keys, dtype, keep, turn if fused else None)
-        return operand.whole() if gemm.whole else operand
+    def can_requantize_x(self, layer: int) -> bool:
+        """True if `requantize_x` returns in the backward pass what `forward` had: no state has changed in between."""
+        maxima = self._stage("fprop", layer).slots["x"].maxima
+        return maxima is None or not maxima.has_state
 
-    def keys(self, layer: int, length: int = 0) -> Keys:
-        """What random numbers and state of a layer are keyed by, now."""
-        training = self.training and self.part == 0  # what is kept moves on once a step
-        return Keys(self.seeds, self.step, layer, training, length, self.counting, self.measuring, self.part)
+    def requantize_x(self, layer: int, x: Tensor) -> tuple[Tensor, Saved | None]:
+        """`Forward.x` and `Forward.saved_x` of x [L, M, K], made again."""
+        stage, use = self._stage("fprop", layer), replace(self.use(layer), counting=False, save=True)
+        rotation = stage.draw_rotation(use)
+        operand = stage.operand("x", x, use, rotation)
+        back = operand.restored(rotation, x.shape[2]) if "wgrad" in self.requantized else x
+        return back, operand.saved
+
+    def use(self, layer: int) -> Use:
+        """What a slot is told of a use in this layer, now."""
+        training = self.training and self.part == 0  # state changes once a step
+        return Use(self.seeds, self.step, layer, training, self.counting, self.measuring, self.part)
 
     def measures(self, step: int) -> bool:
-        """Whether some slot looks at tensor maxima in this step to keep them: what `measuring` is to be in it."""
-        return any(slot.block is not None and slot.maxima.due(step) for slot in self.slots.values())
+        """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
+        return any(slot.maxima is not None and slot.maxima.due(step) for slot in self.slots.values())
 
     def lost(self) -> dict[str, dict[str, Tensor]]:
         """Slot -> share of elements or blocks, float64 [L], that was lost while counting, over all layers.
@@ -267,73 +204,29 @@ class LaneNumerics:
         for slot in self.slots.values():
             slot.counts.clear()
 
-    def kept(self) -> dict[str, Tensor]:
-        """What slots keep from step to step: name -> the tensor itself, the lane axis first."""
-        return kept_state(self.slots)
+    def state(self) -> dict[str, Tensor]:
+        """What slots carry from step to step and have counted: name -> the tensor itself, the lane axis first."""
+        return {f"{at}/{key}": value for at, of in self._carried().items() for key, value in of.items()}
 
-    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
-        """Take over what `kept` returned, on the same device."""
-        load_kept(self.slots, kept)
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over copies of what `state` returned, on the same device."""
+        carried = self._carried()
+        for of in carried.values():
+            of.clear()
+        for name, value in state.items():
+            at, _, key = name.rpartition("/")
+            carried[at][key] = value.clone()
 
-    def _turn(self, stage: str, layer: int) -> Turn | None:
-        """The rotation of both operands of a stage."""
-        rotation = self._of(stage, layer).rotations[stage]
-        return Turn(rotation.size, self._signs(stage, layer, rotation), rotation.order) if rotation else None
+    def _carried(self) -> dict[str, dict[str, Tensor]]:
+        of_kind = {f"state/{name}": slot.state for name, slot in self.slots.items()}
+        return of_kind | {f"counts/{name}": slot.counts for name, slot in self.slots.items()}
 
-    def _signs(self, stage: str, layer: int, rotation: Hadamard) -> Tensor | None:
-        """[L, size] of ±1, or [1, size] for all lanes; the same for both operands."""
-        number = 8 * layer + list(STAGES).index(stage) + PART * self.part
-
-        def draw() -> Tensor:
-            site = torch.full((), number, device=self.seeds.device)
-            return signs(self.seeds, self.step, site, rotation.size, self.backend.words)
-
-        return signs_of(rotation, self.seeds.device, draw)
-
-    def _copy(self, layer: int, operand: Operand, x: Tensor) -> Tensor:
-        """The forward's quantized copy of x [L, ·, K], decoded and rotated back."""
-        decoded, rotation = operand.decoded(), self._of("fprop", layer).rotations["fprop"]
-        if rotation:
-            decoded = rotate_back(decoded, rotation.size, 2, self._signs("fprop", layer, rotation), rotation.order)
-        return decoded[:, :, : x.shape[2]]
-
-
-BASELINE = Recipe.named("bf16")
-"""What precise layers and stages compute as."""
-
-
-def _pair(of: Products, stage: str, name: str) -> tuple[Slot, Slot]:
-    """The slot of an operand, and that of the other one of its product."""
-    (other,) = (operand for operand in STAGES[stage] if operand != name)
-    return of.slots[f"{stage}.{name}"], of.slots[f"{stage}.{other}"]
-
-
-def _turns(slot: Slot, other: Slot, turn: Turn, keys: Keys, keep: bool) -> bool:
-    """Whether the slot's kernel rotates: what clamping cuts off an operand is multiplied with the other as it is."""
-    return slot.rotates(turn, keys, keep) and other.compensated is None
-
-
-def _unit(of: Products, stage: str) -> int:
-    """What the contraction axis of a stage is padded to a multiple of."""
-    rotation = of.rotations[stage]
-    return max([rotation.size if rotation else 1, *(of.slots[f"{stage}.{o}"].unit for o in STAGES[stage])])
-
-
-def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
-    """a [L, R, C] and b [L, S, C] multiplied: [L, R, S]. What clamping cut off meets the other operand unquantized."""
-    out = None
-    for s in a.terms:
-        for t in b.terms:
-            part = scaled(gemm.run(s.values, t.values), s.factor, t.factor)
-            out = part if out is None else out + part
-    assert out is not None
-    unquantized = GEMMS["fp32"].run
-    if a.rest is not None:
-        out = out + unquantized(a.rest, b.raw.to(torch.float32))
-    if b.rest is not None:
-        raw = a.raw.to(torch.float32)
-        out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
-    return out
+    def _stage(self, stage: str, layer: int) -> Stage:
+        """The stage as it is computed in a layer now."""
+        if layer in self.precise_layers:
+            return self.baseline[stage]
+        is_plain = all(slot.maxima is None for slot in self.quantized[stage].slots.values())
+        return self.quantized[stage] if is_plain or stage not in self.precise_stages else self.baseline[stage]
 
 
 @torch.no_grad()
@@ -348,10 +241,11 @@ def warm_up(recipes: Sequence[Recipe], record: bool = False) -> None:
     numerics = LaneNumerics(recipes, range(len(recipes)))
     shapes = [((40, 256), (50, 256))]  # no block is a whole operand
     # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
-    shapes += [((e, e), (e, e)) for e in {tile(slot.block) for slot in numerics.slots.values() if slot.block} if e]
+    edges = {tile(numerics.recipe.slot(name).block) for name in SLOTS}
+    shapes += [((edge, edge), (edge, edge)) for edge in edges if edge]
     for a, b in ((torch.ones(numerics.lanes, *x), torch.ones(numerics.lanes, *w)) for x, w in shapes):
         for numerics.counting in [False, False, *[True] * record]:  # state exists from the second step on
-            numerics.forward(0, a, b, keep=(True, True))
+            numerics.forward(0, a, b, save=(True, True))
             for stage in STAGES:
                 numerics.gemm(stage, 0, a, 2, b, 2)
         for slot in numerics.slots.values():

@@ -22,7 +22,8 @@ from fp4dse.dse.scale import E8M0, SCALE_NAMES
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.operand import Keys, Slot
+from fp4dse.kernels.operand.kinds import make_slot
+from fp4dse.kernels.operand.records import Use
 from fp4dse.kernels.quantize import quantize
 from fp4dse.kernels.vectors import BLOCK_SCALED, vectors
 
@@ -102,11 +103,11 @@ def fast_path(device: str) -> Iterator[Check]:
             populations = [[stochastic, q]]
         for lanes in populations:
             recipes = [Recipe.uniform(lane) for lane in lanes]
-            taken, reference = (Slot(recipes, "fprop.x", torch.device(device), path) for path in (chosen, PLAIN))
+            taken, reference = (make_slot(recipes, "fprop.x", torch.device(device), path) for path in (chosen, PLAIN))
             for x in cases.values():
                 x = blocks.pad(x.reshape(2, -1, 128).to(device), 1, 32)
-                keys = Keys(seeds, step, 0, training=False)
-                got, expected = (slot.quantize(x, 2, keys).terms[0] for slot in (taken, reference))
+                use = Use(seeds, step, 0, training=False)
+                got, expected = (slot.quantize(x, use).terms[0] for slot in (taken, reference))
                 wrong += _mismatches(got.values, expected.values)
                 count += got.values.numel()
         yield Check(f"{name}: path `{chosen.name}` against the reference", count, wrong)
@@ -134,10 +135,11 @@ def rotations(device: str) -> Iterator[Check]:
     for size in (16, 32, 64, 128):
         numerics = LaneNumerics([none, none], [0, 1], device)
         plain = torch.bmm(x, w.mT)
-        numerics.rotations.update(dict.fromkeys(numerics.rotations, Hadamard(size=size)))
+        for stage in numerics.quantized.values():
+            stage.rotation = Hadamard(size=size)
         wrong = sum(
             float((numerics.gemm(stage, 0, x, 2, w, 2) - plain).norm() / plain.norm()) > 1e-6
-            for stage in numerics.rotations
+            for stage in numerics.quantized
         )
         yield Check(f"rotation {size}: cancels in all three products", 3, wrong)
 

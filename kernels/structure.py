@@ -1,15 +1,16 @@
-"""Where the layers of any torch model stand, found by its structure: stem, head, and the blocks that repeat.
+"""The structure of any torch model, found without running it: stem, head, and the blocks that repeat.
 
-    products   modules with a weight of two or more dimensions, but for look-ups, in the order in which they are
-               registered: nothing is run to find out in which order they are called
-    blocks     the modules of one kind that hold most of the products: of one class, or, for nn.Sequential, ModuleList
-               and ModuleDict, of equal structure. A stage that is little but a list of blocks is not one itself. Where
-               there are none, every product between stem and head is one
+    products   modules with a weight of two or more dimensions, except look-ups, in the order of registration (the
+               order in which they are called is not known)
+    blocks     the modules of one kind that hold most of the products. Modules are of one kind if they have one class;
+               nn.Sequential, ModuleList and ModuleDict, if they have equal structure. A stage that is little more than
+               a list of blocks is not a block itself. Where no blocks are found, every product between stem and head is
+               one
     stem       the first product, if it stands before all blocks and no look-up stands before it
     head       the last product, if it stands in no block; and every product that shares its weight with a look-up
 
-Attention, MLP and router are told by the field's words in names, which recipes of the literature do not depend on but
-for the router.
+Attention, MLP and router are recognized by common words in the names of layers. Of these, the recipes of the literature
+depend on the router alone.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fp4dse.dse.place import Kind, Place
 
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-"""Modules that are no more than what is in them: two are of a kind if their structures are equal."""
+"""Modules that only hold others: two are of one kind if their structures are equal."""
 LEAST_SHARE = 0.5
-"""Of the products, what blocks hold together, or there are none."""
+"""Blocks hold at least this share of the products together, or there are none."""
 LEAST_PRODUCTS = 3
-"""Of a model that has a stem and a head: of fewer, nothing would be left between them."""
+"""A model with fewer products has no stem and head: nothing would be left between them."""
 
 WORDS: dict[Kind, tuple[str, ...]] = {
     "router": ("router",),
@@ -38,8 +39,11 @@ WORDS: dict[Kind, tuple[str, ...]] = {
 
 
 class Structure(NamedTuple):
-    """Of a model, by names of modules. look_up: what stands in the stem's place where inputs are numbers of rows.
-    missing: what was not found, of `stem`, `head`, `blocks`, and why."""
+    """The parts of a model, by names of modules.
+
+    look_up  the look-up in the stem's place, where inputs are row numbers
+    missing  those of `stem`, `head` and `blocks` that were not found -> why
+    """
 
     products: list[str]
     look_up: str | None
@@ -49,7 +53,7 @@ class Structure(NamedTuple):
     missing: dict[str, str]
 
     def place(self, name: str, module: nn.Module) -> Place:
-        """Of a product."""
+        """The place of a product."""
         block = next((i for i, of in enumerate(self.blocks) if is_within(name, of)), None)
         blocks = 0 if block is None else len(self.blocks)
         if name == self.stem:
@@ -57,13 +61,13 @@ class Structure(NamedTuple):
         return Place("head" if name in self.heads else kind_of(name, module), block, blocks)
 
     def words(self) -> str:
-        """One line."""
+        """Stem, head and blocks in one line."""
         blocks = f"{len(self.blocks)} blocks {self.blocks[0]} … {self.blocks[-1]}" if self.blocks else "no blocks"
         stem = f"{self.look_up}, a look-up" if self.look_up else self.stem or "none"
         return f"stem: {stem}; head: {', '.join(self.heads) or 'none'}; {blocks}"
 
     def faults(self, among: Sequence[str]) -> list[str]:
-        """What was not found of these, a sentence for each reason."""
+        """A sentence for each reason why some of these were not found."""
         reasons: dict[str, list[str]] = {}
         for what, why in self.missing.items():
             if what in among:
@@ -72,7 +76,7 @@ class Structure(NamedTuple):
 
 
 def structure_of(modules: Mapping[str, nn.Module]) -> Structure:
-    """Of a model's `named_modules`."""
+    """The structure of a model with these `named_modules`."""
     inside = [name for name, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
     products = [
         name
@@ -103,7 +107,7 @@ def structure_of(modules: Mapping[str, nn.Module]) -> Structure:
 
 
 def is_product(module: nn.Module) -> bool:
-    """Whether a module multiplies with a weight of its own, as far as can be seen."""
+    """True if a module multiplies with a weight of its own, as far as its weights tell."""
     if isinstance(module, nn.MultiheadAttention):
         return True
     weight = module._parameters.get("weight")
@@ -111,7 +115,7 @@ def is_product(module: nn.Module) -> bool:
 
 
 def kind_of(name: str, module: nn.Module) -> Kind:
-    """Of a layer that is neither stem nor head."""
+    """The kind of a layer that is neither stem nor head."""
     words = name.lower().replace("_", ".").split(".")
     if words[-1] == "gate":  # of experts; a gated linear unit has a gate_proj
         return "router"
@@ -122,7 +126,7 @@ def kind_of(name: str, module: nn.Module) -> Kind:
 
 
 def is_within(name: str, of: str) -> bool:
-    """Whether a module is another one or part of it, by their names."""
+    """True if a module is another one or part of it, by their names."""
     return name == of or not of or name.startswith(f"{of}.")
 
 
@@ -131,7 +135,7 @@ def _within(name: str, blocks: Sequence[str]) -> str | None:
 
 
 def _blocks(modules: Mapping[str, nn.Module], products: Sequence[str]) -> list[str]:
-    """Names of the blocks in their order; empty if none are found."""
+    """The names of the blocks in their order; empty if none are found."""
     families: dict[object, list[str]] = {}
     for name, module in modules.items():
         if name and name not in products and _held(name, products):
@@ -152,7 +156,7 @@ def _blocks(modules: Mapping[str, nn.Module], products: Sequence[str]) -> list[s
 
 
 def _inside(stages: Sequence[str], modules: Mapping[str, nn.Module], products: Sequence[str]) -> list[str]:
-    """The blocks of stages, each of which is a list of them and one layer more at most; empty if they are no stages."""
+    """The blocks in stages, if each stage is a list of blocks and at most one layer more; else empty."""
     found: list[str] = []
     for stage in stages:
         for child, module in modules[stage].named_children():
@@ -173,15 +177,15 @@ def _held(name: str, products: Sequence[str]) -> list[str]:
 
 
 def _kind(module: nn.Module) -> object:
-    """What modules that may be blocks of one model have in common."""
+    """The kind of a module: equal for modules that may be blocks of one model."""
     return _signature(module) if isinstance(module, CONTAINERS) else type(module)
 
 
-def _layer(product: nn.Module) -> tuple:
-    """What products that are blocks themselves have in common: class and, where it is seen, the weight's shape."""
+def _layer(product: nn.Module) -> tuple[object, ...]:
+    """The kind of a product that is a block itself: its class and, if there is one, its weight's shape."""
     weight = product._parameters.get("weight")
     return type(product), None if weight is None else weight.shape
 
 
-def _signature(module: nn.Module) -> tuple:
+def _signature(module: nn.Module) -> tuple[object, ...]:
     return type(module), *((name, _signature(child)) for name, child in module.named_children())

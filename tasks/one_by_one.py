@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fp4dse.dse import Recipe
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
 HAS = "has/"
-"""Before the name of what slots keep: which lanes keep it, bool [L]."""
+"""Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
 
 class Each:
@@ -44,19 +44,16 @@ class Each:
 class EachLane(LaneNumerics):
     """Numerics of lanes that are computed one after the other: each has numerics of one lane."""
 
-    def __init__(
-        self,
-        recipes: Sequence[Recipe],
-        seeds: Sequence[int],
-        device: torch.device | str = "cpu",
-        steps: int | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        super().__init__(recipes, seeds, device, steps, dtype)
-        self.recipes = [recipe.canonical() for recipe in recipes]
-        self.each = [LaneNumerics([r], [s], device, steps, dtype) for r, s in zip(recipes, seeds, strict=True)]
-        for lane in self.each:
+    @cached_property
+    def each(self) -> list[LaneNumerics]:
+        """Numerics of every lane alone, which share the step."""
+        seeds, device = self.seeds.tolist(), self.seeds.device
+        lanes = [
+            LaneNumerics([r], [s], device, self.steps, self.dtype) for r, s in zip(self.recipes, seeds, strict=True)
+        ]
+        for lane in lanes:
             lane.step = self.step
+        return lanes
 
     def of_lane(self, lane: int) -> LaneNumerics:
         """Of one lane, as all stand now."""
@@ -80,19 +77,19 @@ class EachLane(LaneNumerics):
         for lane in self.each:
             lane.forget_lost()
 
-    def kept(self) -> dict[str, Tensor]:
-        """Of lanes that keep nothing under a name others keep something under, zeros."""
-        lanes = [lane.kept() for lane in self.each]
+    def state(self) -> dict[str, Tensor]:
+        """With zeros for lanes that carry nothing under a name under which others carry something."""
+        lanes = [lane.state() for lane in self.each]
         out = {}
         for name, example in {name: value for lane in lanes for name, value in lane.items()}.items():
             out[name] = torch.cat([lane.get(name, torch.zeros_like(example)) for lane in lanes])
             out[HAS + name] = torch.tensor([name in lane for lane in lanes])
         return out
 
-    def load_kept(self, kept: Mapping[str, Tensor]) -> None:
-        names = [name for name in kept if not name.startswith(HAS)]
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        names = [name for name in state if not name.startswith(HAS)]
         for i, lane in enumerate(self.each):
-            lane.load_kept({name: kept[name][i : i + 1] for name in names if kept[HAS + name][i]})
+            lane.load_state({name: state[name][i : i + 1] for name in names if state[HAS + name][i]})
 
 
 class Now:

@@ -19,6 +19,7 @@ from fp4dse.kernels.fused import operators as fused
 from fp4dse.kernels.fused import unfused
 from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
+from fp4dse.kernels.operand.records import SavedInput
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.products import is_large
 from fp4dse.kernels.ops.rotation import hadamard
@@ -202,9 +203,9 @@ def test_large_gradients_pass_the_kernel_with_the_bits_of_the_reference_and_of_t
         monkeypatch.setattr(lanes, "backend", lambda _, chosen=chosen: chosen)
         numerics = LaneNumerics(recipes, range(len(recipes)), device)
         there = x.to(device)
-        kept = numerics.forward(3, there[:, :1], there, keep=(False, True)).kept_w
-        assert (kept.q is None) == (kernel is not None)
-        got = numerics.through("w", 3, g.to(device), kept).cpu()
+        saved = numerics.forward(3, there[:, :1], there, save=(False, True)).saved_w
+        assert isinstance(saved, SavedInput) == (kernel is not None)
+        got = numerics.backward("w", 3, g.to(device), saved).cpu()
         expected = got if expected is None else expected
         assert torch.equal(got, expected)
 
@@ -273,7 +274,7 @@ def test_a_recipe_gets_the_products_that_it_asks_for():
     for gemm, error in (("fp8-exact", 1e-3), ("bf16-rounded", 1e-6)):  # MXFP4 has no factor that could be rounded
         made = LaneNumerics([msgspec.structs.replace(exact, gemm=gemm)] * 2, [0, 1], "cuda")
         assert set(made.gemms.values()) == {gemm}, made.gemm_why_not
-        assert set(made.baseline.gemms.values()) == {"bf16-exact"}
+        assert {stage.gemm for stage in made.baseline.values()} == {"bf16-exact"}
         assert (made.forward(0, x, w).y - wanted).norm() / wanted.norm() < error
 
 
@@ -406,8 +407,10 @@ def test_lanes_take_the_fastest_product_that_holds_their_operands(quantizer, nam
     operands = []
     for operand, value in zip(("x", "w"), (x, w), strict=True):
         slot = f"fprop.{operand}"
-        ((seen, dec),) = there.slots[slot].quantize(value.cuda(), 2, there.keys(0), dtype).terms
-        ((expected, expected_dec),) = here.slots[slot].quantize(value, 2, here.keys(0)).terms
+        ((seen, dec),) = (
+            there.slots[slot].quantize(value.cuda(), msgspec.structs.replace(there.use(0), dtype=dtype)).terms
+        )
+        ((expected, expected_dec),) = here.slots[slot].quantize(value, here.use(0)).terms
         assert torch.equal(seen.cpu().float(), expected)
         assert dec is None or torch.equal(dec.cpu(), expected_dec)
         operands.append(expected.double() * (1 if dec is None else expected_dec.double()[:, None, None]))

@@ -19,7 +19,8 @@ def by_scales(
     guide, factors, more: as in `reference.quantize_blocks`.
     """
     low, high = torch.aminmax(x, dim=2)  # no temporary of x's size
-    more |= {"factors": factors, "tensor_amax": call.tensor_amax, "guide": guide}
+    amax = None if call.tensor_amax is None else call.tensor_amax[:, None]
+    more |= {"factors": factors, "tensor_amax": amax, "guide": guide}
     blocks, dec = with_numbers(x, torch.maximum(high, -low), call.floats, call.ints, **more)
     scale, mult = (t.contiguous() for t in SCALES[call.codec](blocks))
     return elements(x, scale, mult * blocks.prescale, guide, call, dtype), dec[:, 0] if factors == 1 else dec

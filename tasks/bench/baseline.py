@@ -60,20 +60,20 @@ class EagerNumerics:
             return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
         return torch.bmm(a, b.mT)
 
-    def enough(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
-        """Nothing is rounded ahead."""
+    def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
+        """Nothing is rounded beforehand."""
         return dtype
 
-    def looks_back(self, layer: int) -> bool:
+    def needs_forward_x(self, layer: int) -> bool:
         """The backward pass needs nothing that the forward pass made of x."""
         return False
 
     def forward(
-        self, layer: int, x: Tensor, w: Tensor, keep: tuple[bool, bool] = (False, False), copies_x: bool = True
+        self, layer: int, x: Tensor, w: Tensor, save: tuple[bool, bool] = (False, False), copy_x: bool = True
     ) -> Forward:
         return Forward(self.gemm("fprop", layer, x, 2, w, 2), x, w, None, None)
 
-    def through(self, operand: str, layer: int, g: Tensor, kept: object) -> Tensor:
+    def backward(self, operand: str, layer: int, g: Tensor, saved: object) -> Tensor:
         return g
 
 

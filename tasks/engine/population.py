@@ -90,7 +90,7 @@ class Population:
         parts = {
             "model": dict(self.model.state_dict()),
             "optimizer": self.optimizer.state(),
-            "kept": self.numerics.kept(),
+            "kept": self.numerics.state(),
             "record": self.record.state(),
             "recorded": self.recorder.state() if self.recorder else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
@@ -112,7 +112,7 @@ class Population:
                 raise ValueError(f"{part}: found {sorted(theirs)}; accepted: {sorted(tensors)}")
             for name, tensor in tensors.items():
                 tensor.copy_(theirs[name])
-        self.numerics.load_kept({name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
+        self.numerics.load_state({name: value.to(self.device) for name, value in parts.get("kept", {}).items()})
         self.record.load_state(parts["record"], done)
         if self.recorder:
             self.recorder.load_state(parts.get("recorded", {}))

@@ -72,7 +72,7 @@ def step(name):
     """What a layer of two lanes computes, forward and backward."""
     numerics = LaneNumerics([Recipe.named(name)] * 2, [0, 1])
     x = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0))
-    y = numerics.forward(0, x, x, keep=(True, True))[0]
+    y = numerics.forward(0, x, x, save=(True, True))[0]
     return [y, numerics.gemm("dgrad", 0, x, 2, x, 2), numerics.gemm("wgrad", 0, x, 2, x, 2)]
 
 

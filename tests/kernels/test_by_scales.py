@@ -11,7 +11,7 @@ from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused.by_scales import by_scales
-from fp4dse.kernels.kept import EMA_STEPS
+from fp4dse.kernels.operand.state import EMA_STEPS
 
 
 def changed(name, **fields):
@@ -61,11 +61,13 @@ def test_a_slot_has_the_bits_of_the_reference(place, monkeypatch, name, dtype, s
         monkeypatch.setattr(lanes, "backend", lambda _, chosen=chosen: chosen)
         numerics = LaneNumerics([recipe] * shape[0], range(shape[0]), place.device)
         slot = numerics.slots["fprop.w"]
-        assert slot.by_scales is kernel
+        assert (slot.quantizers.why_not_by_scales is None) == (kernel is not None)
         for step in (0, EMA_STEPS + 1):
             numerics.step.fill_(step)
             x = (hard(*shape) * (1 + step / 8)).to(place.device)
-            found.append(slot.quantize(x, 2, numerics.keys(7, shape[2]), dtype).terms[0])
+            found.append(
+                slot.quantize(x, msgspec.structs.replace(numerics.use(7), length=shape[2], dtype=dtype)).terms[0]
+            )
     for expected, got in zip(found[:2], found[2:], strict=True):
         wanted = expected.values.to(got.values.dtype)
         assert torch.equal(got.values.isnan(), wanted.isnan())
@@ -87,7 +89,7 @@ def test_the_moving_average_decides_some_elements(place, monkeypatch):
         for step in (0, EMA_STEPS):
             numerics.step.fill_(step)
             x = hard(2, 9, 128)[:, :5].to(place.device) * (1 + step / 8)
-            term = numerics.slots["fprop.w"].quantize(x, 2, numerics.keys(0, 128)).terms[0]
+            term = numerics.slots["fprop.w"].quantize(x, msgspec.structs.replace(numerics.use(0), length=128)).terms[0]
         values.append(term.values)
     assert not torch.equal(*values)
 
@@ -95,8 +97,8 @@ def test_the_moving_average_decides_some_elements(place, monkeypatch):
 def test_the_operator_is_sound(place):
     x, scale = torch.randn(2, 3, 40, device=place.device), torch.ones(2, 3, device=place.device)
     recipe = Recipe.uniform(QUANTIZERS["fp8"])
-    slot = LaneNumerics([recipe] * 2, (0, 1), place.device).slots["fprop.x"]
+    of = LaneNumerics([recipe] * 2, (0, 1), place.device).slots["fprop.x"].quantizers
     keys = torch.arange(2, device=place.device), torch.tensor(0, device=place.device), 0
-    call = Call(40, *slot.tables, slot.features, *keys)
+    call = Call(40, *of.tables, of.features, *keys)
     arguments = x, scale, scale, None, torch.bfloat16, *call[:3], list(call.features), *call[4:]
     torch.library.opcheck(torch.ops.fp4dse.elements, arguments, test_utils=["test_schema", "test_faketensor"])

@@ -43,7 +43,8 @@ def from_forward(q: Quantizer, rotation: Hadamard | None = None) -> Recipe:
 def numerics(recipe: Recipe, lanes: int) -> LaneNumerics:
     """Lanes of the recipe as written: `canonical` would drop a rotation that has nothing to quantize."""
     made = LaneNumerics([recipe] * lanes, range(lanes))
-    made.rotations = {name: recipe.rotation(name) for name in STAGES}
+    for name, stage in made.quantized.items():
+        stage.rotation = recipe.rotation(name)
     return made
 
 
@@ -190,7 +191,7 @@ def test_what_the_backward_pass_quantizes_again_is_what_the_forward_pass_had(mon
     q = msgspec.structs.replace(Quantizer.named(slot), rounding=Stochastic()) if slot != "none" else OFF
     recipe = msgspec.structs.replace(from_forward(q, rotation), estimator=Recipe.named("quartet").estimator)
     found = run(recipe, SHAPES[1])
-    monkeypatch.setattr(LaneNumerics, "repeats", lambda self, layer: False)
+    monkeypatch.setattr(LaneNumerics, "can_requantize_x", lambda self, layer: False)
     for ours, theirs in zip(found[1], run(recipe, SHAPES[1])[1], strict=True):
         assert torch.equal(ours, theirs)
 
@@ -200,5 +201,5 @@ def test_what_the_backward_pass_quantizes_again_is_what_the_forward_pass_had(mon
 )
 def test_columns_are_bf16_where_they_would_be_rounded_first(slot, wanted):
     lanes = LaneNumerics([recipe_with("fprop.x", Quantizer.named(slot))] * 2, [0, 1])
-    assert lanes.enough("fprop", 0, torch.float32) == wanted
-    assert lanes.enough("wgrad", 0, torch.float32) == torch.float32
+    assert lanes.input_dtype("fprop", 0, torch.float32) == wanted
+    assert lanes.input_dtype("wgrad", 0, torch.float32) == torch.float32

@@ -72,7 +72,7 @@ def test_the_reason_is_in_the_row(planted, monkeypatch):
     path = replace(PLAIN, operand=native.operand, heeded=lambda _: native.heeded())
     monkeypatch.setattr(lanes, "backend", lambda _: path)
     numerics = LaneNumerics([Recipe.uniform(NVFP4), Recipe.uniform(AWAY)], [0, 1])
-    assert all(slot.fused is None for slot in numerics.slots.values())
+    assert all(slot.why_not_fused for slot in numerics.slots.values())
     assert numerics.operand_why_not == (
         "quantized by the reference (to_odd: found 1; accepted: 0 (elements are rounded to the odd code))",
     )

@@ -381,10 +381,10 @@ ROUNDED_TO_NEAREST = {n: q for n, q in ON_ONE_GRID.items() if isinstance(q.round
 def test_elements_are_the_nearest_to_the_position_that_the_backward_pass_sees(q):
     w = torch.randn(2, 32, 128, generator=torch.Generator().manual_seed(0))
     recipe = quantized(q, w=Through(Clipped()))
-    kept = LaneNumerics([recipe] * 2, [0, 1]).forward(0, w, w, keep=(False, True)).kept_w
-    scale = kept.scale if kept.scale.ndim == 3 else kept.scale[:, :, None]
-    z = (kept.x / (scale * kept.dec.view(2, -1, 1) / gain(q))).double().numpy()
-    error, least = (np.abs(t - z) for t in (kept.q.double().numpy(), nearest(z, ELEMENTS[q.element])))
+    saved = LaneNumerics([recipe] * 2, [0, 1]).forward(0, w, w, save=(False, True)).saved_w
+    scale = saved.scale if saved.scale.ndim == 3 else saved.scale[:, :, None]
+    z = (saved.x / (scale * saved.dec.view(2, -1, 1) / gain(q))).double().numpy()
+    error, least = (np.abs(t - z) for t in (saved.q.double().numpy(), nearest(z, ELEMENTS[q.element])))
     assert (error <= least + 1e-5 * np.abs(z)).all()
 
 

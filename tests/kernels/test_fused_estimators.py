@@ -27,6 +27,7 @@ from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
 from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused import operators as fused
+from fp4dse.kernels.operand.records import SavedInput
 from fp4dse.kernels.ops import grids
 
 replace = msgspec.structs.replace
@@ -67,8 +68,9 @@ def gradients(place, monkeypatch, backend, recipes, x, g, steps=1):
     numerics = LaneNumerics(recipes, range(len(recipes)), place.device)
     for step in range(steps):
         numerics.step.fill_(step + 7)
-        kept = numerics.forward(3, x[:, :1], x * (steps - step), keep=(False, True)).kept_w
-    return numerics.through("w", 3, g, kept).cpu(), kept.q is None, numerics.through_why_not
+        saved = numerics.forward(3, x[:, :1], x * (steps - step), save=(False, True)).saved_w
+    by_kernel = isinstance(saved, SavedInput)
+    return numerics.backward("w", 3, g, saved).cpu(), by_kernel, numerics.through_why_not
 
 
 def agree(place, monkeypatch, recipes, x, steps=1):
@@ -290,9 +292,9 @@ def test_what_is_counted_goes_through_the_reference(place, monkeypatch):
     x, g = torch.randn(2, 2, 32, 32).to(place.device)
     found = []
     for numerics.counting in (False, True):
-        kept = numerics.forward(3, x, x, keep=(False, True)).kept_w
+        saved = numerics.forward(3, x, x, save=(False, True)).saved_w
         numerics.counting = False
-        found.append(numerics.through("w", 3, g, kept))
+        found.append(numerics.backward("w", 3, g, saved))
     assert torch.equal(*found)
     assert numerics.lost()
 
@@ -303,7 +305,7 @@ def test_the_operator_is_sound(place, monkeypatch):
     x, g = torch.randn(2, 2, 32, 32).to(place.device)
     seeds, step = torch.arange(2, device=place.device), torch.tensor(0, device=place.device)
     amax, form = torch.ones(2, device=place.device), ("spline", False, "exact", "ste")
-    call = Call(16, *slot.tables, slot.features, seeds, step, 5, amax, 16)
+    call = Call(16, *slot.scaled.quantizers.tables, slot.scaled.quantizers.features, seeds, step, 5, amax, 16)
     flat = *call[:3], list(call.features), *call[4:]
     arguments = g, x, slot.numbers, *form, *flat
     torch.library.opcheck(torch.ops.fp4dse.through, arguments, test_utils=["test_schema", "test_faketensor"])

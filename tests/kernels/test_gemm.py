@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fp4dse.dse import QUANTIZERS, STAGES, ConfigError, Quantizer, Recipe
+from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.exactness import OPERAND_FORMATS, format_grid, operand_format
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import BF16, E8M0, FP32
 from fp4dse.kernels import LaneNumerics, gemm, lanes
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, named, pick
+from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, pick
 from fp4dse.kernels.ops import products
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
@@ -88,22 +88,19 @@ def test_lanes_choose_their_products_once():
 
 
 def test_fp8_is_offered_for_operands_of_four_bits_on_chips_that_have_it(monkeypatch):
+    why_not = GEMMS["fp8-exact"].why_not
     pretend(monkeypatch, 8, 9)
-    assert named("fp8-exact", "cuda", [MXFP4], [Quantizer(element="int4", scale=E8M0())]) is GEMMS["fp8-exact"]
-    with pytest.raises(ConfigError, match=r"gemm: found 'fp8-exact'.*e4m3 has 4 significant bits, nvfp4 has up to 6"):
-        named("fp8-exact", "cuda", [MXFP4], [NVFP4])
+    assert why_not("cuda", [MXFP4], [Quantizer(element="int4", scale=E8M0())]) is None
+    assert "e4m3 has 4 significant bits, nvfp4 has up to 6" in str(why_not("cuda", [MXFP4], [NVFP4]))
     pretend(monkeypatch, 8, 0)
-    with pytest.raises(ConfigError, match=r"compute capability 8\.9, Some GPU has 8\.0"):
-        named("fp8-exact", "cuda", [MXFP4], [MXFP4])
+    assert "compute capability 8.9, Some GPU has 8.0" in str(why_not("cuda", [MXFP4], [MXFP4]))
     assert "fp8-exact" not in FASTEST
 
 
-def test_an_unknown_or_impossible_backend_is_refused_by_name():
-    with pytest.raises(ConfigError, match="gemm: found 'int8'; accepted: bf16-exact, tf32-exact, fp32"):
-        named("int8", "cpu", [NVFP4], [NVFP4])
-    with pytest.raises(ConfigError, match="bf16-exact not taken on cpu: it needs a CUDA device"):
-        named("bf16-exact", "cpu", [NVFP4], [NVFP4])
-    assert named("bf16-rounded", "cpu", [WIDE], [WIDE]) is GEMMS["bf16-rounded"]
+def test_a_backend_that_the_device_does_not_have_says_so():
+    reason = "bf16-exact not taken on cpu: it needs a CUDA device"
+    assert GEMMS["bf16-exact"].why_not("cpu", [NVFP4], [NVFP4]) == reason
+    assert GEMMS["bf16-rounded"].why_not("cpu", [WIDE], [WIDE]) is None
 
 
 # --- what is computed --------------------------------------------------------------------------------------------
@@ -116,7 +113,7 @@ def test_decoded_operands_of_the_bf16_class_survive_the_cast_bit_for_bit(name, m
     made = LaneNumerics([Recipe.uniform(QUANTIZERS[name])] * 2, [0, 1])
     for stage, operands in STAGES.items():
         for operand in operands:
-            (term,) = made.slots[f"{stage}.{operand}"].quantize(x, 2, made.keys(0)).terms
+            (term,) = made.slots[f"{stage}.{operand}"].quantize(x, made.use(0)).terms
             assert torch.equal(term.values.to(torch.bfloat16).to(torch.float32), term.values)
 
 

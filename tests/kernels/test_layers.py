@@ -27,7 +27,8 @@ def recipe_with(slot: str | None = None, quantizer: Quantizer = OFF, **rotations
 def numerics(recipe: Recipe, lanes: int = 3) -> LaneNumerics:
     """Lanes of the recipe as written: `canonical` would drop a rotation that has nothing to quantize."""
     made = LaneNumerics([recipe] * lanes, range(lanes))
-    made.rotations.update({name: recipe.rotation(name) for name in STAGES})
+    for name, stage in made.quantized.items():
+        stage.rotation = recipe.rotation(name)
     return made
 
 

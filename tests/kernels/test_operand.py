@@ -11,8 +11,8 @@ from fp4dse.dse.scale import FP32, TensorScale
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, lanes, quantize
 from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.kept import EMA_STEPS
-from fp4dse.kernels.operand import clamped
+from fp4dse.kernels.operand.kinds import clamped
+from fp4dse.kernels.operand.state import EMA_STEPS
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
 
 replace = msgspec.structs.replace
@@ -35,7 +35,7 @@ def recipe(x: Quantizer = NONE, w: Quantizer = NONE, rotation: Hadamard | None =
 
 
 def decoded(numerics: LaneNumerics, x: torch.Tensor, slot: str = "fprop.x") -> torch.Tensor:
-    return numerics.slots[slot].quantize(x, 2, numerics.keys(0)).decoded()
+    return numerics.slots[slot].quantize(x, numerics.use(0)).decoded()
 
 
 def steps(numerics: LaneNumerics, xs: torch.Tensor, slot: str = "fprop.x") -> list[torch.Tensor]:
@@ -226,20 +226,20 @@ FINE = Quantizer(element="e4m3", block=16, scale=FP32())
 def test_backward_operands_are_the_forwards_copies_where_the_recipe_says_so(rotation):
     x, w, g = torch.randn(2, 6, 40), torch.randn(2, 7, 40), torch.randn(2, 6, 7)
     numerics = LaneNumerics([recipe(NV, NV, rotation, dgrad="forward", wgrad="forward")] * 2, [0, 1])
-    y, kept_x, kept_w, *_ = numerics.forward(0, x, w)
-    assert kept_x.shape == x.shape
-    assert kept_w.shape == w.shape
-    assert torch.allclose(y, kept_x @ kept_w.mT, atol=2e-5)
-    assert not torch.allclose(kept_x, x, atol=1e-3)
+    y, back_x, back_w, *_ = numerics.forward(0, x, w)
+    assert back_x.shape == x.shape
+    assert back_w.shape == w.shape
+    assert torch.allclose(y, back_x @ back_w.mT, atol=2e-5)
+    assert not torch.allclose(back_x, x, atol=1e-3)
     if rotation is None:
-        assert torch.equal(numerics.gemm("dgrad", 0, g, 2, kept_w, 1), g @ kept_w)
+        assert torch.equal(numerics.gemm("dgrad", 0, g, 2, back_w, 1), g @ back_w)
 
 
 def test_masters_are_kept_otherwise():
     x, w = torch.randn(2, 6, 32), torch.randn(2, 7, 32)
-    _, kept_x, kept_w, *_ = LaneNumerics([recipe(NV, NV)] * 2, [0, 1]).forward(0, x, w)
-    assert kept_x is x
-    assert kept_w is w
+    _, back_x, back_w, *_ = LaneNumerics([recipe(NV, NV)] * 2, [0, 1]).forward(0, x, w)
+    assert back_x is x
+    assert back_w is w
 
 
 # --- rotations ---------------------------------------------------------------------------------------------------

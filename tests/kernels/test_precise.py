@@ -63,13 +63,11 @@ def test_the_finish_has_the_bits_of_the_baseline_in_its_stages(what):
         assert same(passes(recipe, step=step), passes(BF16, step=step)) == list(finish.stages)
 
 
-def test_the_switch_is_announced_once():
+def test_the_finish_is_the_last_share_of_the_steps():
     recipe = replace(Recipe.named("nvfp4"), finish=Finish(share=0.2))
     numerics = LaneNumerics([recipe] * 2, [0, 1], steps=10)
-    assert [step for step in range(10) if numerics.changes_at(step)] == [8]
-    assert not any(LaneNumerics([recipe] * 2, [0, 1]).changes_at(step) for step in range(10))
-    from_start = replace(recipe, finish=Finish(share=1.0))  # there is nothing before it
-    assert not any(LaneNumerics([from_start] * 2, [0, 1], steps=10).changes_at(step) for step in range(10))
+    assert [step for step in range(10) if numerics.phase(step)] == [8, 9]
+    assert not any(LaneNumerics([recipe] * 2, [0, 1]).phase(step) for step in range(10))  # no end, no finish
 
 
 def test_a_finish_backward_takes_the_quantized_copies_of_the_forward_pass_where_the_recipe_does():
@@ -99,7 +97,7 @@ def test_operands_decoded_whole_are_rounded_to_bf16_with_their_factors():
     assert numerics.gemms == dict.fromkeys(STAGES, "bf16-rounded")
     torch.manual_seed(0)
     x, w = torch.randn(2, 24, 32), torch.randn(2, 16, 32)
-    operands = (numerics.slots[f"fprop.{o}"].quantize(t, 2, numerics.keys(0)) for o, t in {"x": x, "w": w}.items())
+    operands = (numerics.slots[f"fprop.{o}"].quantize(t, numerics.use(0)) for o, t in {"x": x, "w": w}.items())
     a, b = (operand.decoded().bfloat16().float() for operand in operands)
     expected = torch.bmm(a, b.mT)
     assert torch.equal(numerics.forward(0, x, w).y, expected)

@@ -283,11 +283,11 @@ def test_what_a_slot_of_some_lanes_keeps_is_theirs_after_a_reload():
     x = torch.randn(1, 16, 32)
     for lane in range(2):
         there.of_lane(lane).forward(0, x, x)
-    kept = there.kept()
-    assert all(len(value) == 2 for value in kept.values())
-    back.load_kept(kept)
+    state = there.state()
+    assert all(len(value) == 2 for value in state.values())
+    back.load_state(state)
     for lane, keeps in enumerate((True, False)):
-        ours, theirs = back.each[lane].kept(), there.each[lane].kept()
+        ours, theirs = back.each[lane].state(), there.each[lane].state()
         assert ours.keys() == theirs.keys()
         assert bool(ours) == keeps
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -1,20 +1,18 @@
-"""Products of a batch of matrices in which a matrix has the same bits alone, in any company and at any place.
+"""Products of a batch of matrices, each with the bits that it has alone or in any other batch.
 
-Libraries choose how to multiply for the batch as a whole. cuBLAS and MKL give a matrix the same bits in every batch of
-two or more, but take another algorithm for one matrix, and MKL's depends on where in a line of the cache a matrix
-begins. So how a batch is made here is a rule on the shape of its matrices (and on dtype, device and strides, which
-follow from it):
+Libraries choose an algorithm for the batch as a whole. cuBLAS and MKL give a matrix the same bits in every batch of two
+or more, but use another algorithm for a single matrix, and MKL's depends on where in a cache line a matrix begins. So
+the way is chosen here by the shape of the matrices (and by dtype, device and strides, which follow from the layer):
 
-    small     as a batch. A single matrix is multiplied twice, which costs little where it is small
-    large     on a GPU: matrix by matrix, however many there are. One of these fills a GPU by itself, so that nothing is
-              lost by it, and a model that is trained alone pays nothing for a company that it does not have
-    narrow    on a GPU: results of a few rows, short contractions, and rows that do not begin at multiples of 16 bytes.
-              There cuBLAS's choice depends on how many matrices there are; a kernel of ours (triton.py) has one
-              order
-    odd       on a CPU: matrices that fill no whole lines of the cache are put where each begins a line
+    small     as a batch; a single matrix is multiplied twice, which costs little where it is small
+    large     on a GPU: matrix by matrix, however many there are. Each fills the GPU by itself, so nothing is lost, and
+              a model that is trained alone pays nothing extra
+    narrow    on a GPU: results of few rows, short contractions, and rows that do not begin at multiples of 16 bytes.
+              There cuBLAS's algorithm depends on the number of matrices; the kernel in triton.py has one order
+    odd       on a CPU: matrices that do not fill whole cache lines are copied to where each begins a line
 
-Not mended: where MKL has more than twice as many threads as matrices it shares each among several, and some shapes then
-have other bits than in larger batches (docs/log.md). Workers have one thread unless they are asked to have more.
+A known exception: where MKL has more than twice as many threads as matrices, it shares each among several threads, and
+some shapes then have other bits than in larger batches (docs/log.md). Workers have one thread unless told otherwise.
 """
 
 from __future__ import annotations
@@ -31,21 +29,21 @@ from fp4dse.kernels.dispatch import Operation
 _PRODUCTS = Operation(__name__)
 
 LINE = 16
-"""Numbers in a line of a CPU's cache, in FP32."""
+"""FP32 numbers in a line of a CPU's cache."""
 NARROW = 16
-"""Rows, columns or numbers along the contraction, below which a product is narrow."""
+"""A product with fewer rows, columns or numbers along the contraction is narrow."""
 LARGE_WORK, LARGE_RESULT = 2**34, 2**20
-"""Operations, and numbers of the result, from which on a product is large. 2^34 take a GPU of 600 Top/s 30 µs, ten
-times what a launch costs. 2^20 are 64 tiles of 128 × 128: cut in two or four along the contraction, as cuBLAS does,
-they keep a GPU of 132 processors busy."""
+"""A product with at least so many operations and so many numbers in its result is large. 2^34 operations take a GPU of
+600 Top/s 30 µs, ten times the cost of a launch. 2^20 numbers are 64 tiles of 128 × 128: split in two or four along the
+contraction, as cuBLAS does, they keep a GPU of 132 processors busy."""
 ALIGNED = 16
-"""Bytes of which cuBLAS's fastest kernels want addresses to be multiples."""
+"""cuBLAS's fastest kernels want addresses to be multiples of so many bytes."""
 
 
 def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
-    """a [L, R, K] · b [L, S, K]ᵀ in float32 [L, R, S]. float32 operands, on a GPU also bfloat16.
+    """a [L, R, K] · b [L, S, K]ᵀ, float32 [L, R, S]; a, b: float32, on a GPU also bfloat16.
 
-    fp32: `ieee` or `tf32`, what a GPU does with float32 operands.
+    fp32: products of FP32 numbers on a GPU, `ieee` or `tf32`.
     """
     if not a.is_cuda:
         return _in_lines(a, b)
@@ -60,7 +58,7 @@ def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
 
 
 def bf16(a: Tensor, b: Tensor) -> Tensor:
-    """Operands rounded to BF16, product in FP32. The CPU has no such product, but the same numbers in FP32."""
+    """The product of operands rounded to BF16, in FP32; on a CPU of the same numbers as float32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     if not a.is_cuda:
         a, b = a.to(torch.float32), b.to(torch.float32)
@@ -68,7 +66,7 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """A product [L, R, S] times the factors of its operands, a [L] or [L, R] first, then b [L] or [L, S]; in place."""
+    """A product [L, R, S] times the factors of its operands, in place: a [L] or [L, R], then b [L] or [L, S]."""
     plain = [t for t in (a, b) if t is not None and t.dim() == 1]
     of_lanes = plain and len(plain) == (a is not None) + (b is not None)
     if of_lanes and product.is_contiguous() and (kernels := _PRODUCTS.kernels(product)):
@@ -79,20 +77,20 @@ def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
 
 
 def is_narrow(a: Tensor, b: Tensor) -> bool:
-    """Whether a kernel of ours makes products of matrices of this shape, dtype and strides on a GPU."""
+    """True for shapes, dtypes and strides whose products triton.py computes on a GPU."""
     sizes = a.shape[1], b.shape[1], a.shape[2]
     return min(sizes) < NARROW or b.shape[1] % 4 > 0 or not (_aligned(a) and _aligned(b))
 
 
 def is_large(a: Tensor, b: Tensor) -> bool:
-    """Whether products of matrices of this shape, dtype and strides are made one by one on a GPU."""
+    """True for shapes, dtypes and strides whose products are computed one by one on a GPU."""
     result = a.shape[1] * b.shape[1]
     work = 2 * result * a.shape[2]
     return work >= LARGE_WORK and result >= LARGE_RESULT and not is_narrow(a, b)
 
 
 def one_by_one(a: Tensor, b: Tensor) -> Tensor:
-    """The products, each written where it is to lie."""
+    """The products, each computed by itself and written to its place in the result."""
     out = a.new_empty(len(a), a.shape[1], b.shape[1], dtype=torch.float32)
     more = {} if a.dtype == torch.float32 else {"out_dtype": torch.float32}
     for x, y, product in zip(a, b, out, strict=True):
@@ -101,7 +99,7 @@ def one_by_one(a: Tensor, b: Tensor) -> Tensor:
 
 
 def twice(x: Tensor) -> Tensor:
-    """x [1, R, K] as a batch of two: the same memory where any batch would be aligned like it, else a copy."""
+    """x [1, R, K] as a batch of two equal matrices: a view if lanes of a batch are aligned like x, else a copy."""
     if _aligned(x):
         return x.expand(2, -1, -1)
     extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape[1:], x.stride()[1:], strict=True))
@@ -109,7 +107,8 @@ def twice(x: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor) -> bool:
-    """Whether lanes begin at multiples of ALIGNED bytes and rows (columns, where x lies along them) go on at such."""
+    """True if all lanes, and all rows in them (columns, where x is laid out by columns), begin at multiples of ALIGNED
+    bytes."""
     places = x.storage_offset(), x.stride(0), max(x.stride()[1:])
     return all(place * x.element_size() % ALIGNED == 0 for place in places)
 
@@ -121,7 +120,7 @@ def _batch(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _in_lines(a: Tensor, b: Tensor) -> Tensor:
-    """The products on a CPU, of matrices that begin at lines of the cache; zeros that fill them add nothing."""
+    """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing."""
     if len(a) == 1:
         return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
     (lanes, rows, length), columns = a.shape, b.shape[1]
@@ -136,7 +135,7 @@ def _in_lines(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def _math(fp32: str) -> Iterator[None]:
-    """What cuBLAS may do within: `ieee` or `tf32` products of FP32 numbers, and no partial sums in BF16."""
+    """Set cuBLAS to `ieee` or `tf32` products of FP32 numbers and to no partial sums in BF16; reset it afterwards."""
     matmul = torch.backends.cuda.matmul
     precision = matmul.fp32_precision
     partial, split = (getattr(matmul, f"allow_bf16_reduced_precision_reduction{end}") for end in ("", "_split_k"))

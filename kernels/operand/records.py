@@ -1,0 +1,138 @@
+"""The records of a slot: one use of it, the quantized operand, and what the gradient needs later.
+
+A quantized operand [L, rows, contraction] is a sum of terms, values · factor. There is one term, but two of a
+`Residual`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.ops.rotation import rotate, rotate_back
+
+TERM = 1 << 28
+"""Added to a site for the second term of an operand."""
+PART = 1 << 20
+"""Added to a site for each part of a batch after the first."""
+
+
+class Rotation(NamedTuple):
+    """A rotation of groups of `size` along the contraction: signs [L, size] or [1, size], or None; order as in
+    `ops.rotation.rotate`."""
+
+    size: int
+    signs: Tensor | None
+    order: str
+
+    def rotate(self, x: Tensor, dim: int) -> Tensor:
+        """float32 x, rotated along `dim`."""
+        return rotate(x, self.size, dim, self.signs, self.order)
+
+    def rotate_back(self, x: Tensor, dim: int) -> Tensor:
+        """The inverse of `rotate`, up to rounding."""
+        return rotate_back(x, self.size, dim, self.signs, self.order)
+
+
+class Use(msgspec.Struct, frozen=True):
+    """One use of a slot: all that `Slot.quantize` is told beside the operand.
+
+    seeds, step  int64 [L] and an int64 scalar on the device: with `site`, the keys of random numbers
+    layer        number of the layer
+    training     state changes
+    counting     what the quantizer loses is counted (counters.py)
+    measuring    a held maximum may have to be taken anew in this step (`Maxima.due`)
+    part         number of the part of the batch, where gradients are accumulated over several
+    term         number of the term
+    dim          dimension of x that is contracted, 1 or 2
+    length       of the contraction without the zeros that pad it to whole blocks; 0: nothing was padded
+    dtype        what the product takes: values come in it or in float32
+    save         `Slot.backward` will be called
+    rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
+    """
+
+    seeds: Tensor
+    step: Tensor
+    layer: int
+    training: bool
+    counting: bool = False
+    measuring: bool = True
+    part: int = 0
+    term: int = 0
+    dim: int = 2
+    length: int = 0
+    dtype: torch.dtype = torch.float32
+    save: bool = False
+    rotation: Rotation | None = None
+
+    def site(self, number: int) -> int:
+        """The key that no other use in a step has. number: of the slot, below 8."""
+        return 8 * self.layer + number + PART * self.part + TERM * self.term
+
+    def contracted_last(self, x: Tensor) -> Tensor:
+        """x [L, ·, ·] with its contraction as the last dimension."""
+        return x if self.dim == 2 else x.mT
+
+
+class Term(NamedTuple):
+    """values [L, R, C], float32 or the product's dtype; factor [L], [L, R] for one per row, or None for 1."""
+
+    values: Tensor
+    factor: Tensor | None
+
+    def decoded(self) -> Tensor:
+        """values · factor, float32."""
+        values = self.values.to(torch.float32)
+        return values if self.factor is None else values * self.factor.view(len(values), -1, 1)
+
+
+class SavedInput(NamedTuple):
+    """Saved by a kernel that makes elements and scales again in the backward pass: the operand [L, R, C] as it came,
+    and the tensor maxima [L] that it was scaled by, None where no lane has a tensor scale."""
+
+    x: Tensor
+    amax: Tensor | None
+
+
+class SavedBlocks(NamedTuple):
+    """Saved by the reference: the operand, padded and rotated, and its elements [L, n, B], scales [L, n] or [L, n, B],
+    decode factors [L] or [L, R]."""
+
+    x: Tensor
+    q: Tensor
+    scale: Tensor
+    dec: Tensor
+
+
+Saved = SavedInput | SavedBlocks
+
+
+class Operand(NamedTuple):
+    """A quantized operand [L, R, C], the sum of its terms.
+
+    raw    the operand before it was quantized, in its own dtype
+    rest   float32, what clamping cut off, in lanes that multiply it too; None where no lane does
+    saved  for the backward pass through the quantizer; None where gradients pass straight through
+    """
+
+    terms: list[Term]
+    raw: Tensor
+    rest: Tensor | None = None
+    saved: Saved | None = None
+
+    def decoded(self) -> Tensor:
+        """The sum of the terms, float32 [L, R, C]; without `rest`."""
+        first, *others = (term.decoded() for term in self.terms)
+        return sum(others, first)
+
+    def whole(self) -> Operand:
+        """The same with a single term that has no factor."""
+        return self._replace(terms=[Term(self.decoded(), None)])
+
+    def restored(self, rotation: Rotation | None, length: int) -> Tensor:
+        """`decoded`, rotated back and without padding: float32 [L, R, length]."""
+        values = self.decoded()
+        return (rotation.rotate_back(values, 2) if rotation else values)[:, :, :length]

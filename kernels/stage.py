@@ -1,0 +1,123 @@
+"""One of a layer's three products (dse/stages.py), in all lanes: its two operands quantized, and multiplied.
+
+Both operands are padded with zeros to whole blocks, rotated, quantized along the contraction, and multiplied by the
+stage's backend of gemm.py; factors that are not in the operands are applied to the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from fp4dse.dse import STAGES, Hadamard, Recipe
+from fp4dse.kernels.arithmetic import blocks
+from fp4dse.kernels.backend import Backend
+from fp4dse.kernels.gemm import GEMMS, pick
+from fp4dse.kernels.operand.kinds import make_slot
+from fp4dse.kernels.operand.records import Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.operand.slot import Slot
+from fp4dse.kernels.ops.philox import signs
+from fp4dse.kernels.ops.products import scaled
+from fp4dse.kernels.ops.rotation import signs_of
+
+
+class Stage(msgspec.Struct):
+    """A product of all lanes.
+
+    name          fprop, dgrad or wgrad
+    slots         name of an operand -> its slot, in the order of the product
+    rotation      of both operands, or None
+    gemm          name of the backend (gemm.GEMMS)
+    gemm_why_not  why backends before it were passed over
+    words         `philox.words` or a twin of it, for random signs
+    """
+
+    name: str
+    slots: dict[str, Slot]
+    rotation: Hadamard | None
+    gemm: str
+    gemm_why_not: tuple[str, ...]
+    words: Callable[..., Tensor]
+
+    @property
+    def unit(self) -> int:
+        """The contraction is padded to a multiple of it."""
+        return max([self.rotation.size if self.rotation else 1, *(slot.unit for slot in self.slots.values())])
+
+    def draw_rotation(self, use: Use) -> Rotation | None:
+        """The rotation of this step: with random signs, these depend on the keys of `use`."""
+        if self.rotation is None:
+            return None
+        size, device, number = self.rotation.size, use.seeds.device, list(STAGES).index(self.name)
+
+        def draw() -> Tensor:
+            return signs(use.seeds, use.step, torch.full((), use.site(number), device=device), size, self.words)
+
+        return Rotation(size, signs_of(self.rotation, device, draw), self.rotation.order)
+
+    def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
+        """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
+        gemm, length = GEMMS[self.gemm], x.shape[use.dim]
+        x = blocks.pad(x.detach(), use.dim, self.unit)
+        if rotation:
+            length += -length % rotation.size  # a rotation fills its last group
+        use = replace(use, length=length, dtype=torch.float32 if gemm.whole else gemm.operand, rotation=rotation)
+        if rotation and not self._rotates(name, use):
+            x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
+        operand = self.slots[name].quantize(x, use)
+        return operand.whole() if gemm.whole else operand
+
+    def multiply(self, a: Operand, b: Operand) -> Tensor:
+        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S]. What clamping cut off meets the other operand unquantized."""
+        run, out = GEMMS[self.gemm].run, None
+        for s in a.terms:
+            for t in b.terms:
+                part = scaled(run(s.values, t.values), s.factor, t.factor)
+                out = part if out is None else out + part
+        assert out is not None
+        unquantized = GEMMS["fp32"].run
+        if a.rest is not None:
+            out = out + unquantized(a.rest, b.raw.to(torch.float32))
+        if b.rest is not None:
+            raw = a.raw.to(torch.float32)
+            out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
+        return out
+
+    def backward(self, name: str, g: Tensor, saved: Saved, use: Use) -> Tensor:
+        """The gradient of an operand [L, R, C] from g, that of what the product took for it, rotated back."""
+        slot, length, rotation = self.slots[name], g.shape[2], self.draw_rotation(use)
+        g, use = blocks.pad(g, 2, self.unit), replace(use, rotation=rotation, save=True)
+        if rotation is None or (isinstance(saved, SavedInput) and self._rotates(name, use)):
+            return slot.backward(g, saved, use)[:, :, :length]
+        g = slot.backward(rotation.rotate(g, 2), saved, replace(use, rotation=None))
+        return rotation.rotate_back(g, 2)[:, :, :length]
+
+    def input_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """The smallest dtype that an operand of this dtype may be rounded to beforehand, with the same product."""
+        rounds_first = self.slots[name].only_bf16 and not self.rotation
+        return torch.bfloat16 if rounds_first and not self._other(name).multiplies_rest else dtype
+
+    def _other(self, name: str) -> Slot:
+        [other] = (slot for operand, slot in self.slots.items() if operand != name)
+        return other
+
+    def _rotates(self, name: str, use: Use) -> bool:
+        """True if the slot's kernel rotates the operand; not if what clamping cuts off the other is multiplied with
+        it, which is rotated too."""
+        return self.slots[name].rotates(use) and not self._other(name).multiplies_rest
+
+
+def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, backend: Backend) -> dict[str, Stage]:
+    """The three stages by name, for recipes of equal structural signature, one a lane, with the GEMM backend that is
+    wanted (gemm.pick)."""
+    stages = {}
+    for name, operands in STAGES.items():
+        a, b = ([recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes] for operand in operands)
+        slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
+        rotation = recipes[0].canonical().rotation(name)
+        stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm), backend.words)
+    return stages
