@@ -10,8 +10,8 @@ import re
 
 import pyarrow as pa
 
-from fp4dse.results.design import AXES
-from fp4dse.results.schema import BY_NAME, CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
+from fp4dse.results.stats.factors import AXES
+from fp4dse.results.store.schema import BY_NAME, CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
 from fp4dse.results.views import VIEWS
 
 MEANING = {

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
-from fp4dse.results.adding import marginal
-from fp4dse.results.chance import front_chance, hypervolume
-from fp4dse.results.diverged import divergence
-from fp4dse.results.equivalence import against
-from fp4dse.results.lasso import stability
-from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.paired import SETTING, learning_rates
-from fp4dse.results.pooled import pooled_effects
-from fp4dse.results.rivals import matched
-from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.stats.divergence import divergence
+from fp4dse.results.stats.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.equal_cost import matched
+from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.lasso import stability
+from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.paired import SETTING, learning_rates
+from fp4dse.results.stats.pooled import pooled_effects
+from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 
 
 def front(runs: pd.DataFrame) -> pd.DataFrame:

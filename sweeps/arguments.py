@@ -19,8 +19,8 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
-from fp4dse.results.labels import short_labels
-from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.results.store.remote import Place, RemotePath, locate
+from fp4dse.results.text.labels import short_labels
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
 

@@ -23,8 +23,8 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
-from fp4dse.results.remote import Place
-from fp4dse.results.spaces import store_name
+from fp4dse.results.store.remote import Place
+from fp4dse.results.store.spaces import store_name
 from fp4dse.sweeps.arguments import report_path
 from fp4dse.sweeps.pictures import REPORT
 from fp4dse.sweeps.state import read_state

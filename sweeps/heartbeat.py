@@ -9,7 +9,8 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator
 
-from fp4dse.results.remote import LAST_S, Place
+from fp4dse.results.store.locks import LAST_S
+from fp4dse.results.store.remote import Place
 from fp4dse.sweeps.places import stop_requested, withdraw_stop
 from fp4dse.sweeps.state import BEAT_S, SweepState, write_state
 

@@ -19,10 +19,10 @@ from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.urls import redacted
 from fp4dse.results import Store, open_store
-from fp4dse.results.patience import waiting_ends
-from fp4dse.results.processes import birth
-from fp4dse.results.remote import locate
-from fp4dse.results.spaces import note_space
+from fp4dse.results.store.locks import birth
+from fp4dse.results.store.remote import locate
+from fp4dse.results.store.retries import waiting_ends
+from fp4dse.results.store.spaces import note_space
 from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import open_executor
 from fp4dse.sweeps.heartbeat import heartbeat

@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.results import Store, summarize
-from fp4dse.results.design import AXES, factors
-from fp4dse.results.equivalence import differences
-from fp4dse.results.labels import short_labels
-from fp4dse.results.paired import OVERHEAD, SETTING, by_seed, judged
-from fp4dse.results.ratios import change_with_range
-from fp4dse.results.summary import SUMMARIZED
-from fp4dse.results.tables import answers, metric_title
-from fp4dse.results.verdict import BF16_WORDS, Against, verdicts
+from fp4dse.results.stats.equivalence import differences
+from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, judged
+from fp4dse.results.stats.summary import SUMMARIZED
+from fp4dse.results.stats.verdict import BF16_WORDS, Against, verdicts
+from fp4dse.results.text.labels import short_labels
+from fp4dse.results.text.pareto_table import answers, metric_title
+from fp4dse.results.text.ratios import change_with_range
 from fp4dse.sweeps.arguments import report_path
 
 log = logging.getLogger(__name__)

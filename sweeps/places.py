@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from fp4dse.dse import StoreError
-from fp4dse.results.files import write_atomic
-from fp4dse.results.remote import Place, RemotePath, at_once, locate
+from fp4dse.results.store.atomic import write_atomic
+from fp4dse.results.store.remote import Place, RemotePath, at_once, locate
 
 RUNS = Path("runs")
 """Where sweeps go by default: `runs/NAME/store`, with the report beside."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fp4dse.dse import Recipe
-from fp4dse.results.schema import recipe_columns, run_id
+from fp4dse.results.store.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 if TYPE_CHECKING:

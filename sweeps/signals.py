@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from fp4dse.results.patience import waiting_ends
+from fp4dse.results.store.retries import waiting_ends
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.reading import decode_json
-from fp4dse.results.processes import is_alive
-from fp4dse.results.remote import Place, RemotePath, at_once, locate
+from fp4dse.results.store.locks import is_alive
+from fp4dse.results.store.remote import Place, RemotePath, at_once, locate
 from fp4dse.sweeps.executors import Pace, Running
 from fp4dse.sweeps.places import request_stop
 from fp4dse.tasks.job import Job

@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.results import Store
-from fp4dse.results.intervals import counted
-from fp4dse.results.patience import waiting_ends, why_away
-from fp4dse.results.remote import RemotePath
+from fp4dse.results.store.remote import RemotePath
+from fp4dse.results.store.retries import waiting_ends, why_away
+from fp4dse.results.text.ratios import counted
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.remote import locate
+from fp4dse.results.store.remote import locate
 from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
 from fp4dse.sweeps.opening import open_sweep
 from fp4dse.sweeps.plan import Plan, check_space

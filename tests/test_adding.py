@@ -173,7 +173,7 @@ ADDED: dict[str, Edits] = {
         "sweeps/executors/__init__.py": [('EXECUTORS = {"local": "local.open_local"', ', "again": "again.open_again"')],
     },
     "statistic": {
-        "results/lucky.py": [
+        "results/stats/lucky.py": [
             (
                 None,
                 '"""The best seed of each recipe."""\n\n\n'
@@ -184,7 +184,10 @@ ADDED: dict[str, Edits] = {
         ],
         "results/views.py": [
             ("VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {\n", '    "lucky": lucky,\n'),
-            ("from fp4dse.results.linear import EFFECTS_READ, effects\n", "from fp4dse.results.lucky import lucky\n"),
+            (
+                "from fp4dse.results.stats.lasso import stability\n",
+                "from fp4dse.results.stats.lucky import lucky\n",
+            ),
         ],
     },
     "panel of the report": {

@@ -16,17 +16,28 @@ from pathlib import Path
 import pandas as pd
 
 from fp4dse.dse import StoreError
-from fp4dse.results.files import write_atomic
-from fp4dse.results.intervals import CONFIDENCE
-from fp4dse.results.page import page
-from fp4dse.results.report import answer, curves, explore, lost, machine, maps, paper, storage, techniques, words
+from fp4dse.results.report import (
+    answer,
+    curves,
+    equal_storage,
+    explore,
+    heatmaps,
+    highlights,
+    paper_figures,
+    provenance,
+    recorded_losses,
+    techniques,
+)
 from fp4dse.results.report.findings import COLUMNS, Findings, findings
-from fp4dse.results.report.parts import many, number, section
-from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
-from fp4dse.results.report.slots import COMMAND as SLOT_COMMAND
-from fp4dse.results.report.slots import Statistics, slots
-from fp4dse.results.spaces import spaces, store_name
-from fp4dse.results.store import Store
+from fp4dse.results.report.markup import many, number, section
+from fp4dse.results.report.operand_errors import ABOUT as ABOUT_SLOTS
+from fp4dse.results.report.operand_errors import COMMAND as SLOT_COMMAND
+from fp4dse.results.report.operand_errors import Statistics, slots
+from fp4dse.results.report.page import page
+from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.store.atomic import write_atomic
+from fp4dse.results.store.spaces import spaces, store_name
+from fp4dse.results.store.store import Store
 
 __all__ = ["write_figures", "write_report"]
 
@@ -55,8 +66,8 @@ def write_report(
 
 
 def write_figures(store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
-    """The report's pictures as files for a paper; returns their paths. See paper.write_figures."""
-    return paper.write_figures(read_findings(store), store, folder, form)
+    """The report's pictures as files for a paper; returns their paths. See paper_figures.write_figures."""
+    return paper_figures.write_figures(read_findings(store), store, folder, form)
 
 
 def read_findings(store: Store) -> Findings:
@@ -79,7 +90,9 @@ def _body(store: Store, found: Findings, title: str, name: str, statistics: Stat
     sections = {
         "Answer": section("", explore.first_screen(answer.answers(found)), ask(answer.QUERIES), name="answer"),
         "Recipes": section("All recipes", explore.listing(found), ask((*fronts, *axes)), name="trade-off"),
-        "Helps": section("What helps, what harms", words.said(found), ask(words.QUERIES), words.ABOUT, "said"),
+        "Helps": section(
+            "What helps, what harms", highlights.said(found), ask(highlights.QUERIES), highlights.ABOUT, "said"
+        ),
         "Techniques": section(
             "What each technique does",
             techniques.techniques(found),
@@ -89,17 +102,19 @@ def _body(store: Store, found: Findings, title: str, name: str, statistics: Stat
         ),
         "Interactions": section(
             "Which techniques work together",
-            maps.interactions(found),
-            ask(maps.INTERACTIONS),
-            maps.ABOUT_INTERACTIONS,
+            heatmaps.interactions(found),
+            ask(heatmaps.INTERACTIONS),
+            heatmaps.ABOUT_INTERACTIONS,
             "interactions",
         ),
-        "Storage": section("At equal storage", storage.storage(found), ask(storage.QUERIES), storage.ABOUT, "storage"),
+        "Storage": section(
+            "At equal storage", equal_storage.storage(found), ask(equal_storage.QUERIES), equal_storage.ABOUT, "storage"
+        ),
         "Divergence": section(
             "What diverged",
-            maps.divergences(found),
-            ask(maps.DIVERGENCE),
-            maps.ABOUT_DIVERGENCE,
+            heatmaps.divergences(found),
+            ask(heatmaps.DIVERGENCE),
+            heatmaps.ABOUT_DIVERGENCE,
             "divergence",
         ),
         "Curves": section(
@@ -111,13 +126,17 @@ def _body(store: Store, found: Findings, title: str, name: str, statistics: Stat
         sections["Operands"] = section(
             "Error of each operand", slots(found, texts, statistics), [command], ABOUT_SLOTS, "slots"
         )
-    recorded = lost.recorded(found, store)
+    recorded = recorded_losses.recorded(found, store)
     if len(recorded):
-        body = lost.lost(found, recorded)
-        sections["Clipped"] = section("What operands lost in training", body, ask(lost.QUERIES), lost.ABOUT, "lost")
-    machines = machine.where(found.runs)
-    sections["Machines"] = section("What was run where", machines, ask(machine.WHERE), name="machines")
-    sections["Again"] = section("How to run it again", machine.again(found, texts), ask(machine.AGAIN), name="again")
+        body = recorded_losses.lost(found, recorded)
+        sections["Clipped"] = section(
+            "What operands lost in training", body, ask(recorded_losses.QUERIES), recorded_losses.ABOUT, "lost"
+        )
+    machines = provenance.where(found.runs)
+    sections["Machines"] = section("What was run where", machines, ask(provenance.WHERE), name="machines")
+    sections["Again"] = section(
+        "How to run it again", provenance.again(found, texts), ask(provenance.AGAIN), name="again"
+    )
     links = "".join(f'<a href="#{html.split(chr(34), 2)[1]}">{name}</a>' for name, html in sections.items())
     head = f'<header><p class="overline">{_scope(found, name)}</p><h1>{escape(title)}</h1></header>'
     return f"{head}{explore.controls(found)}<nav>{links}</nav>" + "\n".join(sections.values()) + _HOW_TO_READ

@@ -7,11 +7,11 @@ from html import escape
 
 import numpy as np
 
-from fp4dse.results.equivalence import MARGIN
-from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import called, changed, changed_with, many, number, of_setting, spoken
-from fp4dse.results.verdict import BF16_WORDS, Verdict, front_words
+from fp4dse.results.report.markup import called, changed, changed_with, many, number, of_setting, spoken
+from fp4dse.results.stats.equivalence import MARGIN
+from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.verdict import BF16_WORDS, Verdict, front_words
 
 QUERIES = (
     "FROM front",

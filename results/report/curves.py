@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
-from fp4dse.results.page import plot
-from fp4dse.results.paired import SETTING, at_best_lr, outcomes
+from fp4dse.results.report.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting
-from fp4dse.results.store import Store
+from fp4dse.results.report.markup import of_setting
+from fp4dse.results.report.page import plot
+from fp4dse.results.stats.paired import SETTING, at_best_lr, outcomes
+from fp4dse.results.store.store import Store
 
 QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
 ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.

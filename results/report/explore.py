@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.design import AXES as RECIPE_AXES
-from fp4dse.results.design import PLAIN
 from fp4dse.results.report.findings import Findings, as_texts
-from fp4dse.results.tables import BETTER, metric_title
+from fp4dse.results.stats.factors import AXES as RECIPE_AXES
+from fp4dse.results.stats.factors import PLAIN
+from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (
     "FROM recipes",

@@ -6,19 +6,18 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fp4dse.results.adding import marginal
-from fp4dse.results.chance import front_chance
-from fp4dse.results.diverged import divergence
-from fp4dse.results.equivalence import against
-from fp4dse.results.labels import Labels, short_labels
-from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.measured import MEASURED
-from fp4dse.results.paired import OVERHEAD, SETTING, judged, learning_rates
-from fp4dse.results.rivals import matched
-from fp4dse.results.schema import ROW
-from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
-from fp4dse.results.tables import setting_titles
-from fp4dse.results.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.stats.divergence import divergence
+from fp4dse.results.stats.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.equal_cost import matched
+from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, judged, learning_rates
+from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.store.schema import ROW
+from fp4dse.results.text.labels import Labels, short_labels
+from fp4dse.results.text.pareto_table import setting_titles
 
 AXES = {
     "overhead": "modelled step time, BF16 = 1",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, LAYOUT, numbers, ratio_axis
-from fp4dse.results.page import plot
-from fp4dse.results.ratios import change_with_range
+from fp4dse.results.report.figures import AXIS, LAYOUT, numbers, ratio_axis
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting, typeset
+from fp4dse.results.report.markup import of_setting, typeset
+from fp4dse.results.report.page import plot
+from fp4dse.results.text.ratios import change_with_range
 
 QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
 ABOUT = """What changing one technique alone does to the loss; left of the line it helps. A diamond is the mean over

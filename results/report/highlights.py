@@ -1,0 +1,90 @@
+"""What came out beyond the recipe to use: what helps and what harms, how rates were chosen, what was tried."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+import pandas as pd
+
+from fp4dse.results.report.findings import Findings
+from fp4dse.results.report.markup import called, many, number, of_setting, spoken, typeset
+from fp4dse.results.report.technique_findings import everywhere, helps
+from fp4dse.results.text.pareto_table import metric_title
+from fp4dse.results.text.pareto_table import number as digits
+from fp4dse.results.text.ratios import change
+
+QUERIES = (
+    "SELECT count(DISTINCT config_id) FILTER (NOT is_baseline) AS recipes, count(DISTINCT task) AS tasks, count(*) AS "
+    "lanes, count(*) FILTER (status = 'diverged') AS diverged, count(*) FILTER (status = 'failed') AS failed FROM runs",
+    "FROM marginal",
+    "FROM versus_best",
+    "FROM noise_floor",
+    "FROM learning_rates",
+    "SELECT task, preset, any_value(rates) AS rates, sum(at_edge::INT) AS at_edge, "
+    "sum((NOT same_grid)::INT) AS other_grid FROM learning_rates GROUP BY ALL",
+    "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, "
+    "count(*) FILTER (note = 'diverged') AS diverged, count(*) FILTER (note = 'pruned') AS pruned, "
+    "count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline GROUP BY ALL",
+)
+ABOUT = """Effects are means over pairs of recipes that differ in nothing else, in % of loss, with 95 % intervals over
+seeds. A technique helps, or harms, where the interval leaves out no change and four of five pairs agree."""
+
+
+def said(found: Findings) -> str:
+    """The section's body (HTML): what holds everywhere, then a card per setting."""
+    cards = (of_setting(i, _card(found, i, title)) for i, title in enumerate(found.titles.values()))
+    return everywhere(found) + "".join(cards)
+
+
+def _card(found: Findings, setting: int, title: str) -> str:
+    lines = found.recipes[found.recipes["setting"].eq(setting)]
+    rates = spoken(found.verdicts[setting].rates.sentence())
+    says = [*helps(found, setting), *_settled(found, setting)]
+    says.append(f"<b>Learning rates</b>: {rates}.")
+    says.append(f"<b>BF16</b>: {_baseline(found, setting)}")
+    says.append(f"<b>Tried</b>: {_tried(lines)}")
+    text = "".join(f"<li>{line}</li>" for line in says)
+    return f'<div class="verdict"><h3>{escape(title)}</h3><ul>{text}</ul></div>'
+
+
+def _settled(found: Findings, setting: int) -> list[str]:
+    """What more seeds would tell."""
+    others = found.versus_best[found.versus_best["setting"].eq(setting)]
+    bases = found.recipes.loc[found.recipes["is_baseline"], "config_id"]
+    still = others[others["verdict"].eq("open") & ~others["config_id"].isin(bases)]
+    still = still[still["more_seeds"].astype(float).lt(math.inf)].sort_values("difference")
+    if still.empty:
+        return []
+    near = still.iloc[0]
+    more = many(near["more_seeds"], "more seed")
+    return [f"<b>More seeds</b>: {more} would tell {called(near['label'], found.labels)} from the lowest loss."]
+
+
+def _tried(lines: pd.DataFrame) -> str:
+    tried = lines[~lines["is_baseline"]]
+    counts = [f"{number(int(tried['on_front'].sum()))} on the front"]
+    for note in ("diverged", "pruned", "failed"):
+        if n := int(tried["note"].eq(note).sum()):
+            counts.append(f"{number(n)} {note}")
+    seeds = int(tried["seeds"].max()) if len(tried) else 0
+    return f"{many(len(tried), 'recipe')}, up to {many(seeds, 'seed')} each: {', '.join(counts)}."
+
+
+def _baseline(found: Findings, setting: int) -> str:
+    floor = found.floors[found.floors["setting"].eq(setting)]
+    if floor.empty or not floor["seeds"].iloc[0]:
+        return "no baseline was finished here, so there are no gaps."
+    line = floor.iloc[0]
+    title = metric_title(floor)
+    metric = f", {escape(title)} {number(line['val_metric'], digits(line['val_metric']))}" if title else ""
+    noise = "with one seed its noise floor is unknown"
+    if math.isfinite(line["noise_floor"]):
+        noise = f"from seed to seed it differs by {noise_text(line['noise_floor'])} (noise floor)"
+    reached = f"a loss of {number(line['val_loss'], digits(line['val_loss']))}"
+    return f"{reached}{metric}; {noise}."
+
+
+def noise_text(log_ratio: float) -> str:
+    """`1.90 %` (HTML): how far two runs of BF16 are from each other."""
+    return number(log_ratio, typeset(change(log_ratio)).lstrip("+"))

@@ -1,0 +1,51 @@
+"""Where do recipes blow up? The share that diverged, for each level of each factor and each pair of levels.
+
+A recipe counts as diverged if one of its seeds did, at its best learning rate.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.stats.effects import Table, tables
+from fp4dse.results.stats.factors import Factor
+from fp4dse.results.stats.paired import SETTING
+
+COLUMNS = [*SETTING, "factor", "level", "with_factor", "with_level", "recipes", "blown", "diverged"]
+
+
+def divergence(runs: pd.DataFrame) -> pd.DataFrame:
+    """One line per SETTING and level (with_factor and with_level null) or pair of levels that some recipe has.
+
+    Columns: SETTING, factor, level, with_factor, with_level, recipes (that quantize and have it), blown (how many of
+    them diverged), diverged (their share). Factors in the order of the recipe's columns.
+    """
+    parts = []
+    for keys, table in tables(runs):
+        for f in table.factors:
+            parts.append(_counted(table, keys, [f]))
+        for f, g in combinations(table.factors, 2):
+            parts.append(_counted(table, keys, [f, g]))
+    if not parts:
+        return pd.DataFrame({name: [] for name in COLUMNS})
+    return pd.concat(parts, ignore_index=True)[COLUMNS]
+
+
+def _counted(table: Table, keys: tuple[Any, ...], chosen: list[Factor]) -> pd.DataFrame:
+    sizes = [len(f.levels) for f in chosen]
+    cell = np.ravel_multi_index([f.codes for f in chosen], sizes)
+    recipes = np.bincount(cell, minlength=int(np.prod(sizes)))
+    blown = np.bincount(cell[table.diverged], minlength=len(recipes))
+    here = np.flatnonzero(recipes)
+    places = np.unravel_index(here, sizes)
+    out = pd.DataFrame(dict(zip(SETTING, keys, strict=True)), index=range(len(here)))
+    out = out.assign(recipes=recipes[here], blown=blown[here], diverged=blown[here] / recipes[here])
+    out = out.assign(with_factor=None, with_level=None)
+    for prefix, f, codes in zip(("", "with_"), chosen, places, strict=False):
+        out[f"{prefix}factor"] = f.name
+        out[f"{prefix}level"] = [f.levels[i] for i in codes]
+    return out

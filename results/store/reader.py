@@ -1,0 +1,105 @@
+"""Reading while others write, and going on without what is broken.
+
+Readers hold no lock: a file may be joined into a part under their eyes, then they look again. Each file is verified
+before it is used (sound.py). One that is broken is left out, with a warning that says how many lanes that takes away;
+one that cannot be read now is an error, so that no answer lacks its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import pyarrow as pa
+
+from fp4dse.dse import StoreError
+from fp4dse.results.store.atomic import each, reading
+from fp4dse.results.store.compaction import consequence, listed, move_aside
+from fp4dse.results.store.inbox import is_small
+from fp4dse.results.store.integrity import Broken, Verified, broken_small, first_line, lanes_in
+from fp4dse.results.store.remote import Place, RemotePath
+from fp4dse.results.store.retries import is_of_server, patiently
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOKS = 10
+DOUBTS = 4
+"""So often all is verified again because a verified file could not be decoded, before that is an error."""
+
+
+class _Doubted(Exception):
+    """Files that had been verified could not be decoded: bits flipped since, or fewer bytes came than there are."""
+
+
+class Reader:
+    """The files of a store that are read; those that it found broken are left out from then on."""
+
+    def __init__(self, store: Place) -> None:
+        self.store = store
+        self.left_out: dict[Place, str] = {}
+        self._verified = Verified(store)
+
+    def read(self, action: Callable[[list[Place]], T]) -> T:
+        """`action` on all files that are what was written. StoreError if they cannot be read now."""
+        vanished = doubts = 0
+        while vanished < LOOKS:
+            files = self._files()
+            try:
+                with reading(self.store):
+                    if not self._leave_out(self._verified.broken([file for file in files if not is_small(file)])):
+                        return self._act(action, files)
+            except FileNotFoundError:
+                vanished += 1
+            except Broken as broken:
+                self._leave_out(broken.reasons)
+            except _Doubted as doubted:
+                doubts += 1
+                if doubts > (DOUBTS if isinstance(self.store, RemotePath) else 1):
+                    reason = first_line(doubted.__cause__ or doubted)
+                    raise StoreError(f"{self.store}: cannot be read ({reason}); nothing was changed") from None
+                self._verified.forget()
+        raise StoreError(f"{self.store}: files keep vanishing while they are read; is something deleting them?")
+
+    def move_broken(self, anew: bool = False) -> None:
+        """Move files that are broken to `torn/`; the lock is held. Inbox files are looked at when they are joined, but
+        `anew` all are verified, those too that were before. StoreError if one cannot be read now."""
+        if anew:
+            self._verified.forget()
+        files = self._files()
+        with reading(self.store):
+            reasons = self._verified.broken([file for file in files if not is_small(file)])
+            for found in each(broken_small, [file for file in files if is_small(file)] if anew else []):
+                reasons |= found
+        for file, reason in {**self.left_out, **reasons}.items():
+            if file.exists():
+                move_aside(self.store, file, reason)
+        self.left_out.clear()
+
+    def _files(self) -> list[Place]:
+        # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
+        found = [file for folder in ("inbox", "parts") for file in listed(self.store, folder)]
+        return [file for file in found if file not in self.left_out] if self.left_out else found
+
+    def _act(self, action: Callable[[list[Place]], T], files: list[Place]) -> T:
+        def attempt() -> T:
+            try:
+                return action(files)
+            except FileNotFoundError:
+                raise
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(self.store, RemotePath) and is_of_server(error):
+                    raise
+                raise _Doubted from error
+
+        return patiently(attempt, self.store)
+
+    def _leave_out(self, reasons: Mapping[Place, str]) -> bool:
+        """Read on without these, logged; True if there are any."""
+        new = [file for file in reasons if file not in self.left_out]
+        for file, lanes in zip(new, each(lanes_in, new), strict=True):
+            log.warning("%s: left out, it is broken (%s). %s", file, reasons[file], consequence(lanes))
+        self.left_out.update({file: reasons[file] for file in new})
+        return bool(reasons)

@@ -1,0 +1,134 @@
+"""Which spaces were swept into a store, what each of them asks, and its axes: spaces.json beside the rows.
+
+    {"mine": {"asks": "Does rounding pay?", "axes": {"*.g.rounding": ["nearest", "stochastic"]},
+              "levels": {"6a1f0c…": [0], "93b2e1…": [1]}}}
+
+The space that was swept last stands last. Rows do not say it: a row that two spaces ask for is trained once. `levels`
+has for each config_id the place of its value on each axis, so that what was varied goes by the space's own words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pandas as pd
+
+from fp4dse.dse import StoreError
+from fp4dse.results.stats.factors import AXIS
+from fp4dse.results.store.atomic import read_json, write_atomic
+
+if TYPE_CHECKING:
+    from fp4dse.dse import Space
+    from fp4dse.results.store.store import Store
+
+FILE = "spaces.json"
+MOST_COMBINATIONS = 4096
+"""Of a space whose axes are noted; each takes a millisecond or two."""
+
+Noted = Mapping[str, Any]
+"""Name of a space -> what FILE has of it; of stores made until 2026 only what it asks."""
+
+
+def note_space(store: Store, space: Space) -> None:
+    """Store that a space is swept into the store."""
+    facts = _facts(space)
+    with store.lock():
+        known = noted(store)
+        now = {**{name: what for name, what in known.items() if name != space.name}, space.name: facts}
+        if list(now.items()) != list(known.items()):
+            _write(store, now)
+
+
+def merge_spaces(store: Store, other: Store) -> None:
+    """Take over what was swept into another store; what was swept into this one last stays last."""
+    ours = noted(store)
+    new = {name: what for name, what in noted(other).items() if name not in ours}
+    if new:
+        _write(store, new | ours)
+
+
+def _write(store: Store, spaces: Noted) -> None:
+    write_atomic(store.path / FILE, f"{json.dumps(spaces, ensure_ascii=False)}\n".encode())
+
+
+def _facts(space: Space) -> dict[str, Any]:
+    facts: dict[str, Any] = {"asks": space.summary}
+    if space.join or not space.axes or space.size > MOST_COMBINATIONS:
+        return facts
+    levels: dict[str, list[int]] = {}
+    for places in itertools.product(*(range(len(axis.values)) for axis in space.axes.values())):
+        levels.setdefault(space.build(places).config_id, list(places))
+    return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What FILE has of a space."""
+
+    asks: str = ""
+    axes: dict[str, list[str]] = {}
+    levels: dict[str, list[int]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every recipe has a value on every axis."""
+        sizes = [len(texts) for texts in self.axes.values()]
+        return all(
+            len(places) == len(sizes) and all(0 <= place < size for place, size in zip(places, sizes, strict=True))
+            for places in self.levels.values()
+        )
+
+
+def noted(store: Store) -> dict[str, Any]:
+    """What FILE has; StoreError if it is unreadable or something else."""
+    path = store.path / FILE
+    found = read_json(path) if path.exists() else {}
+    for name, what in found.items():
+        try:
+            note = msgspec.convert(what, str | _Note)
+            wrong = "" if isinstance(note, str) or note.is_whole else "`levels` has places that `axes` lacks"
+        except msgspec.ValidationError as error:
+            wrong = str(error)
+        if wrong:
+            fix = "mend it, or delete the file: the next sweep notes its space again"
+            raise StoreError(f"{path}: {name}: {wrong}; {fix}")
+    return found
+
+
+def spaces(store: Store) -> dict[str, str]:
+    """Name -> what it asks (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
+    unreadable."""
+    found = noted(store).items()
+    return {str(name): str(what.get("asks", "") if isinstance(what, dict) else what) for name, what in found}
+
+
+def with_axes(runs: pd.DataFrame, known: Noted) -> pd.DataFrame:
+    """The runs with a column of values for each axis of the latest space that has all their recipes that quantize, if
+    there is one; design.factors reads them. runs: config_id, points and more."""
+    recipes = set(runs.loc[runs["points"].gt(0), "config_id"].unique())
+    for what in reversed(list(known.values())):
+        levels = what.get("levels") if isinstance(what, dict) else None
+        if not levels or not recipes <= levels.keys():
+            continue
+        ids = runs["config_id"].astype(object)
+        columns = {}
+        for i, (axis, texts) in enumerate(what["axes"].items()):
+            places = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
+            # a text for each place: values that are written alike stay apart
+            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(places, _apart(texts)), runs.index)
+        return runs.assign(**columns)
+    return runs
+
+
+def _apart(texts: list[str]) -> list[str]:
+    return [text if texts.count(text) == 1 else f"{text} ({i + 1})" for i, text in enumerate(texts)]
+
+
+def store_name(store: Store) -> str:
+    """What a store is called: `zoo` for runs/zoo/store, else its folder's name."""
+    path = store.path.resolve() if isinstance(store.path, Path) else store.path
+    return path.parent.name if path.name == "store" else path.name
