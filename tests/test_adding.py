@@ -194,18 +194,17 @@ ADDED: dict[str, Edits] = {
         "results/report/count.py": [
             (
                 None,
-                '"""How many recipes there are."""\n\nfrom fp4dse.results.report.findings import Findings\n\n\n'
+                '"""How many recipes there are."""\n\nfrom fp4dse.results.report.findings import Findings\n'
+                "from fp4dse.results.report.panel import Panel\n\n\n"
                 "def count(found: Findings) -> str:\n"
                 '    """HTML."""\n'
-                '    return f"<p>{len(found.recipes)} recipes were counted.</p>"\n',
+                '    return f"<p>{len(found.recipes)} recipes were counted.</p>"\n\n\n'
+                'PANEL = Panel("count", "Count", "How many", count, ("FROM recipes",))\n',
             )
         ],
         "results/report/__init__.py": [
-            ("from fp4dse.results.report import answer", ", count"),
-            (
-                "    sections = {\n",
-                '        "Count": section("How many", count.count(found), ask(["FROM recipes"]), name="count"),\n',
-            ),
+            ("from fp4dse.results.report import (\n    answer,\n", "    count,\n"),
+            ("PANELS = (\n    answer.PANEL,\n", "    count.PANEL,\n"),
         ],
     },
 }

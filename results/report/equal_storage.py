@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import called, changed, changed_with, of_setting
+from fp4dse.results.report.markup import called, changed, changed_with
 from fp4dse.results.report.page import table
+from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.equal_cost import TOLERANCE
 from fp4dse.results.stats.equivalence import MARGIN
 from fp4dse.results.text.labels import Labels
@@ -26,18 +27,14 @@ VERDICTS = {
 }
 
 
+@for_each_setting
 def storage(found: Findings) -> str:
     """A table per setting (HTML): a line for each number of bits, fewest first."""
-    parts = []
-    for setting in range(len(found.titles)):
-        lines = found.matched[found.matched["setting"].eq(setting)]
-        best = lines.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
-        rows = [_row(line, found.labels) for line in best.to_dict("records")]
-        columns = [("bits", "n"), ("best recipe", "label"), ("loss against BF16", "n"), ("next best", "label")]
-        columns += [("difference", "n"), ("verdict", "")]
-        html = table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    best = found.matched.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
+    rows = [_row(line, found.labels) for line in best.to_dict("records")]
+    columns = [("bits", "n"), ("best recipe", "label"), ("loss against BF16", "n"), ("next best", "label")]
+    columns += [("difference", "n"), ("verdict", "")]
+    return table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
 
 
 def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:
@@ -51,3 +48,6 @@ def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:
     verdict = VERDICTS.get(line["verdict"], line["verdict"])
     known = line["difference"] if np.isfinite(line["difference"]) else None
     return [*row, (called(line["rival_label"], labels), line["rival_label"]), (size, known), (verdict, verdict)]
+
+
+PANEL = Panel("storage", "Storage", "At equal storage", storage, QUERIES, ABOUT)

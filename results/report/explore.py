@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.report.findings import Findings, as_texts
+from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
 from fp4dse.results.text.pareto_table import BETTER, metric_title
@@ -29,15 +30,6 @@ QUERIES = (
 COLUMNS = 24
 """Costs that are at least this part of the axis apart count as columns."""
 _FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
-
-
-def first_screen(answer: str) -> str:
-    """The answer beside the figure, which the script draws (HTML). answer: HTML."""
-    return (
-        f'<div class="first"><div class="answer">{answer}</div><figure><div id="front" class="tall-plot"></div>'
-        '<figcaption><span id="front-says" aria-live="polite"></span> '
-        '<button type="button" id="clip" hidden>show all to scale</button></figcaption></figure></div>'
-    )
 
 
 def listing(found: Findings) -> str:
@@ -89,7 +81,7 @@ def payload(found: Findings) -> dict[str, Any]:
         "axes": [
             {"name": name, "title": title, "discrete": _discrete(lines[name])} for name, title in found.axes.items()
         ],
-        "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
+        "settings": [_setting(one) for one in found.settings],
         "notes": notes,
         "ids": list(recipes.index),
         "labels": labels.where(named, labels.map(called)).tolist(),
@@ -134,11 +126,10 @@ def _filter(heading: str, values: dict[str, NDArray[np.bool_]]) -> dict[str, Any
     return {"title": heading, "values": list(values), "bits": _packed(bits.ravel(), np.uint8)}
 
 
-def _setting(found: Findings, setting: int, title: str) -> dict[str, Any]:
-    lines = found.recipes[found.recipes["setting"].eq(setting)]
-    floor = found.floors[found.floors["setting"].eq(setting)]
-    noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan
-    metric = metric_title(lines)
+def _setting(found: Findings) -> dict[str, Any]:
+    [title] = found.titles.values()
+    noise = float(found.floors["noise_floor"].iloc[0]) if len(found.floors) else np.nan
+    metric = metric_title(found.recipes)
     rises = bool(metric and metric.endswith(BETTER["higher"]))
     return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises}
 
@@ -155,3 +146,6 @@ def _packed(values: object, dtype: type) -> list[str]:
     numbers = numbers if np.issubdtype(dtype, np.floating) else numbers.fillna(0)
     array = numbers.to_numpy().astype(np.dtype(dtype).newbyteorder("<"))
     return [np.dtype(dtype).name, base64.b64encode(array.tobytes()).decode()]
+
+
+PANEL = Panel("trade-off", "Recipes", "All recipes", listing, QUERIES)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
+from fp4dse.dse import Quantizer
 from fp4dse.results.stats.divergence import divergence
 from fp4dse.results.stats.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.equal_cost import matched
@@ -16,6 +20,7 @@ from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, judged, lea
 from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
 from fp4dse.results.store.schema import ROW
+from fp4dse.results.store.store import Store
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.pareto_table import setting_titles
 
@@ -35,9 +40,17 @@ COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 
-class Findings(NamedTuple):
-    """Frames by what made them; each has a line per SETTING and more."""
+Statistics = Callable[[Quantizer], Mapping[str, Any]]
+"""quantizer -> mse (relative, None if nothing is lost), clipped, flushed (shares, None for a plain operand), bits.
+Quantizing is the business of another room, so whoever writes the report passes the function in."""
 
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a panel of the report reads. The frames are called as what made them, and have a column `setting`."""
+
+    store: Store
+    statistics: Statistics | None
     runs: pd.DataFrame
     axes: dict[str, str]
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
@@ -59,9 +72,36 @@ class Findings(NamedTuple):
     marginal: pd.DataFrame
     divergence: pd.DataFrame
 
+    @cached_property
+    def settings(self) -> list[Findings]:
+        """The same for each setting alone, in the order of `titles`."""
+        runs = dict(iter(self.runs.groupby(list(SETTING), sort=False, observed=True)))
+        frames = ("recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence")
+        return [
+            replace(
+                self,
+                runs=runs[keys],
+                titles={keys: title},
+                verdicts=[self.verdicts[i]],
+                **{name: (frame := getattr(self, name))[frame["setting"].eq(i)] for name in frames},
+            )
+            for i, (keys, title) in enumerate(self.titles.items())
+        ]
 
-def findings(runs: pd.DataFrame) -> Findings:
-    """runs: COLUMNS of a store's runs, or of some of them, with at least one row."""
+    @cached_property
+    def front(self) -> pd.DataFrame:
+        """The lines of `recipes` that are on a front, the cheapest first."""
+        front = self.recipes[self.recipes["on_front"]]
+        return front.sort_values(["setting", OVERHEAD, "gap"], kind="stable")
+
+    @cached_property
+    def recipe_texts(self) -> dict[str, str]:
+        """config_id -> recipe as JSON, of the recipes on a front."""
+        return self.store.recipe_texts(list(self.front["config_id"].unique()))
+
+
+def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
+    """runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
     rows = judged(runs)
     recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
@@ -75,6 +115,8 @@ def findings(runs: pd.DataFrame) -> Findings:
     titles = setting_titles(recipes)
     quantizing = recipes[~recipes["is_baseline"]]
     return Findings(
+        store=store,
+        statistics=statistics,
         runs=runs,
         axes=axes,
         labels=short_labels(quantizing["label"], quantizing["name"]),

@@ -10,39 +10,29 @@ import pandas as pd
 
 from fp4dse.results.report.figures import AXIS, LAYOUT, ratio_ticks
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import number, of_setting, typeset
+from fp4dse.results.report.markup import number, typeset
 from fp4dse.results.report.page import plot
+from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.text.ratios import change
 
-INTERACTIONS = ("SELECT * FROM effects WHERE kind = 'interaction'",)
 ABOUT_INTERACTIONS = """What two techniques do to the loss together beyond what each does on average. Below zero they
 help each other, above zero they stand in each other's way. A star marks a 95 % interval that leaves out zero. Fields
 are empty where two techniques were not tried in all combinations: there, what is missing would pass for working
 together."""
-DIVERGENCE = (
-    "FROM divergence",
-    "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged FROM recipes "
-    "WHERE points > 0 GROUP BY ALL",
-)
 ABOUT_DIVERGENCE = """The share of recipes that diverged, in %, for each technique (on the diagonal) and each pair."""
 MOST_LEVELS = 24
 MOST_WITH_TEXT = 14
+_PAIR = (("factor", "level"), ("with_factor", "with_level"))
 
 
+@for_each_setting
 def interactions(found: Findings) -> str:
     """A map per setting (HTML)."""
-    parts = []
-    for setting in range(len(found.titles)):
-        lines = found.effects[found.effects["setting"].eq(setting)]
-        lines = crossed(lines)
-        pairs = lines[lines["kind"].eq("interaction") & lines["effect"].notna()]
-        if pairs.empty:
-            notes = [note for note in lines["note"].unique() if "interactions" in note]
-            html = f"<p>{notes[0] if notes else 'There are no two techniques here whose pairs can be told'}.</p>"
-        else:
-            html = plot(interaction_figure(lines), "")
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    lines = crossed(found.effects)
+    if (lines["kind"].eq("interaction") & lines["effect"].notna()).any():
+        return plot(interaction_figure(lines), "")
+    notes = [note for note in lines["note"].unique() if "interactions" in note]
+    return f"<p>{notes[0] if notes else 'There are no two techniques here whose pairs can be told'}.</p>"
 
 
 def crossed(lines: pd.DataFrame) -> pd.DataFrame:
@@ -77,49 +67,46 @@ def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.n
     """
     mains = lines[lines["kind"].eq("main")]
     mains = mains[mains["effect"].notna() & mains["level"].ne(mains["reference"])]
-    levels = list(zip(mains["factor"], mains["level"], strict=True))[:MOST_LEVELS]
-    place = {level: i for i, level in enumerate(levels)}
-    values = np.full((len(levels), len(levels)), np.nan)
-    stars = np.zeros(values.shape, bool)
-    for line in lines[lines["kind"].eq("interaction")].to_dict("records"):
-        i, j = (place.get((line[f"{p}factor"], line[f"{p}level"])) for p in ("", "with_"))
-        if i is not None and j is not None:
-            i, j = max(i, j), min(i, j)
-            values[i, j], stars[i, j] = line["effect"], line["low"] > 0 or line["high"] < 0
+    pairs = lines[lines["kind"].eq("interaction")]
+    pairs = pairs.assign(star=pairs["low"].gt(0) | pairs["high"].lt(0))
+    names, values, stars = _by_level(mains, pairs, "effect", "star")
     some = np.isfinite(values).any(axis=0) | np.isfinite(values).any(axis=1)
-    names = [f"{factor}: {level}" for (factor, level), so in zip(levels, some, strict=True) if so]
-    return names, values[np.ix_(some, some)], stars[np.ix_(some, some)]
+    names = [name for name, so in zip(names, some, strict=True) if so]
+    return names, values[np.ix_(some, some)], stars[np.ix_(some, some)] > 0
 
 
+def _by_level(alone: pd.DataFrame, pairs: pd.DataFrame, *columns: str) -> tuple[Any, ...]:
+    """Names of the levels in `alone`, and each column of `pairs` as the lower triangle of a matrix of them."""
+    levels = alone[["factor", "level"]].head(MOST_LEVELS).reset_index(drop=True)
+    place = {level: i for i, level in enumerate(levels.itertuples(index=False, name=None))}
+    both = np.array([[place.get(level, -1) for level in zip(pairs[f], pairs[v], strict=True)] for f, v in _PAIR], int)
+    column, row = np.sort(both, axis=0)
+    shown = column >= 0
+    matrices = []
+    for name in columns:
+        matrix = np.full((len(levels), len(levels)), np.nan)
+        matrix[row[shown], column[shown]] = pairs[name].to_numpy(float)[shown]
+        matrices.append(matrix)
+    return [f"{factor}: {level}" for factor, level in place], *matrices
+
+
+@for_each_setting
 def divergences(found: Findings) -> str:
     """A map per setting (HTML), or a sentence where nothing diverged."""
-    parts = []
-    for setting in range(len(found.titles)):
-        lines = found.divergence[found.divergence["setting"].eq(setting)]
-        tried = found.recipes[found.recipes["setting"].eq(setting) & found.recipes["points"].gt(0)]
-        blown = int(tried["note"].eq("diverged").sum())
-        if not blown:
-            html = "<p>No recipe diverged.</p>"
-        else:
-            html = f"<p>{number(blown)} of {number(len(tried))} recipes diverged on some seed.</p>"
-            if len(lines):
-                html += plot(divergence_figure(lines), "")
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    tried = found.recipes[found.recipes["points"].gt(0)]
+    diverged = int(tried["note"].eq("diverged").sum())
+    if not diverged:
+        return "<p>No recipe diverged.</p>"
+    says = f"<p>{number(diverged)} of {number(len(tried))} recipes diverged on some seed.</p>"
+    return says + (plot(divergence_figure(found.divergence), "") if len(found.divergence) else "")
 
 
 def divergence_figure(lines: pd.DataFrame) -> dict[str, Any]:
     """lines: of divergence, one setting; the levels that diverge most come first."""
     alone = lines[lines["with_factor"].isna()].sort_values("diverged", ascending=False, kind="stable")
-    levels = list(zip(alone["factor"], alone["level"], strict=True))[:MOST_LEVELS]
-    place = {level: i for i, level in enumerate(levels)}
-    values = np.full((len(levels), len(levels)), np.nan)
-    for line in lines.to_dict("records"):
-        i = place.get((line["factor"], line["level"]))
-        j = i if pd.isna(line["with_factor"]) else place.get((line["with_factor"], line["with_level"]))
-        if i is not None and j is not None:
-            values[max(i, j), min(i, j)] = 100 * line["diverged"]
-    names = [f"{factor}: {level}" for factor, level in levels]
+    itself = lines.assign(with_factor=lines["with_factor"].fillna(lines["factor"]), percent=100 * lines["diverged"])
+    itself["with_level"] = itself["with_level"].fillna(itself["level"])
+    names, values = _by_level(alone, itself, "percent")
     scale = [[0, "var(--bg)"], [1, "var(--bad)"]]
     texts = _texts(values, "{:.0f}".format, np.zeros(values.shape, bool))
     return _map(names, values, texts, scale, (0, 100), "%{y}<br>with %{x}<br>%{z:.1f} % diverged<extra></extra>")
@@ -159,3 +146,25 @@ def _map(
         "yaxis": {**axis, "autorange": "reversed"},
     }
     return {"data": [trace], "layout": layout}
+
+
+INTERACTIONS = Panel(
+    "interactions",
+    "Interactions",
+    "Which techniques work together",
+    interactions,
+    ("SELECT * FROM effects WHERE kind = 'interaction'",),
+    ABOUT_INTERACTIONS,
+)
+DIVERGENCE = Panel(
+    "divergence",
+    "Divergence",
+    "What diverged",
+    divergences,
+    (
+        "FROM divergence",
+        "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged FROM recipes "
+        "WHERE points > 0 GROUP BY ALL",
+    ),
+    ABOUT_DIVERGENCE,
+)

@@ -8,7 +8,8 @@ from html import escape
 import pandas as pd
 
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import called, many, number, of_setting, spoken, typeset
+from fp4dse.results.report.markup import called, many, number, spoken, typeset
+from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.report.technique_findings import everywhere, helps
 from fp4dse.results.text.pareto_table import metric_title
 from fp4dse.results.text.pareto_table import number as digits
@@ -31,26 +32,25 @@ ABOUT = """Effects are means over pairs of recipes that differ in nothing else, 
 seeds. A technique helps, or harms, where the interval leaves out no change and four of five pairs agree."""
 
 
-def said(found: Findings) -> str:
-    """The section's body (HTML): what holds everywhere, then a card per setting."""
-    cards = (of_setting(i, _card(found, i, title)) for i, title in enumerate(found.titles.values()))
-    return everywhere(found) + "".join(cards)
+def highlights(found: Findings) -> str:
+    """The effects that hold in every task, then a card per setting (HTML)."""
+    return everywhere(found) + _card(found)
 
 
-def _card(found: Findings, setting: int, title: str) -> str:
-    lines = found.recipes[found.recipes["setting"].eq(setting)]
-    rates = spoken(found.verdicts[setting].rates.sentence())
-    says = [*helps(found, setting), *_settled(found, setting)]
-    says.append(f"<b>Learning rates</b>: {rates}.")
-    says.append(f"<b>BF16</b>: {_baseline(found, setting)}")
-    says.append(f"<b>Tried</b>: {_tried(lines)}")
+@for_each_setting
+def _card(found: Findings) -> str:
+    [(title, verdict)] = zip(found.titles.values(), found.verdicts, strict=True)
+    says = [*helps(found), *_undecided(found)]
+    says.append(f"<b>Learning rates</b>: {spoken(verdict.rates.sentence())}.")
+    says.append(f"<b>BF16</b>: {_baseline(found.floors)}")
+    says.append(f"<b>Tried</b>: {_tried(found.recipes)}")
     text = "".join(f"<li>{line}</li>" for line in says)
     return f'<div class="verdict"><h3>{escape(title)}</h3><ul>{text}</ul></div>'
 
 
-def _settled(found: Findings, setting: int) -> list[str]:
-    """What more seeds would tell."""
-    others = found.versus_best[found.versus_best["setting"].eq(setting)]
+def _undecided(found: Findings) -> list[str]:
+    """The recipe that the fewest more seeds would tell from the best, if there is one."""
+    others = found.versus_best
     bases = found.recipes.loc[found.recipes["is_baseline"], "config_id"]
     still = others[others["verdict"].eq("open") & ~others["config_id"].isin(bases)]
     still = still[still["more_seeds"].astype(float).lt(math.inf)].sort_values("difference")
@@ -71,8 +71,7 @@ def _tried(lines: pd.DataFrame) -> str:
     return f"{many(len(tried), 'recipe')}, up to {many(seeds, 'seed')} each: {', '.join(counts)}."
 
 
-def _baseline(found: Findings, setting: int) -> str:
-    floor = found.floors[found.floors["setting"].eq(setting)]
+def _baseline(floor: pd.DataFrame) -> str:
     if floor.empty or not floor["seeds"].iloc[0]:
         return "no baseline was finished here, so there are no gaps."
     line = floor.iloc[0]
@@ -88,3 +87,6 @@ def _baseline(found: Findings, setting: int) -> str:
 def noise_text(log_ratio: float) -> str:
     """`1.90 %` (HTML): how far two runs of BF16 are from each other."""
     return number(log_ratio, typeset(change(log_ratio)).lstrip("+"))
+
+
+PANEL = Panel("said", "Helps", "What helps, what harms", highlights, QUERIES, ABOUT)

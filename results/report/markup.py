@@ -1,7 +1,7 @@
-"""The pieces that sections are made of: a number that can be looked up, and the queries that print it.
+"""Numbers, changes of the loss and names of recipes as HTML.
 
-Every number in the text is a `<data value>` with all its digits. Under each section stand the commands whose answers
-hold these values; a test runs them and compares.
+Every number in the text is a `<data value>` with all its digits. Under each panel stand the commands whose answers hold
+these values; a test runs them and compares.
 """
 
 from __future__ import annotations
@@ -55,25 +55,3 @@ def changed_with(mean: float, low: float, high: float) -> str:
     """`+0.20 % (+0.10 to +0.30 %)` (HTML); without the bracket if a bound is NaN."""
     bounds = interval(mean, low, high)
     return f"{changed(mean)} ({bounds})" if bounds else changed(mean)
-
-
-def section(title: str, body: str, queries: list[str], about: str = "", name: str = "") -> str:
-    """A section (HTML). queries: what to type, one command each; about: the section's plain introduction (HTML)."""
-    kind = f' id="{name}"' if name else ""
-    heading = f"<h2>{escape(title)}</h2>" if title else ""
-    intro = f'<p class="about">{about}</p>' if about else ""
-    return f"<section{kind}>{heading}{intro}{body}{asked(queries)}</section>"
-
-
-def asked(queries: list[str]) -> str:
-    """The commands that print a section's numbers (HTML)."""
-    if not queries:
-        return ""
-    lines = "".join(f"<pre><code>{escape(query)}</code></pre>" for query in queries)
-    return f'<details class="asked"><summary>Where these numbers are from</summary>{lines}</details>'
-
-
-def of_setting(setting: int, html: str) -> str:
-    """What is shown only while this setting is chosen (HTML)."""
-    hidden = " hidden" if setting else ""
-    return f'<div class="of" data-setting="{setting}"{hidden}>{html}</div>'

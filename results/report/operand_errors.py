@@ -1,27 +1,22 @@
-"""What each slot's quantizer does to a bell curve: error, clipped and flushed shares, per recipe on a front.
-
-Quantizing is the business of another room, so whoever writes the report passes the function in.
-"""
+"""What each slot's quantizer does to a bell curve: error, clipped and flushed shares, per recipe on a front."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
-from fp4dse.dse import Quantizer, recipe_from_dict
+from fp4dse.dse import recipe_from_dict
 from fp4dse.dse.stages import SLOTS
-from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import called, number, of_setting
+from fp4dse.results.report.findings import Findings, Statistics
+from fp4dse.results.report.markup import called, number
 from fp4dse.results.report.page import table
+from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
 from fp4dse.results.stats.summary import summarize
-
-Statistics = Callable[[Quantizer], Mapping[str, Any]]
-"""quantizer -> mse (relative, None if nothing is lost), clipped, flushed (shares, None for a plain operand), bits."""
 
 COMMAND = (
     "from fp4dse.kernels.inspection.gaussian import gaussian_statistics; from fp4dse.results import open_store; "
@@ -59,19 +54,21 @@ def slot_lines(recipes: pd.DataFrame, texts: Mapping[str, str], statistics: Stat
     return pd.DataFrame(lines, columns=columns).astype(dict.fromkeys(_SHOWN, float))
 
 
-def slots(found: Findings, texts: Mapping[str, str], statistics: Statistics) -> str:
-    """A table per setting (HTML): a line a recipe, a column a slot. texts: config_id -> recipe as JSON."""
-    lines = slot_lines(found.recipes, texts, statistics)
-    parts = []
-    for setting, keys in enumerate(found.titles):
-        here = lines[(lines[list(SETTING)] == list(keys)).all(axis="columns")]
-        rows: list[list[tuple[str, object]]] = [
-            [(called(part["label"].iloc[0], found.labels), part["label"].iloc[0]), *map(_cell, part.to_dict("records"))]
-            for _, part in here.groupby("config_id", sort=False)
-        ]
-        columns = [("recipe", "label"), *((slot, "n") for slot in SLOTS)]
-        parts.append(of_setting(setting, table(columns, rows) if rows else "<p>There is no front here.</p>"))
-    return "".join(parts)
+def slots(found: Findings) -> str:
+    """A table per setting (HTML): a line a recipe, a column a slot; empty without statistics."""
+    return _of_setting(found) if found.statistics else ""
+
+
+@for_each_setting
+def _of_setting(found: Findings) -> str:
+    assert found.statistics
+    lines = slot_lines(found.recipes, found.recipe_texts, found.statistics)
+    rows: list[list[tuple[str, object]]] = [
+        [(called(part["label"].iloc[0], found.labels), part["label"].iloc[0]), *map(_cell, part.to_dict("records"))]
+        for _, part in lines.groupby("config_id", sort=False)
+    ]
+    columns = [("recipe", "label"), *((slot, "n") for slot in SLOTS)]
+    return table(columns, rows) if rows else "<p>There is no front here.</p>"
 
 
 def _cell(found: Mapping[str, Any]) -> tuple[str, object]:
@@ -85,3 +82,6 @@ def _cell(found: Mapping[str, Any]) -> tuple[str, object]:
     )
     text = number(found["mse"], f"{100 * found['mse']:.3g}")
     return f'{text} %<br><span class="muted">{small}</span>', found["mse"]
+
+
+PANEL = Panel("slots", "Operands", "Error of each operand", slots, about=ABOUT, code=COMMAND)

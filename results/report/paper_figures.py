@@ -19,7 +19,6 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.heatmaps import crossed, interaction_values
 from fp4dse.results.report.techniques import name_of, shown_effects
 from fp4dse.results.store.atomic import writing
-from fp4dse.results.store.store import Store
 from fp4dse.results.text.ratios import change, counted
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MOST_NAMED = 12
 """Members of the front in the key."""
 
 
-def write_figures(found: Findings, store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
+def write_figures(found: Findings, folder: str | Path, form: str = "pdf") -> list[Path]:
     """front, effects, interactions and curves of each setting as files in `folder`; returns those that were written.
 
     form: png, svg or pdf. A figure that a setting has no numbers for is left out. ConfigError on another form.
@@ -54,10 +53,10 @@ def write_figures(found: Findings, store: Store, folder: str | Path, form: str =
     folder, written = Path(folder), []
     with writing(folder), mpl.rc_context(STYLE):
         folder.mkdir(parents=True, exist_ok=True)
-        for setting, title in enumerate(found.titles.values()):
+        for one, title in zip(found.settings, found.titles.values(), strict=True):
             for what, draw in _DRAW.items():
                 figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
-                if draw(found, store, setting, figure):
+                if draw(one, figure):
                     path = folder / f"{what}-{re.sub(r'[^A-Za-z0-9]+', '-', title).strip('-')}.{form}"
                     figure.savefig(path, metadata=_undated(form))
                     written.append(path)
@@ -69,14 +68,14 @@ def _undated(form: str) -> dict[str, Any]:
     return {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form, {})
 
 
-def _front(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    lines = found.recipes[found.recipes["setting"].eq(setting) & found.recipes["points"].gt(0)]
+def _front(found: Findings, figure: Figure) -> bool:
+    lines = found.recipes[found.recipes["points"].gt(0)]
     cost, says = next(iter(found.axes.items()))
     lines = lines[np.isfinite(lines["gap"]) & lines[cost].notna()]
     if lines.empty:
         return False
     axes = figure.subplots()
-    floor = found.floors.loc[found.floors["setting"].eq(setting), "noise_floor"]
+    floor = found.floors["noise_floor"]
     if len(floor) and np.isfinite(floor.iloc[0]):
         axes.axhspan(-floor.iloc[0], floor.iloc[0], color="#000", alpha=0.08, lw=0)
     axes.axhline(0, color="#000", lw=0.6)
@@ -131,8 +130,8 @@ def _ratio_ticks(axis: Axis, limits: tuple[float, float]) -> None:
     axis.set_ticks(*ratio_ticks(*limits, 6))
 
 
-def _effects(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    lines = shown_effects(found.marginal[found.marginal["setting"].eq(setting)])
+def _effects(found: Findings, figure: Figure) -> bool:
+    lines = shown_effects(found.marginal)
     if lines.empty:
         return False
     figure.set_size_inches(WIDTH * 1.4, 0.8 + 0.2 * len(lines))
@@ -156,8 +155,8 @@ def _effects(found: Findings, store: Store, setting: int, figure: Figure) -> boo
     return True
 
 
-def _interactions(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    names, values, stars = interaction_values(crossed(found.effects[found.effects["setting"].eq(setting)]))
+def _interactions(found: Findings, figure: Figure) -> bool:
+    names, values, stars = interaction_values(crossed(found.effects))
     if not np.isfinite(values).any():
         return False
     side = 1.6 + 0.42 * len(names)
@@ -184,8 +183,8 @@ def _interactions(found: Findings, store: Store, setting: int, figure: Figure) -
     return True
 
 
-def _curves(found: Findings, store: Store, setting: int, figure: Figure) -> bool:
-    lines = front_curves(found, store, setting)
+def _curves(found: Findings, figure: Figure) -> bool:
+    lines = front_curves(found)
     if lines.empty:
         return False
     figure.set_size_inches(WIDTH, 3.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from html import escape
 
 import pandas as pd
@@ -11,22 +10,14 @@ import pandas as pd
 from fp4dse.dse import recipe_from_dict, recipe_to_toml
 from fp4dse.results.report.findings import MACHINE, SOFTWARE, Findings
 from fp4dse.results.report.page import table
+from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.paired import SETTING
 from fp4dse.results.text.ratios import counted
 
-WHERE = (
-    f"SELECT {', '.join([*MACHINE, *SOFTWARE])}, count(*) AS lanes, sum(lane_s) AS seconds FROM runs GROUP BY ALL",
-    "SELECT why, count(*) AS lanes FROM (SELECT unnest(fallbacks) AS why FROM runs) GROUP BY ALL",
-    "SELECT failure, count(*) AS lanes FROM runs WHERE failure IS NOT NULL GROUP BY ALL",
-)
-AGAIN = (
-    f"SELECT {', '.join(SETTING)}, list(DISTINCT lr) AS lrs, list(DISTINCT seed) AS seeds FROM runs GROUP BY ALL",
-    "FROM learning_rates",
-)
 
-
-def where(runs: pd.DataFrame) -> str:
-    """Which machine, which versions, how long, and what did not go as wanted (HTML)."""
+def machines(found: Findings) -> str:
+    """Each machine with its versions and the time that it took, and what did not go as wanted (HTML)."""
+    runs = found.runs
     groups = runs.groupby([*MACHINE, *SOFTWARE], sort=False, dropna=False)
     facts = [(name.replace("_", " "), "") for name in [*MACHINE, *SOFTWARE]]
     columns = [("lanes", "n"), ("training time", "n"), *facts]
@@ -40,8 +31,8 @@ def where(runs: pd.DataFrame) -> str:
     return html + _counts("Lanes that failed (they are tried again by the same sweep)", runs["failure"].dropna())
 
 
-def again(found: Findings, texts: Mapping[str, str]) -> str:
-    """What determines a lane, and the recipes of the fronts as files (HTML). texts: config_id -> recipe as JSON."""
+def how_to_repeat(found: Findings) -> str:
+    """All that determines a lane, and the recipes of the fronts as files (HTML)."""
     html = (
         "<p>Install the version and commit named above. A lane is determined by its recipe, learning rate, seed, and "
     )
@@ -63,7 +54,7 @@ def again(found: Findings, texts: Mapping[str, str]) -> str:
     html += "<p>Recipes on a front, as files that <code>fp4dse</code> takes wherever it takes a recipe:</p>"
     front = found.recipes[found.recipes["on_front"]].drop_duplicates("config_id")
     for config_id, label in zip(front["config_id"], front["label"], strict=True):
-        toml = recipe_to_toml(recipe_from_dict(json.loads(texts[config_id])))
+        toml = recipe_to_toml(recipe_from_dict(json.loads(found.recipe_texts[config_id])))
         html += f"<details><summary>{escape(label)} ({config_id})</summary><pre>{escape(toml)}</pre></details>"
     return html
 
@@ -85,3 +76,26 @@ def _duration(seconds: float) -> str:
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.1f} h"
+
+
+MACHINES = Panel(
+    "machines",
+    "Machines",
+    "What was run where",
+    machines,
+    (
+        f"SELECT {', '.join([*MACHINE, *SOFTWARE])}, count(*) AS lanes, sum(lane_s) AS seconds FROM runs GROUP BY ALL",
+        "SELECT why, count(*) AS lanes FROM (SELECT unnest(fallbacks) AS why FROM runs) GROUP BY ALL",
+        "SELECT failure, count(*) AS lanes FROM runs WHERE failure IS NOT NULL GROUP BY ALL",
+    ),
+)
+REPEAT = Panel(
+    "again",
+    "Again",
+    "How to run it again",
+    how_to_repeat,
+    (
+        f"SELECT {', '.join(SETTING)}, list(DISTINCT lr) AS lrs, list(DISTINCT seed) AS seeds FROM runs GROUP BY ALL",
+        "FROM learning_rates",
+    ),
+)

@@ -10,11 +10,11 @@ import pandas as pd
 
 from fp4dse.dse.stages import SLOTS
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import called, number, of_setting
+from fp4dse.results.report.markup import called, number
 from fp4dse.results.report.operand_errors import MOST
 from fp4dse.results.report.page import table
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, at_best_lr, outcomes
-from fp4dse.results.store.store import Store
+from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.stats.paired import SETTING, at_best_lr, outcomes
 from fp4dse.results.text.labels import Labels
 
 SHARES = ("flushed", "clipped")
@@ -32,16 +32,15 @@ last step; the rule of arXiv 2505.19115 is not to quantize the backward pass whe
 the cheapest first."""
 
 
-def recorded(found: Findings, store: Store) -> pd.DataFrame:
+def recorded(found: Findings) -> pd.DataFrame:
     """SETTING, config_id, label, name, step, mean over seeds: what the front's recipes recorded at their best learning
     rates, cheapest first. No line where nothing was recorded."""
-    front = found.recipes[found.recipes["on_front"]].sort_values(["setting", OVERHEAD, "gap"], kind="stable")
-    front = front.groupby("setting", sort=False).head(MOST)[["setting", *SETTING, "config_id", "label"]]
+    front = found.front.groupby("setting", sort=False).head(MOST)[["setting", *SETTING, "config_id", "label"]]
     runs = found.runs[at_best_lr(outcomes(found.runs)) & found.runs["status"].eq("done")]
     chosen = front.merge(runs[[*SETTING, "config_id", "run_id"]], on=[*SETTING, "config_id"])
     lines = [
         (run_id, name, step, value)
-        for run_id, of in store.recorded(list(chosen["run_id"])).items()
+        for run_id, of in found.store.recorded(list(chosen["run_id"])).items()
         for name, values in of.items()
         if name == NOISE or name.startswith(tuple(f"{share}/" for share in SHARES))
         for step, value in zip(of["step"], values, strict=True)
@@ -51,20 +50,22 @@ def recorded(found: Findings, store: Store) -> pd.DataFrame:
     return long.groupby(keys, sort=False)["mean"].mean().reset_index().sort_values("setting", kind="stable")
 
 
-def lost(found: Findings, lines: pd.DataFrame) -> str:
-    """A table per setting (HTML): a line a recipe, a column a slot. lines: of `recorded`."""
+def lost(found: Findings) -> str:
+    """A table per setting (HTML): a line a recipe, a column a slot; empty where nothing was recorded."""
+    lines = recorded(found)
     top = lines.loc[lines["name"].ne(NOISE), "mean"].max()
-    parts = []
-    for setting in range(len(found.titles)):
-        here = lines[lines["setting"].eq(setting)]
+
+    @for_each_setting
+    def of_setting(one: Findings) -> str:
+        here = lines[lines["setting"].isin(one.recipes["setting"])]
         rows = [_row(part, top, found.labels) for _, part in here.groupby("config_id", sort=False)]
+        if not rows:
+            return "<p>No recipe of this front was trained with <code>--record</code>.</p>"
         columns = [("recipe", "label"), ("share", "fixed"), *((slot, "n") for slot in SLOTS), ("gradient/noise", "n")]
-        html = "<p>No recipe of this front was trained with <code>--record</code>.</p>"
-        if rows:
-            steps = ", ".join(str(number(step, f"{step:g}")) for step in sorted(here["step"].unique()))
-            html = table(columns, rows) + f'<p class="about">Recorded at the steps {steps}.</p>'
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+        steps = ", ".join(number(step, f"{step:g}") for step in sorted(here["step"].unique()))
+        return table(columns, rows) + f'<p class="about">Recorded at the steps {steps}.</p>'
+
+    return of_setting(found) if len(lines) else ""
 
 
 def _row(part: pd.DataFrame, top: float, labels: Labels) -> list[tuple[str, object]]:
@@ -97,3 +98,6 @@ def _strip(of: pd.DataFrame, top: float) -> str:
     heights = np.nan_to_num(100 * of["mean"].to_numpy() / top) if top > 0 else np.zeros(len(of))
     bars = "".join(f'<i style="height:{height:.0f}%"></i>' for height in heights)
     return f'<span class="strip" title="{says}">{bars}</span>'
+
+
+PANEL = Panel("lost", "Clipped", "What operands lost in training", lost, QUERIES, ABOUT)

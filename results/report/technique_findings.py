@@ -34,9 +34,9 @@ def standing(pairs: pd.DataFrame) -> pd.Series:
     return pd.Series(words, pairs.index, dtype=object)
 
 
-def helps(found: Findings, setting: int) -> list[str]:
-    """What one setting's matched pairs say, a list item each (HTML)."""
-    pairs = found.marginal[found.marginal["setting"].eq(setting)]
+def helps(found: Findings) -> list[str]:
+    """Sentences on the matched pairs of one setting, a list item each (HTML). found: of a setting."""
+    pairs = found.marginal
     pairs = pairs.assign(standing=standing(pairs), size=pairs["difference"].abs())
     kinds = {kind: pairs[pairs["standing"].eq(kind)].sort_values("size", ascending=False) for kind in _STARTS}
     says = [

@@ -8,8 +8,9 @@ import pandas as pd
 
 from fp4dse.results.report.figures import AXIS, LAYOUT, numbers, ratio_axis
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.markup import of_setting, typeset
+from fp4dse.results.report.markup import typeset
 from fp4dse.results.report.page import plot
+from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.text.ratios import change_with_range
 
 QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
@@ -22,15 +23,12 @@ LEAST_SHARE = 1e-4
 """Of the variance between recipes; a mean effect that explains less was not told from the others."""
 
 
+@for_each_setting
 def techniques(found: Findings) -> str:
-    """The section's body (HTML): a figure per setting."""
-    parts = []
-    for setting in range(len(found.titles)):
-        pairs = found.marginal[found.marginal["setting"].eq(setting) & found.marginal["difference"].notna()]
-        mains = found.effects[found.effects["setting"].eq(setting) & found.effects["kind"].eq("main")]
-        html = plot(dots(pairs, mains), "") + _partly(pairs) if len(pairs) else f"<p>{_why(mains)}</p>"
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    """A figure per setting (HTML)."""
+    pairs = found.marginal[found.marginal["difference"].notna()]
+    mains = found.effects[found.effects["kind"].eq("main")]
+    return plot(dots(pairs, mains), "") + _partly(pairs) if len(pairs) else f"<p>{_why(mains)}</p>"
 
 
 def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
@@ -144,3 +142,6 @@ def _why(mains: pd.DataFrame) -> str:
     if mains.empty:
         return "Nothing was varied here but whole recipes, or there is one recipe: there are no effects."
     return "No two recipes that finished differ in one technique alone, so no effect can be told from the others."
+
+
+PANEL = Panel("techniques", "Techniques", "What each technique does", techniques, QUERIES, ABOUT)

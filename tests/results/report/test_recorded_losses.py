@@ -8,7 +8,7 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.dse.stages import SLOTS
 from fp4dse.results import write_report
-from fp4dse.results.report.recorded_losses import QUERIES
+from fp4dse.results.report.recorded_losses import PANEL
 
 STEPS = [1.0, 2.0, 4.0]
 HALF = Recipe(fprop=Recipe.named("nvfp4").fprop, dgrad=Recipe.named("bf16").dgrad, wgrad=Recipe.named("bf16").wgrad)
@@ -76,8 +76,8 @@ def test_bars_are_the_steps_on_one_scale(trained):
 
 def test_its_numbers_are_the_answer_of_the_query_beside_it(trained):
     text = section(trained)
-    assert html.escape(QUERIES[0]) in text or QUERIES[0].replace("'", "'\"'\"'") in html.unescape(text)
-    answer = trained.sql(QUERIES[0])
+    assert html.escape(PANEL.queries[0]) in text or PANEL.queries[0].replace("'", "'\"'\"'") in html.unescape(text)
+    answer = trained.sql(PANEL.queries[0])
     known = {*answer["mean"].dropna(), *answer["step"]}
     values = [float(value) for value in re.findall(r'<data value="([^"]+)"', text)]
     assert values

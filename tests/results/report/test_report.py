@@ -245,7 +245,7 @@ def test_without_statistics_there_is_no_section_of_operands(swept, tmp_path):
 def test_an_overhead_column_becomes_an_axis(swept):
     runs = swept.runs(COLUMNS)
     runs = runs.assign(overhead=0.5 + 0.01 * runs["points"])
-    assert {"points", "overhead", "bits_per_element"} == set(findings(runs).axes)
+    assert {"points", "overhead", "bits_per_element"} == set(findings(runs, swept).axes)
 
 
 def test_divergence_counts_the_recipes_that_blew_up(swept):

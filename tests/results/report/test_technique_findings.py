@@ -53,7 +53,7 @@ def test_an_effect_across_empty_cells_is_no_headline(flagship):
     assert lines.loc[("*.tensor_scale", "448"), "untried"].startswith("*.scale = e8m0")
     assert lines.loc[("wgrad.rotation", "rht16"), "untried"] == ""
     found = read_findings(flagship)
-    items = helps(found, 1)
+    items = helps(found.settings[1])
     headlines = [item for item in items if "What helps" in item or "What harms" in item]
     assert headlines
     assert not any("scale" in item for item in headlines)
