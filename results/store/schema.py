@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -24,88 +24,121 @@ SCHEMA_VERSION = 5
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
 
-KEY: dict[str, pa.DataType] = {
-    "config_id": TEXT,
-    "lr": REAL,
-    "task": TEXT,
-    "preset": TEXT,
-    "dataset_digest": TEXT,
-    "seed": WHOLE,
-    "device_class": TEXT,
-    "software_class": TEXT,
-    "rev_quantizers": WHOLE,
-    "rev_engine": WHOLE,
-    "rev_task": WHOLE,
+
+class Column(NamedTuple):
+    """A column of a row; docs/schema.md shows the meaning."""
+
+    type: pa.DataType
+    meaning: str = ""
+    """Empty for the axes of the recipe: schema_page.py puts theirs together from their names."""
+
+
+KEY: dict[str, Column] = {
+    "config_id": Column(TEXT, "16 hex digits over the canonical recipe; learning rate and seed are not part of it"),
+    "lr": Column(REAL, "learning rate, its highest value where it has a schedule"),
+    "task": Column(TEXT, "what is learned"),
+    "preset": Column(TEXT, "how big"),
+    "dataset_digest": Column(TEXT, "over the data as they were trained on"),
+    "seed": Column(WHOLE, "of initial weights, data order and stochastic rounding"),
+    "device_class": Column(TEXT, "what of the device can change bits"),
+    "software_class": Column(TEXT, "what of the software can change bits"),
+    "rev_quantizers": Column(WHOLE, "revision of the quantizers; a fix that changes results raises it"),
+    "rev_engine": Column(WHOLE, "revision of the training engine"),
+    "rev_task": Column(WHOLE, "revision of the task"),
 }
 """The columns that identify a row: equal keys mean the same training, bit for bit."""
 
-_CASTS: dict[str, type] = {name: {TEXT: str, WHOLE: int, REAL: float}[type_] for name, type_ in KEY.items()}
+_CASTS = {name: {TEXT: str, WHOLE: int, REAL: float}[column.type] for name, column in KEY.items()}
 
 STATUSES = ("done", "diverged", "pruned", "failed")
 """`failed` is the machine's fault and is tried again; `diverged` is a result. `pruned`, dropped at a rung, is one for
 sweeps with rungs; others train it."""
 
-RECIPE: dict[str, pa.DataType] = {
-    "recipe": TEXT,  # JSON, canonical; fp4dse.dse.recipe_from_dict reads it back
-    "recipe_label": TEXT,
-    "recipe_name": TEXT,  # the shipped recipe that it equals, or null
-    "is_baseline": pa.bool_(),
-    "points": WHOLE,
-    "bits_per_element": REAL,
-    "activation_bits": REAL,  # kept for the backward pass per element of a layer's input
-    "overhead": REAL,  # modelled step time, 1.0 = BF16's
-    "overhead_of": TEXT,  # model, chip and revision of the cost model that it is of
-    "signature": TEXT,
+RECIPE: dict[str, Column] = {
+    "recipe": Column(TEXT, "the canonical recipe as JSON"),
+    "recipe_label": Column(TEXT, "the recipe in words"),
+    "recipe_name": Column(TEXT, "the shipped recipe that it equals, or null"),
+    "is_baseline": Column(pa.bool_(), "plain BF16"),
+    "points": Column(WHOLE, "overhead as the technique count of arXiv 2509.17791; 0 for BF16"),
+    "bits_per_element": Column(REAL, "stored bits per operand element, scales included, mean over the six operands"),
+    "activation_bits": Column(REAL, "bits that the backward pass keeps of each element of a layer's input"),
+    "overhead": Column(
+        REAL,
+        "modelled time of a training step relative to BF16 on a named chip; where the chip lacks what the "
+        "recipe needs, as if it had it (`fp4dse cost` says so)",
+    ),
+    "overhead_of": Column(TEXT, "the model, the chip and the revision of the cost model that it is of"),
+    "signature": Column(
+        TEXT,
+        "what of the recipe decides the shape of the computation; lanes that share it run together",
+    ),
     **{
-        name: {str: TEXT, int: COUNT, float: REAL, type(None): REAL}[type(value)]  # None: a number that is the task's
+        name: Column({str: TEXT, int: COUNT, float: REAL, type(None): REAL}[type(value)])  # None: a number, the task's
         for name, value in Recipe.named("nvfp4").columns().items()
     },
 }
 """What follows from the recipe alone; `recipe_columns` fills it."""
 
-OUTCOME: dict[str, pa.DataType] = {
-    "status": TEXT,
-    "diverged_step": COUNT,
-    "pruned_step": COUNT,
-    "failure": TEXT,
-    "train_loss_min": REAL,
-    "train_loss_final": REAL,
-    "val_loss": REAL,
-    "val_metric": REAL,
-    "metric_name": TEXT,
-    "metric_better": TEXT,
-    "steps": COUNT,
-    "train_s": REAL,  # of the whole population
-    "setup_s": REAL,
-    "lane_s": REAL,  # train_s / lanes
-    "lanes": COUNT,
-    "peak_memory_bytes": WHOLE,
-    "device": TEXT,
-    "device_name": TEXT,
-    "threads": COUNT,
-    "dtype": TEXT,
-    "quantizer_backend": TEXT,
-    "gemm_backend": TEXT,  # one name, or three in the order of fprop, dgrad, wgrad
-    "fallbacks": pa.list_(TEXT),
-    "torch_version": TEXT,
-    "python_version": TEXT,
-    "fp4dse_version": TEXT,
-    "git_commit": TEXT,
-    "host": TEXT,
-    "created_at": pa.timestamp("us", tz="UTC"),
+OUTCOME: dict[str, Column] = {
+    "status": Column(
+        TEXT,
+        "done, diverged (a result), pruned (dropped at a rung) or failed (the machine's fault, tried again)",
+    ),
+    "diverged_step": Column(COUNT, "the step at which the loss became NaN or Inf"),
+    "pruned_step": Column(COUNT, "the step after which the lane was dropped"),
+    "failure": Column(TEXT, "why the lane failed, in one line"),
+    "train_loss_min": Column(REAL, "lowest logged training loss"),
+    "train_loss_final": Column(REAL, "last logged training loss"),
+    "val_loss": Column(
+        REAL,
+        "loss on held-out data after training, with the quantizers on as in training; what gaps are made of",
+    ),
+    "val_metric": Column(REAL, "the task's metric on the held-out data, with the quantizers on as in training"),
+    "metric_name": Column(TEXT, "its name, null if the task has none"),
+    "metric_better": Column(TEXT, "`lower` or `higher`: which way it is better; null if the task does not say"),
+    "steps": Column(COUNT, "optimizer steps"),
+    "train_s": Column(REAL, "seconds of training of the whole population of lanes"),
+    "setup_s": Column(REAL, "seconds before the first step"),
+    "lane_s": Column(REAL, "train_s / lanes"),
+    "lanes": Column(COUNT, "how many were trained together"),
+    "peak_memory_bytes": Column(WHOLE, "of the population"),
+    "device": Column(TEXT, "cpu or cuda"),
+    "device_name": Column(TEXT, "as the driver gives it"),
+    "threads": Column(COUNT, "of the worker"),
+    "dtype": Column(TEXT, "of activations between layers"),
+    "quantizer_backend": Column(TEXT, "which path quantized"),
+    "gemm_backend": Column(TEXT, "which products were used: one name, or three in the order fprop, dgrad, wgrad"),
+    "fallbacks": Column(pa.list_(TEXT), "paths that were wanted and not taken, with the reason"),
+    "torch_version": Column(TEXT, "of PyTorch"),
+    "python_version": Column(TEXT, "of Python"),
+    "fp4dse_version": Column(TEXT, "of this program"),
+    "git_commit": Column(TEXT, "the commit of this program"),
+    "host": Column(TEXT, "name of the machine"),
+    "created_at": Column(pa.timestamp("us", tz="UTC"), "when the row was made, UTC"),
 }
 
-CURVES: dict[str, pa.DataType] = {"curve_step": pa.list_(pa.int32()), "curve_loss": pa.list_(REAL)}
+CURVES: dict[str, Column] = {
+    "curve_step": Column(pa.list_(pa.int32()), "the steps at which the training loss was logged"),
+    "curve_loss": Column(pa.list_(REAL), "the training loss there"),
+}
 """Read only when asked for: they are most of a store's bytes."""
 
-BY_NAME: dict[str, pa.DataType] = {
-    "metrics": pa.map_(TEXT, REAL),  # all of the task's
-    "pictures": pa.map_(TEXT, pa.binary()),  # PNG files
-    "recorded": pa.map_(TEXT, pa.list_(REAL)),  # at the steps that stand under "step", where it was asked for
+BY_NAME: dict[str, Column] = {
+    "metrics": Column(pa.map_(TEXT, REAL), "all metrics of the task by name"),
+    "pictures": Column(pa.map_(TEXT, pa.binary()), "PNG files by name"),
+    "recorded": Column(
+        pa.map_(TEXT, pa.list_(REAL)),
+        "gradient norms, noise ratios and lost shares at log-spaced steps, if asked for (`sweep --record`)",
+    ),
 }
 """Read only by `store.by_name`: what a task measures, draws and records beyond its loss and its first metric."""
 
-ROW = pa.schema({"schema_version": COUNT, "run_id": TEXT, **KEY, **RECIPE, **OUTCOME, **CURVES, **BY_NAME})
+ABOUT_ROW: dict[str, Column] = {
+    "schema_version": Column(COUNT, "version of this schema that the row was written with"),
+    "run_id": Column(TEXT, "16 hex digits over the key: equal ids mean the same training"),
+}
+COLUMNS = {**ABOUT_ROW, **KEY, **RECIPE, **OUTCOME, **CURVES, **BY_NAME}
+ROW = pa.schema([(name, column.type) for name, column in COLUMNS.items()])
 SCALARS = [name for name in ROW.names if name not in {**CURVES, **BY_NAME}]
 
 

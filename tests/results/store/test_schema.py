@@ -60,7 +60,7 @@ def test_a_recipe_that_is_not_shipped_has_no_name():
 
 def test_run_id_depends_on_every_key_column_and_on_nothing_else(row):
     plain = row()
-    ids = {run_id(plain)} | {run_id({**plain, name: OTHER[type_]}) for name, type_ in KEY.items()}
+    ids = {run_id(plain)} | {run_id({**plain, name: OTHER[column.type]}) for name, column in KEY.items()}
     assert len(ids) == 1 + len(KEY)
     assert run_id({**plain, "val_loss": 9.0, "host": "elsewhere", "created_at": datetime.now(UTC)}) == run_id(plain)
 
@@ -71,7 +71,9 @@ def test_run_id_does_not_depend_on_how_a_number_is_written(row):
 
 def test_run_id_is_the_same_for_ever(row):
     assert (
-        run_id({name: {pa.string(): "a", pa.int64(): 1, pa.float64(): 0.5}[type_] for name, type_ in KEY.items()})
+        run_id(
+            {name: {pa.string(): "a", pa.int64(): 1, pa.float64(): 0.5}[column.type] for name, column in KEY.items()}
+        )
         == "29cb0586b03b16b5"
     )
 
