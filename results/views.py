@@ -80,20 +80,19 @@ VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 
 _TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
 _TEXTS |= {
-    "untried",
     "with_factor",
     "with_level",
     "reference",
     "basis",
+    "untried",
     "axis",
     "by",
     "rival",
     "rival_label",
     "verdict",
-    "grid",
 }
-_TEXTS |= {"untried"}
-_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
+_TEXTS = (_TEXTS | {"verdict", "grid"}) - {"rev_quantizers", "rev_engine", "rev_task"}
+"""The columns of views that are texts, for views without a value in them."""
 
 
 def to_arrow(name: str, runs: pd.DataFrame) -> pa.Table:

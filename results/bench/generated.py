@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fp4dse.dse import Recipe
 from fp4dse.results.stats.factors import AXES
-from fp4dse.results.store.schema import recipe_columns
+from fp4dse.results.store.schema import ROW, SCHEMA_VERSION, recipe_columns
 
 _SLOTS = ("fprop_x", "fprop_w", "dgrad_g", "dgrad_w", "wgrad_g", "wgrad_x")
 KNOBS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
@@ -74,6 +75,26 @@ def generated(
     loss = 0.5 * np.exp(gap[recipe] + rng.normal(0, common, seeds)[lane_seed] + rng.normal(0, noise, len(recipe)))
     columns |= dict.fromkeys(["val_loss", "train_loss_min", "train_loss_final"], loss)
     return pd.DataFrame(columns, index=np.arange(len(recipe)))
+
+
+def as_rows(runs: pd.DataFrame, losses: NDArray[np.float64]) -> pa.Table:
+    """Runs as rows of a store, with training losses [runs, points] at steps 1 … 10,000; columns they lack are null."""
+    count, points = losses.shape
+    starts = pa.array(np.arange(0, count * points + 1, points, dtype=np.int32))
+    steps = np.tile(np.geomspace(1, 10_000, points).astype(np.int32), count)
+    curves = {"curve_step": steps, "curve_loss": losses.ravel()}
+    runs = runs.assign(schema_version=SCHEMA_VERSION)
+    columns = []
+    for field in ROW:
+        if field.name in curves:
+            columns.append(pa.ListArray.from_arrays(starts, pa.array(curves[field.name], field.type.value_type)))
+        elif field.name in runs:
+            values = runs[field.name]
+            text = isinstance(values.dtype, pd.StringDtype)
+            columns.append(pa.Array.from_pandas(values.astype(object) if text else values, type=field.type))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    return pa.Table.from_arrays(columns, schema=ROW)
 
 
 _FACTS = {

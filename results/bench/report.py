@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from fp4dse.results.bench.browser import BUSY, timed
-from fp4dse.results.bench.generated import generated
+from fp4dse.results.bench.generated import as_rows, generated
 from fp4dse.results.report import write_report
 from fp4dse.results.store.compaction import write_part
-from fp4dse.results.store.schema import ROW, SCHEMA_VERSION
 from fp4dse.results.store.store import Store, open_store
 
 RECIPES = 20_000
@@ -50,11 +48,10 @@ def bench(recipes: int = RECIPES, seeds: int = SEEDS) -> Iterator[dict[str, Any]
 
 def fill(store: Store, recipes: int, seeds: int = SEEDS) -> None:
     """Generated lanes of `recipes` lines: each task has recipes / TASKS of them; 1 % diverge."""
-    frames = []
-    for task in range(TASKS):
-        truth = _truth(task)
-        frame = generated(seeds=seeds, truth=truth, recipes=recipes // TASKS, noise=0.01, seed=0, task=f"task-{task}")
-        frames.append(frame)
+    frames = [
+        generated(seeds=seeds, truth=_truth(task), recipes=recipes // TASKS, noise=0.01, seed=0, task=f"task-{task}")
+        for task in range(TASKS)
+    ]
     runs = pd.concat(frames, ignore_index=True)
     count = len(runs)
     rng = np.random.default_rng(0)
@@ -63,25 +60,9 @@ def fill(store: Store, recipes: int, seeds: int = SEEDS) -> None:
     runs.loc[blown, ["val_loss", "val_metric"]] = np.nan
     runs["recipe_label"] = "e2m1, blocks of 16, gradients 16/17 SR, wgrad rht16, " + runs["recipe_label"].astype(str)
     runs["run_id"] = [f"{i:016x}" for i in range(count)]
-    runs["schema_version"] = SCHEMA_VERSION
-    starts = pa.array(np.arange(0, count * POINTS + 1, POINTS, dtype=np.int32))
-    curve = np.geomspace(2, 1, POINTS)[None] * runs["train_loss_final"].to_numpy()[:, None]
-    curves = {
-        "curve_step": np.tile(np.geomspace(1, 10_000, POINTS).astype(np.int32), count),
-        "curve_loss": curve.ravel(),
-    }
-    columns = []
-    for field in ROW:
-        if field.name in curves:
-            columns.append(pa.ListArray.from_arrays(starts, pa.array(curves[field.name], field.type.value_type)))
-        elif field.name in runs:
-            values = runs[field.name]
-            text = isinstance(values.dtype, pd.StringDtype)
-            columns.append(pa.Array.from_pandas(values.astype(object) if text else values, type=field.type))
-        else:
-            columns.append(pa.nulls(count, field.type))
+    losses = np.geomspace(2, 1, POINTS)[None] * runs["train_loss_final"].to_numpy()[:, None]
     with store.lock():
-        write_part(store.path, pa.Table.from_arrays(columns, schema=ROW))
+        write_part(store.path, as_rows(runs, losses))
 
 
 def _truth(task: int) -> Any:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
-from fp4dse.results.bench.generated import generated
+from fp4dse.results.bench.generated import as_rows, generated
 from fp4dse.results.stats.effects import effects
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
@@ -21,7 +20,6 @@ from fp4dse.results.stats.lasso import stability
 from fp4dse.results.store.compaction import write_part
 from fp4dse.results.store.inbox import encode_small
 from fp4dse.results.store.integrity import named
-from fp4dse.results.store.schema import ROW, SCHEMA_VERSION
 from fp4dse.results.store.store import Store, open_store
 
 ROWS = 1_000_000
@@ -71,24 +69,9 @@ def lanes(count: int, first: int = 0) -> pa.Table:
     chosen = runs.iloc[np.arange(count) % len(runs)].reset_index(drop=True)
     mixed = np.arange(first, first + count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # no two alike, as digests
     ids = np.array([f"{i:016x}" for i in mixed], object)
-    chosen = chosen.assign(run_id=ids, schema_version=SCHEMA_VERSION, seed=np.arange(first, first + count))
-    losses = np.sort(np.random.default_rng(first).random((count, POINTS)), axis=1)[:, ::-1].ravel()
-    steps = np.tile(np.geomspace(1, 10_000, POINTS).astype(np.int32), count)
-    starts = pa.array(np.arange(0, count * POINTS + 1, POINTS, dtype=np.int32))
-    curves = {"curve_step": steps, "curve_loss": losses}
-    columns = []
-    for field in ROW:
-        if field.name in curves:
-            columns.append(pa.ListArray.from_arrays(starts, pa.array(curves[field.name], field.type.value_type)))
-        elif field.name in chosen:
-            columns.append(pa.Array.from_pandas(_plain(chosen[field.name]), type=field.type))
-        else:
-            columns.append(pa.nulls(count, field.type))
-    return pa.Table.from_arrays(columns, schema=ROW)
-
-
-def _plain(values: pd.Series) -> pd.Series:
-    return values.astype(object) if isinstance(values.dtype, pd.StringDtype) else values
+    chosen = chosen.assign(run_id=ids, seed=np.arange(first, first + count))
+    losses = np.sort(np.random.default_rng(first).random((count, POINTS)), axis=1)[:, ::-1]
+    return as_rows(chosen, losses)
 
 
 def _fill_inbox(store: Store, files: int) -> None:

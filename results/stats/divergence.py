@@ -13,7 +13,7 @@ import pandas as pd
 
 from fp4dse.results.stats.effects import Table, tables
 from fp4dse.results.stats.factors import Factor
-from fp4dse.results.stats.paired import SETTING
+from fp4dse.results.stats.paired import SETTING, stacked
 
 COLUMNS = [*SETTING, "factor", "level", "with_factor", "with_level", "recipes", "blown", "diverged"]
 
@@ -24,18 +24,14 @@ def divergence(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: SETTING, factor, level, with_factor, with_level, recipes (that quantize and have it), blown (how many of
     them diverged), diverged (their share). Factors in the order of the recipe's columns.
     """
-    parts = []
+    parts: list[pd.DataFrame] = []
     for keys, table in tables(runs):
-        for f in table.factors:
-            parts.append(_counted(table, keys, [f]))
-        for f, g in combinations(table.factors, 2):
-            parts.append(_counted(table, keys, [f, g]))
-    if not parts:
-        return pd.DataFrame({name: [] for name in COLUMNS})
-    return pd.concat(parts, ignore_index=True)[COLUMNS]
+        alone_and_pairs = [*combinations(table.factors, 1), *combinations(table.factors, 2)]
+        parts += [_counted(table, keys, chosen) for chosen in alone_and_pairs]
+    return stacked(parts, COLUMNS)
 
 
-def _counted(table: Table, keys: tuple[Any, ...], chosen: list[Factor]) -> pd.DataFrame:
+def _counted(table: Table, keys: tuple[Any, ...], chosen: tuple[Factor, ...]) -> pd.DataFrame:
     sizes = [len(f.levels) for f in chosen]
     cell = np.ravel_multi_index([f.codes for f in chosen], sizes)
     recipes = np.bincount(cell, minlength=int(np.prod(sizes)))

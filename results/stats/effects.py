@@ -36,7 +36,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.factors import AXES, Factor, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.least_squares import Fit, fit, sum_to_zero, undetermined
-from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, judged, log_or_nan
+from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, judged, log_or_nan, stacked
 
 Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
@@ -70,11 +70,9 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
         lines = [*_lines(table)]
         if lines:
             parts.append(pd.concat(lines, ignore_index=True).assign(**dict(zip(SETTING, keys, strict=True))))
-    if not parts:
-        return pd.DataFrame({name: [] for name in COLUMNS})
-    out = pd.concat(parts, ignore_index=True)
+    out = stacked(parts, COLUMNS)
     largest = out.groupby([*SETTING, "kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
-    out = out.assign(order=-largest.fillna(-1), interacts=out["kind"].eq("interaction"))
+    out = out.assign(order=-largest.astype(float).fillna(-1), interacts=out["kind"].eq("interaction"))
     out = out.sort_values([*SETTING, "interacts", "order", "factor", "with_factor"], kind="stable")
     return out[COLUMNS].reset_index(drop=True)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.equivalence import MARGIN, differences
-from fp4dse.results.stats.paired import SETTING, by_seed, judged
+from fp4dse.results.stats.paired import SETTING, by_seed, judged, stacked
 from fp4dse.results.stats.summary import check_overhead
 
 TOLERANCE = 0.02
@@ -56,9 +56,7 @@ def matched(
         parts.append(line.assign(**{name: part[name].iloc[0] for name in SETTING}))
     columns = [*SETTING, "by", "value", "config_id", "label", "gap", "rivals", "rival", "rival_label", "rival_value"]
     columns += ["pairs", "difference", "low", "high", "p", "p_same", "verdict", "more_seeds"]
-    if not parts:
-        return pd.DataFrame({name: [] for name in columns})
-    return pd.concat(parts)[columns].sort_values([*SETTING, "value", "gap"]).reset_index(drop=True)
+    return stacked(parts, columns).sort_values([*SETTING, "value", "gap"], ignore_index=True)
 
 
 def _rivals(value: np.ndarray, gap: np.ndarray, tolerance: float) -> tuple[np.ndarray, np.ndarray]:

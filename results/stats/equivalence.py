@@ -23,7 +23,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
-from fp4dse.results.stats.paired import SETTING, by_seed, judged, log_or_nan
+from fp4dse.results.stats.paired import SETTING, by_seed, judged, log_or_nan, stacked
 from fp4dse.results.text.ratios import change, change_range, counted
 
 MARGIN = 0.005
@@ -66,9 +66,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
-    if not parts:
-        return pd.DataFrame({name: [] for name in columns})
-    return pd.concat(parts)[columns].sort_values([*SETTING, "difference"]).reset_index(drop=True)
+    return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fp4dse.results.stats.effects import tables
-from fp4dse.results.stats.paired import SETTING
+from fp4dse.results.stats.paired import SETTING, stacked
 
 SUBSAMPLES = 100
 SHARE = 0.7
@@ -55,11 +55,9 @@ def stability(runs: pd.DataFrame, subsamples: int = SUBSAMPLES, share: float = S
         out = pd.DataFrame({"factor": [f.name for f, _ in levels], "level": [f.levels[i] for f, i in levels]})
         out = out.assign(selected=(coefficients != 0).mean(axis=0), coefficient=coefficients.mean(axis=0))
         parts.append(out.assign(low=low, high=high, recipes=count, **dict(zip(SETTING, keys, strict=True))))
-    if not parts:
-        return pd.DataFrame({name: [] for name in COLUMNS})
-    out = pd.concat(parts).assign(size=lambda frame: frame["coefficient"].abs())
-    up = [*(True for _ in SETTING), False, False]
-    return out.sort_values([*SETTING, "selected", "size"], ascending=up)[COLUMNS].reset_index(drop=True)
+    out = stacked(parts, COLUMNS)
+    order = out.assign(most=-out["selected"].astype(float), size=-out["coefficient"].astype(float).abs())
+    return out.loc[order.sort_values([*SETTING, "most", "size"]).index].reset_index(drop=True)
 
 
 def lasso_cv(x: Array, y: Array) -> Array:

@@ -16,7 +16,7 @@ from fp4dse.results.stats.effects import Table, tables
 from fp4dse.results.stats.equivalence import MARGIN, differences, without_claims
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.intervals import mean_interval
-from fp4dse.results.stats.paired import SETTING
+from fp4dse.results.stats.paired import SETTING, stacked
 
 
 def marginal(runs: pd.DataFrame) -> pd.DataFrame:
@@ -55,7 +55,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
                 parts.append(line)
     columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "helps"]
     out = pd.DataFrame(parts, columns=[*columns, "tenth", "ninetieth", "diverges", "recovers", "untried"])
-    return out.sort_values([*SETTING, "difference"]).reset_index(drop=True)
+    return out.sort_values([*SETTING, "difference"], ignore_index=True)
 
 
 def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd.DataFrame:
@@ -88,9 +88,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
         raise ConfigError("recipe", config_id, "a recipe that quantizes and that the store holds runs of")
     columns = [*SETTING, "factor", "from_level", "level", "config_id", "label", "pairs", "difference", "low", "high"]
     columns += ["p", "p_same", "verdict", "more_seeds"]
-    if not parts:
-        return pd.DataFrame({name: [] for name in columns})
-    return pd.concat(parts)[columns].sort_values([*SETTING, "difference"]).reset_index(drop=True)
+    return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
 
 
 def _cells(table: Table, f: Factor) -> NDArray[np.intp]:

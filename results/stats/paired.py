@@ -13,6 +13,8 @@ chosen on the other seeds, and names recipes whose best rate stands at the edge 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -141,6 +143,13 @@ def by_seed(
     return pd.Index(np.asarray(recipes)), matrix
 
 
+def stacked(parts: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """The frames under each other, with these columns; of no frames one without lines."""
+    if not parts:
+        return pd.DataFrame({name: [] for name in columns})
+    return pd.concat(parts, ignore_index=True)[list(columns)]
+
+
 def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """How each recipe's learning rate was chosen, one line per SETTING and recipe.
 
@@ -152,7 +161,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """
     columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge", "optimism"]
     if runs.empty:
-        return pd.DataFrame({name: [] for name in columns})
+        return stacked([], columns)
     work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()

@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit
 
 from fp4dse.results.stats.effects import effects
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import judged
+from fp4dse.results.stats.paired import judged, stacked
 
 LINE = ["kind", "factor", "level", "with_factor", "with_level"]
 
@@ -32,7 +32,7 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
     each = effects(rows, "rank")
     columns = [*LINE, "reference", "effect", "low", "high", "p", "settings", "agree", "share", "diverged"]
     if each.empty:
-        return pd.DataFrame({name: [] for name in columns})
+        return stacked([], columns)
     reference = each["kind"].eq("main") & each["level"].eq(each["reference"])
     told = each.assign(
         variance=np.square(each["error"].astype(float).mask(reference, 0.0)),

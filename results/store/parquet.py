@@ -42,6 +42,11 @@ CHECKED = ds.ParquetFileFormat(
 )
 
 
+def is_one_of(column: str, values: Iterable[str]) -> ds.Expression:
+    """The condition that a text is one of these."""
+    return ds.field(column).isin(pa.array(list(values), pa.string()))
+
+
 def checked_format(coded: str) -> ds.ParquetFileFormat:
     """CHECKED, with a column of texts that is read as codes of them."""
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -222,20 +227,12 @@ def to_pandas(table: pa.Table, categories: bool = False) -> pd.DataFrame:
     that compares numbers.
     """
     whole_numbers = {pa.int32(): pd.Int32Dtype()}.get
-    if not categories:
-        return table.to_pandas(types_mapper=whole_numbers)
     columns = {}
     for name in table.column_names:  # one column after the other, so that texts and codes are never all held at once
-        column = table[name]
+        one = table.select([name])
         table = table.drop_columns([name])
-        if column.type == pa.string():
-            encoded = column.dictionary_encode().combine_chunks()
-            levels = encoded.dictionary.to_pandas() if isinstance(encoded, pa.DictionaryArray) else pd.Series(dtype=str)
-            codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False) if len(levels) else -1
-            order = np.argsort(levels.to_numpy(str), kind="stable")
-            place = np.append(np.argsort(order, kind="stable"), -1)  # the code of null is -1
-            codes = place[np.broadcast_to(codes, len(column))]
-            columns[name] = pd.Series(pd.Categorical.from_codes(codes, levels.iloc[order]))
-        else:
-            columns[name] = pa.table({name: column}).to_pandas(types_mapper=whole_numbers)[name]
+        values = one.to_pandas(types_mapper=whole_numbers, strings_to_categorical=categories)[name]
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            values = values.cat.set_categories(sorted(values.cat.categories))
+        columns[name] = values
     return pd.DataFrame(columns)

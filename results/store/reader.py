@@ -8,16 +8,17 @@ one that cannot be read now is an error, so that no answer lacks its rows.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import pyarrow as pa
 
 from fp4dse.dse import StoreError
-from fp4dse.results.store.atomic import each, reading
+from fp4dse.results.store.atomic import each, move, reading, writing
 from fp4dse.results.store.compaction import consequence, listed, move_aside
 from fp4dse.results.store.inbox import is_small
-from fp4dse.results.store.integrity import Broken, Verified, broken_small, first_line, lanes_in
+from fp4dse.results.store.integrity import Broken, Verified, broken_file, first_line, lanes_in
 from fp4dse.results.store.remote import Place, RemotePath
 from fp4dse.results.store.retries import is_of_server, patiently
 
@@ -63,20 +64,39 @@ class Reader:
                 self._verified.forget()
         raise StoreError(f"{self.store}: files keep vanishing while they are read; is something deleting them?")
 
-    def move_broken(self, anew: bool = False) -> None:
-        """Move files that are broken to `torn/`; the lock is held. Inbox files are looked at when they are joined, but
-        `anew` all are verified, those too that were before. StoreError if one cannot be read now."""
-        if anew:
+    def move_broken(self, verify_all: bool = False) -> None:
+        """Move files that are broken to `torn/`; the lock is held. Inbox files are verified when they are joined; with
+        `verify_all` every file is verified now, also those that were before. StoreError if one cannot be read now."""
+        if verify_all:
             self._verified.forget()
         files = self._files()
         with reading(self.store):
             reasons = self._verified.broken([file for file in files if not is_small(file)])
-            for found in each(broken_small, [file for file in files if is_small(file)] if anew else []):
+            for found in each(broken_file, [file for file in files if is_small(file)] if verify_all else []):
                 reasons |= found
         for file, reason in {**self.left_out, **reasons}.items():
             if file.exists():
                 move_aside(self.store, file, reason)
         self.left_out.clear()
+
+    def mend(self) -> dict[str, list[str]]:
+        """Move the broken files of the store to `torn/`, and those of `torn/` that are not broken back: copied there
+        again, or moved there by mistake. The lock is held.
+
+        Returns names: "returned", and "broken" with the reason, all that `torn/` holds now.
+        """
+        self.move_broken(verify_all=True)
+        torn = listed(self.store, "torn")
+        with reading(self.store):
+            broken = {file: reason for found in each(broken_file, torn) for file, reason in found.items()}
+        returned = [file for file in torn if file not in broken]
+        for file in returned:
+            with writing(self.store):
+                move(file, self.store / _home(file) / file.name)
+        return {
+            "returned": [file.name for file in returned],
+            "broken": [f"{file.name}: {broken[file]}" for file in torn if file in broken],
+        }
 
     def _files(self) -> list[Place]:
         # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
@@ -103,3 +123,8 @@ class Reader:
             log.warning("%s: left out, it is broken (%s). %s", file, reasons[file], consequence(lanes))
         self.left_out.update({file: reasons[file] for file in new})
         return bool(reasons)
+
+
+def _home(file: Place) -> str:
+    """The folder that a file of this name was written to."""
+    return "parts" if re.fullmatch(r"(join\d-)?[0-9a-f]{16}\.parquet", file.name) else "inbox"

@@ -38,8 +38,7 @@ from fp4dse.results.store.inbox import encode_small
 from fp4dse.results.store.integrity import named
 from fp4dse.results.store.locks import exclusive
 from fp4dse.results.store.measured import JOINED, Series, checked_series, figures, merged, with_figure
-from fp4dse.results.store.mending import mend
-from fp4dse.results.store.parquet import ALL, IDENTITY, long_texts, read, read_all, scan, to_pandas, winners
+from fp4dse.results.store.parquet import ALL, IDENTITY, is_one_of, long_texts, read, read_all, scan, to_pandas, winners
 from fp4dse.results.store.pricing import PRICED, priced, prices
 from fp4dse.results.store.query import run_sql
 from fp4dse.results.store.reader import Reader
@@ -157,7 +156,7 @@ class Store:
         """Verify every file anew: move those that are broken to `torn/`, and bring back those in `torn/` that are not.
         Returns their names, "returned" and "broken" (with the reason). StoreError names one that cannot be read now."""
         with self.lock():
-            return mend(self.path, self._reader)
+            return self._reader.mend()
 
     def invalidate(self, component: str, below: int) -> int:
         """Hide rows whose revision of `component` is lower than `below`; returns how many runs that hid.
@@ -211,7 +210,7 @@ class Store:
         wanted += ["config_id"] if again else []
         condition = self._valid()
         if recipes is not None:
-            condition &= ds.field("config_id").isin(pa.array(list(recipes), pa.string())) | ds.field("is_baseline")
+            condition &= is_one_of("config_id", recipes) | ds.field("is_baseline")
         found = to_pandas(self._read([*dict.fromkeys(wanted)], condition), categories)
         if again:
             found = priced(found, prices(self._recipe_texts(condition), self.cost))
@@ -223,27 +222,24 @@ class Store:
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
-        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
-        return to_pandas(self._read(["run_id", *CURVES], self._valid() & wanted))
+        return to_pandas(self._read(["run_id", *CURVES], self._valid() & is_one_of("run_id", run_ids)))
 
     def recipe_texts(self, config_ids: Collection[str]) -> dict[str, str]:
         """config_id -> recipe as JSON, of some recipes."""
-        return self._recipe_texts(self._valid() & ds.field("config_id").isin(pa.array(list(config_ids), pa.string())))
+        return self._recipe_texts(self._valid() & is_one_of("config_id", config_ids))
 
     def _recipe_texts(self, condition: ds.Expression) -> dict[str, str]:
         return self._reader.read(lambda files: long_texts(files, "config_id", "recipe", condition))
 
     def by_name(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, metrics, pictures and what was recorded (dicts by name) of some runs."""
-        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
-        table = self._read(["run_id", *BY_NAME], self._valid() & wanted)
+        table = self._read(["run_id", *BY_NAME], self._valid() & is_one_of("run_id", run_ids))
         rows = [{"run_id": row["run_id"], **{of: dict(row[of] or ()) for of in BY_NAME}} for row in table.to_pylist()]
         return pd.DataFrame(rows, columns=["run_id", *BY_NAME])
 
     def recorded(self, run_ids: Sequence[str]) -> dict[str, dict[str, list[float | None]]]:
         """run_id -> what was recorded, name -> values at the steps under "step"; without runs that have nothing."""
-        wanted = ds.field("run_id").isin(pa.array(run_ids, pa.string()))
-        rows = self._read(["run_id", "recorded"], self._valid() & wanted).to_pylist()
+        rows = self._read(["run_id", "recorded"], self._valid() & is_one_of("run_id", run_ids)).to_pylist()
         return {row["run_id"]: dict(row["recorded"]) for row in rows if row["recorded"]}
 
     def done(self, pruned: bool = False) -> set[str]:

@@ -87,7 +87,7 @@ def test_a_part_is_verified_once_and_again_when_it_changed_or_was_copied(store, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     seen = []
     real = integrity.check
-    monkeypatch.setattr(integrity, "_broken", lambda file, look=None: seen.append(file) or real(file) or {})
+    monkeypatch.setattr(integrity, "broken_file", lambda file: seen.append(file) or real(file) or {})
     for _ in range(2):
         assert len(open_store(store.path).runs()) == 2
     assert sorted(seen) == parts
