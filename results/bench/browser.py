@@ -51,7 +51,7 @@ def opened(driver: Any, page: Path) -> None:
 
 def filtered(driver: Any, select: str, value: str) -> float:
     """Choose a value of a select and wait for figure and table; returns the ms until they were on the screen."""
-    return driver.execute_async_script(_FILTER, select, value)
+    return float(driver.execute_async_script(_FILTER, select, value))
 
 
 _FILTER = """
@@ -91,4 +91,4 @@ def timed(page: Path) -> dict[str, float]:
 
 def _processor_ms(driver: Any) -> float:
     metrics = driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-    return 1000 * next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+    return 1000 * float(next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration"))

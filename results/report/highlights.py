@@ -63,10 +63,9 @@ def _undecided(found: Findings) -> list[str]:
 
 def _tried(lines: pd.DataFrame) -> str:
     tried = lines[~lines["is_baseline"]]
+    notes = {note: int(tried["note"].eq(note).sum()) for note in ("diverged", "pruned", "failed")}
     counts = [f"{number(int(tried['on_front'].sum()))} on the front"]
-    for note in ("diverged", "pruned", "failed"):
-        if n := int(tried["note"].eq(note).sum()):
-            counts.append(f"{number(n)} {note}")
+    counts += [f"{number(n)} {note}" for note, n in notes.items() if n]
     seeds = int(tried["seeds"].max()) if len(tried) else 0
     return f"{many(len(tried), 'recipe')}, up to {many(seeds, 'seed')} each: {', '.join(counts)}."
 

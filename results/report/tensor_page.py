@@ -56,9 +56,8 @@ def remarks(rows: Sequence[dict[str, Any]], skipped: dict[str, str]) -> list[str
         what = "no decomposition" if all(row["mse"] is not None for row in of) else "not quantized"
         where = [_some([row[key] for row in of]) for key in ("quantizer", "tensor")]
         lines.append(f"{what}, {' of '.join(where)}: {note}")
-    for why in dict.fromkeys(skipped.values()):
-        lines.append(f"skipped, {why}: {_some([name for name, reason in skipped.items() if reason == why])}")
-    return lines
+    reasons = dict.fromkeys(skipped.values())
+    return lines + [f"skipped, {why}: {_some([name for name in skipped if skipped[name] == why])}" for why in reasons]
 
 
 def write_tensor_page(rows: Sequence[dict[str, Any]], skipped: dict[str, str], title: str, path: Path) -> None:

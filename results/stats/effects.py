@@ -242,4 +242,4 @@ def _estimates(model: Fit, contrasts: NDArray[np.float64], lost: bool) -> pd.Dat
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:
     """One over the number of recipes that share all levels. codes: [recipes] per factor."""
     frame = pd.DataFrame(dict(enumerate(codes)))
-    return 1 / frame.groupby(list(frame))[0].transform("size").to_numpy(float)
+    return np.asarray(1 / frame.groupby(list(frame))[0].transform("size").to_numpy(float))

@@ -89,7 +89,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
 
 def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     """Whether b's level tells a's."""
-    return len(np.unique(a * (b.max() + 1) + b)) == b.max() + 1
+    return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
 
 
 def _determined(key: bytes, kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]) -> bytes | None:

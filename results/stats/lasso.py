@@ -86,7 +86,7 @@ def lasso_cv(x: Array, y: Array) -> Array:
 
 def _centred(sums: Array) -> Array:
     """Sums of products of (x, y) around their means."""
-    return sums[1:, 1:] - np.outer(sums[0, 1:], sums[0, 1:]) / sums[0, 0]
+    return np.asarray(sums[1:, 1:] - np.outer(sums[0, 1:], sums[0, 1:]) / sums[0, 0])
 
 
 def _path(sums: Array, penalties: Array) -> Array:
@@ -98,4 +98,5 @@ def _path(sums: Array, penalties: Array) -> Array:
     root = np.linalg.cholesky(products[:-1, :-1] + slack * np.eye(len(products) - 1), upper=True)
     target = solve_triangular(root, products[:-1, -1], trans="T")
     alphas = penalties * sums[0, 0] / len(root)
-    return lasso_path(np.asfortranarray(root), target, alphas=alphas, tol=1e-6, max_iter=10_000)[1]
+    path: Array = lasso_path(np.asfortranarray(root), target, alphas=alphas, tol=1e-6, max_iter=10_000)[1]
+    return path

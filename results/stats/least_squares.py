@@ -81,7 +81,7 @@ def seed_effects(y: Array) -> Array:
     values = np.where(present, y, 0.0)
     deviation = np.where(present, y - (values * within).sum(axis=1, keepdims=True), 0.0).sum(axis=0)
     normal = np.diag(present.sum(axis=0).astype(float)) - present.T.astype(float) @ within
-    return np.linalg.pinv(normal, rcond=1e-10) @ deviation
+    return np.asarray(np.linalg.pinv(normal, rcond=1e-10) @ deviation)
 
 
 def sum_to_zero(levels: int) -> Array:
@@ -93,4 +93,4 @@ def undetermined(design: Array, weight: Array) -> NDArray[np.bool_]:
     """Which columns the rows do not determine, because they are a mixture of others: bool [p]."""
     values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
     null = vectors[:, values < 1e-9 * max(values[-1], 1e-300)]
-    return np.abs(null).max(axis=1, initial=0.0) > 1e-6
+    return np.asarray(np.abs(null).max(axis=1, initial=0.0) > 1e-6)

@@ -118,4 +118,4 @@ def _untried(table: Table, f: Factor, level: int) -> list[str]:
 
 def _mean(d: NDArray[np.float64]) -> NDArray[np.float64]:
     """Per seed, the mean over matches that have it."""
-    return np.nansum(d, axis=0) / np.isfinite(d).sum(axis=0)
+    return np.asarray(np.nansum(d, axis=0) / np.isfinite(d).sum(axis=0))

@@ -12,7 +12,8 @@ def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     A point is dominated if another is no worse in both and better in one. Equal points stay together; a point with
     NaN or inf is never on the front and dominates nobody.
     """
-    return fronts(x, np.asarray(y, float)[None])[0]
+    [mask] = fronts(x, np.asarray(y, float)[None])
+    return np.asarray(mask)
 
 
 def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:
@@ -46,7 +47,7 @@ def hypervolumes(x: ArrayLike, ys: ArrayLike, reference: tuple[float, float]) ->
         return np.zeros(len(ys))
     best = np.minimum.accumulate(_lowest(ys[:, order], start), axis=1)
     width = np.diff(np.minimum(np.append(distinct, reference[0]), reference[0]))
-    return np.clip(reference[1] - best, 0, None) @ width
+    return np.asarray(np.clip(reference[1] - best, 0, None) @ width)
 
 
 def _columns(x: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:

@@ -60,10 +60,10 @@ class RemotePath:
         return replace(self, url=head.rpartition("/")[0] + mark + query, path=self.path.rpartition("/")[0])
 
     def exists(self) -> bool:
-        return self._info().type.name != "NotFound"
+        return self._kind() != "NotFound"
 
     def is_dir(self) -> bool:
-        return self._info().type.name == "Directory"
+        return self._kind() == "Directory"
 
     def stat(self) -> SimpleNamespace:
         """st_size in bytes, st_mtime_ns as the server has it. FileNotFoundError if it is gone."""
@@ -133,6 +133,10 @@ class RemotePath:
             with contextlib.suppress(OSError):
                 self.fs.delete_file(self.path)
             raise ShortRead(f"{size} of {len(data)} bytes arrived")
+
+    def _kind(self) -> str:
+        """`NotFound`, `File` or `Directory`."""
+        return str(self._info().type.name)
 
     def _info(self) -> Any:
         return self._do(lambda: self.fs.get_file_info(self.path))

@@ -22,7 +22,8 @@ def to_csv(frame: pd.DataFrame) -> bytes:
     flat = frame.copy()
     for name in _lists(frame):
         flat[name] = [json.dumps(row[name]) for row in records(frame[[name]])]
-    return flat.to_csv(index=False, lineterminator="\n").encode()
+    text: str = flat.to_csv(index=False, lineterminator="\n")
+    return text.encode()
 
 
 def to_json(frame: pd.DataFrame) -> bytes:

@@ -24,7 +24,7 @@ STATISTICS = {"bits": 4.5, "mse": 0.0123, "clipped": 0.02, "flushed": 0.0}
 @pytest.fixture(scope="module")
 def html(swept) -> str:
     path = swept.path.parent / "report.html"
-    write_report(swept, path, title="Q & A <x>", statistics=lambda quantizer: STATISTICS)
+    write_report(swept, path, title="Q & A <x>", statistics=lambda _: STATISTICS)
     return path.read_text()
 
 

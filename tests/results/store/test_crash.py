@@ -42,9 +42,9 @@ def kill_at(monkeypatch):
 
 
 WRITES = {
-    "add": lambda store, other, rows: store.add(rows, "last"),
-    "compact": lambda store, other, rows: store.compact(minimum=1),
-    "merge": lambda store, other, rows: store.merge(other),
+    "add": lambda store, _, rows: store.add(rows, "last"),
+    "compact": lambda store, *_: store.compact(minimum=1),
+    "merge": lambda store, other, _: store.merge(other),
 }
 
 

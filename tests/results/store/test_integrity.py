@@ -75,7 +75,7 @@ def parts(store, row):
 
 
 def test_a_bit_that_flips_after_a_part_was_verified_meets_the_checksums_of_its_pages(store, parts, monkeypatch, caplog):
-    monkeypatch.setattr(integrity, "_sign", lambda file: [1, 2, 3])  # the times of change stay
+    monkeypatch.setattr(integrity, "_sign", lambda _: [1, 2, 3])  # the times of change stay
     assert len(store.runs()) == 2
     flip(parts[0], 4 + 30)
     assert len(store.runs(["run_id", "seed"])) == 2 or caplog.messages  # another page may have been read
@@ -109,7 +109,8 @@ def test_what_was_remembered_may_be_lost_or_nonsense(store, parts, content):
     assert len(open_store(store.path).runs()) == 1
 
 
-def test_a_user_who_may_remember_nothing_reads_all_the_same(store, parts, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("parts")
+def test_a_user_who_may_remember_nothing_reads_all_the_same(store, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert len(open_store(store.path).runs()) == 2

@@ -88,7 +88,7 @@ def test_figures_of_two_models_never_stand_beside_each_other(trained):
 
 def test_figures_of_two_devices_are_not_one_axis(trained):
     list(measure(trained, MLP, CPU, timed))
-    list(measure(trained, f"mlp on {GPU}", GPU, lambda recipe: 9.0))
+    list(measure(trained, f"mlp on {GPU}", GPU, lambda _: 9.0))
     assert measured(trained)["mxfp4", GPU] == 9.0
     with pytest.raises(ConfigError, match="of one model on one device; these rows have: mlp on Some CPU; mlp on"):
         trained.pareto("measured")
@@ -97,7 +97,7 @@ def test_figures_of_two_devices_are_not_one_axis(trained):
 
 
 def test_a_time_that_is_not_steady_is_said_and_not_stored(trained):
-    lines = list(measure(trained, MLP, CPU, lambda recipe: math.nan))
+    lines = list(measure(trained, MLP, CPU, lambda _: math.nan))
     assert [math.isnan(line["measured"]) for line in lines] == [False, True, True]
     assert len(list(measure(trained, MLP, CPU, timed))) == 2
 

@@ -46,7 +46,7 @@ def test_mend_brings_back_what_is_whole_to_where_it_was(filled):
 
 def test_mend_sets_aside_what_is_broken_says_why_and_takes_an_intact_copy_back(filled, monkeypatch):
     filled.done()
-    monkeypatch.setattr(integrity, "_sign", lambda file: [1])  # as if the times of change had stayed
+    monkeypatch.setattr(integrity, "_sign", lambda _: [1])  # as if the times of change had stayed
     filled.done()
     files = [*(filled.path / "inbox").iterdir(), *(filled.path / "parts").iterdir()]
     intact = {file.name: file.read_bytes() for file in files}
@@ -65,7 +65,7 @@ def test_mend_sets_aside_what_is_broken_says_why_and_takes_an_intact_copy_back(f
 
 
 @pytest.fixture
-def newer(store, row, caplog):
+def newer(store, row):
     """add(seed, column): an inbox file with a column that this version does not know."""
     integrity._warn_of.cache_clear()
 

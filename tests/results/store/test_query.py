@@ -140,7 +140,7 @@ def test_columns_and_types_are_the_same_whoever_reads_the_parts(store, row, monk
     store.compact(minimum=1)
     texts = ("DESCRIBE runs", "DESCRIBE rows", "SELECT * FROM runs ORDER BY run_id", "SELECT * FROM rows ORDER BY ALL")
     itself = [store.sql(text) for text in texts]
-    monkeypatch.setattr("fp4dse.results.store.query._readable_by_duckdb", lambda file: False)
+    monkeypatch.setattr("fp4dse.results.store.query._readable_by_duckdb", lambda _: False)
     for text, found in zip(texts, itself, strict=True):
         pd.testing.assert_frame_equal(store.sql(text), found)
 

@@ -170,18 +170,20 @@ def impatient(monkeypatch):
     monkeypatch.setattr(retries, "TOTAL_S", 0.0)
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(url, impatient):
+@pytest.mark.usefixtures("impatient")
+def test_an_upload_that_breaks_off_leaves_nothing(url):
     place = locate(url("a")) / "file"
     with pytest.raises(OSError, match="2 of 3 bytes arrived"):
         replace(place, fs=Torn(place.fs)).write_bytes(b"abc")
     assert not place.exists()
 
 
-def test_an_upload_that_fails_leaves_what_stood_there_before(url, impatient):
+@pytest.mark.usefixtures("impatient")
+def test_an_upload_that_fails_leaves_what_stood_there_before(url):
     place = locate(url("a")) / "retired.json"
     place.write_bytes(b"abc")
 
-    def fail(path):
+    def fail(_):
         raise OSError("AWS Error NETWORK_CONNECTION during CreateMultipartUpload operation")
 
     fails = SimpleNamespace(open_output_stream=fail, get_file_info=place.fs.get_file_info)
@@ -191,7 +193,8 @@ def test_an_upload_that_fails_leaves_what_stood_there_before(url, impatient):
     assert place.read_bytes() == b"abc"
 
 
-def test_a_download_that_ends_early_without_an_error_is_an_error(url, impatient):
+@pytest.mark.usefixtures("impatient")
+def test_a_download_that_ends_early_without_an_error_is_an_error(url):
     place = locate(url("a")) / "file"
     place.write_bytes(b"abc")
     for read in (RemotePath.read_bytes, RemotePath.sha256):
@@ -199,7 +202,8 @@ def test_a_download_that_ends_early_without_an_error_is_an_error(url, impatient)
             read(replace(place, fs=Torn(place.fs)))
 
 
-def test_a_server_that_is_not_there_is_one_line_once_it_was_waited_for(monkeypatch, impatient):
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_not_there_is_one_line_once_it_was_waited_for(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     url = "s3://b/a?scheme=http&endpoint_override=127.0.0.1:9&region=us-east-1"

@@ -69,7 +69,7 @@ def test_run_id_does_not_depend_on_how_a_number_is_written(row):
     assert run_id({**row(), "lr": 1, "seed": 3}) == run_id({**row(), "lr": 1.0, "seed": 3.0})
 
 
-def test_run_id_is_the_same_for_ever(row):
+def test_run_id_is_the_same_for_ever():
     assert (
         run_id(
             {name: {pa.string(): "a", pa.int64(): 1, pa.float64(): 0.5}[column.type] for name, column in KEY.items()}
