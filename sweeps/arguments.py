@@ -19,7 +19,7 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
-from fp4dse.results.store.remote import Place, RemotePath, locate
+from fp4dse.results.store.remote import AnyPath, RemotePath, locate
 from fp4dse.results.text.labels import short_labels
 from fp4dse.sweeps.places import RUNS, home
 from fp4dse.sweeps.rungs import Halving
@@ -152,7 +152,7 @@ def _stores() -> list[Path]:
     return sorted(RUNS.glob("*/store/state.json"), key=lambda path: path.stat().st_mtime)
 
 
-def report_path(store: str | Place) -> Path:
+def report_path(store: str | AnyPath) -> Path:
     """Next to the store: `runs/NAME/report.html`; of a store behind a URL, in the folder that it has here."""
     store = locate(store)
     if isinstance(store, RemotePath):

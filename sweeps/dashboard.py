@@ -23,7 +23,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.remote import AnyPath
 from fp4dse.results.store.spaces import store_name
 from fp4dse.sweeps.arguments import report_path
 from fp4dse.sweeps.pictures import REPORT
@@ -43,7 +43,7 @@ SHARE = 0.1
 """Most of the time that mirroring may take."""
 
 
-def default_storage(store: Place) -> Path:
+def default_storage(store: AnyPath) -> Path:
     """The journal beside the store's files, or in the working directory if these are behind a URL; it may be deleted
     at any time."""
     return (store if isinstance(store, Path) else Path()) / "dashboard.journal"

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 
 from fp4dse.results.store.locks import LAST_S
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.remote import AnyPath
 from fp4dse.sweeps.places import stop_requested, withdraw_stop
 from fp4dse.sweeps.state import BEAT_S, SweepState, write_state
 
 
 @contextlib.contextmanager
-def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
+def heartbeat(store: AnyPath, state: SweepState) -> Iterator[Callable[[], bool]]:
     """Within, `state` is written to the store again and again; at the end once more, as it is then. Yields whether
     somebody asked for a stop since."""
     over, asked = threading.Event(), threading.Event()

@@ -21,8 +21,8 @@ from fp4dse.dse.urls import redacted
 from fp4dse.results import Store, open_store
 from fp4dse.results.store.locks import birth
 from fp4dse.results.store.remote import locate
-from fp4dse.results.store.retries import waiting_ends
-from fp4dse.results.store.spaces import note_space
+from fp4dse.results.store.retries import stop_waiting_when
+from fp4dse.results.store.spaces import record_space
 from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import open_executor
 from fp4dse.sweeps.heartbeat import heartbeat
@@ -75,9 +75,9 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         sweep = Sweep(store, work, scheduler, setting, state, begun, request.record, signals, why_stop, show)
         over = threading.Event()
         try:
-            with waiting_ends(over.is_set):
+            with stop_waiting_when(over.is_set):
                 if isinstance(space, Space):
-                    note_space(store, space)
+                    record_space(store, space)
                 yield sweep
         finally:
             over.set()

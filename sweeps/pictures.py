@@ -21,7 +21,7 @@ import pandas as pd
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.equivalence import differences
 from fp4dse.results.stats.factors import AXES, factors
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, judged
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.stats.verdict import BF16_WORDS, Against, verdicts
 from fp4dse.results.text.labels import short_labels
@@ -106,7 +106,7 @@ def _lines(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Lin
         table = table.sort_values("gap").head(MOST_TRIALS)
     order = runs.groupby("config_id", sort=False)["created_at"].min()
     params = _params(runs.drop_duplicates("config_id").set_index("config_id").loc[table.index])
-    at_best = judged(runs)
+    at_best = rows_at_best_lr(runs)
     trained = {str(key): part for key, part in at_best.groupby("config_id") if key in table.index}
     words, title = _against_bf16(at_best), metric_title(table)
     lines = []

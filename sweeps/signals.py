@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from fp4dse.results.store.retries import waiting_ends
+from fp4dse.results.store.retries import stop_waiting_when
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def stop_signals() -> Iterator[list[str]]:
     wanted = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, lambda number, _: received.append(signal.Signals(number).name)) for s in wanted}
     try:
-        with waiting_ends(lambda: bool(received)):  # for a server that cannot be reached
+        with stop_waiting_when(lambda: bool(received)):  # for a server that cannot be reached
             yield received
     finally:
         for number, handler in before.items():

@@ -18,8 +18,8 @@ from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
 from fp4dse.results.stats.lasso import stability
 from fp4dse.results.store.compaction import write_part
-from fp4dse.results.store.inbox import encode_small
-from fp4dse.results.store.integrity import named
+from fp4dse.results.store.inbox import encode_ipc
+from fp4dse.results.store.integrity import file_name
 from fp4dse.results.store.store import Store, open_store
 
 ROWS = 1_000_000
@@ -79,8 +79,8 @@ def _fill_inbox(store: Store, files: int) -> None:
     with store.lock():
         for i in range(files):
             lines = np.arange(i * LANES_PER_FILE, (i + 1) * LANES_PER_FILE)
-            data = encode_small(table.take(lines))  # a slice would drag the offsets of the whole table along
-            file = store.path / "inbox" / named(f"job-{i:06}", data, "arrow")
+            data = encode_ipc(table.take(lines))  # a slice would drag the offsets of the whole table along
+            file = store.path / "inbox" / file_name(f"job-{i:06}", data, "arrow")
             file.write_bytes(data)  # as write_atomic does, without the waits
     os.sync()
 

@@ -41,13 +41,13 @@ def ratio_ticks(low: float, high: float, most: int = 7) -> tuple[list[float], li
     where the axis spans them. Zero, no change, is among them if it is on the axis."""
     span = max(high - low, 1e-9)
     if max(abs(low), abs(high)) < np.log(2):
-        percents = _even(100 * np.expm1(low), 100 * np.expm1(high), most)
+        percents = _even_steps(100 * np.expm1(low), 100 * np.expm1(high), most)
         step = percents[1] - percents[0] if len(percents) > 1 else 1.0
         digits = max(0, -int(np.floor(np.log10(step) + 1e-9)))
         texts = ["0 %" if p == 0 else f"{p:+.{digits}f} %".replace("-", "−") for p in percents]
         return [float(v) for v in np.log1p(percents / 100)], texts
     if span < np.log(4):  # too few powers of two: even steps of the ratio itself
-        ratios = _even(float(np.exp(low)), float(np.exp(high)), most)
+        ratios = _even_steps(float(np.exp(low)), float(np.exp(high)), most)
         return [float(v) for v in np.log(ratios)], [f"× {ratio:.6g}" for ratio in ratios]
     step = next(s for s in (np.log(2), np.log(4), *np.log(10) * np.arange(1, 400)) if span / s <= most)
     if step == np.log(2) and span / step < 3:
@@ -56,7 +56,7 @@ def ratio_ticks(low: float, high: float, most: int = 7) -> tuple[list[float], li
     return [float(v) for v in values], [f"× {np.exp(v):.3g}" for v in values]
 
 
-def _even(low: float, high: float, most: int) -> NDArray[np.float64]:
+def _even_steps(low: float, high: float, most: int) -> NDArray[np.float64]:
     """Round numbers from low to high, evenly apart; at most so many and one."""
     steps = (m * 10.0**e for e in range(-6, 400) for m in (1, 2, 5))
     step = next(s for s in steps if (high - low) / s <= most)

@@ -16,7 +16,7 @@ from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.marginal import marginal
-from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, judged, learning_rates
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
 from fp4dse.results.store.schema import ROW
@@ -102,7 +102,7 @@ class Findings:
 
 def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
     """runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
@@ -121,15 +121,15 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         axes=axes,
         labels=short_labels(quantizing["label"], quantizing["name"]),
         titles=titles,
-        recipes=_placed(recipes, titles),
-        floors=_placed(noise_floor(runs), titles),
+        recipes=_with_setting(recipes, titles),
+        floors=_with_setting(noise_floor(runs), titles),
         verdicts=verdicts_from(rows, recipes, versus_best, rates),
-        versus_best=_placed(versus_best, titles),
-        matched=_placed(matched(rows), titles),
-        rates=_placed(rates, titles),
-        effects=_placed(effects(rows), titles),
-        marginal=_placed(marginal(rows), titles),
-        divergence=_placed(divergence(rows), titles),
+        versus_best=_with_setting(versus_best, titles),
+        matched=_with_setting(matched(rows), titles),
+        rates=_with_setting(rates, titles),
+        effects=_with_setting(effects(rows), titles),
+        marginal=_with_setting(marginal(rows), titles),
+        divergence=_with_setting(divergence(rows), titles),
     )
 
 
@@ -139,7 +139,7 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(coded, str)) if coded else frame
 
 
-def _placed(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
+def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
     """With the column `setting`, and in its order."""
     frame = as_texts(frame)
     places = {keys: i for i, keys in enumerate(titles)}

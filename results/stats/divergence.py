@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.stats.effects import Table, tables
+from fp4dse.results.stats.effects import FactorTable, factor_tables
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.paired import SETTING, stacked
 
@@ -25,13 +25,13 @@ def divergence(runs: pd.DataFrame) -> pd.DataFrame:
     them diverged), diverged (their share). Factors in the order of the recipe's columns.
     """
     parts: list[pd.DataFrame] = []
-    for keys, table in tables(runs):
+    for keys, table in factor_tables(runs):
         alone_and_pairs = [*combinations(table.factors, 1), *combinations(table.factors, 2)]
         parts += [_counted(table, keys, chosen) for chosen in alone_and_pairs]
     return stacked(parts, COLUMNS)
 
 
-def _counted(table: Table, keys: tuple[Any, ...], chosen: tuple[Factor, ...]) -> pd.DataFrame:
+def _counted(table: FactorTable, keys: tuple[Any, ...], chosen: tuple[Factor, ...]) -> pd.DataFrame:
     sizes = [len(f.levels) for f in chosen]
     cell = np.ravel_multi_index([f.codes for f in chosen], sizes)
     recipes = np.bincount(cell, minlength=int(np.prod(sizes)))

@@ -36,7 +36,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.factors import AXES, Factor, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.least_squares import Fit, fit, sum_to_zero, undetermined
-from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, judged, log_or_nan, stacked
+from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 
 Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
@@ -66,7 +66,7 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     if response not in ("gap", "rank"):
         raise ConfigError("response", response, "gap, rank")
     parts = []
-    for keys, table in tables(runs, response):
+    for keys, table in factor_tables(runs, response):
         lines = [*_lines(table)]
         if lines:
             parts.append(pd.concat(lines, ignore_index=True).assign(**dict(zip(SETTING, keys, strict=True))))
@@ -77,7 +77,7 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     return out[COLUMNS].reset_index(drop=True)
 
 
-class Table(NamedTuple):
+class FactorTable(NamedTuple):
     """One setting as factors and responses. All arrays [recipes, …] in the same order."""
 
     config_ids: pd.Index
@@ -90,9 +90,9 @@ class Table(NamedTuple):
     """Mean log loss of BF16 over the seeds; 0 for ranks, NaN where there is none."""
 
 
-def tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple[Any, ...], Table]]:
+def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple[Any, ...], FactorTable]]:
     """Per SETTING values: its recipes that quantize, at their best rates. All settings have the same factors."""
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
     recipes = rows.drop_duplicates("config_id")
     knobs, place = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
@@ -107,7 +107,7 @@ def tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tup
             y[diverged] = np.nan
             base = float(np.mean(log_or_nan(part.drop_duplicates("seed")["baseline_loss"])))
         here = [f._replace(codes=f.codes[place[ids].to_numpy()]) for f in knobs]
-        yield keys, Table(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
+        yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
 class _Term(NamedTuple):
@@ -120,7 +120,7 @@ class _Term(NamedTuple):
     columns: slice
 
 
-def _lines(table: Table) -> Iterator[pd.DataFrame]:
+def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     finished = np.asarray(np.isfinite(table.y).any(axis=1))
     y = table.y[finished]
     y = y[:, np.isfinite(y).any(axis=0)]
@@ -166,7 +166,7 @@ def _lines(table: Table) -> Iterator[pd.DataFrame]:
         yield _interaction(table, term, model, total, finished, not known)
 
 
-def _main(table: Table, term: _Term, model: Fit, total: float, note: str, lost: bool) -> pd.DataFrame:
+def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, lost: bool) -> pd.DataFrame:
     f, present, coding = term.factors[0], term.present[0], term.coding[0]
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
     contrasts = np.zeros((len(present), len(model.coefficients)))
@@ -192,7 +192,7 @@ def _main(table: Table, term: _Term, model: Fit, total: float, note: str, lost: 
 
 
 def _interaction(
-    table: Table, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], lost: bool
+    table: FactorTable, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], lost: bool
 ) -> pd.DataFrame:
     (f, g), (rows, columns) = term.factors, term.present
     contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
@@ -217,7 +217,7 @@ def _interaction(
     )
 
 
-def _without(table: Table, f: Factor, why: str) -> pd.DataFrame:
+def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
     """A factor that is in no model: its levels, and how often they diverged."""
     levels = np.unique(f.codes)
     here = [f.codes == i for i in levels]

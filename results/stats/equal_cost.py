@@ -11,7 +11,7 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.equivalence import MARGIN, differences
-from fp4dse.results.stats.paired import SETTING, by_seed, judged, stacked
+from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.summary import check_overhead
 
 TOLERANCE = 0.02
@@ -33,7 +33,7 @@ def matched(
     check_overhead(runs, by)
     if not tolerance >= 0:
         raise ConfigError("tolerance", tolerance, "a share of 0 or more, such as 0.02 for 2 %")
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
     parts = []
     for _, part in rows.groupby("setting", sort=False):

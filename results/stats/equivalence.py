@@ -23,7 +23,7 @@ from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
-from fp4dse.results.stats.paired import SETTING, by_seed, judged, log_or_nan, stacked
+from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 from fp4dse.results.text.ratios import change, change_range, counted
 
 MARGIN = 0.005
@@ -42,7 +42,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
     none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
     """
     _check(runs, reference, margin)
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
@@ -119,7 +119,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float = MARGIN) -> pd.Da
     """
     for config_id in (a, b):
         _check(runs, config_id, margin)
-    rows = judged(runs[runs["config_id"].isin([a, b])])
+    rows = rows_at_best_lr(runs[runs["config_id"].isin([a, b])])
     rows = rows.assign(log=log_or_nan(rows["loss"]))
     sides = [rows[rows["config_id"].eq(config_id)] for config_id in (a, b)]
     lines = []

@@ -31,7 +31,7 @@ from scipy.special import digamma, polygamma
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, judged
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.pareto import front, fronts, hypervolumes
 from fp4dse.results.stats.summary import summarize
 
@@ -171,7 +171,7 @@ def _inverse_trigamma(value: float) -> float:
 
 def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
     """The lines of the summary that may be on a front, and per setting the recipes with their gaps by seed."""
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     lines = summarize(rows, overhead)
     lines = lines[lines["points"].gt(0) & np.isfinite(lines["gap"].astype(float)) & lines[overhead].notna()].copy()
     parts = {keys: by_seed(part, part["gap"]) for keys, part in rows.groupby(list(SETTING), sort=False)}

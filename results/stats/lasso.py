@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from fp4dse.results.stats.effects import tables
+from fp4dse.results.stats.effects import factor_tables
 from fp4dse.results.stats.paired import SETTING, stacked
 
 SUBSAMPLES = 100
@@ -37,7 +37,7 @@ def stability(runs: pd.DataFrame, subsamples: int = SUBSAMPLES, share: float = S
     recipes tried, not on seeds), recipes (that finished). Settings with fewer than ten finished recipes have none.
     """
     parts = []
-    for keys, table in tables(runs):
+    for keys, table in factor_tables(runs):
         finished = np.isfinite(table.y).any(axis=1)
         count = int(finished.sum())
         levels = [(f, i) for f in table.factors for i in np.unique(f.codes[finished])]

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.stats.effects import Table, tables
+from fp4dse.results.stats.effects import FactorTable, factor_tables
 from fp4dse.results.stats.equivalence import MARGIN, differences, without_claims
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.intervals import mean_interval
@@ -30,7 +30,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     alone). Lowest difference first.
     """
     parts = []
-    for keys, table in tables(runs):
+    for keys, table in factor_tables(runs):
         for f in table.factors:
             cell = _cells(table, f)
             for level in np.unique(f.codes):
@@ -68,7 +68,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
     parts = []
     found = False
     labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
-    for keys, table in tables(runs):
+    for keys, table in factor_tables(runs):
         if config_id not in table.config_ids:
             continue
         found = True
@@ -91,7 +91,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
 
 
-def _cells(table: Table, f: Factor) -> NDArray[np.intp]:
+def _cells(table: FactorTable, f: Factor) -> NDArray[np.intp]:
     """[recipes]: equal where all factors but `f` are."""
     others = pd.DataFrame({other.name: other.codes for other in table.factors if other.name != f.name})
     return others.groupby(list(others)).ngroup().to_numpy() if len(others.columns) else np.zeros(len(f.codes), int)
@@ -106,7 +106,7 @@ def _matches(
     return a[i], b[j]
 
 
-def _untried(table: Table, f: Factor, level: int) -> list[str]:
+def _untried(table: FactorTable, f: Factor, level: int) -> list[str]:
     """`factor = level` of other factors that the level or the reference of `f` was tried with, and the other never."""
     alone = []
     for g in table.factors:

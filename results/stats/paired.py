@@ -110,7 +110,7 @@ def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
 
 
-def judged(runs: pd.DataFrame) -> pd.DataFrame:
+def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
 
     A frame that has a gap keeps it, so that rows may be filtered before; what is judged already comes back as it is, so

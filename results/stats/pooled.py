@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit
 
 from fp4dse.results.stats.effects import effects
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import judged, stacked
+from fp4dse.results.stats.paired import rows_at_best_lr, stacked
 
 LINE = ["kind", "factor", "level", "with_factor", "with_level"]
 
@@ -25,7 +25,7 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
     0 … 1, below 0 where it helps), low, high (95 %), p, settings (that tell it), agree (in how many of them the sign is
     that of the mean), share (mean), diverged (mean). Empty if no two recipes were run in every setting.
     """
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
     everywhere = rows.groupby("config_id")["setting"].nunique()
     rows = rows[rows["config_id"].map(everywhere).eq(rows["setting"].nunique())]

@@ -16,9 +16,9 @@ from fp4dse.results.stats.paired import (
     SETTING,
     at_best_lr,
     by_seed,
-    judged,
     log_or_nan,
     outcomes,
+    rows_at_best_lr,
 )
 from fp4dse.results.stats.pareto import front
 
@@ -43,7 +43,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     `overhead`.
     """
     check_overhead(runs, overhead)
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     rows = rows.assign(
         val_metric=rows["val_metric"].astype(float).where(rows["loss"].notna()),
         paired=rows["gap"].where(np.isfinite(rows["gap"])),

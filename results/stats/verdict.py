@@ -15,7 +15,7 @@ import pandas as pd
 
 from fp4dse.results.stats.equivalence import MARGIN, against, differences
 from fp4dse.results.stats.front_chance import front_chance
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, judged, learning_rates
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.summary import summarize
 from fp4dse.results.text.ratios import counted
 
@@ -129,7 +129,7 @@ def front_words(p_front: float) -> str:
 
 def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     """One for each setting of some runs, in the order of `summarize`. runs: summary.SUMMARIZED at least."""
-    rows = judged(runs)
+    rows = rows_at_best_lr(runs)
     recipes = with_chance(summarize(rows), front_chance(rows))
     return verdicts_from(rows, recipes, against(rows), learning_rates(runs))
 

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.urls import redacted
-from fp4dse.results.store.remote import Place, RemotePath
-from fp4dse.results.store.retries import waiting_ends
+from fp4dse.results.store.remote import AnyPath, RemotePath
+from fp4dse.results.store.retries import stop_waiting_when
 
 ADVICE = {
     errno.ENOSPC: "the disk is full; what was stored before is safe, free some space and run the same command again",
@@ -38,7 +38,7 @@ AT_ONCE = 16
 
 
 @contextlib.contextmanager
-def writing(path: Place) -> Iterator[None]:
+def writing(path: AnyPath) -> Iterator[None]:
     """Turns an OSError inside into a StoreError of one line that names `path`."""
     try:
         yield
@@ -48,7 +48,7 @@ def writing(path: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(path: Place) -> Iterator[None]:
+def reading(path: AnyPath) -> Iterator[None]:
     """Turns an OSError inside, but for a file that is gone, into a StoreError that says that nothing is lost."""
     try:
         yield
@@ -62,7 +62,7 @@ def reading(path: Place) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Place, data: bytes | memoryview) -> None:
+def write_atomic(path: AnyPath, data: bytes | memoryview) -> None:
     """Put `data` at `path`, whole or not at all, on the disk before this returns. StoreError if it cannot be done."""
     if isinstance(path, RemotePath):
         with writing(path):
@@ -83,7 +83,7 @@ def write_atomic(path: Place, data: bytes | memoryview) -> None:
         sync_folder(path.parent)
 
 
-def move(file: Place, target: Place) -> None:
+def move(file: AnyPath, target: AnyPath) -> None:
     """Under another name in the same store."""
     if isinstance(file, RemotePath):
         assert isinstance(target, RemotePath)
@@ -92,7 +92,7 @@ def move(file: Place, target: Place) -> None:
         os.replace(file, str(target))
 
 
-def each(action: Callable[[S], T], files: Sequence[S]) -> list[T]:
+def in_parallel(action: Callable[[S], T], files: Sequence[S]) -> list[T]:
     """`action` of every file, in their order, several at once.
 
     Most of it is waiting: for a server's answer, or for a disk that discards blocks as they become free, on which
@@ -106,7 +106,7 @@ def each(action: Callable[[S], T], files: Sequence[S]) -> list[T]:
     def act(share: Sequence[S]) -> list[T]:
         return [action(file) for file in share if not over.is_set()]
 
-    with waiting_ends(over.is_set), ThreadPoolExecutor(AT_ONCE) as pool:
+    with stop_waiting_when(over.is_set), ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             found = [pool.submit(copy_context().run, act, share) for share in shares]
             for one in as_completed(found):
@@ -126,7 +126,7 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def read_json(path: Place) -> dict[str, Any]:
+def read_json(path: AnyPath) -> dict[str, Any]:
     """A JSON object; StoreError if the file is unreadable or holds something else."""
     try:
         data = json.loads(path.read_bytes())

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from fp4dse.results.store.atomic import each, move, reading, write_atomic, writing
-from fp4dse.results.store.inbox import is_small, read_small
-from fp4dse.results.store.integrity import Broken, lanes_in, named
-from fp4dse.results.store.parquet import IDENTITY, encode, repeated, whole
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.atomic import in_parallel, move, reading, write_atomic, writing
+from fp4dse.results.store.inbox import is_ipc, read_ipc
+from fp4dse.results.store.integrity import Broken, count_lanes, file_name
+from fp4dse.results.store.parquet import IDENTITY, encode, is_duplicate, read_part
+from fp4dse.results.store.remote import AnyPath
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ SMALL_BYTES = 2 << 20
 """A part of so many bytes, some thousand rows, is joined no more."""
 
 
-def level_of(file: Place) -> int:
+def level_of(file: AnyPath) -> int:
     """How often the rows of a part were joined with those of other parts."""
     found = re.fullmatch(r"join([1-9])-[0-9a-f]+\.parquet", file.name)
     return min(int(found[1]), LEVELS - 1) if found else 0
 
 
-def listed(store: Place, folder: str) -> list[Place]:
+def list_files(store: AnyPath, folder: str) -> list[AnyPath]:
     """The files with rows in `inbox`, `parts` or `torn`, level by level (see above), then by name."""
     found = []
     for level in range(LEVELS if folder == "parts" else 1):
@@ -57,13 +57,13 @@ def listed(store: Place, folder: str) -> list[Place]:
     return found
 
 
-def write_part(store: Place, table: pa.Table, level: int = 0) -> None:
+def write_part(store: AnyPath, table: pa.Table, level: int = 0) -> None:
     """Put rows on the disk as one part. Named after what it holds: the same rows written again are the same file."""
     data = encode(table)
-    write_atomic(store / "parts" / named(f"join{level}" if level else "", data, "parquet"), data)
+    write_atomic(store / "parts" / file_name(f"join{level}" if level else "", data, "parquet"), data)
 
 
-def join_inbox(store: Place, files: Sequence[Place]) -> int:
+def join_inbox(store: AnyPath, files: Sequence[AnyPath]) -> int:
     """Turn files of the inbox into parts; returns how many. Those that are broken move to `torn/`, logged.
 
     StoreError names a file that cannot be read now; it and those after it stay where they are.
@@ -71,57 +71,57 @@ def join_inbox(store: Place, files: Sequence[Place]) -> int:
     return sum(_join(store, files[start : start + FILES_PER_PART], 0) for start in range(0, len(files), FILES_PER_PART))
 
 
-def join_parts(store: Place) -> int:
+def join_parts(store: AnyPath) -> int:
     """Join small parts into parts of the next level wherever there are JOIN_AT of them; returns how many.
 
     Parts that are broken move to `torn/`, logged. StoreError names one that cannot be read now.
     """
     joined = 0
     for level in range(LEVELS - 1):
-        parts = [part for part in listed(store, "parts") if level_of(part) == level]
+        parts = [part for part in list_files(store, "parts") if level_of(part) == level]
         if len(parts) < JOIN_AT:
             continue
-        sizes = each(lambda part: part.stat().st_size, parts)
+        sizes = in_parallel(lambda part: part.stat().st_size, parts)
         small = [part for part, size in zip(parts, sizes, strict=True) if size < SMALL_BYTES]
         for start in range(0, len(small) - JOIN_AT + 1, JOIN_AT):
             joined += _join(store, small[start : start + JOIN_AT], level + 1)
     return joined
 
 
-def _join(store: Place, files: Sequence[Place], level: int) -> int:
+def _join(store: AnyPath, files: Sequence[AnyPath], level: int) -> int:
     """Make one part of the given level of the files, with all their columns, and delete them; returns how many."""
     joined = 0
-    for group in _of_one_type(_tables(store, files)):
+    for group in _of_one_type(_read_files(store, files)):
         rows = pa.concat_tables([table for _, table in group], promote_options="default").combine_chunks()
-        write_part(store, without_copies(rows) if level else rows, level)
+        write_part(store, without_duplicates(rows) if level else rows, level)
         done = [file for files, _ in group for file in files]
         _delete(store, done)
         joined += len(done)
     return joined
 
 
-Tables = list[tuple[list[Place], pa.Table]]
+Tables = list[tuple[list[AnyPath], pa.Table]]
 """Rows with all their columns, and the files that they are of."""
 
 
-def _tables(store: Place, files: Sequence[Place]) -> Tables:
+def _read_files(store: AnyPath, files: Sequence[AnyPath]) -> Tables:
     """What the files hold; those that are broken are moved aside."""
-    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
     with reading(store):
-        found, reasons = read_small(small)
-        for file, table in zip(large, each(_whole, large), strict=True):
+        found, reasons = read_ipc(small)
+        for file, table in zip(large, in_parallel(_whole, large), strict=True):
             if isinstance(table, Broken):
                 reasons |= table.reasons
             else:
                 found.append(([file], table))
     for file, reason in reasons.items():
-        move_aside(store, file, reason)
+        quarantine(store, file, reason)
     return found
 
 
-def _whole(part: Place) -> pa.Table | Broken:
+def _whole(part: AnyPath) -> pa.Table | Broken:
     try:
-        return whole(part)
+        return read_part(part)
     except Broken as broken:
         return broken
 
@@ -141,18 +141,18 @@ def _of_one_type(tables: Tables) -> list[Tables]:
     return [group for _, group in groups]
 
 
-def without_copies(table: pa.Table) -> pa.Table:
+def without_duplicates(table: pa.Table) -> pa.Table:
     """Each row once: a run that was trained twice keeps both rows, which differ in status or in time."""
-    if not repeated(table).any():
+    if not is_duplicate(table).any():
         return table
     rows = table.select(IDENTITY).to_pandas()
     copies = rows.duplicated(keep="last") & rows["created_at"].notna()
     return table.take(np.flatnonzero(~copies))
 
 
-def move_aside(store: Place, file: Place, reason: str) -> None:
+def quarantine(store: AnyPath, file: AnyPath, reason: str) -> None:
     """Move a broken file to `torn/`, and say so."""
-    lanes = lanes_in(file)
+    lanes = count_lanes(file)
     with writing(store):
         (store / "torn").mkdir(exist_ok=True)
         move(file, store / "torn" / file.name)
@@ -167,6 +167,6 @@ def consequence(lanes: str) -> str:
     )
 
 
-def _delete(store: Place, files: Sequence[Place]) -> None:
+def _delete(store: AnyPath, files: Sequence[AnyPath]) -> None:
     with writing(store):
-        each(lambda file: file.unlink(missing_ok=True), files)
+        in_parallel(lambda file: file.unlink(missing_ok=True), files)

@@ -17,9 +17,9 @@ from functools import partial
 import pyarrow as pa
 
 from fp4dse.dse.bounds import is_compressed
-from fp4dse.results.store.atomic import AT_ONCE, each
-from fp4dse.results.store.integrity import Broken, content, digest_in, first_line, warn_of_unknown
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.atomic import AT_ONCE, in_parallel
+from fp4dse.results.store.integrity import Broken, digest_in, first_line, verified_bytes, warn_of_unknown
+from fp4dse.results.store.remote import AnyPath
 from fp4dse.results.store.schema import ROW
 
 MAGIC = b"ARROW1\0\0"
@@ -30,15 +30,15 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 AT_MOST = 256
 """So many files are one in memory at a time: an array for each file and column would take more than the rows."""
 
-PLACES = {name: place for place, name in enumerate(ROW.names)}
+POSITIONS = {name: place for place, name in enumerate(ROW.names)}
 
 
-def is_small(file: Place) -> bool:
+def is_ipc(file: AnyPath) -> bool:
     """Whether it is one of the inbox's IPC files. Parquet files in the inbox are of earlier versions."""
     return file.name.endswith(".arrow")
 
 
-def encode_small(table: pa.Table) -> memoryview:
+def encode_ipc(table: pa.Table) -> memoryview:
     """An IPC file in memory."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
@@ -46,33 +46,33 @@ def encode_small(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-Found = tuple[list[tuple[list[Place], pa.Table]], dict[Place, str]]
+Found = tuple[list[tuple[list[AnyPath], pa.Table]], dict[AnyPath, str]]
 """Tables, each with the files that it is of, and the files that are broken with their reasons."""
 
 
-def read_small(files: Sequence[Place], schema: pa.Schema | None = None) -> Found:
+def read_ipc(files: Sequence[AnyPath], schema: pa.Schema | None = None) -> Found:
     """The rows of IPC files under a schema, or with all columns: those of ROW, then those that it does not know.
     OSError if a file cannot be read now."""
     step = min(AT_MOST, -(-len(files) // AT_ONCE) or 1)
     groups = [files[start : start + step] for start in range(0, len(files), step)]
     tables, reasons = [], {}
-    for found, broken in each(partial(_read_group, schema=schema), groups):
+    for found, broken in in_parallel(partial(_read_group, schema=schema), groups):
         tables += found
         reasons.update(broken)
     return tables, reasons
 
 
-def _read_group(files: Sequence[Place], schema: pa.Schema | None) -> Found:
-    alike: list[Place] = []
+def _read_group(files: Sequence[AnyPath], schema: pa.Schema | None) -> Found:
+    alike: list[AnyPath] = []
     stream = [SCHEMA]
-    tables: list[tuple[list[Place], pa.Table]] = []
-    reasons: dict[Place, str] = {}
+    tables: list[tuple[list[AnyPath], pa.Table]] = []
+    reasons: dict[AnyPath, str] = {}
     for file in files:
         try:
-            data = content(file)
-            rows = _rows(data) if digest_in(file.name) else None
+            data = verified_bytes(file)
+            rows = _rows_in(data) if digest_in(file.name) else None
             if rows is None:
-                tables.append(([file], _alone(file, data, schema)))
+                tables.append(([file], _read_alone(file, data, schema)))
             else:
                 _refuse_compressed(file, rows)
                 alike.append(file)
@@ -80,14 +80,14 @@ def _read_group(files: Sequence[Place], schema: pa.Schema | None) -> Found:
         except Broken as broken:
             reasons.update(broken.reasons)
     if alike:
-        names = None if schema is None else [name for name in schema.names if name in PLACES]
-        options = pa.ipc.IpcReadOptions(included_fields=[] if names is None else [PLACES[name] for name in names])
+        names = None if schema is None else [name for name in schema.names if name in POSITIONS]
+        options = pa.ipc.IpcReadOptions(included_fields=[] if names is None else [POSITIONS[name] for name in names])
         table = pa.ipc.open_stream(pa.py_buffer(b"".join(stream)), options=options).read_all().combine_chunks()
-        tables.insert(0, (alike, under(table, schema)))
+        tables.insert(0, (alike, with_schema(table, schema)))
     return tables, reasons
 
 
-def _rows(data: bytes) -> memoryview | None:
+def _rows_in(data: bytes) -> memoryview | None:
     """What of a file under ROW are its rows; None if it is of another version."""
     footer = int.from_bytes(data[-10:-6], "little") + 10
     end = len(data) - footer - len(END)
@@ -95,7 +95,7 @@ def _rows(data: bytes) -> memoryview | None:
     return memoryview(data)[len(HEADER) : end] if alike else None
 
 
-def _refuse_compressed(file: Place, stream: memoryview) -> None:
+def _refuse_compressed(file: AnyPath, stream: memoryview) -> None:
     """Broken if it has rows that are compressed: no version wrote such, and a few bytes may be gigabytes."""
     try:
         found = any(map(is_compressed, pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))))
@@ -105,7 +105,7 @@ def _refuse_compressed(file: Place, stream: memoryview) -> None:
         raise Broken({file: "its rows are compressed, so that their size is not known"})
 
 
-def _alone(file: Place, data: bytes, schema: pa.Schema | None) -> pa.Table:
+def _read_alone(file: AnyPath, data: bytes, schema: pa.Schema | None) -> pa.Table:
     """The rows of a file of another version, or of unknown origin. Broken if Arrow finds it invalid."""
     try:
         _refuse_compressed(file, memoryview(data)[len(MAGIC) :])
@@ -114,15 +114,15 @@ def _alone(file: Place, data: bytes, schema: pa.Schema | None) -> pa.Table:
         if not digest_in(file.name):
             table.validate(full=True)
         warn_of_unknown(table.schema)
-        return under(table, schema)
+        return with_schema(table, schema)
     except (pa.ArrowException, OSError) as error:
         raise Broken({file: first_line(error)}) from None
 
 
-def under(table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
+def with_schema(table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
     """The table under a schema (None: ROW and all that it does not know); what it lacks is null."""
     if schema is None:
-        schema = pa.schema([*ROW, *(field for field in table.schema if field.name not in PLACES)])
+        schema = pa.schema([*ROW, *(field for field in table.schema if field.name not in POSITIONS)])
     if table.schema.equals(schema):
         return table
     has = set(table.schema.names)

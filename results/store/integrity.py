@@ -31,9 +31,9 @@ import pyarrow.parquet as pq
 from fp4dse.dse import StoreError
 from fp4dse.dse.bounds import why_parquet_too_large
 from fp4dse.dse.cache import cache_folder
-from fp4dse.results.store.atomic import each, write_atomic
-from fp4dse.results.store.remote import Place, RemotePath
-from fp4dse.results.store.retries import ShortRead, patiently
+from fp4dse.results.store.atomic import in_parallel, write_atomic
+from fp4dse.results.store.remote import AnyPath, RemotePath
+from fp4dse.results.store.retries import ShortRead, with_retries
 from fp4dse.results.store.schema import ROW
 
 log = logging.getLogger(__name__)
@@ -47,12 +47,12 @@ _KNOWN = frozenset(ROW.names)
 class Broken(Exception):
     """Files that are not what was written, each with the reason."""
 
-    def __init__(self, reasons: dict[Place, str]) -> None:
+    def __init__(self, reasons: dict[AnyPath, str]) -> None:
         super().__init__("; ".join(f"{file}: {reason}" for file, reason in reasons.items()))
         self.reasons = reasons
 
 
-def named(stem: str, data: bytes | memoryview, ending: str) -> str:
+def file_name(stem: str, data: bytes | memoryview, ending: str) -> str:
     """The name of a file that holds `data`; the digits are its digest."""
     return f"{stem}{'-' if stem else ''}{hashlib.sha256(data).hexdigest()[:DIGITS]}.{ending}"
 
@@ -63,7 +63,7 @@ def digest_in(name: str) -> str | None:
     return found[1] if found else None
 
 
-def content(file: Place) -> bytes:
+def verified_bytes(file: AnyPath) -> bytes:
     """All bytes of a file, as they were written. Broken if they are not; OSError if that cannot be told now."""
     wanted = digest_in(file.name) or ""
     for _ in range(2):
@@ -75,21 +75,23 @@ def content(file: Place) -> bytes:
     raise Broken({file: WRONG})
 
 
-def check(file: Place) -> None:
+def check(file: AnyPath) -> None:
     """Whether a Parquet file is what was written. Broken or OSError as `content`; StoreError if it would take more
     memory than a file of its size may."""
     wanted = digest_in(file.name)
     if wanted:
         if not any(_sha256(file).startswith(wanted) for _ in range(2)):
             raise Broken({file: WRONG})
-        too_large = patiently(lambda: _look(file), file) if isinstance(file, RemotePath) else _look(file)
+        too_large = (
+            with_retries(lambda: _why_too_large(file), file) if isinstance(file, RemotePath) else _why_too_large(file)
+        )
     else:
         too_large = _check_without_digest(file)
     if too_large:
         raise StoreError(f"{file}: {too_large}; move it away, or join what it holds in smaller files")
 
 
-def _look(file: Place) -> str | None:
+def _why_too_large(file: AnyPath) -> str | None:
     """Why a file is too large, if it is."""
     opened = file.fs.open_input_file(file.path) if isinstance(file, RemotePath) else pa.OSFile(str(file))
     with opened as source:
@@ -97,9 +99,9 @@ def _look(file: Place) -> str | None:
         return why_parquet_too_large(source, source.size())
 
 
-def _check_without_digest(file: Place) -> str | None:
+def _check_without_digest(file: AnyPath) -> str | None:
     """Broken if Arrow finds the file invalid; else why it is too large, if it is."""
-    source = pa.BufferReader(data := content(file))
+    source = pa.BufferReader(data := verified_bytes(file))
     try:
         if too_large := why_parquet_too_large(source, len(data)):
             return too_large
@@ -129,24 +131,24 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-class Verified:
+class VerifiedFiles:
     """Which Parquet files of a store were verified, remembered from one process to the next."""
 
-    def __init__(self, store: Place) -> None:
+    def __init__(self, store: AnyPath) -> None:
         where = str(store.absolute()) if isinstance(store, Path) else str(store)
         self._file = cache_folder() / "verified" / f"{hashlib.sha256(where.encode()).hexdigest()[:DIGITS]}.json"
         self._known: dict[str, list[int]] | None = None
 
-    def broken(self, files: Sequence[Place]) -> dict[Place, str]:
+    def broken(self, files: Sequence[AnyPath]) -> dict[AnyPath, str]:
         """The reasons of those files that are not what was written; only files that are new or were changed are read.
         Errors as of `check`."""
         if self._known is None:
             self._known = self._read()
         known = self._known
-        signs = dict(zip(files, each(_sign, files), strict=True))
+        signs = dict(zip(files, in_parallel(_fingerprint, files), strict=True))
         unseen = [file for file, sign in signs.items() if sign is None or known.get(_key(file)) != sign]
-        reasons: dict[Place, str] = {}
-        for found in each(broken_file, unseen):
+        reasons: dict[AnyPath, str] = {}
+        for found in in_parallel(broken_file, unseen):
             reasons.update(found)
         good = {_key(file): sign for file in unseen if file not in reasons and (sign := signs[file])}
         if good:
@@ -172,11 +174,11 @@ class Verified:
             write_atomic(self._file, json.dumps(self._known).encode())
 
 
-def _key(file: Place) -> str:
+def _key(file: AnyPath) -> str:
     return f"{file.parent.name}/{file.name}"
 
 
-def _sign(file: Place) -> list[int] | None:
+def _fingerprint(file: AnyPath) -> list[int] | None:
     """What differs when a file was changed or copied: size and times. None where the times are unknown."""
     found = file.stat()
     if isinstance(file, Path):
@@ -184,16 +186,16 @@ def _sign(file: Place) -> list[int] | None:
     return [found.st_size, found.st_mtime_ns] if found.st_mtime_ns else None
 
 
-def broken_file(file: Place) -> dict[Place, str]:
+def broken_file(file: AnyPath) -> dict[AnyPath, str]:
     """The file with the reason if it is not what was written; errors as of `check`."""
     try:
-        (content if file.name.endswith(".arrow") else check)(file)
+        (verified_bytes if file.name.endswith(".arrow") else check)(file)
     except Broken as broken:
         return broken.reasons
     return {}
 
 
-def _sha256(file: Place) -> str:
+def _sha256(file: AnyPath) -> str:
     """Of all bytes of a file, read in pieces."""
     if isinstance(file, RemotePath):
         return file.sha256()
@@ -219,7 +221,7 @@ else:
 """
 
 
-def lanes_in(file: Place) -> str:
+def count_lanes(file: AnyPath) -> str:
     """How many lanes a broken file says that it has, for people. Asked in a process of its own: it may crash."""
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         command = [sys.executable, "-c", ROWS_OF, "arrow" if file.name.endswith(".arrow") else "parquet"]

@@ -26,7 +26,7 @@ import msgspec
 from fp4dse.dse import StoreError
 from fp4dse.dse.reading import decode_json
 from fp4dse.results.store.atomic import writing
-from fp4dse.results.store.remote import Place, RemotePath, at_once
+from fp4dse.results.store.remote import AnyPath, RemotePath, without_retries
 
 BEAT_S = 20.0
 STALE_S = 90.0
@@ -36,7 +36,7 @@ LAST_S = 10.0
 
 
 @contextlib.contextmanager
-def exclusive(path: Place) -> Iterator[None]:
+def exclusive(path: AnyPath) -> Iterator[None]:
     """Hold the lock file `path`; the kernel frees it however the process ends. On a server it is a claim (remote.py).
 
     StoreError names the process that holds it, if another does.
@@ -91,7 +91,7 @@ def claim(folder: RemotePath) -> Iterator[None]:
     def beat() -> None:
         while not over.wait(BEAT_S):
             with contextlib.suppress(OSError):  # a beat that is lost is made up for by the next
-                at_once(mine).write_bytes(record)
+                without_retries(mine).write_bytes(record)
 
     try:
         mine.write_bytes(record)
@@ -108,7 +108,7 @@ def claim(folder: RemotePath) -> Iterator[None]:
             thread.join(LAST_S)
         if not thread.is_alive():  # else the server is away; the claim will be a dead process's
             with contextlib.suppress(OSError):
-                at_once(mine).unlink(missing_ok=True)
+                without_retries(mine).unlink(missing_ok=True)
 
 
 def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
@@ -126,7 +126,7 @@ def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
         other.unlink(missing_ok=True)
 
 
-def busy(store: Place, owner: str) -> str:
+def busy(store: AnyPath, owner: str) -> str:
     """What the second of two drivers is told."""
     watch, stop = f"fp4dse status --watch --store {store}", f"fp4dse stop --store {store}"
     return f"{store}: {owner} is writing to this store; see it with `{watch}`, end it with `{stop}`, or use another"

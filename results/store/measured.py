@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fp4dse.dse import ConfigError, Recipe, StoreError, recipe_from_dict
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.remote import AnyPath
 from fp4dse.results.text.ratios import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def series(model: str, environment: Mapping[str, Any]) -> str:
     return f"{model} on {environment['device_name']}{threads}, {environment['software_class']}"
 
 
-def checked_series(data: Series, file: Place) -> Series:
+def checked_series(data: Series, file: AnyPath) -> Series:
     """The content of measured.json. StoreError names what is wrong with it."""
     for of, one in data.items():
         if not isinstance(one, dict) or not isinstance(one.get("device_name"), str):
@@ -55,7 +55,7 @@ def checked_series(data: Series, file: Place) -> Series:
     return data
 
 
-def _malformed(file: Place, where: str, found: object, accepted: str) -> StoreError:
+def _malformed(file: AnyPath, where: str, found: object, accepted: str) -> StoreError:
     fix = "mend it, or delete the file and run `fp4dse store measure` again"
     return StoreError(f"{file}: {where}: found {str(found)[:60]!r}; accepted: {accepted}; {fix}")
 

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from fp4dse.results.store.atomic import each
-from fp4dse.results.store.inbox import PLACES, is_small, read_small, under
-from fp4dse.results.store.integrity import Broken, content, digest_in, first_line
-from fp4dse.results.store.remote import Place, RemotePath
+from fp4dse.results.store.atomic import in_parallel
+from fp4dse.results.store.inbox import POSITIONS, is_ipc, read_ipc, with_schema
+from fp4dse.results.store.integrity import Broken, digest_in, first_line, verified_bytes
+from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.schema import KEY, ROW
 
 ALL = pc.scalar(True)
@@ -69,17 +69,17 @@ def encode(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def dataset(files: Sequence[Place], columns: Sequence[str] = ROW.names, more: Sequence[pa.Field] = ()) -> ds.Dataset:
+def dataset(files: Sequence[AnyPath], columns: Sequence[str] = ROW.names, more: Sequence[pa.Field] = ()) -> ds.Dataset:
     """The files as one data set with these columns, CONDITIONS, and `more` that ROW does not know; a column that a file
     lacks reads as null. Broken names inbox files that are not what was written; Parquet files are Verified before."""
     wanted = {*columns, *CONDITIONS}
     schema = pa.schema([*(field for field in ROW if field.name in wanted), *more])
-    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
     sources = [ds.dataset(_in_memory(small, schema))] if small or not large else []
     return ds.dataset([*sources, _on_disk(large, schema)]) if large else sources[0]
 
 
-def _on_disk(files: Sequence[Place], schema: pa.Schema, form: ds.ParquetFileFormat = CHECKED) -> ds.Dataset:
+def _on_disk(files: Sequence[AnyPath], schema: pa.Schema, form: ds.ParquetFileFormat = CHECKED) -> ds.Dataset:
     """Parquet files as a data set; the checksums of their pages are compared."""
     first = files[0]
     if isinstance(first, RemotePath):
@@ -88,51 +88,51 @@ def _on_disk(files: Sequence[Place], schema: pa.Schema, form: ds.ParquetFileForm
     return ds.dataset([str(file) for file in files], schema=schema, format=form)
 
 
-def _in_memory(files: Sequence[Place], schema: pa.Schema) -> pa.Table:
+def _in_memory(files: Sequence[AnyPath], schema: pa.Schema) -> pa.Table:
     """The rows of IPC files. Broken names those that are not what was written."""
-    found, reasons = read_small(files, schema)
+    found, reasons = read_ipc(files, schema)
     if reasons:
         raise Broken(reasons)
     return pa.concat_tables([schema.empty_table(), *(table for _, table in found)])
 
 
-def whole(file: Place) -> pa.Table:
+def read_part(file: AnyPath) -> pa.Table:
     """All rows of a Parquet file and all columns: those of ROW, then those that it does not know. Broken if it is not
     what was written; OSError if that cannot be told now."""
-    data = content(file)
+    data = verified_bytes(file)
     try:
         table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if not digest_in(file.name):
             table.validate(full=True)
-        return under(table)
+        return with_schema(table)
     except (pa.ArrowException, OSError) as error:
         raise Broken({file: first_line(error)}) from None
 
 
-def unknown_fields(files: Sequence[Place]) -> list[pa.Field]:
+def unknown_fields(files: Sequence[AnyPath]) -> list[pa.Field]:
     """The columns of the files that ROW does not know. Errors as of `dataset`."""
-    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
-    found, reasons = read_small(small)
+    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
+    found, reasons = read_ipc(small)
     if reasons:
         raise Broken(reasons)
-    schemas = [*(table.schema for _, table in found), *each(_schema, large)]
-    fields = {field.name: field for schema in schemas for field in schema if field.name not in PLACES}
+    schemas = [*(table.schema for _, table in found), *in_parallel(_schema, large)]
+    fields = {field.name: field for schema in schemas for field in schema if field.name not in POSITIONS}
     return list(fields.values())
 
 
-def _schema(file: Place) -> pa.Schema:
+def _schema(file: AnyPath) -> pa.Schema:
     if isinstance(file, RemotePath):
         return pq.read_schema(file.path, filesystem=file.fs)
     return pq.read_schema(str(file))
 
 
-def scan(files: Sequence[Place], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
+def scan(files: Sequence[AnyPath], columns: Sequence[str], condition: ds.Expression | None = None) -> pa.Table:
     """All rows, copies included. FileNotFoundError if a file is gone; Broken, ArrowInvalid or OSError if one is bad."""
     return dataset(files, columns).to_table(list(columns), filter=condition)
 
 
 def read(
-    rows: Sequence[Place] | ds.Dataset, columns: Sequence[str], condition: ds.Expression | None = None
+    rows: Sequence[AnyPath] | ds.Dataset, columns: Sequence[str], condition: ds.Expression | None = None
 ) -> pa.Table:
     """One row per run, of files or of their dataset. `condition` may only ask for what is equal in all rows of a run.
     Errors as of `scan`."""
@@ -142,16 +142,16 @@ def read(
     return (table if keep.all() else table.filter(pa.array(keep))).select(columns)
 
 
-def read_all(files: Sequence[Place]) -> pa.Table:
+def read_all(files: Sequence[AnyPath]) -> pa.Table:
     """One row per run with all columns: those of ROW, then those that it does not know."""
     more = unknown_fields(files)
     return read(dataset(files, ROW.names, more), [*ROW.names, *(field.name for field in more)])
 
 
-def long_texts(files: Sequence[Place], key: str, column: str, condition: ds.Expression) -> dict[str, str]:
+def long_texts(files: Sequence[AnyPath], key: str, column: str, condition: ds.Expression) -> dict[str, str]:
     """key -> text of some rows, of a column whose texts are long and repeat: each is held once while parts are read.
     Errors as of `scan`."""
-    small, large = [file for file in files if is_small(file)], [file for file in files if not is_small(file)]
+    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
     found = dataset(small, [key, column]).to_table([key, column], filter=condition)
     tables = [found]
     if large:
@@ -164,7 +164,7 @@ def long_texts(files: Sequence[Place], key: str, column: str, condition: ds.Expr
 def winners(table: pa.Table) -> np.ndarray:
     """Which rows count, bool [rows]: per run the last of the newest of the finished ones, else of the pruned
     ones, else of the failed ones. Needs IDENTITY."""
-    copies = repeated(table)
+    copies = is_duplicate(table)
     keep = ~copies
     if copies.any():
         few = table.select(IDENTITY).filter(pa.array(copies)).to_pandas()
@@ -175,19 +175,19 @@ def winners(table: pa.Table) -> np.ndarray:
     return keep
 
 
-def repeated(table: pa.Table) -> np.ndarray:
+def is_duplicate(table: pa.Table) -> np.ndarray:
     """Which rows belong to a run that has several, bool [rows]."""
     ids = table["run_id"]
     return np.zeros(len(ids), bool) if _all_differ(ids.chunks) else ids.to_pandas().duplicated(keep=False).to_numpy()
 
 
-def copied_ids(rows: ds.Dataset, condition: ds.Expression) -> pa.Array:
+def duplicate_run_ids(rows: ds.Dataset, condition: ds.Expression) -> pa.Array:
     """Ids of the runs that have several rows; there are mostly none, which is seen without holding all ids at once."""
     batches = rows.to_batches(columns=["run_id"], filter=condition)
     if _all_differ(batch.column(0) for batch in batches):
         return pa.array([], pa.string())
     ids = rows.to_table(["run_id"], filter=condition)
-    return ids.filter(pa.array(repeated(ids)))["run_id"].unique()
+    return ids.filter(pa.array(is_duplicate(ids)))["run_id"].unique()
 
 
 def _all_differ(ids: Iterable[pa.Array]) -> bool:

@@ -30,14 +30,14 @@ import pyarrow.dataset as ds
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
-from fp4dse.results.store.inbox import is_small
+from fp4dse.results.store.inbox import is_ipc
 from fp4dse.results.store.measured import JOINED
-from fp4dse.results.store.parquet import ALL, copied_ids, dataset, long_texts, read, to_pandas
+from fp4dse.results.store.parquet import ALL, dataset, duplicate_run_ids, long_texts, read, to_pandas
 from fp4dse.results.store.pricing import PRICED, priced, prices
-from fp4dse.results.store.remote import Place, RemotePath
-from fp4dse.results.store.retries import is_of_server
+from fp4dse.results.store.remote import AnyPath, RemotePath
+from fp4dse.results.store.retries import is_server_error
 from fp4dse.results.store.schema import CURVES, ROW, SCALARS
-from fp4dse.results.store.spaces import Noted, with_axes
+from fp4dse.results.store.spaces import SweptSpaces, with_axes
 
 if TYPE_CHECKING:
     import duckdb
@@ -68,12 +68,12 @@ CREATE TEMP VIEW runs AS
 
 
 def run_sql(
-    files: Sequence[Place],
+    files: Sequence[AnyPath],
     valid: ds.Expression,
     query: str,
     measured: pd.DataFrame,
     cost: CostTarget = DEFAULT_COST,
-    axes: Noted | None = None,
+    axes: SweptSpaces | None = None,
 ) -> pd.DataFrame:
     """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
     cost: whose overheads the rows have. axes: of the spaces that were swept.
@@ -88,7 +88,7 @@ def run_sql(
     rest = [file for file in files if file not in set(itself)]
     others = dataset(rest)
     every = ds.dataset([others, dataset(itself)]) if itself and rest else dataset(itself) if itself else others
-    copied = copied_ids(every, valid)
+    copied = duplicate_run_ids(every, valid)
     with duckdb.connect() as connection:
         connection.register("others", others.filter(valid))
         rows = _union(itself)
@@ -120,7 +120,7 @@ def run_sql(
         except duckdb.Error as error:
             if not all(file.exists() for file in files):
                 raise FileNotFoundError(str(error)) from None
-            if any(isinstance(file, RemotePath) for file in files) and is_of_server(error):
+            if any(isinstance(file, RemotePath) for file in files) and is_server_error(error):
                 raise OSError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
             views = ", ".join(["runs", "curves", "recorded", *VIEWS])
@@ -142,9 +142,9 @@ def _refuse_writing(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     connection.execute("SET lock_configuration = true")
 
 
-def _readable_by_duckdb(file: Place) -> TypeGuard[Path]:
+def _readable_by_duckdb(file: AnyPath) -> TypeGuard[Path]:
     """Whether DuckDB finds the file: Parquet, on a disk, and under a path that it does not take for a pattern."""
-    return isinstance(file, Path) and not is_small(file) and not set("*?[") & set(str(file))
+    return isinstance(file, Path) and not is_ipc(file) and not set("*?[") & set(str(file))
 
 
 def _union(files: Sequence[Path]) -> str:
@@ -172,7 +172,7 @@ def may_need_join(query: str) -> bool:
 
 
 def _views(
-    rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None, axes: Noted
+    rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None, axes: SweptSpaces
 ) -> dict[str, pa.Table]:
     """The views of the statistics that the query names, with other overheads if there are some."""
     from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else

@@ -15,12 +15,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from fp4dse.dse import StoreError
-from fp4dse.results.store.atomic import each, move, reading, writing
-from fp4dse.results.store.compaction import consequence, listed, move_aside
-from fp4dse.results.store.inbox import is_small
-from fp4dse.results.store.integrity import Broken, Verified, broken_file, first_line, lanes_in
-from fp4dse.results.store.remote import Place, RemotePath
-from fp4dse.results.store.retries import is_of_server, patiently
+from fp4dse.results.store.atomic import in_parallel, move, reading, writing
+from fp4dse.results.store.compaction import consequence, list_files, quarantine
+from fp4dse.results.store.inbox import is_ipc
+from fp4dse.results.store.integrity import Broken, VerifiedFiles, broken_file, count_lanes, first_line
+from fp4dse.results.store.remote import AnyPath, RemotePath
+from fp4dse.results.store.retries import is_server_error, with_retries
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +38,19 @@ class _Doubted(Exception):
 class Reader:
     """The files of a store that are read; those that it found broken are left out from then on."""
 
-    def __init__(self, store: Place) -> None:
+    def __init__(self, store: AnyPath) -> None:
         self.store = store
-        self.left_out: dict[Place, str] = {}
-        self._verified = Verified(store)
+        self.left_out: dict[AnyPath, str] = {}
+        self._verified = VerifiedFiles(store)
 
-    def read(self, action: Callable[[list[Place]], T]) -> T:
+    def read(self, action: Callable[[list[AnyPath]], T]) -> T:
         """`action` on all files that are what was written. StoreError if they cannot be read now."""
         vanished = doubts = 0
         while vanished < LOOKS:
             files = self._files()
             try:
                 with reading(self.store):
-                    if not self._leave_out(self._verified.broken([file for file in files if not is_small(file)])):
+                    if not self._leave_out(self._verified.broken([file for file in files if not is_ipc(file)])):
                         return self._act(action, files)
             except FileNotFoundError:
                 vanished += 1
@@ -71,12 +71,12 @@ class Reader:
             self._verified.forget()
         files = self._files()
         with reading(self.store):
-            reasons = self._verified.broken([file for file in files if not is_small(file)])
-            for found in each(broken_file, [file for file in files if is_small(file)] if verify_all else []):
+            reasons = self._verified.broken([file for file in files if not is_ipc(file)])
+            for found in in_parallel(broken_file, [file for file in files if is_ipc(file)] if verify_all else []):
                 reasons |= found
         for file, reason in {**self.left_out, **reasons}.items():
             if file.exists():
-                move_aside(self.store, file, reason)
+                quarantine(self.store, file, reason)
         self.left_out.clear()
 
     def mend(self) -> dict[str, list[str]]:
@@ -86,9 +86,9 @@ class Reader:
         Returns names: "returned", and "broken" with the reason, all that `torn/` holds now.
         """
         self.move_broken(verify_all=True)
-        torn = listed(self.store, "torn")
+        torn = list_files(self.store, "torn")
         with reading(self.store):
-            broken = {file: reason for found in each(broken_file, torn) for file, reason in found.items()}
+            broken = {file: reason for found in in_parallel(broken_file, torn) for file, reason in found.items()}
         returned = [file for file in torn if file not in broken]
         for file in returned:
             with writing(self.store):
@@ -98,33 +98,33 @@ class Reader:
             "broken": [f"{file.name}: {broken[file]}" for file in torn if file in broken],
         }
 
-    def _files(self) -> list[Place]:
+    def _files(self) -> list[AnyPath]:
         # the inbox is listed first: a file joined into a part in between is then seen twice, never not at all
-        found = [file for folder in ("inbox", "parts") for file in listed(self.store, folder)]
+        found = [file for folder in ("inbox", "parts") for file in list_files(self.store, folder)]
         return [file for file in found if file not in self.left_out] if self.left_out else found
 
-    def _act(self, action: Callable[[list[Place]], T], files: list[Place]) -> T:
+    def _act(self, action: Callable[[list[AnyPath]], T], files: list[AnyPath]) -> T:
         def attempt() -> T:
             try:
                 return action(files)
             except FileNotFoundError:
                 raise
             except (pa.ArrowException, OSError) as error:
-                if isinstance(self.store, RemotePath) and is_of_server(error):
+                if isinstance(self.store, RemotePath) and is_server_error(error):
                     raise
                 raise _Doubted from error
 
-        return patiently(attempt, self.store)
+        return with_retries(attempt, self.store)
 
-    def _leave_out(self, reasons: Mapping[Place, str]) -> bool:
+    def _leave_out(self, reasons: Mapping[AnyPath, str]) -> bool:
         """Read on without these, logged; True if there are any."""
         new = [file for file in reasons if file not in self.left_out]
-        for file, lanes in zip(new, each(lanes_in, new), strict=True):
+        for file, lanes in zip(new, in_parallel(count_lanes, new), strict=True):
             log.warning("%s: left out, it is broken (%s). %s", file, reasons[file], consequence(lanes))
         self.left_out.update({file: reasons[file] for file in new})
         return bool(reasons)
 
 
-def _home(file: Place) -> str:
+def _home(file: AnyPath) -> str:
     """The folder that a file of this name was written to."""
     return "parts" if re.fullmatch(r"(join\d-)?[0-9a-f]{16}\.parquet", file.name) else "inbox"

@@ -26,7 +26,7 @@ from pyarrow.fs import FileSelector, FileSystem, FSSpecHandler, PyFileSystem
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.urls import redacted, refuse_credentials
-from fp4dse.results.store.retries import ShortRead, patiently
+from fp4dse.results.store.retries import ShortRead, with_retries
 
 CHUNK = 1 << 20
 
@@ -142,19 +142,19 @@ class RemotePath:
         return self._do(lambda: self.fs.get_file_info(self.path))
 
     def _do(self, action: Callable[[], T]) -> T:
-        return patiently(action, self) if self.patient else action()
+        return with_retries(action, self) if self.patient else action()
 
 
-Place = Path | RemotePath
+AnyPath = Path | RemotePath
 """Where a store is."""
 
 
-def at_once(place: Place) -> Place:
+def without_retries(place: AnyPath) -> AnyPath:
     """The same place, for what is tried once and is no loss if it fails."""
     return replace(place, patient=False) if isinstance(place, RemotePath) else place
 
 
-def locate(text: str | Place) -> Place:
+def locate(text: str | AnyPath) -> AnyPath:
     """A local path as it is; a URL (`scheme://…`) as a RemotePath. ConfigError on credentials in the URL, and on a
     scheme that nobody knows."""
     if not isinstance(text, str) or "://" not in text:

@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import StoreError
 from fp4dse.results.store.parquet import ALL
-from fp4dse.results.store.remote import Place
+from fp4dse.results.store.remote import AnyPath
 
 Rules = dict[str, int]
 
@@ -26,7 +26,7 @@ MOST = 1 << 31
 """No revision reaches this."""
 
 
-def checked_rules(data: dict[str, Any], file: Place) -> Rules:
+def checked_rules(data: dict[str, Any], file: AnyPath) -> Rules:
     """The content of retired.json. StoreError names what is wrong with it."""
     for component, below in data.items():
         if type(below) is not int or not 0 <= below < MOST:

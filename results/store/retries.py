@@ -39,11 +39,11 @@ _REFUSALS = re.compile(
     r"|HTTP status (3\d\d|4(?!08|29)\d\d)"
 )
 
-_ends: ContextVar[Callable[[], bool]] = ContextVar("ends", default=lambda: False)
+_stop_requested: ContextVar[Callable[[], bool]] = ContextVar("ends", default=lambda: False)
 
-_away: dict[str, tuple[float, str]] = {}
+_unreachable: dict[str, tuple[float, str]] = {}
 """Servers that are waited for: since when, and why."""
-_news = threading.Lock()
+_lock = threading.Lock()
 
 
 class ShortRead(OSError):
@@ -51,15 +51,15 @@ class ShortRead(OSError):
 
 
 @contextlib.contextmanager
-def waiting_ends(when: Callable[[], bool]) -> Iterator[None]:
+def stop_waiting_when(when: Callable[[], bool]) -> Iterator[None]:
     """Within, waits end with their error as soon as `when()` is true: somebody asked to stop. Those around it hold,
     too. A thread has to be started in a copy of the context (contextvars)."""
-    around = _ends.get()
-    token = _ends.set(lambda: around() or when())
+    around = _stop_requested.get()
+    token = _stop_requested.set(lambda: around() or when())
     try:
         yield
     finally:
-        _ends.reset(token)
+        _stop_requested.reset(token)
 
 
 def is_refusal(error: OSError) -> bool:
@@ -68,13 +68,13 @@ def is_refusal(error: OSError) -> bool:
     return isinstance(error, definite) or bool(_REFUSALS.search(str(error)))
 
 
-def is_of_server(error: BaseException) -> bool:
+def is_server_error(error: BaseException) -> bool:
     """Whether an error, which a library may have wrapped, is a server's or a connection's, not of what was read."""
     by_kind = isinstance(error, ConnectionError | TimeoutError | ShortRead)
     return by_kind or bool(re.search(r"AWS Error|curlCode|google::cloud", str(error)))
 
 
-def patiently(action: Callable[[], T], what: object) -> T:
+def with_retries(action: Callable[[], T], what: object) -> T:
     """`action()`, tried again while a server cannot be reached. what: the file or store that is waited for, for the
     log. Raises the action's last OSError once TOTAL_S are over, and a refusal at once."""
     begin, wait, waited = time.monotonic(), FIRST_S, False
@@ -83,23 +83,23 @@ def patiently(action: Callable[[], T], what: object) -> T:
             result = action()
         except OSError as error:
             left = begin + TOTAL_S - time.monotonic()
-            if not is_refusal(error) and left > 0 and not _ends.get()():
-                _say_away(what, error, left)
+            if not is_refusal(error) and left > 0 and not _stop_requested.get()():
+                _report_unreachable(what, error, left)
                 waited = True
-                if _slept(min(wait * random.uniform(0.5, 1.0), left)):
+                if _wait(min(wait * random.uniform(0.5, 1.0), left)):
                     wait = min(2 * wait, LONGEST_S)
                     continue
             if waited:
                 _forget(what)
             raise
         if waited:
-            _say_back(what)
+            _report_reached(what)
         return result
 
 
-def why_away(what: object) -> str | None:
+def why_unreachable(what: object) -> str | None:
     """Why the server of a file or store is waited for now, if it is."""
-    found = _away.get(_server(what))
+    found = _unreachable.get(_server(what))
     return found and found[1]
 
 
@@ -108,30 +108,30 @@ def _server(what: object) -> str:
     return "/".join(str(what).partition("?")[0].split("/")[:3])
 
 
-def _say_away(what: object, error: OSError, left: float) -> None:
+def _report_unreachable(what: object, error: OSError, left: float) -> None:
     reason = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
-    with _news:
-        if _server(what) in _away:
+    with _lock:
+        if _server(what) in _unreachable:
             return
-        _away[_server(what)] = time.monotonic(), reason
+        _unreachable[_server(what)] = time.monotonic(), reason
     log.warning("%s: cannot be reached (%s); trying again for up to %.3g min", what, reason, left / 60)
 
 
-def _say_back(what: object) -> None:
+def _report_reached(what: object) -> None:
     if found := _forget(what):
         log.warning("%s: reached again after %.0f s", what, time.monotonic() - found[0])
 
 
 def _forget(what: object) -> tuple[float, str] | None:
-    with _news:
-        return _away.pop(_server(what), None)
+    with _lock:
+        return _unreachable.pop(_server(what), None)
 
 
-def _slept(seconds: float) -> bool:
+def _wait(seconds: float) -> bool:
     """False if the wait was ended before its time."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        if _ends.get()():
+        if _stop_requested.get()():
             return False
         time.sleep(min(left, STEP_S))
-    return not _ends.get()()
+    return not _stop_requested.get()()

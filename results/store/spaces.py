@@ -30,15 +30,15 @@ FILE = "spaces.json"
 MOST_COMBINATIONS = 4096
 """Of a space whose axes are noted; each takes a millisecond or two."""
 
-Noted = Mapping[str, Any]
+SweptSpaces = Mapping[str, Any]
 """Name of a space -> what FILE has of it; of stores made until 2026 only what it asks."""
 
 
-def note_space(store: Store, space: Space) -> None:
+def record_space(store: Store, space: Space) -> None:
     """Store that a space is swept into the store."""
     facts = _facts(space)
     with store.lock():
-        known = noted(store)
+        known = read_spaces(store)
         now = {**{name: what for name, what in known.items() if name != space.name}, space.name: facts}
         if list(now.items()) != list(known.items()):
             _write(store, now)
@@ -46,13 +46,13 @@ def note_space(store: Store, space: Space) -> None:
 
 def merge_spaces(store: Store, other: Store) -> None:
     """Take over what was swept into another store; what was swept into this one last stays last."""
-    ours = noted(store)
-    new = {name: what for name, what in noted(other).items() if name not in ours}
+    ours = read_spaces(store)
+    new = {name: what for name, what in read_spaces(other).items() if name not in ours}
     if new:
         _write(store, new | ours)
 
 
-def _write(store: Store, spaces: Noted) -> None:
+def _write(store: Store, spaces: SweptSpaces) -> None:
     write_atomic(store.path / FILE, f"{json.dumps(spaces, ensure_ascii=False)}\n".encode())
 
 
@@ -66,7 +66,7 @@ def _facts(space: Space) -> dict[str, Any]:
     return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
 
 
-class _Note(msgspec.Struct, frozen=True):
+class _SpaceRecord(msgspec.Struct, frozen=True):
     """What FILE has of a space."""
 
     asks: str = ""
@@ -83,13 +83,13 @@ class _Note(msgspec.Struct, frozen=True):
         )
 
 
-def noted(store: Store) -> dict[str, Any]:
+def read_spaces(store: Store) -> dict[str, Any]:
     """What FILE has; StoreError if it is unreadable or something else."""
     path = store.path / FILE
     found = read_json(path) if path.exists() else {}
     for name, what in found.items():
         try:
-            note = msgspec.convert(what, str | _Note)
+            note = msgspec.convert(what, str | _SpaceRecord)
             wrong = "" if isinstance(note, str) or note.is_whole else "`levels` has places that `axes` lacks"
         except msgspec.ValidationError as error:
             wrong = str(error)
@@ -102,11 +102,11 @@ def noted(store: Store) -> dict[str, Any]:
 def spaces(store: Store) -> dict[str, str]:
     """Name -> what it asks (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
     unreadable."""
-    found = noted(store).items()
+    found = read_spaces(store).items()
     return {str(name): str(what.get("asks", "") if isinstance(what, dict) else what) for name, what in found}
 
 
-def with_axes(runs: pd.DataFrame, known: Noted) -> pd.DataFrame:
+def with_axes(runs: pd.DataFrame, known: SweptSpaces) -> pd.DataFrame:
     """The runs with a column of values for each axis of the latest space that has all their recipes that quantize, if
     there is one; design.factors reads them. runs: config_id, points and more."""
     recipes = set(runs.loc[runs["points"].gt(0), "config_id"].unique())
@@ -119,12 +119,12 @@ def with_axes(runs: pd.DataFrame, known: Noted) -> pd.DataFrame:
         for i, (axis, texts) in enumerate(what["axes"].items()):
             places = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
             # a text for each place: values that are written alike stay apart
-            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(places, _apart(texts)), runs.index)
+            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(places, _distinct(texts)), runs.index)
         return runs.assign(**columns)
     return runs
 
 
-def _apart(texts: list[str]) -> list[str]:
+def _distinct(texts: list[str]) -> list[str]:
     return [text if texts.count(text) == 1 else f"{text} ({i + 1})" for i, text in enumerate(texts)]
 
 

@@ -32,24 +32,24 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results.stats.factors import AXES
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, OVERHEAD, add_gap
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
-from fp4dse.results.store.atomic import each, read_json, write_atomic, writing
-from fp4dse.results.store.compaction import join_inbox, join_parts, listed, write_part
-from fp4dse.results.store.inbox import encode_small
-from fp4dse.results.store.integrity import named
+from fp4dse.results.store.atomic import in_parallel, read_json, write_atomic, writing
+from fp4dse.results.store.compaction import join_inbox, join_parts, list_files, write_part
+from fp4dse.results.store.inbox import encode_ipc
+from fp4dse.results.store.integrity import file_name
 from fp4dse.results.store.locks import exclusive
 from fp4dse.results.store.measured import JOINED, Series, checked_series, figures, merged, with_figure
 from fp4dse.results.store.parquet import ALL, IDENTITY, is_one_of, long_texts, read, read_all, scan, to_pandas, winners
 from fp4dse.results.store.pricing import PRICED, priced, prices
 from fp4dse.results.store.query import run_sql
 from fp4dse.results.store.reader import Reader
-from fp4dse.results.store.remote import Place, locate
+from fp4dse.results.store.remote import AnyPath, locate
 from fp4dse.results.store.retired import RULED, Rules, as_json, checked_rules, stronger, valid
 from fp4dse.results.store.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
-from fp4dse.results.store.spaces import merge_spaces, noted, with_axes
+from fp4dse.results.store.spaces import merge_spaces, read_spaces, with_axes
 
 
 def open_store(
-    path: str | Place, create: bool = False, beside: Collection[str] = (), cost: CostTarget = DEFAULT_COST
+    path: str | AnyPath, create: bool = False, beside: Collection[str] = (), cost: CostTarget = DEFAULT_COST
 ) -> Store:
     """The store in folder `path`, which may be a URL; with `create`, a new folder becomes one, or one that is empty but
     for names in `beside`. cost: whose overheads its runs are read with; those that are stored are of the default.
@@ -73,7 +73,7 @@ def open_store(
     return store
 
 
-def _write_version(path: Place) -> None:
+def _write_version(path: AnyPath) -> None:
     write_atomic(path / "store.json", f'{{"schema_version": {SCHEMA_VERSION}}}\n'.encode())
 
 
@@ -81,7 +81,7 @@ class Store:
     """A store that exists; `open_store` makes these. Holds no data, only the path, whose overheads are asked for and
     whether it has the lock."""
 
-    def __init__(self, path: Place, cost: CostTarget = DEFAULT_COST) -> None:
+    def __init__(self, path: AnyPath, cost: CostTarget = DEFAULT_COST) -> None:
         self.path = path
         self.cost = cost
         self._locked = False
@@ -117,10 +117,10 @@ class Store:
 
         The same rows added twice are one file. StoreError on a wrong row (nothing is written) or a full disk.
         """
-        data = encode_small(to_table(rows))
+        data = encode_ipc(to_table(rows))
         stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).lstrip(".")
         with self.lock():
-            write_atomic(self.path / "inbox" / named(stem, data, "arrow"), data)
+            write_atomic(self.path / "inbox" / file_name(stem, data, "arrow"), data)
 
     def compact(self, minimum: int = 256) -> int:
         """Join the inbox into parts if it holds at least `minimum` files, and small parts into larger ones if there are
@@ -218,7 +218,7 @@ class Store:
             more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)
             found = found.assign(**{name: more[name].set_axis(found.index) for name in MEASURED})
         found = (add_gap(found) if gap else found)[columns]
-        return with_axes(found, noted(self)) if {"config_id", "points", *AXES} <= set(columns) else found
+        return with_axes(found, read_spaces(self)) if {"config_id", "points", *AXES} <= set(columns) else found
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""
@@ -250,7 +250,7 @@ class Store:
     def sql(self, query: str) -> pd.DataFrame:
         """DuckDB SQL over the views `runs` (as `runs()`) and `curves`. ConfigError on a wrong query."""
         return self._reader.read(
-            lambda files: run_sql(files, self._valid(), query, figures(self.measured()), self.cost, noted(self))
+            lambda files: run_sql(files, self._valid(), query, figures(self.measured()), self.cost, read_spaces(self))
         )
 
     def pareto(self, overhead: str = OVERHEAD) -> pd.DataFrame:
@@ -295,7 +295,7 @@ class Store:
             "tasks": sorted(visible["task"].unique().to_pylist()),
             "inbox_files": len(inbox),
             "part_files": len(parts),
-            "bytes": sum(each(lambda file: file.stat().st_size, [*inbox, *parts])),
+            "bytes": sum(in_parallel(lambda file: file.stat().st_size, [*inbox, *parts])),
             "torn": sorted(str(file) for file in {*self._files("torn"), *self._reader.left_out}),
         }
 
@@ -311,5 +311,5 @@ class Store:
         """Names of the files that hold rows: while they are the same, so are the rows."""
         return frozenset(file.name for folder in ("inbox", "parts") for file in self._files(folder))
 
-    def _files(self, folder: str) -> list[Place]:
-        return listed(self.path, folder)
+    def _files(self, folder: str) -> list[AnyPath]:
+        return list_files(self.path, folder)

@@ -16,7 +16,7 @@ from fp4dse.dse import Space, StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.store.parquet import read_all
-from fp4dse.results.store.spaces import note_space
+from fp4dse.results.store.spaces import record_space
 
 STATISTICS = {"bits": 4.5, "mse": 0.0123, "clipped": 0.02, "flushed": 0.0}
 
@@ -174,7 +174,7 @@ def test_the_title_is_what_the_space_asks_and_else_the_name_of_the_store(store, 
     store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.6)], "job")
     write_report(store, tmp_path / "report.html")
     assert f"<h1>{tmp_path.name}</h1>" in (tmp_path / "report.html").read_text()
-    note_space(store, Space("zoo", "Which <published> recipe?"))
+    record_space(store, Space("zoo", "Which <published> recipe?"))
     write_report(store, tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     assert "<h1>Which &lt;published&gt; recipe?</h1>" in html

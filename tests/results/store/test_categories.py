@@ -5,7 +5,7 @@ import pandas as pd
 from fp4dse.dse import Recipe
 from fp4dse.results import effects, front_chance, marginal, summarize
 from fp4dse.results.report.findings import as_texts
-from fp4dse.results.stats.paired import judged
+from fp4dse.results.stats.paired import rows_at_best_lr
 
 
 def test_texts_as_categories_are_the_same_texts(swept):
@@ -16,7 +16,7 @@ def test_texts_as_categories_are_the_same_texts(swept):
 
 
 def test_statistics_say_the_same_of_categories(swept):
-    plain, coded = swept.runs(), judged(swept.runs(categories=True))
+    plain, coded = swept.runs(), rows_at_best_lr(swept.runs(categories=True))
     for view in (summarize, front_chance, effects, marginal):
         pd.testing.assert_frame_equal(as_texts(view(coded)), view(plain), check_dtype=False)
 

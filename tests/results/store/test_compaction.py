@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store, run_id
 from fp4dse.results.store import compaction
-from fp4dse.results.store.atomic import AT_ONCE, each
-from fp4dse.results.store.compaction import level_of, listed, without_copies
+from fp4dse.results.store.atomic import AT_ONCE, in_parallel
+from fp4dse.results.store.compaction import level_of, list_files, without_duplicates
 from fp4dse.results.store.parquet import scan
 from fp4dse.results.store.schema import ROW, to_table
 
@@ -41,11 +41,11 @@ def many(store, row, monkeypatch):
 
 
 def levels(store) -> list[int]:
-    return [level_of(part) for part in listed(store.path, "parts")]
+    return [level_of(part) for part in list_files(store.path, "parts")]
 
 
 def rows_on_disk(store) -> pa.Table:
-    return scan(listed(store.path, "parts"), ROW.names)
+    return scan(list_files(store.path, "parts"), ROW.names)
 
 
 def test_joining_parts_changes_no_answer(many):
@@ -73,7 +73,7 @@ def test_many_sweeps_leave_few_parts(store, row):
 def test_large_parts_and_few_parts_are_left_alone(many, monkeypatch):
     store = many(4)
     few = compaction.JOIN_AT - 1
-    sizes = sorted(part.stat().st_size for part in listed(store.path, "parts"))
+    sizes = sorted(part.stat().st_size for part in list_files(store.path, "parts"))
     monkeypatch.setattr(compaction, "SMALL_BYTES", sizes[few])
     assert sum(size < sizes[few] for size in sizes) <= few
     store.compact()
@@ -82,7 +82,7 @@ def test_large_parts_and_few_parts_are_left_alone(many, monkeypatch):
 
 def test_a_broken_part_is_moved_aside_and_the_others_are_joined(many, caplog):
     store = many(4)
-    files = listed(store.path, "parts")
+    files = list_files(store.path, "parts")
     files[1].write_bytes(files[1].read_bytes()[:-7])
     store.compact()
     assert f"{files[1]}: moved to torn/" in caplog.text
@@ -93,7 +93,7 @@ def test_a_broken_part_is_moved_aside_and_the_others_are_joined(many, caplog):
 
 def test_a_part_that_cannot_be_read_now_is_named_and_nothing_is_deleted_or_moved(many, monkeypatch):
     store = many(4)
-    files = listed(store.path, "parts")
+    files = list_files(store.path, "parts")
     real = Path.read_bytes
 
     def refuse(file):
@@ -105,14 +105,14 @@ def test_a_part_that_cannot_be_read_now_is_named_and_nothing_is_deleted_or_moved
         patch.setattr(Path, "read_bytes", refuse)
         with pytest.raises(StoreError, match=rf"{files[1].name}: cannot be read now .Permission denied.; nothing was"):
             store.compact()
-    assert listed(store.path, "parts") == files
+    assert list_files(store.path, "parts") == files
     assert not (store.path / "torn").exists()
     assert len(store.runs()) == 4
 
 
 def test_a_row_that_a_crash_left_in_two_parts_is_written_once(many, monkeypatch):
     store = many(3)
-    kept = {part: part.read_bytes() for part in listed(store.path, "parts")}
+    kept = {part: part.read_bytes() for part in list_files(store.path, "parts")}
     store.compact()
     for part, data in list(kept.items())[1:]:  # as if the process had died after it deleted the first of them
         part.write_bytes(data)
@@ -129,7 +129,7 @@ def test_only_copies_are_dropped(row):
     again = [row(seed=1, status="failed"), row(seed=1), row(seed=2), row(seed=2, created_at=later)]
     rows = [row(seed=0), row(seed=0), *again]
     undated = [row(seed=3, created_at=None), row(seed=3, created_at=None)]
-    kept = without_copies(to_table([*rows, *undated]))
+    kept = without_duplicates(to_table([*rows, *undated]))
     assert kept.to_pylist() == to_table([*rows[1:], *undated]).to_pylist()
 
 
@@ -206,9 +206,9 @@ def test_readers_beside_a_writer_see_what_was_stored_before_they_looked_and_noth
 @given(st.lists(st.integers(), max_size=5 * AT_ONCE))
 def test_each_keeps_the_order(numbers):
     files = [Path(str(number)) for number in numbers]
-    assert each(lambda file: int(file.name), files) == numbers
+    assert in_parallel(lambda file: int(file.name), files) == numbers
 
 
 def test_each_raises_what_its_action_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
-        each(lambda file: file.read_bytes(), [tmp_path / str(i) for i in range(40)])
+        in_parallel(lambda file: file.read_bytes(), [tmp_path / str(i) for i in range(40)])

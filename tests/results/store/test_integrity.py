@@ -15,9 +15,9 @@ import pytest
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store
 from fp4dse.results.store import integrity
-from fp4dse.results.store.inbox import encode_small, read_small
-from fp4dse.results.store.integrity import Broken, Verified, digest_in, named
-from fp4dse.results.store.parquet import encode, whole
+from fp4dse.results.store.inbox import encode_ipc, read_ipc
+from fp4dse.results.store.integrity import Broken, VerifiedFiles, digest_in, file_name
+from fp4dse.results.store.parquet import encode, read_part
 from fp4dse.results.store.schema import to_table
 
 FLIP = """
@@ -75,7 +75,7 @@ def parts(store, row):
 
 
 def test_a_bit_that_flips_after_a_part_was_verified_meets_the_checksums_of_its_pages(store, parts, monkeypatch, caplog):
-    monkeypatch.setattr(integrity, "_sign", lambda _: [1, 2, 3])  # the times of change stay
+    monkeypatch.setattr(integrity, "_fingerprint", lambda _: [1, 2, 3])  # the times of change stay
     assert len(store.runs()) == 2
     flip(parts[0], 4 + 30)
     assert len(store.runs(["run_id", "seed"])) == 2 or caplog.messages  # another page may have been read
@@ -102,7 +102,7 @@ def test_a_part_is_verified_once_and_again_when_it_changed_or_was_copied(store, 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"parts/x": 3}', b"[" * 100_000])
 def test_what_was_remembered_may_be_lost_or_nonsense(store, parts, content):
     store.done()
-    memory = Verified(store.path)._file
+    memory = VerifiedFiles(store.path)._file
     assert memory.exists()
     memory.write_bytes(content)
     flip(parts[0])
@@ -119,7 +119,7 @@ def test_a_user_who_may_remember_nothing_reads_all_the_same(store, monkeypatch, 
 def test_files_have_their_digest_in_their_names(store, row):
     store.add([row()], "job 1")
     [file] = (store.path / "inbox").iterdir()
-    assert file.name == named("job-1", file.read_bytes(), "arrow")
+    assert file.name == file_name("job-1", file.read_bytes(), "arrow")
     assert digest_in(file.name) == file.name[6:22]
     assert digest_in("job-1-0a1b2c3d.parquet") == "0a1b2c3d"
     assert digest_in("join1-0123456789abcdef.parquet") == "0123456789abcdef"
@@ -130,7 +130,7 @@ def test_files_have_their_digest_in_their_names(store, row):
 @pytest.mark.parametrize("name", ["mine.parquet", "mine.arrow"])
 def test_a_file_of_unknown_origin_is_read_if_arrow_finds_it_valid(store, row, name):
     rows = to_table([row()])
-    data = encode(rows) if name.endswith("parquet") else encode_small(rows)
+    data = encode(rows) if name.endswith("parquet") else encode_ipc(rows)
     (store.path / "inbox").mkdir()
     (store.path / "inbox" / name).write_bytes(data)
     assert len(store.runs()) == 1
@@ -139,11 +139,11 @@ def test_a_file_of_unknown_origin_is_read_if_arrow_finds_it_valid(store, row, na
 
 
 def test_texts_that_are_no_utf8_and_lists_without_end_are_found_in_a_file_without_a_digest(store, row):
-    data = bytes(encode_small(to_table([row()])))
+    data = bytes(encode_ipc(to_table([row()])))
     (store.path / "inbox").mkdir()
     file = store.path / "inbox" / "mine.arrow"
     file.write_bytes(data.replace(b"vision", b"vis\xff\xffn"))
-    assert "Invalid UTF8" in read_small([file])[1][file]
+    assert "Invalid UTF8" in read_ipc([file])[1][file]
     assert len(store.runs()) == 0
 
 
@@ -152,7 +152,7 @@ def test_parts_have_checksums_and_whole_compares_them(row, tmp_path):
     data[4 + 30] ^= 1
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(Broken, match=r"CRC|checksum|[Tt]hrift|Corrupt|Deserial"):
-        whole(tmp_path / "a.parquet")
+        read_part(tmp_path / "a.parquet")
 
 
 # --- what cannot be read now -------------------------------------------------------------------------------------
@@ -220,6 +220,6 @@ def test_rows_that_are_compressed_are_no_rows_of_a_store(store, row, caplog, ste
         writer.write_table(table)
     data = memoryview(sink.getvalue())
     store.add([row(seed=0)], "job")
-    (store.path / "inbox" / (f"{stem}.arrow" if stem else integrity.named("job", data, "arrow"))).write_bytes(data)
+    (store.path / "inbox" / (f"{stem}.arrow" if stem else integrity.file_name("job", data, "arrow"))).write_bytes(data)
     assert store.runs()["seed"].tolist() == [0]
     assert "its rows are compressed" in caplog.text

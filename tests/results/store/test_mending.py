@@ -6,8 +6,8 @@ import pytest
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store
 from fp4dse.results.store import compaction, integrity
-from fp4dse.results.store.inbox import encode_small
-from fp4dse.results.store.integrity import named
+from fp4dse.results.store.inbox import encode_ipc
+from fp4dse.results.store.integrity import file_name
 from fp4dse.results.store.parquet import read_all
 from fp4dse.results.store.schema import to_table
 
@@ -46,7 +46,7 @@ def test_mend_brings_back_what_is_whole_to_where_it_was(filled):
 
 def test_mend_sets_aside_what_is_broken_says_why_and_takes_an_intact_copy_back(filled, monkeypatch):
     filled.done()
-    monkeypatch.setattr(integrity, "_sign", lambda _: [1])  # as if the times of change had stayed
+    monkeypatch.setattr(integrity, "_fingerprint", lambda _: [1])  # as if the times of change had stayed
     filled.done()
     files = [*(filled.path / "inbox").iterdir(), *(filled.path / "parts").iterdir()]
     intact = {file.name: file.read_bytes() for file in files}
@@ -71,9 +71,9 @@ def newer(store, row):
 
     def add(seed, column, name="novelty"):
         table = to_table([row(seed=seed)]).append_column(name, column)
-        data = encode_small(table)
+        data = encode_ipc(table)
         with store.lock():
-            (store.path / "inbox" / named("newer", data, "arrow")).write_bytes(data)
+            (store.path / "inbox" / file_name("newer", data, "arrow")).write_bytes(data)
 
     return add
 
@@ -93,7 +93,7 @@ def test_columns_of_a_newer_version_are_kept_by_joins_and_merges_and_named_once(
     store.compact(minimum=1)
     newer(2, pa.array(["newer"]))
     store.compact(minimum=1)
-    assert [compaction.level_of(part) for part in compaction.listed(store.path, "parts")] == [1]
+    assert [compaction.level_of(part) for part in compaction.list_files(store.path, "parts")] == [1]
     assert everything(store)["novelty"].to_pylist() == [None, "new", "newer"]
     other = open_store(tmp_path / "other", create=True)
     assert other.merge(store) == 3

@@ -12,9 +12,9 @@ import pytest
 from fp4dse.dse import StoreError
 from fp4dse.results import open_store
 from fp4dse.results.store import retries
-from fp4dse.results.store.atomic import each
+from fp4dse.results.store.atomic import in_parallel
 from fp4dse.results.store.remote import RemotePath
-from fp4dse.results.store.retries import ShortRead, patiently, waiting_ends
+from fp4dse.results.store.retries import ShortRead, stop_waiting_when, with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def failing(times, error):
     ],
 )
 def test_what_may_be_better_soon_is_tried_again_and_said_once(error, caplog):
-    assert patiently(failing(4, error), "s3://b/a") == "answer"
+    assert with_retries(failing(4, error), "s3://b/a") == "answer"
     assert len(caplog.messages) == 2
     assert caplog.messages[0].startswith("s3://b/a: cannot be reached (")
     assert "trying again for up to 1 min" in caplog.messages[0]
@@ -74,16 +74,16 @@ def test_what_may_be_better_soon_is_tried_again_and_said_once(error, caplog):
 )
 def test_what_a_server_refuses_is_an_error_at_once(error, caplog):
     with pytest.raises(type(error)):
-        patiently(failing(1, error), "s3://b/a")
+        with_retries(failing(1, error), "s3://b/a")
     assert caplog.messages == []
 
 
 def test_waiting_ends_when_its_time_is_over_or_when_somebody_asks(monkeypatch):
-    with waiting_ends(lambda: True), pytest.raises(ConnectionResetError):
-        patiently(failing(1, ConnectionResetError()), "s3://b/a")
+    with stop_waiting_when(lambda: True), pytest.raises(ConnectionResetError):
+        with_retries(failing(1, ConnectionResetError()), "s3://b/a")
     monkeypatch.setattr(retries, "TOTAL_S", 0.05)
     with pytest.raises(ConnectionResetError):
-        patiently(failing(10**6, ConnectionResetError()), "s3://b/a")
+        with_retries(failing(10**6, ConnectionResetError()), "s3://b/a")
 
 
 def away_until(when):
@@ -99,18 +99,18 @@ def away_until(when):
 
 def test_many_that_wait_for_one_server_say_so_once(caplog):
     act = away_until(time.monotonic() + 0.5)
-    assert each(lambda name: patiently(act, f"s3://b/{name}"), range(40)) == ["answer"] * 40
+    assert in_parallel(lambda name: with_retries(act, f"s3://b/{name}"), range(40)) == ["answer"] * 40
     assert ["cannot be reached" in text for text in caplog.messages] == [True, False]
     assert "reached again" in caplog.messages[1]
-    assert retries.why_away("s3://b/a") is None
+    assert retries.why_unreachable("s3://b/a") is None
 
 
 def test_who_asks_to_stop_ends_the_waits_of_all_threads():
     stop, never = threading.Event(), away_until(float("inf"))
     threading.Timer(0.3, stop.set).start()
     begin = time.monotonic()
-    with waiting_ends(stop.is_set), waiting_ends(lambda: False), pytest.raises(ConnectionResetError):
-        each(lambda name: patiently(never, f"s3://b/{name}"), range(40))
+    with stop_waiting_when(stop.is_set), stop_waiting_when(lambda: False), pytest.raises(ConnectionResetError):
+        in_parallel(lambda name: with_retries(never, f"s3://b/{name}"), range(40))
     assert time.monotonic() - begin < retries.TOTAL_S / 2
 
 
@@ -119,11 +119,11 @@ def test_the_first_error_ends_the_waits_of_all_threads():
         if name == 39:
             time.sleep(0.3)
             raise FileNotFoundError
-        patiently(away_until(float("inf")), f"s3://b/{name}")
+        with_retries(away_until(float("inf")), f"s3://b/{name}")
 
     begin = time.monotonic()
     with pytest.raises(FileNotFoundError):
-        each(act, range(40))
+        in_parallel(act, range(40))
     assert time.monotonic() - begin < retries.TOTAL_S / 2
 
 

@@ -7,14 +7,14 @@ import pytest
 from fp4dse.dse import Space, StoreError
 from fp4dse.results import marginal, open_store
 from fp4dse.results.report import read_findings
-from fp4dse.results.store.spaces import note_space, spaces, store_name
+from fp4dse.results.store.spaces import record_space, spaces, store_name
 
 
 def test_the_space_that_was_swept_last_stands_last(store):
     assert spaces(store) == {}
-    note_space(store, Space("zoo", "Which published recipe?"))
-    note_space(store, Space("mine", "Does ü help?"))
-    note_space(store, Space("zoo", "Which of them?"))
+    record_space(store, Space("zoo", "Which published recipe?"))
+    record_space(store, Space("mine", "Does ü help?"))
+    record_space(store, Space("zoo", "Which of them?"))
     assert list(spaces(store).items()) == [("mine", "Does ü help?"), ("zoo", "Which of them?")]
 
 
@@ -50,7 +50,7 @@ def test_a_store_without_a_note_goes_by_its_folder(tmp_path):
 def test_a_note_of_an_older_store_is_read(store):
     (store.path / "spaces.json").write_text('{"zoo": "Which?"}')
     assert spaces(store) == {"zoo": "Which?"}
-    note_space(store, Space("mine", "Does it help?"))
+    record_space(store, Space("mine", "Does it help?"))
     assert spaces(store) == {"zoo": "Which?", "mine": "Does it help?"}
 
 
@@ -69,7 +69,7 @@ def test_factors_go_by_the_names_and_values_of_the_spaces_axes(store, row):
     space = Space("mine", base="nvfp4", axes=AXES)
     filled(store, row, space)
     assert set(marginal(store.runs())["factor"]) == {"*.scale", "backward.rounding"}
-    note_space(store, space)
+    record_space(store, space)
     for lines in (marginal(store.runs()), store.sql("FROM marginal"), read_findings(store).marginal):
         found = set(lines[["factor", "reference", "level"]].itertuples(index=False, name=None))
         assert ("backward.rounding", "nearest", "stochastic") in found
@@ -81,18 +81,18 @@ def test_factors_go_by_the_names_and_values_of_the_spaces_axes(store, row):
 def test_axes_of_a_space_that_lacks_a_recipe_of_the_store_name_nothing(store, row):
     space = Space("mine", base="nvfp4", axes=AXES)
     filled(store, row, space)
-    note_space(store, space)
+    record_space(store, space)
     assert "*" in set(marginal(store.runs())["factor"])
     store.add([row("nvidia-nvfp4", seed, 0.6) for seed in range(3)], "other")
     assert "*" not in set(marginal(store.runs())["factor"])
 
 
 def test_a_merge_brings_the_spaces_along_and_keeps_the_last_one_last(store, tmp_path):
-    note_space(store, Space("zoo", "Which of them?"))
-    note_space(store, Space("mine", "Does ü help?"))
+    record_space(store, Space("zoo", "Which of them?"))
+    record_space(store, Space("mine", "Does ü help?"))
     other = open_store(tmp_path / "other", create=True)
     for name in ("mine", "theirs"):
-        note_space(other, Space(name, "as they ask"))
+        record_space(other, Space(name, "as they ask"))
     store.merge(other)
     merged = [("theirs", "as they ask"), ("zoo", "Which of them?"), ("mine", "Does ü help?")]
     assert list(spaces(store).items()) == merged

@@ -17,7 +17,7 @@ import pytest
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store, add_gap, open_store, run_id
 from fp4dse.results.store import reader
-from fp4dse.results.store.inbox import encode_small
+from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.store.schema import BY_NAME, ROW, SCHEMA_VERSION
 
 
@@ -258,7 +258,7 @@ def as_parquet(file) -> None:
 
 
 def as_arrow(file) -> None:
-    instead_of(file, encode_small(older(file)), "arrow")
+    instead_of(file, encode_ipc(older(file)), "arrow")
 
 
 def instead_of(file, data, ending) -> None:
@@ -289,7 +289,7 @@ def test_a_store_from_before_the_cost_model_reads_with_nulls(store, row):
     store.add([row()], "old")
     file = next((store.path / "inbox").iterdir())
     rows = pa.ipc.open_file(pa.py_buffer(file.read_bytes())).read_all()
-    instead_of(file, encode_small(rows.drop_columns(["overhead", "overhead_of", "activation_bits"])), "arrow")
+    instead_of(file, encode_ipc(rows.drop_columns(["overhead", "overhead_of", "activation_bits"])), "arrow")
     set_version(store, 2)
     found = open_store(store.path).runs()
     assert found[["overhead", "overhead_of", "activation_bits"]].isna().all(axis=None)
