@@ -1,6 +1,6 @@
-"""What became of the lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report.
+"""The results of trained lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report.
 
-What statistics and reports are made with is imported when it is asked for: a sweep needs the store alone.
+Statistics and reports are imported when somebody asks for their names: a sweep needs the store alone.
 """
 
 from typing import TYPE_CHECKING

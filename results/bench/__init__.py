@@ -1,1 +1,1 @@
-"""How long the store, the statistics and the report take at the sizes that they are made for."""
+"""Benchmarks of the store, the statistics and the report, at the sizes that they are made for."""

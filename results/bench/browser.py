@@ -12,7 +12,7 @@ BUSY = "filter, processor time of the page"
 
 
 def why_no_browser() -> str | None:
-    """Why a page cannot be opened here, or None."""
+    """The reason why no page can be opened here, or None."""
     try:
         import selenium  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""How long a report of 20,000 recipes takes: to make, to open, to filter; and how large it is."""
+"""Times of a report of 20,000 recipes: to make, to open and to filter; and its size."""
 
 from __future__ import annotations
 

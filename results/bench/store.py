@@ -1,4 +1,4 @@
-"""How long the store and the statistics take at the sizes that they are made for, beside what is aimed at."""
+"""Times of the store and of the statistics at the sizes that they are made for, beside their targets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The report: what won, how sure that is, what it cost, and what was run where, as one HTML file.
+"""The report: the best recipe, how sure that is, its cost, and the machines, as one HTML file.
 
-One module a section; the first screen is the answer beside its chart. `findings` works everything out, by the functions
-that the views of `fp4dse query` call, and each section ends with the queries that print its numbers. The page's script
-is in page.js and explore.js.
+Each panel is a module; the first screen is the answer beside its chart. `findings` computes everything, with the same
+functions as the views of `fp4dse query`, and each panel ends with the queries that print its numbers. The scripts of
+the page are page.js and explore.js.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ lower than it would be on new seeds.</p></section>"""
 
 
 def _scope(found: Findings, name: str) -> str:
-    """What was run, in one line (HTML)."""
+    """One line (HTML) with the counts of recipes, tasks and lanes, and the date."""
     runs = found.runs
     statuses = runs["status"].value_counts()
     recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()

@@ -1,4 +1,4 @@
-"""The first screen: use this recipe, this sure, at this cost, beside the chart that shows it."""
+"""The first screen: the recipe to use, how sure that is and what it costs, beside the chart."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _sure(found: Findings, verdict: Verdict) -> str:
 
 
 def _rivals(found: Findings, verdict: Verdict) -> str:
-    """Who is as good, or may be (HTML)."""
+    """Sentences (HTML) on recipes that are as good, or that the seeds do not tell apart."""
     text = ""
     if verdict.lowest != verdict.config_id:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]

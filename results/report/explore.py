@@ -1,7 +1,7 @@
-"""The front that can be filtered: every recipe of every setting as compact columns, and where the script draws them.
+"""The front that can be filtered: every recipe of every setting as compact columns for the script that draws them.
 
-Numbers travel as base64 of little-endian arrays, recipes' facts once however many settings have them. What a filter
-asks is a bit per value and recipe. The script (explore.js) picks, sorts, finds the front of what is left, and draws.
+Numbers are base64 of little-endian arrays, and facts of a recipe stand once however many settings have it. A filter is
+a bit for each of its values and each recipe. The script (explore.js) filters, sorts, finds the front and draws.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def controls(found: Findings) -> str:
 
 
 def payload(found: Findings) -> dict[str, Any]:
-    """What the script reads. All columns are of the lines of `found.recipes` but BF16's, in its order."""
+    """The data that the script reads. All columns have the lines of `found.recipes` without BF16's, in its order."""
     lines = found.recipes[~found.recipes["is_baseline"]]
     recipes = as_texts(found.runs.drop_duplicates("config_id")).set_index("config_id")
     recipes = recipes.loc[lines["config_id"].drop_duplicates()]
@@ -135,7 +135,7 @@ def _setting(found: Findings) -> dict[str, Any]:
 
 
 def _discrete(values: pd.Series) -> bool:
-    """Whether costs stand in columns wide enough to spread recipes of equal cost sideways."""
+    """True if costs are so far apart that recipes of equal cost can be spread sideways."""
     distinct = np.unique(values.dropna())
     return len(distinct) < 2 or bool(np.diff(distinct).min() >= np.ptp(distinct) / COLUMNS)
 

@@ -1,4 +1,4 @@
-"""All that the report says is worked out here once, by the functions that the views of `fp4dse query` call."""
+"""The numbers behind the report, computed once, by the functions that the views of `fp4dse query` call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came out beyond the recipe to use: what helps and what harms, how rates were chosen, what was tried."""
+"""The panel of highlights: what helps, what harms, how learning rates were chosen, how much was tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each slot's quantizer does to a bell curve: error, clipped and flushed shares, per recipe on a front."""
+"""The panel of each operand's quantizer on a bell curve: error, clipped and flushed shares, for recipes on a front."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Panel:
         return f'<section id="{self.name}">{heading}{about}{body}{asked}</section>'
 
     def commands(self, found: Findings) -> list[str]:
-        """What to type into a shell to see the numbers of the panel."""
+        """The shell commands that print the numbers of the panel."""
         path = str(found.store.path)
         plain = [query for query in self.queries if "{axis}" not in query]
         by_axis = [query.format(axis=axis) for query in self.queries if "{axis}" in query for axis in found.axes]

@@ -115,7 +115,7 @@ def _front(found: Findings, figure: Figure) -> bool:
 
 
 def _key(found: Findings, front: pd.DataFrame, figure: Figure) -> None:
-    """What the numbers of the front stand for."""
+    """The legend of the numbers on the front."""
     from matplotlib.lines import Line2D
 
     called = [found.labels.of(label) for label in front["label"].head(MOST_NAMED)]

@@ -1,4 +1,4 @@
-"""What was run where, what did not go as wanted, and how to run it again."""
+"""The panels of the machines, with failures and paths not taken, and of how to run everything again."""
 
 from __future__ import annotations
 

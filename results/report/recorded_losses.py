@@ -1,6 +1,6 @@
-"""What the operands of each slot lost while they were trained: what `sweep --record` stored, for the front's recipes.
+"""The panel of clipped and flushed shares of each operand in training, for recipes on a front.
 
-The section is not there where nothing was recorded.
+It shows what `sweep --record` stored, and is left out where nothing was recorded.
 """
 
 from __future__ import annotations

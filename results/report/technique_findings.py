@@ -1,4 +1,4 @@
-"""What may be said of a technique: helps, harms, depends, or nothing. Matched pairs decide, and only where they may.
+"""Sentences on techniques: helps, harms, depends on the rest, or nothing. Matched pairs decide.
 
 The effect of a level is the mean over pairs of recipes that differ in nothing else. It is a finding if its interval
 leaves out zero and most pairs agree. It is not one if one of the two levels was tried with something that the other
@@ -58,7 +58,7 @@ _STARTS = {
 
 
 def everywhere(found: Findings) -> str:
-    """What holds in every task (HTML); empty with one setting."""
+    """The effects that hold in every task (HTML); empty with one setting."""
     if len(found.titles) < 2:
         return ""
     pairs = found.marginal.assign(standing=standing(found.marginal))

@@ -1,4 +1,4 @@
-"""What each technique does: matched pairs with intervals, beside the mean of a linear model, as dots on lines."""
+"""The panel of effects: matched pairs with intervals, beside the mean of a linear model, as dots on lines."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def name_of(line: dict[str, Any]) -> str:
 
 
 def _partly(pairs: pd.DataFrame) -> str:
-    """What grey diamonds were never tried with (HTML)."""
+    """The explanation of grey diamonds (HTML); empty where there are none."""
     some = pairs[pairs["untried"].ne("")]
     if some.empty:
         return ""

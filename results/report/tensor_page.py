@@ -1,4 +1,4 @@
-"""What `fp4dse tensor` shows: the rows of an inspection as table, remarks, and a page with a picture of the error.
+"""The output of `fp4dse tensor`: the rows of an inspection as table, remarks, and a page with a picture of the error.
 
 A row is a dict with tensor, shape, dtype, quantizer, bits, mse, sqnr_db, gain, clipped, flushed, zeroed, saturated,
 decomposition (shares by part and by cross term `a·b`) and note. None stands for what is not defined.

@@ -1,4 +1,4 @@
-"""Where do recipes blow up? The share that diverged, for each level of each factor and each pair of levels.
+"""The share of recipes that diverged, for each level of each factor and each pair of levels.
 
 A recipe counts as diverged if one of its seeds did, at its best learning rate.
 """

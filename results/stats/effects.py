@@ -1,4 +1,4 @@
-"""What each technique does on average, and which ones work together: a linear model of log loss over all recipes.
+"""Mean effects of techniques and their interactions: a linear model of log loss over all recipes.
 
     log loss[recipe, seed] = mean + seed + Σ effect of each factor's level + Σ effect of each pair of levels
 

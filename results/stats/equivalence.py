@@ -1,4 +1,4 @@
-"""Are two recipes different, the same, or not yet told apart? And how many more seeds would settle it?
+"""Paired tests of two recipes: different, the same, or undecided, and how many more seeds would decide.
 
 All differences are paired: d = log(loss a / loss b) on each seed that both finished. Two questions are asked of them,
 and "no significant difference" answers neither:
@@ -7,8 +7,8 @@ and "no significant difference" answers neither:
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
 
 A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
-is `open`. Seeds that would settle it: the fewest with which one of the two tests is passed with a chance of 80 %, if
-mean and standard deviation stay what they are (normal approximation).
+is `open`. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, if mean
+and standard deviation stay what they are (normal approximation).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where
     the recipe is better), low, high (95 %), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST),
     verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN
-    where settled or where two pairs are lacking, inf where 10,000 would not do). BF16 has a line; the reference has
+    where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the reference has
     none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
     """
     _check(runs, reference, margin)
@@ -173,7 +173,7 @@ def _sentence(line: dict[str, Any]) -> str:
 
 
 def _first(line: dict[str, Any]) -> str:
-    """Where the first of two recipes is that the seeds do not part."""
+    """The loss of the first of two recipes that the seeds do not tell apart, against the second's."""
     if line["low"] == line["high"] == 0:
         return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"
     return f"the loss of the first is at {_size(line)}"

@@ -1,10 +1,11 @@
-"""Which knobs did the recipes turn? A row has a column per axis of the recipe; a sweep varies a few, often together.
+"""The factors that a set of recipes varies. A row has a column for each axis of its recipe; a sweep varies few of them,
+often several together.
 
-Columns that part the recipes in the same way cannot be told apart by any model: they are one factor, named as an axis
-of a space is (`*.g.rounding`, `wgrad.rotation`). A column that follows from another one alone (the block size from the
-scale format, say) or from two that it was never free of is carried by one of them. What is left are factors that were
-set on their own. Where an axis of the space that was swept parts the recipes as a factor does, the factor goes by the
-axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
+No model can separate columns that divide the recipes in the same way: they are one factor, named as an axis of a space
+is (`*.g.rounding`, `wgrad.rotation`). A column that follows from another one alone (the block size from the scale
+format, say), or from two with which it was never fully crossed, belongs to one of them. What is left are factors that
+were varied on their own. Where an axis of the space that was swept divides the recipes as a factor does, the factor has
+the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _RANK = {field: i for i, field in enumerate([*_TELLING.split(), "tensor_amax"])}
 
 
 class Factor(NamedTuple):
-    """One knob. codes: [recipes], the place of each recipe's level in `levels`."""
+    """One factor. codes: [recipes], the index of each recipe's level in `levels`."""
 
     name: str
     columns: tuple[str, ...]
@@ -55,12 +56,12 @@ class Factor(NamedTuple):
     """Columns that follow from this factor, alone or with another, and are not told apart from it."""
     levels: tuple[str, ...]
     reference: int
-    """The place of the level that differences are measured from."""
+    """Index of the level that differences are measured from."""
     codes: NDArray[np.intp]
 
 
 def factors(recipes: pd.DataFrame) -> list[Factor]:
-    """The knobs that differ among recipes. recipes: one row each, with the columns AXES, and any of AXIS."""
+    """The factors that differ among recipes. recipes: one row each, with the columns AXES, and any of AXIS."""
     parts: dict[bytes, list[str]] = {}
     codes: dict[bytes, NDArray[np.intp]] = {}
     for column in AXES:
@@ -88,7 +89,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
 
 
 def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
-    """Whether b's level tells a's."""
+    """True if the level of b determines that of a."""
     return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
 
 
@@ -149,7 +150,7 @@ def _field(column: str) -> str:
 
 
 def _places(columns: list[str]) -> list[str]:
-    """Where in the recipe the columns of one field stand, as in an axis: `*`, `*.g`, `backward`, `fprop.x` …"""
+    """The parts of a recipe that the columns of one field belong to, as an axis names them: `*`, `*.g`, `fprop.x` …"""
     places = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
     if "" in places:
         return []

@@ -1,4 +1,4 @@
-"""How sure is the front? Every recipe's gap is drawn again and again from what its seeds say about it.
+"""The uncertainty of the front: every recipe's gap is drawn many times from the distribution that its seeds give.
 
 With three seeds a recipe's own variance is next to unknown, so variances are pooled: each is shrunk towards a common
 one by as many degrees of freedom as their spread allows (the moment estimator of Smyth 2004, as in limma):
@@ -47,7 +47,7 @@ _CHUNK = 64
 
 
 class Spread(NamedTuple):
-    """What the seeds of one setting say, per recipe: [recipes] each, and the part shared by all."""
+    """Mean gaps of one setting and their errors, [recipes] each, and the error shared by all."""
 
     mean: NDArray[np.float64]
     error: NDArray[np.float64]

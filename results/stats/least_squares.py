@@ -53,7 +53,7 @@ class Fit(NamedTuple):
         return contrasts @ self.coefficients, np.sqrt(variance)
 
     def rise(self, columns: slice) -> float:
-        """What the sum of squares rises by if these columns are left out."""
+        """The increase of the sum of squares if these columns are left out."""
         part = self.coefficients[columns]
         return float(part @ np.linalg.solve(self.inverse[columns, columns], part))
 
@@ -90,7 +90,7 @@ def sum_to_zero(levels: int) -> Array:
 
 
 def undetermined(design: Array, weight: Array) -> NDArray[np.bool_]:
-    """Which columns the rows do not determine, because they are a mixture of others: bool [p]."""
+    """True for columns that the rows do not determine, because they are a mixture of others: bool [p]."""
     values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
     null = vectors[:, values < 1e-9 * max(values[-1], 1e-300)]
     return np.asarray(np.abs(null).max(axis=1, initial=0.0) > 1e-6)

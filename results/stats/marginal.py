@@ -1,4 +1,4 @@
-"""What does it buy to add X to what you have? Recipes that differ in one factor alone, and nothing modelled.
+"""The value of adding one technique: pairs of recipes that differ in one factor alone, without a model.
 
 For two levels of a factor, all pairs of recipes that agree in every other factor are found; each pair gives the paired
 difference of log loss on every seed that both finished. Over all pairs that is the marginal value of the technique
@@ -24,10 +24,10 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
     log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, helps (share of matches where it lowers the
-    loss), tenth, ninetieth (percentiles of the matches' own means: what it does in the best and in the worst company),
-    diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other factors that
-    one of the two was tried with and the other never, as text; then the matches speak of what both were tried with
-    alone). Lowest difference first.
+    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best and
+    worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
+    factors that one of the two was tried with and the other never, as text; then the matches speak of what both were
+    tried with alone). Lowest difference first.
     """
     parts = []
     for keys, table in factor_tables(runs):
@@ -59,7 +59,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd.DataFrame:
-    """What changes if one factor of a recipe is changed: its neighbours among the recipes that were run.
+    """The recipes that differ from one in a single factor, and what that changes.
 
     Columns: SETTING, factor, from_level, level, config_id, label (of the neighbour), pairs, difference (log loss ratio
     neighbour / recipe, below 0 where the change helps), low, high, p, p_same, verdict, more_seeds (see `against`).

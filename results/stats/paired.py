@@ -29,7 +29,7 @@ SETTING = (
     "rev_engine",
     "rev_task",
 )
-"""What two rows share if their losses may be compared."""
+"""Columns that two rows share if their losses may be compared."""
 
 OVERHEAD = "overhead"
 """The default overhead axis: a numeric column of runs. Small is cheap."""
@@ -44,7 +44,7 @@ DERIVED = ["baseline_loss", "gap"]
 """The columns that `add_gap` adds."""
 
 _JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
-"""The columns that `judged` adds, of `outcomes`."""
+"""The columns of `outcomes` that `rows_at_best_lr` adds."""
 
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -71,7 +71,7 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_best_lr(work: pd.DataFrame) -> pd.Series:
-    """Which rows of `outcomes` stand at their recipe's best learning rate (bool, same index).
+    """True for rows of `outcomes` at their recipe's best learning rate (same index).
 
     A rate without a finished seed loses to one with; then fewer diverged seeds win, then more finished seeds, then
     the lower mean loss, then the lower rate.
@@ -113,9 +113,9 @@ def baselines(runs: pd.DataFrame) -> pd.DataFrame:
 def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
 
-    A frame that has a gap keeps it, so that rows may be filtered before; what is judged already comes back as it is, so
-    that one frame may serve many questions. A recipe of which a seed was pruned there has
-    neither loss nor gap: only its lucky seeds are left, and their mean would flatter it.
+    A frame that has a gap keeps it, so that rows may be filtered before. A result of this function comes back
+    unchanged, so that one frame can serve several statistics. A recipe with a pruned seed has neither loss nor gap:
+    only its lucky seeds are left, and their mean would flatter it.
     """
     if all(name in runs for name in _JUDGED):
         return runs
@@ -151,7 +151,7 @@ def stacked(parts: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFra
 
 
 def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
-    """How each recipe's learning rate was chosen, one line per SETTING and recipe.
+    """The choice of each recipe's learning rate, one line per SETTING and recipe.
 
     Columns: SETTING, config_id, label, is_baseline, lr (chosen), rates (tried), grid (text), same_grid (as the most
     common grid of the setting), at_edge (the chosen rate is the lowest or highest of several: a better one may lie

@@ -1,4 +1,4 @@
-"""The Pareto front, what nothing else beats on both counts at once, and the area that it dominates."""
+"""The Pareto front, the points that no other beats in both coordinates, and the area that it dominates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
-    """Which points are non-dominated when both coordinates are to be small. x, y: [n]; returns bool [n].
+    """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
 
     A point is dominated if another is no worse in both and better in one. Equal points stay together; a point with
     NaN or inf is never on the front and dominates nobody.

@@ -1,4 +1,4 @@
-"""What to take away from a setting in three answers: use this recipe, this sure, at this cost. And what to beware of.
+"""The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
 
 The recipe is the one of the lowest loss; where others cost less, are within the margin of equivalence.py and are not
 told apart from it, the cheapest of these. Reports and terminals put the same answers into their own form; the words
@@ -40,7 +40,7 @@ FRONT_WORDS = (
 
 
 class Rates(NamedTuple):
-    """How the learning rates of a setting were chosen."""
+    """The choice of learning rates in a setting."""
 
     grid: tuple[float, ...]
     """Rates that most recipes were tried at, the lowest first."""
@@ -58,7 +58,7 @@ class Rates(NamedTuple):
         return f"each recipe at the best of {len(self.grid)} learning rates ({', '.join(f'{r:g}' for r in self.grid)})"
 
     def warnings(self) -> tuple[str, ...]:
-        """What the choice leaves open, one sentence each, without a full stop."""
+        """Warnings about the choice, one sentence each, without a full stop."""
         says = []
         if len(self.grid) == 1:
             says.append(
@@ -106,7 +106,7 @@ class Verdict(NamedTuple):
     open: int
     """Other recipes that the seeds do not tell apart from the lowest."""
     more_seeds: float
-    """How many more would settle the nearest of these; NaN where there is none, inf where no number in reach would."""
+    """Seeds that would decide on the nearest of these; NaN where there is none, inf where no number in reach would."""
     tried: int
     diverged: int
     rates: Rates
@@ -115,7 +115,7 @@ class Verdict(NamedTuple):
     """Sentences without a full stop; their only numbers are counts and learning rates."""
 
     def sure(self) -> str:
-        """How sure, in words; without a full stop, empty without a recipe."""
+        """The certainty in words, without a full stop; empty without a recipe."""
         if self.config_id is None:
             return ""
         front = "" if math.isnan(self.p_front) else f"; {front_words(self.p_front)}"

@@ -1,4 +1,4 @@
-"""Many small files into few large ones, at no moment with a row missing.
+"""Compaction: many small files become few large ones, and no row is missing at any moment.
 
 A query opens every file, and a Parquet file of a hundred columns takes milliseconds to open. Sweeps leave an Arrow file
 per job, and one part each, searches one per batch. So files move up, `JOIN_AT` or more at a time:
@@ -8,7 +8,7 @@ per job, and one part each, searches one per batch. So files move up, `JOIN_AT` 
 A join writes its file, whole, before it deletes the first of those that it joins: a row is always in at least one file,
 and one that is in two counts once (parquet.winners). Who dies in between leaves copies, which the next level drops.
 Columns that this version does not know go along. A file that cannot be read now stops a join, which deletes nothing
-then; only what is broken (sound.py) is moved aside, to `torn/`.
+then; only what is broken (integrity.py) is moved aside, to `torn/`.
 
 Readers hold no lock, and a listing is not taken at one instant: what is made and deleted while a folder is being read
 may be missed. So each level is listed by a look of its own, the lowest first. Take the highest level that a row had
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from fp4dse.results.store.atomic import in_parallel, move, reading, write_atomic, writing
-from fp4dse.results.store.inbox import is_ipc, read_ipc
+from fp4dse.results.store.inbox import by_format, read_ipc
 from fp4dse.results.store.integrity import Broken, count_lanes, file_name
 from fp4dse.results.store.parquet import IDENTITY, encode, is_duplicate, read_part
 from fp4dse.results.store.remote import AnyPath
@@ -42,7 +42,7 @@ SMALL_BYTES = 2 << 20
 
 
 def level_of(file: AnyPath) -> int:
-    """How often the rows of a part were joined with those of other parts."""
+    """The number of times that the rows of a part were joined with those of other parts."""
     found = re.fullmatch(r"join([1-9])-[0-9a-f]+\.parquet", file.name)
     return min(int(found[1]), LEVELS - 1) if found else 0
 
@@ -105,8 +105,8 @@ Tables = list[tuple[list[AnyPath], pa.Table]]
 
 
 def _read_files(store: AnyPath, files: Sequence[AnyPath]) -> Tables:
-    """What the files hold; those that are broken are moved aside."""
-    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
+    """The tables of the files; broken files are moved to `torn/`."""
+    small, large = by_format(files)
     with reading(store):
         found, reasons = read_ipc(small)
         for file, table in zip(large, in_parallel(_whole, large), strict=True):
@@ -160,7 +160,7 @@ def quarantine(store: AnyPath, file: AnyPath, reason: str) -> None:
 
 
 def consequence(lanes: str) -> str:
-    """What a broken file means, and what to do."""
+    """The sentences on what a broken file takes away, and what to do."""
     return (
         f"Missing now: {lanes}. The same `fp4dse sweep` trains them again; or put an intact copy of the file into "
         "torn/ and run `fp4dse store mend`"

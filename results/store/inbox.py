@@ -1,4 +1,4 @@
-"""The inbox's Arrow IPC files, thousands of a few rows each, read in one go.
+"""The inbox: thousands of Arrow IPC files of a few rows each, read in one go.
 
 Each file has the schema of a hundred columns before its rows and once more after them, and to parse it takes longer
 than to read the rows. All files of one version begin with the same bytes, so their schema is parsed once: what stands
@@ -11,7 +11,7 @@ granted that the bytes are what was written, so only files whose digest was comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -34,8 +34,16 @@ POSITIONS = {name: place for place, name in enumerate(ROW.names)}
 
 
 def is_ipc(file: AnyPath) -> bool:
-    """Whether it is one of the inbox's IPC files. Parquet files in the inbox are of earlier versions."""
+    """True for the inbox's IPC files. Parquet files in the inbox are of earlier versions."""
     return file.name.endswith(".arrow")
+
+
+def by_format(files: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]]:
+    """The IPC files, and the Parquet files."""
+    ipc, parquet = [], []
+    for file in files:
+        (ipc if is_ipc(file) else parquet).append(file)
+    return ipc, parquet
 
 
 def encode_ipc(table: pa.Table) -> memoryview:
@@ -88,7 +96,7 @@ def _read_group(files: Sequence[AnyPath], schema: pa.Schema | None) -> Found:
 
 
 def _rows_in(data: bytes) -> memoryview | None:
-    """What of a file under ROW are its rows; None if it is of another version."""
+    """The bytes of the rows of a file under ROW; None if it is of another version."""
     footer = int.from_bytes(data[-10:-6], "little") + 10
     end = len(data) - footer - len(END)
     alike = data.startswith(HEADER) and data[end : end + len(END)] == END

@@ -1,4 +1,4 @@
-"""Is a file of the store what was written? Told before anything else looks at it, as readers crash on flipped bits.
+"""Verification of the store's files, before anything else reads them: readers crash on flipped bits.
 
 The name of each file ends in digits of the SHA-256 of its bytes. An inbox file is small and read whole: its digest is
 compared at every reading. A Parquet part is verified once: what was verified, with size and times of change, is
@@ -76,8 +76,8 @@ def verified_bytes(file: AnyPath) -> bytes:
 
 
 def check(file: AnyPath) -> None:
-    """Whether a Parquet file is what was written. Broken or OSError as `content`; StoreError if it would take more
-    memory than a file of its size may."""
+    """Verify a Parquet file. Broken or OSError as of `verified_bytes`; StoreError if it would take more memory than a
+    file of its size may."""
     wanted = digest_in(file.name)
     if wanted:
         if not any(_sha256(file).startswith(wanted) for _ in range(2)):
@@ -92,7 +92,7 @@ def check(file: AnyPath) -> None:
 
 
 def _why_too_large(file: AnyPath) -> str | None:
-    """Why a file is too large, if it is."""
+    """The reason why a file is too large, or None."""
     opened = file.fs.open_input_file(file.path) if isinstance(file, RemotePath) else pa.OSFile(str(file))
     with opened as source:
         warn_of_unknown(pq.read_schema(source))
@@ -127,12 +127,12 @@ def _warn_of(unknown: tuple[str, ...]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class VerifiedFiles:
-    """Which Parquet files of a store were verified, remembered from one process to the next."""
+    """The Parquet files of a store that were verified, remembered from one process to the next."""
 
     def __init__(self, store: AnyPath) -> None:
         where = str(store.absolute()) if isinstance(store, Path) else str(store)
@@ -179,7 +179,7 @@ def _key(file: AnyPath) -> str:
 
 
 def _fingerprint(file: AnyPath) -> list[int] | None:
-    """What differs when a file was changed or copied: size and times. None where the times are unknown."""
+    """Size and times of a file, which differ once it was changed or copied. None where the times are unknown."""
     found = file.stat()
     if isinstance(file, Path):
         return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
@@ -222,7 +222,7 @@ else:
 
 
 def count_lanes(file: AnyPath) -> str:
-    """How many lanes a broken file says that it has, for people. Asked in a process of its own: it may crash."""
+    """`3 lanes`: the number that a broken file states, for people. Read in a process of its own, which may crash."""
     with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
         command = [sys.executable, "-c", ROWS_OF, "arrow" if file.name.endswith(".arrow") else "parquet"]
         asked = subprocess.run(command, input=file.read_bytes(), capture_output=True, timeout=60)

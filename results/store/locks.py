@@ -1,4 +1,4 @@
-"""One writer at a time, whatever happens to the others.
+"""Locks: one writer at a time, whatever happens to the others.
 
 On a disk the kernel holds the lock and frees it however the process ends. A server has no such lock, so there writers
 use claims.
@@ -37,7 +37,7 @@ LAST_S = 10.0
 
 @contextlib.contextmanager
 def exclusive(path: AnyPath) -> Iterator[None]:
-    """Hold the lock file `path`; the kernel frees it however the process ends. On a server it is a claim (remote.py).
+    """Hold the lock file `path`; the kernel frees it however the process ends. On a server it is a claim (see above).
 
     StoreError names the process that holds it, if another does.
     """
@@ -77,7 +77,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether this is known: only of a process of this machine."""
+        """True if the process is known to have ended, which only one of this machine can be."""
         return self.host == socket.gethostname() and not is_alive(self.pid, self.born)
 
 
@@ -127,13 +127,13 @@ def _refuse_others(folder: RemotePath, mine: RemotePath) -> None:
 
 
 def busy(store: AnyPath, owner: str) -> str:
-    """What the second of two drivers is told."""
+    """The message for the second of two drivers."""
     watch, stop = f"fp4dse status --watch --store {store}", f"fp4dse stop --store {store}"
     return f"{store}: {owner} is writing to this store; see it with `{watch}`, end it with `{stop}`, or use another"
 
 
 def birth(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did: it tells the process from a later one of the same number.
+    """Start time of a process in ticks since the machine started, which tells it from a later one of the same number.
     None if there is none, if it has ended and its parent does not ask, or the system does not say."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -143,7 +143,7 @@ def birth(pid: int) -> int | None:
 
 
 def is_alive(pid: int, born: int | None) -> bool:
-    """Whether the process that was born then is there; if that is unknown, whether one of its number is."""
+    """True if the process that started then is running; if the time is unknown, if one of its number is."""
     return birth(pid) == born if born is not None else _exists(pid)
 
 

@@ -1,4 +1,4 @@
-"""What this project's layers took on a device, relative to BF16's: the column `measured` of runs.
+"""Measured times of this project's layers on a device, relative to BF16's: the column `measured` of runs.
 
 Such a figure belongs to a recipe and a device, not to a lane, so it is not in the rows but beside them, in
 measured.json, and is joined to the rows when they are read. It is taken when somebody asks for it, after a sweep and on
@@ -35,7 +35,7 @@ Series = dict[str, Any]
 
 
 def series(model: str, environment: Mapping[str, Any]) -> str:
-    """What figures of this model, taken in this environment (row columns), are of."""
+    """The name of the series of this model in this environment (row columns)."""
     threads = f", {counted(environment['threads'], 'thread')}" if environment["device"] == "cpu" else ""
     return f"{model} on {environment['device_name']}{threads}, {environment['software_class']}"
 
@@ -68,7 +68,7 @@ def with_figure(known: Series, of: str, device_name: str, config_id: str, overhe
 
 
 def merged(ours: Series, theirs: Series) -> Series:
-    """What we have and they add. Our figures win, and our series are the newer ones."""
+    """Both. Our figures win, and our series are the newer ones."""
     lacking = {name: one for name, one in theirs.items() if name not in ours}
     both = {}
     for name, one in ours.items():

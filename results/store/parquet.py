@@ -1,4 +1,4 @@
-"""Rows in and out of files, always under the one schema, each run once.
+"""Reading and writing rows in Parquet files, always under the one schema, each run once.
 
 Parts are Parquet. The small files of the inbox are Arrow IPC (inbox.py): a Parquet file of a few rows takes 5 ms to
 open and to read, because each of a hundred columns has its own header, an IPC file 0.2 ms; and there are thousands.
@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from fp4dse.results.store.atomic import in_parallel
-from fp4dse.results.store.inbox import POSITIONS, is_ipc, read_ipc, with_schema
+from fp4dse.results.store.inbox import POSITIONS, by_format, read_ipc, with_schema
 from fp4dse.results.store.integrity import Broken, digest_in, first_line, verified_bytes
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.schema import KEY, ROW
@@ -74,7 +74,7 @@ def dataset(files: Sequence[AnyPath], columns: Sequence[str] = ROW.names, more: 
     lacks reads as null. Broken names inbox files that are not what was written; Parquet files are Verified before."""
     wanted = {*columns, *CONDITIONS}
     schema = pa.schema([*(field for field in ROW if field.name in wanted), *more])
-    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
+    small, large = by_format(files)
     sources = [ds.dataset(_in_memory(small, schema))] if small or not large else []
     return ds.dataset([*sources, _on_disk(large, schema)]) if large else sources[0]
 
@@ -111,7 +111,7 @@ def read_part(file: AnyPath) -> pa.Table:
 
 def unknown_fields(files: Sequence[AnyPath]) -> list[pa.Field]:
     """The columns of the files that ROW does not know. Errors as of `dataset`."""
-    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
+    small, large = by_format(files)
     found, reasons = read_ipc(small)
     if reasons:
         raise Broken(reasons)
@@ -151,7 +151,7 @@ def read_all(files: Sequence[AnyPath]) -> pa.Table:
 def long_texts(files: Sequence[AnyPath], key: str, column: str, condition: ds.Expression) -> dict[str, str]:
     """key -> text of some rows, of a column whose texts are long and repeat: each is held once while parts are read.
     Errors as of `scan`."""
-    small, large = [file for file in files if is_ipc(file)], [file for file in files if not is_ipc(file)]
+    small, large = by_format(files)
     found = dataset(small, [key, column]).to_table([key, column], filter=condition)
     tables = [found]
     if large:
@@ -162,7 +162,7 @@ def long_texts(files: Sequence[AnyPath], key: str, column: str, condition: ds.Ex
 
 
 def winners(table: pa.Table) -> np.ndarray:
-    """Which rows count, bool [rows]: per run the last of the newest of the finished ones, else of the pruned
+    """The rows that count, bool [rows]: per run the last of the newest of the finished ones, else of the pruned
     ones, else of the failed ones. Needs IDENTITY."""
     copies = is_duplicate(table)
     keep = ~copies
@@ -176,7 +176,7 @@ def winners(table: pa.Table) -> np.ndarray:
 
 
 def is_duplicate(table: pa.Table) -> np.ndarray:
-    """Which rows belong to a run that has several, bool [rows]."""
+    """True for rows of a run that has several, bool [rows]."""
     ids = table["run_id"]
     return np.zeros(len(ids), bool) if _all_differ(ids.chunks) else ids.to_pandas().duplicated(keep=False).to_numpy()
 
@@ -191,7 +191,7 @@ def duplicate_run_ids(rows: ds.Dataset, condition: ds.Expression) -> pa.Array:
 
 
 def _all_differ(ids: Iterable[pa.Array]) -> bool:
-    """Whether no two ids are equal, told from 64-bit digests of them: False means look closer. A fast way to the usual.
+    """True if no two ids are equal, by 64-bit digests of them; False means look closer. Fast in the usual case.
 
     ids: texts of 16 bytes, as `schema.run_id` makes them (others: False).
     """

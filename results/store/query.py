@@ -143,7 +143,7 @@ def _refuse_writing(connection: duckdb.DuckDBPyConnection, query: str) -> None:
 
 
 def _readable_by_duckdb(file: AnyPath) -> TypeGuard[Path]:
-    """Whether DuckDB finds the file: Parquet, on a disk, and under a path that it does not take for a pattern."""
+    """True if DuckDB can read the file itself: Parquet, on a disk, under a path that it does not take for a pattern."""
     return isinstance(file, Path) and not is_ipc(file) and not set("*?[") & set(str(file))
 
 
@@ -156,7 +156,7 @@ def _union(files: Sequence[Path]) -> str:
 
 
 def may_need_join(query: str) -> bool:
-    """Whether a query may want what is joined to the rows (DERIVED, MEASURED), which takes longer than most queries. In
+    """True if a query may need the joined columns (DERIVED, MEASURED), whose join takes longer than most queries. In
     doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`

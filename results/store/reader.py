@@ -1,7 +1,7 @@
 """Reading while others write, and going on without what is broken.
 
 Readers hold no lock: a file may be joined into a part under their eyes, then they look again. Each file is verified
-before it is used (sound.py). One that is broken is left out, with a warning that says how many lanes that takes away;
+before it is used (integrity.py). One that is broken is left out, with a warning that says how many lanes that takes away;
 one that cannot be read now is an error, so that no answer lacks its rows.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 from fp4dse.dse import StoreError
 from fp4dse.results.store.atomic import in_parallel, move, reading, writing
 from fp4dse.results.store.compaction import consequence, list_files, quarantine
-from fp4dse.results.store.inbox import is_ipc
+from fp4dse.results.store.inbox import by_format
 from fp4dse.results.store.integrity import Broken, VerifiedFiles, broken_file, count_lanes, first_line
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import is_server_error, with_retries
@@ -50,7 +50,7 @@ class Reader:
             files = self._files()
             try:
                 with reading(self.store):
-                    if not self._leave_out(self._verified.broken([file for file in files if not is_ipc(file)])):
+                    if not self._leave_out(self._verified.broken(by_format(files)[1])):
                         return self._act(action, files)
             except FileNotFoundError:
                 vanished += 1
@@ -69,10 +69,10 @@ class Reader:
         `verify_all` every file is verified now, also those that were before. StoreError if one cannot be read now."""
         if verify_all:
             self._verified.forget()
-        files = self._files()
+        ipc, parquet = by_format(self._files())
         with reading(self.store):
-            reasons = self._verified.broken([file for file in files if not is_ipc(file)])
-            for found in in_parallel(broken_file, [file for file in files if is_ipc(file)] if verify_all else []):
+            reasons = self._verified.broken(parquet)
+            for found in in_parallel(broken_file, ipc if verify_all else []):
                 reasons |= found
         for file, reason in {**self.left_out, **reasons}.items():
             if file.exists():

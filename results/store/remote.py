@@ -7,7 +7,7 @@ a part is complete before the first of the files that it joins is deleted, and a
 So even two writers that do not see each other lose nothing; the claim is there to tell people, not to save them.
 
 A server may be away for a while, and a connection cut in the middle of a file: every operation waits and tries again
-(patience.py), lengths are checked, and credentials are refused in URLs (urls.py).
+(retries.py), lengths are checked, and credentials are refused in URLs (urls.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows count: those whose revision of every component is not below what `store invalidate` said.
+"""Rules that hide rows: those with a revision of a component below the one that `store invalidate` set.
 
     {"engine": 3, "vision": 2}        retired.json: component -> the first revision that counts
 

@@ -1,4 +1,4 @@
-"""Waiting for a server that cannot be reached: an outage of minutes costs minutes, not a sweep.
+"""Retries while a server cannot be reached: an outage of minutes costs minutes, not a sweep.
 
 Everything that a store does on a server can be done again without harm: reading changes nothing, writing puts the same
 bytes under the same name, deleting twice is deleting once. So what fails is tried again, after waits that double and
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOTAL_S = 600.0
-"""So long a server is waited for."""
+"""Seconds for which a server is waited for."""
 FIRST_S, LONGEST_S = 0.5, 30.0
 """The first wait, and the one that doubling ends at; each is drawn from its upper half."""
 STEP_S = 0.2
@@ -63,13 +63,13 @@ def stop_waiting_when(when: Callable[[], bool]) -> Iterator[None]:
 
 
 def is_refusal(error: OSError) -> bool:
-    """Whether trying again would bring the same answer."""
+    """True if trying again would bring the same answer."""
     definite = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
     return isinstance(error, definite) or bool(_REFUSALS.search(str(error)))
 
 
 def is_server_error(error: BaseException) -> bool:
-    """Whether an error, which a library may have wrapped, is a server's or a connection's, not of what was read."""
+    """True if an error, which a library may have wrapped, is of a server or a connection, not of what was read."""
     by_kind = isinstance(error, ConnectionError | TimeoutError | ShortRead)
     return by_kind or bool(re.search(r"AWS Error|curlCode|google::cloud", str(error)))
 
@@ -98,7 +98,7 @@ def with_retries(action: Callable[[], T], what: object) -> T:
 
 
 def why_unreachable(what: object) -> str | None:
-    """Why the server of a file or store is waited for now, if it is."""
+    """The reason why the server of a file or store is waited for now, or None."""
     found = _unreachable.get(_server(what))
     return found and found[1]
 

@@ -1,4 +1,4 @@
-"""Which spaces were swept into a store, what each of them asks, and its axes: spaces.json beside the rows.
+"""The spaces that were swept into a store, with question and axes: spaces.json beside the rows.
 
     {"mine": {"asks": "Does rounding pay?", "axes": {"*.g.rounding": ["nearest", "stochastic"]},
               "levels": {"6a1f0c…": [0], "93b2e1…": [1]}}}
@@ -67,7 +67,7 @@ def _facts(space: Space) -> dict[str, Any]:
 
 
 class _SpaceRecord(msgspec.Struct, frozen=True):
-    """What FILE has of a space."""
+    """One space in FILE."""
 
     asks: str = ""
     axes: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ class _SpaceRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether every recipe has a value on every axis."""
+        """True if every recipe has a value on every axis."""
         sizes = [len(texts) for texts in self.axes.values()]
         return all(
             len(places) == len(sizes) and all(0 <= place < size for place, size in zip(places, sizes, strict=True))
@@ -84,7 +84,7 @@ class _SpaceRecord(msgspec.Struct, frozen=True):
 
 
 def read_spaces(store: Store) -> dict[str, Any]:
-    """What FILE has; StoreError if it is unreadable or something else."""
+    """The content of FILE; StoreError if it is unreadable or something else."""
     path = store.path / FILE
     found = read_json(path) if path.exists() else {}
     for name, what in found.items():
@@ -129,6 +129,6 @@ def _distinct(texts: list[str]) -> list[str]:
 
 
 def store_name(store: Store) -> str:
-    """What a store is called: `zoo` for runs/zoo/store, else its folder's name."""
+    """The name of a store: `zoo` for runs/zoo/store, else that of its folder."""
     path = store.path.resolve() if isinstance(store.path, Path) else store.path
     return path.parent.name if path.name == "store" else path.name

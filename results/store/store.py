@@ -2,11 +2,11 @@
 
     store.json      schema version
     inbox/          one Arrow file per finished job, written atomically
-    parts/          Parquet files, each joined from many of the inbox or from smaller parts (see joining)
+    parts/          Parquet files, each joined from many of the inbox or from smaller parts (see compaction.py)
     retired.json    component -> revision below which rows are hidden
     measured.json   how long recipes took on devices (see measured.py)
     spaces.json     what was swept into it, and what that asks (see spaces.py)
-    torn/           files that are not what was written (sound.py); `mend` brings back those that turn out to be
+    torn/           files that are not what was written (integrity.py); `mend` brings back those that turn out to be
 
 A part is written before what it joins is deleted. A crash in between leaves rows twice, so rows are deduped whenever
 they are read. Nothing is ever deleted but copies. Writers hold a lock; readers hold nothing and look again if a file
@@ -265,7 +265,7 @@ class Store:
         return checked_rules(read_json(path), path) if path.exists() else {}
 
     def measured(self) -> Series:
-        """What was timed; see measured.py."""
+        """The times of recipes on devices; see measured.py."""
         path = self.path / "measured.json"
         return checked_series(read_json(path), path) if path.exists() else {}
 
@@ -280,7 +280,7 @@ class Store:
         return found
 
     def info(self) -> dict[str, Any]:
-        """What the store holds, as plain data: counts, files, bytes, rules, unreadable files."""
+        """Counts, files, bytes, rules and unreadable files of the store, as plain data."""
         everything = self._read(["status", *RULED], ALL)
         visible = everything.filter(self._valid())
         counts = {line["values"]: line["counts"] for line in pc.value_counts(visible["status"]).to_pylist()}

@@ -1,4 +1,4 @@
-"""What recipes are called where they stand beside each other: short, and nothing lost.
+"""Short names of recipes that stand beside each other, with nothing lost.
 
 A label is a list of phrases, the formats first. A recipe with a name goes by it, with its label behind it where that is
 short; `fp4dse recipe show NAME` says the rest. What all recipes have is said once (`common`) and left out of the labels
@@ -26,7 +26,7 @@ class Labels(NamedTuple):
     short: dict[str, str]
 
     def of(self, label: str) -> str:
-        """What the recipe is called; the label itself if it was not among those compared."""
+        """The recipe's name; the label itself if it was not among those compared."""
         return self.short.get(label, label)
 
     def says(self) -> str:
@@ -35,7 +35,7 @@ class Labels(NamedTuple):
 
 
 def short_labels(labels: Iterable[str], names: Iterable[object]) -> Labels:
-    """What recipes are called that are compared with each other. names: of each label; null where there is none."""
+    """The names of recipes that are compared with each other. names: of each label; null where there is none."""
     known = dict(zip(labels, names, strict=True))
     phrases = [label.split(", ")[1:] for label in known]
     shared = set.intersection(*map(set, phrases)) if len(phrases) > 1 else set()

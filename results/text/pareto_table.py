@@ -1,4 +1,4 @@
-"""The trade-off as plain text: readable in 80 columns, in a pipe, and without colour. And frames as JSON-ready data."""
+"""The trade-off of each setting as plain text: readable in 80 columns, in a pipe, and without colour."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def setting_titles(frame: pd.DataFrame) -> dict[tuple[Any, ...], str]:
 
 
 def baseline_text(floor: pd.DataFrame) -> str:
-    """What BF16 reached and how far it is from itself at another seed. floor: the setting's line, or none."""
+    """The loss that BF16 reached, and its distance from itself at another seed. floor: the setting's line, or none."""
     if floor.empty or not floor["seeds"].iloc[0]:
         return "no BF16 baseline was finished here, so there are no gaps"
     line = floor.iloc[0]
@@ -176,7 +176,7 @@ def gap_text(line: pd.Series) -> tuple[str, str]:
 
 
 def count(lines: pd.DataFrame) -> str:
-    """How many recipes, on the front, diverged, failed. lines: of one setting."""
+    """Counts of recipes: all, on the front, diverged, failed. lines: of one setting."""
     tried = lines[~lines["is_baseline"]]
     shared = int(_twins(tried).duplicated(keep=False).sum())
     counts = [f"{tried['on_front'].sum()} on the front"]
