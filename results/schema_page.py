@@ -79,8 +79,8 @@ software_class, rev_quantizers, rev_engine, rev_task.
         text += "\n".join([f"## {title}", "", "| column | type | meaning |", "| --- | --- | --- |", *lines, "", ""])
     text += "## Views of the statistics\n\nEach is a function of the runs, made when a query names it.\n\n"
     for name, function in VIEWS.items():
-        place = function.__module__.removeprefix("fp4dse.")
-        text += f"### {name}\n\n`{place}.{function.__name__}(runs)`\n\n{_plain(inspect.getdoc(function) or '')}\n\n"
+        module = function.__module__.removeprefix("fp4dse.")
+        text += f"### {name}\n\n`{module}.{function.__name__}(runs)`\n\n{_plain(inspect.getdoc(function) or '')}\n\n"
     return text.rstrip() + "\n"
 
 

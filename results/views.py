@@ -69,9 +69,9 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     found = answer[[column for column in named if len(answer) < 2 or answer[column].nunique(dropna=False) > 1]]
     if {"with_factor", "with_level"} <= set(found):
         other = found["with_factor"] + " = " + found["with_level"]
-        place = found.columns.get_loc("with_factor")
+        position = found.columns.get_loc("with_factor")
         found = found.drop(columns=["with_factor", "with_level"])
-        found.insert(place, "with", other)
+        found.insert(position, "with", other)
     return found
 
 

@@ -55,9 +55,9 @@ def fill(store: Store, recipes: int, seeds: int = SEEDS) -> None:
     runs = pd.concat(frames, ignore_index=True)
     count = len(runs)
     rng = np.random.default_rng(0)
-    blown = (rng.random(count) < 0.003) & ~runs["is_baseline"].to_numpy()
-    runs["status"] = np.where(blown, "diverged", "done")
-    runs.loc[blown, ["val_loss", "val_metric"]] = np.nan
+    diverged = (rng.random(count) < 0.003) & ~runs["is_baseline"].to_numpy()
+    runs["status"] = np.where(diverged, "diverged", "done")
+    runs.loc[diverged, ["val_loss", "val_metric"]] = np.nan
     runs["recipe_label"] = "e2m1, blocks of 16, gradients 16/17 SR, wgrad rht16, " + runs["recipe_label"].astype(str)
     runs["run_id"] = [f"{i:016x}" for i in range(count)]
     losses = np.geomspace(2, 1, POINTS)[None] * runs["train_loss_final"].to_numpy()[:, None]

@@ -61,12 +61,12 @@ def payload(found: Findings) -> dict[str, Any]:
     lines = found.recipes[~found.recipes["is_baseline"]]
     recipes = as_texts(found.runs.drop_duplicates("config_id")).set_index("config_id")
     recipes = recipes.loc[lines["config_id"].drop_duplicates()]
-    place = pd.Series(np.arange(len(recipes)), recipes.index)
+    position = pd.Series(np.arange(len(recipes)), recipes.index)
     notes = list(dict.fromkeys(["", "diverged", *lines["note"]]))  # the script knows the first two
     note = lines["note"].map({text: i for i, text in enumerate(notes)})
     columns = {
         "setting": _packed(lines["setting"], np.uint16),
-        "recipe": _packed(place.reindex(lines["config_id"]), np.uint32),
+        "recipe": _packed(position.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
         **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},

@@ -69,8 +69,8 @@ def ratio_axis(values: object, says: str) -> dict[str, Any]:
     known = np.append(known[np.isfinite(known)], 0.0)
     room = 0.06 * max(float(np.ptp(known)), 1e-3)
     low, high = float(known.min()) - room, float(known.max()) + room
-    places, texts = ratio_ticks(low, high)
-    return {**AXIS, "title": {"text": says}, "range": [low, high], "tickvals": places, "ticktext": texts}
+    positions, texts = ratio_ticks(low, high)
+    return {**AXIS, "title": {"text": says}, "range": [low, high], "tickvals": positions, "ticktext": texts}
 
 
 def usual_limit(values: object, at_least: float) -> float | None:

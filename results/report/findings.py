@@ -142,6 +142,6 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
 def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
     """With the column `setting`, and in its order."""
     frame = as_texts(frame)
-    places = {keys: i for i, keys in enumerate(titles)}
-    found = [places[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
+    index = {keys: i for i, keys in enumerate(titles)}
+    found = [index[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
     return frame.assign(setting=pd.Series(found, frame.index, dtype=int)).sort_values("setting", kind="stable")

@@ -78,8 +78,9 @@ def interaction_values(lines: pd.DataFrame) -> tuple[list[str], np.ndarray, np.n
 def _by_level(alone: pd.DataFrame, pairs: pd.DataFrame, *columns: str) -> tuple[Any, ...]:
     """Names of the levels in `alone`, and each column of `pairs` as the lower triangle of a matrix of them."""
     levels = alone[["factor", "level"]].head(MOST_LEVELS).reset_index(drop=True)
-    place = {level: i for i, level in enumerate(levels.itertuples(index=False, name=None))}
-    both = np.array([[place.get(level, -1) for level in zip(pairs[f], pairs[v], strict=True)] for f, v in _PAIR], int)
+    position = {level: i for i, level in enumerate(levels.itertuples(index=False, name=None))}
+    sides = [zip(pairs[factor], pairs[level], strict=True) for factor, level in _PAIR]
+    both = np.array([[position.get(level, -1) for level in side] for side in sides], int)
     column, row = np.sort(both, axis=0)
     shown = column >= 0
     matrices = []
@@ -87,7 +88,7 @@ def _by_level(alone: pd.DataFrame, pairs: pd.DataFrame, *columns: str) -> tuple[
         matrix = np.full((len(levels), len(levels)), np.nan)
         matrix[row[shown], column[shown]] = pairs[name].to_numpy(float)[shown]
         matrices.append(matrix)
-    return [f"{factor}: {level}" for factor, level in place], *matrices
+    return [f"{factor}: {level}" for factor, level in position], *matrices
 
 
 @for_each_setting

@@ -178,8 +178,8 @@ def _interactions(found: Findings, figure: Figure) -> bool:
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
     axes.set_yticks(range(len(names)), names)
     bar = figure.colorbar(image, shrink=0.7, label="loss beyond what both do alone")
-    places, texts = ratio_ticks(-most, most, 5)
-    bar.set_ticks(places, labels=texts)
+    positions, texts = ratio_ticks(-most, most, 5)
+    bar.set_ticks(positions, labels=texts)
     return True
 
 

@@ -25,11 +25,11 @@ MOST = 3
 def standing(pairs: pd.DataFrame) -> pd.Series:
     """Per line of `marginal`: `helps`, `harms`, `depends` (most pairs do not agree), `partly` (the two levels were not
     tried with the same), or empty where chance explains it."""
-    told = pairs["low"].gt(0) | pairs["high"].lt(0)
+    significant = pairs["low"].gt(0) | pairs["high"].lt(0)
     better = pairs["difference"].lt(0)
     agree = pairs["helps"].where(better, 1 - pairs["helps"]).ge(AGREE)
     words = np.select(
-        [~told, pairs["untried"].ne(""), ~agree, better], ["", "partly", "depends", "helps"], default="harms"
+        [~significant, pairs["untried"].ne(""), ~agree, better], ["", "partly", "depends", "helps"], default="harms"
     )
     return pd.Series(words, pairs.index, dtype=object)
 

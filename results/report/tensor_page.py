@@ -74,7 +74,7 @@ def write_tensor_page(rows: Sequence[dict[str, Any]], skipped: dict[str, str], t
 def error_figure(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Relative error of each tensor under each quantizer, stacked by parts, as plain Plotly data."""
     drawn = [row for row in rows if row["mse"] is not None]
-    place = [[row["tensor"] for row in drawn], [row["quantizer"] for row in drawn]]
+    labels = [[row["tensor"] for row in drawn], [row["quantizer"] for row in drawn]]
     lengths: dict[str, list[float | None]] = {name: [] for name in PARTS}
     for row in drawn:
         parts = _parts(row["decomposition"]) if row["decomposition"] else {"not split": 1.0}
@@ -85,7 +85,7 @@ def error_figure(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "type": "bar",
             "orientation": "h",
             "name": name,
-            "y": place,
+            "y": labels,
             "x": lengths[name],
             "marker": {"color": colour, "pattern": _OVERLAY | {"shape": pattern}},
             "hovertemplate": "%{x:.3g} %",
@@ -94,7 +94,7 @@ def error_figure(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if any(length is not None for length in lengths[name])
     ]
     mark = {"symbol": "line-ns", "size": 14, "line": {"width": 3, "color": "var(--fg)"}}
-    total = {"type": "scatter", "mode": "markers", "name": "relative MSE", "marker": mark, "y": place}
+    total = {"type": "scatter", "mode": "markers", "name": "relative MSE", "marker": mark, "y": labels}
     total |= {"x": [100 * row["mse"] for row in drawn], "hovertemplate": "%{x:.4g} %"}
     layout = {
         **LAYOUT,

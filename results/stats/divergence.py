@@ -35,13 +35,13 @@ def _counted(table: FactorTable, keys: tuple[Any, ...], chosen: tuple[Factor, ..
     sizes = [len(f.levels) for f in chosen]
     cell = np.ravel_multi_index([f.codes for f in chosen], sizes)
     recipes = np.bincount(cell, minlength=int(np.prod(sizes)))
-    blown = np.bincount(cell[table.diverged], minlength=len(recipes))
+    diverged = np.bincount(cell[table.diverged], minlength=len(recipes))
     here = np.flatnonzero(recipes)
-    places = np.unravel_index(here, sizes)
+    indices = np.unravel_index(here, sizes)
     out = pd.DataFrame(dict(zip(SETTING, keys, strict=True)), index=range(len(here)))
-    out = out.assign(recipes=recipes[here], blown=blown[here], diverged=blown[here] / recipes[here])
+    out = out.assign(recipes=recipes[here], blown=diverged[here], diverged=diverged[here] / recipes[here])
     out = out.assign(with_factor=None, with_level=None)
-    for prefix, f, codes in zip(("", "with_"), chosen, places, strict=False):
+    for prefix, f, codes in zip(("", "with_"), chosen, indices, strict=False):
         out[f"{prefix}factor"] = f.name
         out[f"{prefix}level"] = [f.levels[i] for i in codes]
     return out

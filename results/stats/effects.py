@@ -95,18 +95,18 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
     rows = rows_at_best_lr(runs)
     rows = rows[rows["points"].gt(0)]
     recipes = rows.drop_duplicates("config_id")
-    knobs, place = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
+    varied, position = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
     for keys, part in rows.groupby(list(SETTING), sort=False):
         ids, y = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
         diverged = part.groupby("config_id", sort=False)["diverged"].any().reindex(ids).to_numpy(bool)
         base = 0.0
         if response == "rank":
-            blown = by_seed(part, part["diverged"].astype(float))[1] == 1
-            y = pd.DataFrame(np.where(blown, np.inf, y)).rank(pct=True).to_numpy()
+            has_diverged = by_seed(part, part["diverged"].astype(float))[1] == 1
+            y = pd.DataFrame(np.where(has_diverged, np.inf, y)).rank(pct=True).to_numpy()
         else:
             y[diverged] = np.nan
             base = float(np.mean(log_or_nan(part.drop_duplicates("seed")["baseline_loss"])))
-        here = [f._replace(codes=f.codes[place[ids].to_numpy()]) for f in knobs]
+        here = [f._replace(codes=f.codes[position[ids].to_numpy()]) for f in varied]
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
@@ -138,14 +138,14 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     weight = _weights([term.factors[0].codes[finished] for term in mains])
     design = np.hstack([np.ones((len(y), 1)), *(term.block for term in mains)])
     unknown = undetermined(design, weight)
-    pairs, told, free = [], [], design.shape[1]
+    pairs, determined, free = [], [], design.shape[1]
     for a, b in combinations(mains, 2):
         block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
         columns = slice(start, start := start + block.shape[1])
         pairs.append(_Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
         cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
-        told.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
-        free += told[-1]
+        determined.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
+        free += determined[-1]
     joint = free < len(y)
     if joint:
         design = np.hstack([design, *(term.block for term in pairs)])
@@ -160,21 +160,21 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
             yield _without(table, f, "one level finished")
         else:
             term = modelled[f.name]
-            unsure = "it changes only together with others" if unknown[term.columns].any() else note
-            yield _main(table, term, model, total, unsure, bool(unknown[term.columns].any()))
-    for term, known in zip(pairs, told, strict=True) if joint else []:
+            why = "it changes only together with others" if unknown[term.columns].any() else note
+            yield _main(table, term, model, total, why, bool(unknown[term.columns].any()))
+    for term, known in zip(pairs, determined, strict=True) if joint else []:
         yield _interaction(table, term, model, total, finished, not known)
 
 
-def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, lost: bool) -> pd.DataFrame:
+def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, unknown: bool) -> pd.DataFrame:
     f, present, coding = term.factors[0], term.present[0], term.coding[0]
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
     contrasts = np.zeros((len(present), len(model.coefficients)))
     contrasts[:, term.columns] = coding - coding[reference]
     means = model.coefficients[0] + coding @ model.coefficients[term.columns] - table.baseline
-    out = _estimates(model, contrasts, lost)
+    out = _estimates(model, contrasts, unknown)
     out.loc[reference, ["low", "high", "p", "error"]] = np.nan
-    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(lost, np.nan, means), note=note)
+    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(unknown, np.nan, means), note=note)
     missing = sorted(set(f.codes) - set(present))
     if missing:
         out = pd.concat([out, pd.DataFrame({"level": [f.levels[i] for i in missing], "note": "no recipe finished"})])
@@ -185,19 +185,19 @@ def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, 
         with_factor=None,
         with_level=None,
         reference=f.levels[present[reference]],
-        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
+        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
         recipes=[int(here.sum()) for here in counts],
         diverged=[float(table.diverged[here].mean()) for here in counts],
     )
 
 
 def _interaction(
-    table: FactorTable, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], lost: bool
+    table: FactorTable, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], unknown: bool
 ) -> pd.DataFrame:
     (f, g), (rows, columns) = term.factors, term.present
     contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
     contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
-    out = _estimates(model, contrasts, lost)
+    out = _estimates(model, contrasts, unknown)
     cells = [(i, j) for i in rows for j in columns]
     here = [(f.codes == i) & (g.codes == j) for i, j in cells]
     empty = np.array([not (cell & finished).any() for cell in here])
@@ -209,11 +209,11 @@ def _interaction(
         with_factor=g.name,
         with_level=[g.levels[j] for _, j in cells],
         reference=None,
-        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
+        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
         mean=np.nan,
         recipes=[int(cell.sum()) for cell in here],
         diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
-        note=np.where(empty, "no recipe finished", "too few of these pairs finished" if lost else ""),
+        note=np.where(empty, "no recipe finished", "too few of these pairs finished" if unknown else ""),
     )
 
 
@@ -229,9 +229,9 @@ def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
     )
 
 
-def _estimates(model: Fit, contrasts: NDArray[np.float64], lost: bool) -> pd.DataFrame:
+def _estimates(model: Fit, contrasts: NDArray[np.float64], unknown: bool) -> pd.DataFrame:
     value, error = model.estimate(contrasts)
-    value, error = (np.where(lost, np.nan, x) for x in (value, error))
+    value, error = (np.where(unknown, np.nan, x) for x in (value, error))
     half = stdtrit(max(model.freedom, 1), 0.5 + CONFIDENCE / 2) * error
     with np.errstate(divide="ignore", invalid="ignore"):
         p = 2 * stdtr(max(model.freedom, 1), -np.abs(value / error))

@@ -41,8 +41,8 @@ def matched(
         facts = part.groupby("config_id", sort=False)
         value = facts[by].mean().reindex(recipes).to_numpy(float, na_value=np.nan)
         label = facts["recipe_label"].first().reindex(recipes).to_numpy()
-        spoiled = facts["diverged"].any().reindex(recipes).to_numpy()
-        usable = np.isfinite(gaps).any(axis=1) & np.isfinite(value) & ~spoiled
+        diverged = facts["diverged"].any().reindex(recipes).to_numpy()
+        usable = np.isfinite(gaps).any(axis=1) & np.isfinite(value) & ~diverged
         gaps, value, label, recipes = gaps[usable], value[usable], label[usable], recipes[usable]
         if not len(recipes):
             continue

@@ -55,14 +55,14 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
         if chosen is None or chosen not in recipes:
             continue
-        place = recipes.get_loc(chosen)
-        line = differences(log - log[place], margin)
+        row = recipes.get_loc(chosen)
+        line = differences(log - log[row], margin)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
-        line = without_claims(line, pruned | pruned[place], "pruned")
-        line = without_claims(line, diverged | diverged[place])
-        line = line.drop(index=place)
+        line = without_claims(line, pruned | pruned[row], "pruned")
+        line = without_claims(line, diverged | diverged[row])
+        line = line.drop(index=row)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
@@ -85,19 +85,19 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
     out["verdict"] = np.select(
         [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)], ["same", "higher", "lower"], "open"
     )
-    more = seeds_to_settle(found["mean"], found["std"], margin) - found["n"]
+    more = seeds_to_decide(found["mean"], found["std"], margin) - found["n"]
     out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open"))
     return out
 
 
-def without_claims(line: pd.DataFrame, spoiled: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
+def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
     """Lines of `differences` where one side diverged on a seed, or was dropped at a rung, claim nothing."""
     claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
-    line.loc[spoiled, claims] = np.nan
-    return line.assign(verdict=line["verdict"].mask(spoiled, verdict))
+    line.loc[excluded, claims] = np.nan
+    return line.assign(verdict=line["verdict"].mask(excluded, verdict))
 
 
-def seeds_to_settle(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:
+def seeds_to_decide(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:
     """The fewest seeds, in all, that tell `lower`, `higher` or `same` with a chance of 80 %; inf above 10,000."""
     n = np.unique(np.concatenate([np.arange(2, 200), np.geomspace(200, MOST_SEEDS, 200).astype(int)]))
     error = std.to_numpy(float)[:, None] / np.sqrt(n)
@@ -105,8 +105,8 @@ def seeds_to_settle(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> 
     with np.errstate(divide="ignore", invalid="ignore"):
         tells = ndtr(size / error - stdtrit(n - 1, 0.5 + CONFIDENCE / 2))
         above, below = ((margin + side) / error - stdtrit(n - 1, CONFIDENCE) for side in (size, -size))
-    settled = np.maximum(tells, ndtr(above) + ndtr(below) - 1) >= POWER
-    need = np.where(settled.any(axis=1), n[settled.argmax(axis=1)], np.inf)
+    decided = np.maximum(tells, ndtr(above) + ndtr(below) - 1) >= POWER
+    need = np.where(decided.any(axis=1), n[decided.argmax(axis=1)], np.inf)
     return pd.Series(np.where(np.isfinite(std), need, np.nan), mean.index)
 
 
@@ -155,24 +155,26 @@ def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np
 def _sentence(line: dict[str, Any]) -> str:
     where, a, b = f"{line['task']} ({line['preset']})", *(_quoted(line[f"label_{side}"]) for side in "ab")
     if line["verdict"] == "diverged":
-        blown = [
+        diverged = [
             f"{name} diverged on {n}" for s, name in zip("ab", (a, b), strict=True) if (n := line[f"diverged_{s}"])
         ]
-        return f"{where}: {' and '.join(blown)} of the seeds; a mean difference would say nothing."
+        return f"{where}: {' and '.join(diverged)} of the seeds; a mean difference would say nothing."
     if line["pairs"] < 2:
         return f"{where}: {counted(int(line['pairs']), 'paired seed')}; at least 2 are needed to tell."
     margin = margin_text(line["margin"])
     if line["verdict"] == "same":
-        return f"{where}: {a} and {b} are the same within {margin}: {_first(line)}."
+        return f"{where}: {a} and {b} are the same within {margin}: {_undecided_size(line)}."
     if line["verdict"] == "open":
-        return f"{where}: {a} and {b} are not told apart: {_first(line)}; {_advice(line['more_seeds'], margin)}."
+        return (
+            f"{where}: {a} and {b} are not told apart: {_undecided_size(line)}; {_advice(line['more_seeds'], margin)}."
+        )
     if line["verdict"] == "lower":
         return f"{where}: {a} has a lower loss than {b}: {_size(line)}."
     other_way = {"difference": -line["difference"], "low": -line["high"], "high": -line["low"]}
     return f"{where}: {b} has a lower loss than {a}: {_size({**line, **other_way})}."
 
 
-def _first(line: dict[str, Any]) -> str:
+def _undecided_size(line: dict[str, Any]) -> str:
     """The loss of the first of two recipes that the seeds do not tell apart, against the second's."""
     if line["low"] == line["high"] == 0:
         return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"

@@ -119,8 +119,8 @@ def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Fa
     levels = ["/".join(dict.fromkeys(value)) if len(set(value)) == 1 else "/".join(value) for value in values]
     plain = [i for i, level in enumerate(levels) if level in PLAIN]
     cheap = recipes["points"].groupby(codes).mean().argmin() if "points" in recipes else 0
-    place = "+".join(dict.fromkeys(_places(main)))
-    name = f"{place}.{fields[0]}" if place else fields[0]
+    prefix = "+".join(dict.fromkeys(_prefixes(main)))
+    name = f"{prefix}.{fields[0]}" if prefix else fields[0]
     return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
 
 
@@ -130,7 +130,7 @@ def _in_own_words(factor: Factor, recipes: pd.DataFrame) -> Factor:
         codes, values = pd.factorize(recipes[column])
         pairs = np.unique(np.stack([factor.codes, codes]), axis=1)
         if len(values) == len(factor.levels) == pairs.shape[1] and codes.min() == 0:
-            levels = tuple(str(values[place]) for place in pairs[1])
+            levels = tuple(str(values[code]) for code in pairs[1])
             return factor._replace(name=column.removeprefix(AXIS), levels=levels)
     return factor
 
@@ -149,19 +149,19 @@ def _field(column: str) -> str:
     return rest.partition("_")[2] if rest[:2] in ("x_", "w_", "g_") else rest
 
 
-def _places(columns: list[str]) -> list[str]:
+def _prefixes(columns: list[str]) -> list[str]:
     """The parts of a recipe that the columns of one field belong to, as an axis names them: `*`, `*.g`, `fprop.x` …"""
-    places = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
-    if "" in places:
+    prefixes = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
+    if "" in prefixes:
         return []
-    if named := _STAGE_SETS.get(frozenset(places)):
+    if named := _STAGE_SETS.get(frozenset(prefixes)):
         return [named]
-    left, words = set(places), []
+    left, words = set(prefixes), []
     for word, slots in _SLOTS.items():  # the largest sets first
         if set(slots.split()) <= left:
             words.append(word)
             left -= set(slots.split())
-    return [*words, *(place.replace("_", ".") for place in places if place in left)]
+    return [*words, *(prefix.replace("_", ".") for prefix in prefixes if prefix in left)]
 
 
 def _texts(values: pd.Series) -> pd.Series:

@@ -24,8 +24,8 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
     log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, helps (share of matches where it lowers the
-    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best and
-    worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
+    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best
+    and worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
     factors that one of the two was tried with and the other never, as text; then the matches speak of what both were
     tried with alone). Lowest difference first.
     """
@@ -43,14 +43,17 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
                 pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
                 finished = np.nanmean(d[pairs], axis=1)
                 over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
-                blown, before = table.diverged[to], table.diverged[from_]
+                level_diverged, reference_diverged = table.diverged[to], table.diverged[from_]
                 line = dict(zip(SETTING, keys, strict=True))
                 line |= {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
                 line |= {"matches": len(to), "difference": over["mean"], "low": over["low"], "high": over["high"]}
                 line |= {"p": over["p"], "helps": np.mean(finished < 0) if len(finished) else np.nan}
                 tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
                 line |= {"tenth": tails[0], "ninetieth": tails[1]}
-                line |= {"diverges": int((blown & ~before).sum()), "recovers": int((before & ~blown).sum())}
+                line |= {
+                    "diverges": int((level_diverged & ~reference_diverged).sum()),
+                    "recovers": int((reference_diverged & ~level_diverged).sum()),
+                }
                 line |= {"untried": ", ".join(_untried(table, f, level))}
                 parts.append(line)
     columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "helps"]
@@ -72,16 +75,16 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
         if config_id not in table.config_ids:
             continue
         found = True
-        place = table.config_ids.get_loc(config_id)
+        row = table.config_ids.get_loc(config_id)
         for f in table.factors:
-            others = np.flatnonzero((cell := _cells(table, f)) == cell[place])
-            others = others[f.codes[others] != f.codes[place]]
+            others = np.flatnonzero((cell := _cells(table, f)) == cell[row])
+            others = others[f.codes[others] != f.codes[row]]
             if not len(others):
                 continue
-            line = differences(table.y[others] - table.y[place], margin).drop(columns="std")
-            line = without_claims(line, table.diverged[others] | table.diverged[place])
+            line = differences(table.y[others] - table.y[row], margin).drop(columns="std")
+            line = without_claims(line, table.diverged[others] | table.diverged[row])
             ids = table.config_ids[others]
-            line = line.assign(factor=f.name, from_level=f.levels[f.codes[place]], config_id=ids)
+            line = line.assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)
             line = line.assign(level=[f.levels[i] for i in f.codes[others]], label=labels[ids].to_numpy())
             parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
     if not found:

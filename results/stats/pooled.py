@@ -34,13 +34,13 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
     if each.empty:
         return stacked([], columns)
     reference = each["kind"].eq("main") & each["level"].eq(each["reference"])
-    told = each.assign(
+    known = each.assign(
         variance=np.square(each["error"].astype(float).mask(reference, 0.0)),
         sign=np.sign(each["effect"].astype(float)),
     )
-    told["fourth"] = np.square(told["variance"]) / told["freedom"]
-    told = told[told["effect"].notna()]
-    lines = told.groupby(LINE, dropna=False, sort=False)
+    known["fourth"] = np.square(known["variance"]) / known["freedom"]
+    known = known[known["effect"].notna()]
+    lines = known.groupby(LINE, dropna=False, sort=False)
     out = lines.agg(
         reference=("reference", "first"),
         effect=("effect", "mean"),
@@ -51,7 +51,7 @@ def pooled_effects(runs: pd.DataFrame) -> pd.DataFrame:
         diverged=("diverged", "mean"),
     )
     out["agree"] = (
-        told.assign(same=told["sign"].eq(np.sign(lines["effect"].transform("mean"))))
+        known.assign(same=known["sign"].eq(np.sign(lines["effect"].transform("mean"))))
         .groupby(LINE, dropna=False, sort=False)["same"]
         .sum()
     )

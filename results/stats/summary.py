@@ -73,12 +73,12 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     found = mean_interval(by_seed(rows, rows["paired"], recipe)[1])  # in the order of out: groups count up
     out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
     out["pairs"] = out["pairs"].astype(int)
-    spoiled = out["diverged"].gt(0)
-    out.loc[spoiled, ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
+    diverged = out["diverged"].gt(0)
+    out.loc[diverged, ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
     out["note"] = np.select(
         [
-            spoiled,
+            diverged,
             out["pruned"].gt(0),
             out["seeds"].eq(0),
             out["pairs"].eq(0) & out["unpaired"].gt(0),

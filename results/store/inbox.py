@@ -30,7 +30,7 @@ END = b"\xff\xff\xff\xff\0\0\0\0"
 AT_MOST = 256
 """So many files are one in memory at a time: an array for each file and column would take more than the rows."""
 
-POSITIONS = {name: place for place, name in enumerate(ROW.names)}
+POSITIONS = {name: position for position, name in enumerate(ROW.names)}
 
 
 def is_ipc(file: AnyPath) -> bool:

@@ -84,28 +84,31 @@ def run_sql(
 
     from fp4dse.results.views import VIEWS
 
-    itself = [file for file in files if valid.equals(ALL) and _readable_by_duckdb(file)]
-    rest = [file for file in files if file not in set(itself)]
-    others = dataset(rest)
-    every = ds.dataset([others, dataset(itself)]) if itself and rest else dataset(itself) if itself else others
-    copied = duplicate_run_ids(every, valid)
+    unhidden = valid.equals(ALL)
+    by_duckdb = [file for file in files if unhidden and _readable_by_duckdb(file)]
+    by_arrow = [file for file in files if not (unhidden and _readable_by_duckdb(file))]
+    others = dataset(by_arrow)
+    all_rows = dataset(by_duckdb) if by_duckdb else others
+    if by_duckdb and by_arrow:
+        all_rows = ds.dataset([others, all_rows])
+    copied = duplicate_run_ids(all_rows, valid)
     with duckdb.connect() as connection:
         connection.register("others", others.filter(valid))
-        rows = _union(itself)
+        rows = _union(by_duckdb)
         if len(copied):
             connection.register("copied", pa.table({"run_id": copied}))
-            connection.register("winners", read(every, ROW.names, valid & ds.field("run_id").isin(copied)))
+            connection.register("winners", read(all_rows, ROW.names, valid & ds.field("run_id").isin(copied)))
             rows = COPIED.format(rows=rows)
-        again = None if cost == DEFAULT_COST else prices(long_texts(files, "config_id", "recipe", valid), cost)
-        if again is not None:
-            connection.register("prices", pa.Table.from_pandas(again, preserve_index=False))
+        new_prices = None if cost == DEFAULT_COST else prices(long_texts(files, "config_id", "recipe", valid), cost)
+        if new_prices is not None:
+            connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
             rows = PRICED_AGAIN.format(rows=rows)
         if joined := may_need_join(query):
-            reference = read(every, NEEDED, valid & ds.field("is_baseline"))
+            reference = read(all_rows, NEEDED, valid & ds.field("is_baseline"))
             connection.register("baselines", baselines(to_pandas(reference)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
-        for name, view in _views(every, valid, query, again, axes or {}).items():
+        for name, view in _views(all_rows, valid, query, new_prices, axes or {}).items():
             connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
@@ -172,7 +175,7 @@ def may_need_join(query: str) -> bool:
 
 
 def _views(
-    rows: ds.Dataset, valid: ds.Expression, query: str, again: pd.DataFrame | None, axes: SweptSpaces
+    rows: ds.Dataset, valid: ds.Expression, query: str, new_prices: pd.DataFrame | None, axes: SweptSpaces
 ) -> dict[str, pa.Table]:
     """The views of the statistics that the query names, with other overheads if there are some."""
     from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
@@ -181,7 +184,7 @@ def _views(
     if not named:
         return {}
     runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
-    runs = with_axes(runs if again is None else priced(runs, again), axes)
+    runs = with_axes(runs if new_prices is None else priced(runs, new_prices), axes)
     return {name: to_arrow(name, runs) for name in named}
 
 
@@ -190,7 +193,7 @@ def _plain_columns(table: pa.Table) -> pa.Table:
     seen: Counter[str] = Counter()
     fields = []
     for field in table.schema:
-        again, seen[field.name] = seen[field.name], seen[field.name] + 1
+        earlier, seen[field.name] = seen[field.name], seen[field.name] + 1
         type_ = pa.float64() if pa.types.is_decimal(field.type) else field.type
-        fields.append(pa.field(f"{field.name}_{again}" if again else field.name, type_))
+        fields.append(pa.field(f"{field.name}_{earlier}" if earlier else field.name, type_))
     return table.rename_columns([field.name for field in fields]).cast(pa.schema(fields))

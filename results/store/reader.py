@@ -1,8 +1,8 @@
 """Reading while others write, and going on without what is broken.
 
 Readers hold no lock: a file may be joined into a part under their eyes, then they look again. Each file is verified
-before it is used (integrity.py). One that is broken is left out, with a warning that says how many lanes that takes away;
-one that cannot be read now is an error, so that no answer lacks its rows.
+before it is used (integrity.py). One that is broken is left out, with a warning that says how many lanes are missing
+then; one that cannot be read now is an error, so that no answer lacks its rows.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def _facts(space: Space) -> dict[str, Any]:
     if space.join or not space.axes or space.size > MOST_COMBINATIONS:
         return facts
     levels: dict[str, list[int]] = {}
-    for places in itertools.product(*(range(len(axis.values)) for axis in space.axes.values())):
-        levels.setdefault(space.build(places).config_id, list(places))
+    for indices in itertools.product(*(range(len(axis.values)) for axis in space.axes.values())):
+        levels.setdefault(space.build(indices).config_id, list(indices))
     return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
 
 
@@ -78,8 +78,8 @@ class _SpaceRecord(msgspec.Struct, frozen=True):
         """True if every recipe has a value on every axis."""
         sizes = [len(texts) for texts in self.axes.values()]
         return all(
-            len(places) == len(sizes) and all(0 <= place < size for place, size in zip(places, sizes, strict=True))
-            for places in self.levels.values()
+            len(indices) == len(sizes) and all(0 <= index < size for index, size in zip(indices, sizes, strict=True))
+            for indices in self.levels.values()
         )
 
 
@@ -117,9 +117,9 @@ def with_axes(runs: pd.DataFrame, known: SweptSpaces) -> pd.DataFrame:
         ids = runs["config_id"].astype(object)
         columns = {}
         for i, (axis, texts) in enumerate(what["axes"].items()):
-            places = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
+            indices = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
             # a text for each place: values that are written alike stay apart
-            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(places, _distinct(texts)), runs.index)
+            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(indices, _distinct(texts)), runs.index)
         return runs.assign(**columns)
     return runs
 

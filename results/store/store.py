@@ -206,13 +206,13 @@ class Store:
                 raise ConfigError("column", name, ", ".join([*ROW.names, *MEASURED, *DERIVED]))
         gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
         wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
-        again = self.cost != DEFAULT_COST and not set(PRICED).isdisjoint(columns)
-        wanted += ["config_id"] if again else []
+        reprice = self.cost != DEFAULT_COST and not set(PRICED).isdisjoint(columns)
+        wanted += ["config_id"] if reprice else []
         condition = self._valid()
         if recipes is not None:
             condition &= is_one_of("config_id", recipes) | ds.field("is_baseline")
         found = to_pandas(self._read([*dict.fromkeys(wanted)], condition), categories)
-        if again:
+        if reprice:
             found = priced(found, prices(self._recipe_texts(condition), self.cost))
         if joined:
             more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)

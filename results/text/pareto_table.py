@@ -178,7 +178,7 @@ def gap_text(line: pd.Series) -> tuple[str, str]:
 def count(lines: pd.DataFrame) -> str:
     """Counts of recipes: all, on the front, diverged, failed. lines: of one setting."""
     tried = lines[~lines["is_baseline"]]
-    shared = int(_twins(tried).duplicated(keep=False).sum())
+    shared = int(_duplicates(tried).duplicated(keep=False).sum())
     counts = [f"{tried['on_front'].sum()} on the front"]
     bad = [f"{n} {note}" for note in ("diverged", "pruned", "failed") if (n := tried["note"].eq(note).sum())]
     counts += bad or ["none diverged or failed"]
@@ -187,15 +187,16 @@ def count(lines: pd.DataFrame) -> str:
 
 def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) -> list[str]:
     tried = lines[~lines["is_baseline"]]
-    twins = _twins(tried)
-    alike = twins.groupby(twins).groups
-    firsts = tried[~twins.duplicated()]
+    duplicates = _duplicates(tried)
+    alike = duplicates.groupby(duplicates).groups
+    firsts = tried[~duplicates.duplicated()]
     shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
     title = metric_title(lines)
     result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
     rows = [["", "vs BF16", "95 % interval", "overhead", result, "lr", "recipe"]]
     for index, line in shown.iterrows():
-        recipe = _all_recipes(sorted((called.of(tried.loc[twin, "label"]) for twin in alike[twins[index]]), key=len))
+        names = (called.of(tried.loc[twin, "label"]) for twin in alike[duplicates[index]])
+        recipe = _all_recipes(sorted(names, key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
         rows.append([mark, *gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
     if lines["lr"].nunique() == 1:  # BF16's line above has it
@@ -212,7 +213,7 @@ def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) ->
     return out
 
 
-def _twins(tried: pd.DataFrame) -> pd.Series:
+def _duplicates(tried: pd.DataFrame) -> pd.Series:
     """A number for each recipe, the same for those that trained to the same bits at the same cost: with and without a
     loss scale of 2^10, say."""
     same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
@@ -226,8 +227,8 @@ def _all_recipes(names: list[str]) -> str:
     ends = []
     for other in others:
         parts = other.split(", ")
-        told = ["…" if part in first.split(", ") else part for part in parts]
-        ends.append(", ".join(part for part, _ in groupby(told)))
+        shown = ["…" if part in first.split(", ") else part for part in parts]
+        ends.append(", ".join(part for part, _ in groupby(shown)))
     return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
 
 

@@ -6,7 +6,7 @@ import scipy.stats
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import against, compare
 from fp4dse.results.bench.generated import generated
-from fp4dse.results.stats.equivalence import differences, seeds_to_settle
+from fp4dse.results.stats.equivalence import differences, seeds_to_decide
 
 RNG = np.random.default_rng(20260102)
 
@@ -77,7 +77,7 @@ def test_recipes_a_margin_apart_are_called_the_same_in_no_more_than_5_of_100_exp
 
 @pytest.mark.parametrize(("mean", "std"), [(0.01, 0.02), (0.03, 0.02), (0.0, 0.004), (0.002, 0.003)])
 def test_the_seeds_that_are_asked_for_settle_it_about_as_often_as_promised(mean, std):
-    need = int(seeds_to_settle(pd.Series([mean]), pd.Series([std]), 0.005)[0])
+    need = int(seeds_to_decide(pd.Series([mean]), pd.Series([std]), 0.005)[0])
     settled = differences(RNG.normal(mean, std, (2000, need)), 0.005)["verdict"].ne("open").mean()
     assert 0.7 <= settled <= 0.97
     fewer = differences(RNG.normal(mean, std, (2000, max(need // 2, 2))), 0.005)["verdict"].ne("open").mean()
@@ -85,8 +85,8 @@ def test_the_seeds_that_are_asked_for_settle_it_about_as_often_as_promised(mean,
 
 
 def test_what_no_number_of_seeds_would_settle_says_so():
-    assert seeds_to_settle(pd.Series([0.005]), pd.Series([5.0]))[0] == np.inf
-    assert np.isnan(seeds_to_settle(pd.Series([0.1]), pd.Series([np.nan]))[0])
+    assert seeds_to_decide(pd.Series([0.005]), pd.Series([5.0]))[0] == np.inf
+    assert np.isnan(seeds_to_decide(pd.Series([0.1]), pd.Series([np.nan]))[0])
 
 
 def test_the_verdicts_of_differences():
