@@ -40,7 +40,8 @@ def is_ipc(file: AnyPath) -> bool:
 
 def by_format(files: Iterable[AnyPath]) -> tuple[list[AnyPath], list[AnyPath]]:
     """The IPC files, and the Parquet files."""
-    ipc, parquet = [], []
+    ipc: list[AnyPath] = []
+    parquet: list[AnyPath] = []
     for file in files:
         (ipc if is_ipc(file) else parquet).append(file)
     return ipc, parquet

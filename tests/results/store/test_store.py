@@ -400,7 +400,7 @@ def test_a_read_only_store_can_be_read(store, row, monkeypatch):
 def test_a_file_joined_into_a_part_while_reading_is_found_there(store, row, monkeypatch):
     for seed in range(3):
         store.add([row(seed=seed)], "job")
-    listed, compacted = reader.listed, []
+    listed, compacted = reader.list_files, []
 
     def list_then_compact(place, folder):
         files = listed(place, folder)
@@ -409,7 +409,7 @@ def test_a_file_joined_into_a_part_while_reading_is_found_there(store, row, monk
             open_store(store.path).compact(minimum=1)
         return files
 
-    monkeypatch.setattr(reader, "listed", list_then_compact)
+    monkeypatch.setattr(reader, "list_files", list_then_compact)
     assert sorted(store.runs()["seed"]) == [0, 1, 2]
     assert compacted
 
