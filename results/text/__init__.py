@@ -1,1 +1,1 @@
-"""Results as text: ratios, names of recipes, the table of the trade-off, and frames as files."""
+"""Results as text: how ratios are written, what recipes are called, the table of the trade-off, frames as files."""
