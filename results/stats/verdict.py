@@ -122,6 +122,13 @@ class Verdict(NamedTuple):
         return BF16_WORDS[self.bf16] + front
 
 
+NO_RECIPE = pd.Series(
+    {"config_id": None, "label": "", "name": None, "pairs": 0}
+    | dict.fromkeys(["gap", "gap_low", "gap_high", "p_front", OVERHEAD], math.nan)
+)
+"""In place of a line of `with_chance` where no recipe quantizes and has a gap."""
+
+
 def front_words(p_front: float) -> str:
     """`probably on the front`."""
     return next(words for least, words in FRONT_WORDS if p_front >= least)
@@ -160,23 +167,23 @@ def _verdict(
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
-    pick = _pick(ranked, others) if len(ranked) else None
+    pick = _pick(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
-    chosen = _rates(rates, None if pick is None else pick["config_id"])
-    mine = rows[rows["config_id"].eq(None if pick is None else pick["config_id"])]
+    chosen = _rates(rates, pick["config_id"])
+    mine = rows[rows["config_id"].eq(pick["config_id"])]
     mine = mine[(mine[list(SETTING)] == list(setting)).all(axis="columns")]
     bf16 = _against_bf16(mine)
     of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
     return Verdict(
         setting=setting,
-        config_id=None if pick is None else pick["config_id"],
-        label="" if pick is None else pick["label"],
-        name=pick["name"] if pick is not None and isinstance(pick["name"], str) else None,
-        **{name: math.nan if pick is None else float(pick[name]) for name in ("gap", "gap_low", "gap_high")},
-        pairs=0 if pick is None else int(pick["pairs"]),
+        config_id=pick["config_id"],
+        label=pick["label"],
+        name=pick["name"] if isinstance(pick["name"], str) else None,
+        **{name: float(pick[name]) for name in ("gap", "gap_low", "gap_high")},
+        pairs=int(pick["pairs"]),
         bf16=bf16,
-        p_front=math.nan if pick is None else float(pick["p_front"]),
-        overhead=math.nan if pick is None or pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
+        p_front=float(pick["p_front"]),
+        overhead=math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
         axis=OVERHEAD,
         overhead_of=str(of.iloc[-1]) if len(of) else None,
         lowest=None if lowest is None else lowest["config_id"],
@@ -186,8 +193,8 @@ def _verdict(
         tried=len(tried),
         diverged=diverged,
         rates=chosen,
-        none="" if pick is not None else _why_none(lines, tried, diverged),
-        warnings=_warnings(pick, bf16, diverged, len(tried), chosen),
+        none="" if len(ranked) else _why_none(lines, tried, diverged),
+        warnings=_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
     )
 
 
@@ -232,11 +239,11 @@ def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
     return "no recipe that quantizes has a gap"
 
 
-def _warnings(pick: pd.Series | None, bf16: Against, diverged: int, tried: int, rates: Rates) -> tuple[str, ...]:
+def _warnings(has_recipe: bool, bf16: Against, diverged: int, tried: int, rates: Rates) -> tuple[str, ...]:
     says = []
-    if bf16 == "unknown" and pick is not None:
+    if bf16 == "unknown" and has_recipe:
         says.append("one seed: no difference can be told from chance; --seeds takes more")
     says += rates.warnings() if tried else ()
-    if pick is not None and diverged:
+    if has_recipe and diverged:
         says.append(f"{diverged} of {counted(tried, 'recipe')} diverged")
     return tuple(says)
