@@ -76,7 +76,7 @@ def tensor(
     storing the block scale, from the dead zone around zero, from the grid, and from their cross terms.
     """
     from fp4dse.kernels import inspect_file
-    from fp4dse.results.tensor_page import tensor_table, write_tensor_page
+    from fp4dse.results.report.tensor_page import tensor_table, write_tensor_page
 
     if plot and plot.suffix != ".html":
         raise ConfigError("--plot", str(plot), "a path that ends in .html (the page saves its picture as PNG)")
@@ -139,8 +139,8 @@ def bench_results(
     as_json: AsJson = False,
 ) -> None:
     """Time queries, compaction, statistics and the report on generated runs; takes minutes and a gigabyte of disk."""
-    from fp4dse.results.bench import bench
-    from fp4dse.results.report.bench import bench as bench_report
+    from fp4dse.results.bench.report import bench as bench_report
+    from fp4dse.results.bench.store import bench
 
     for name, number in (("--rows", rows), ("--files", files), ("--recipes", recipes)):
         if number < 1:

@@ -160,7 +160,7 @@ def cost(
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
-        from fp4dse.results.tables import plain
+        from fp4dse.results.text.frames import plain
         from fp4dse.tasks import check_device
 
         check_device(device)

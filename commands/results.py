@@ -72,9 +72,8 @@ def query(
     `DESCRIBE runs` lists the columns of a view. As LaTeX a view named alone has the columns for a paper; in SQL, as
     "FROM effects", it has all.
     """
-    from fp4dse.results.files import write_atomic
-    from fp4dse.results.formats import FORMATS, format_of
-    from fp4dse.results.tables import records
+    from fp4dse.results.store.atomic import write_atomic
+    from fp4dse.results.text.frames import FORMATS, format_of, records
     from fp4dse.results.views import BRIEF, VIEWS, for_paper
 
     if not sql.strip():
@@ -117,8 +116,8 @@ def compare(
     """
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
-    from fp4dse.results.ratios import change_with_range
-    from fp4dse.results.tables import plain, records
+    from fp4dse.results.text.frames import plain, records
+    from fp4dse.results.text.ratios import change_with_range
     from fp4dse.sweeps.arguments import find_stored
 
     if not 0 < margin < math.inf:
@@ -164,7 +163,7 @@ def dashboard(
     chip: Chip = None,
 ) -> None:
     """Show a store in optuna-dashboard: one study per task, one trial per recipe. It is made from the store's rows."""
-    from fp4dse.results.spaces import store_name
+    from fp4dse.results.store.spaces import store_name
     from fp4dse.sweeps import storages
     from fp4dse.sweeps.dashboard import default_storage, serve
     from fp4dse.sweeps.mirror import mirror
@@ -234,9 +233,9 @@ def store_measure(
 
     from fp4dse.dse.cost import load_model
     from fp4dse.kernels.layer_time import layer_times, measured_overhead
-    from fp4dse.results.intervals import counted
-    from fp4dse.results.measured import measure, series
-    from fp4dse.results.tables import plain
+    from fp4dse.results.store.measured import measure, series
+    from fp4dse.results.text.frames import plain
+    from fp4dse.results.text.ratios import counted
     from fp4dse.tasks import check_device, environment
 
     check_device(device)

@@ -248,7 +248,7 @@ def rungs(
     import msgspec
 
     from fp4dse.results import open_store
-    from fp4dse.results.ratios import change
+    from fp4dse.results.text.ratios import change
     from fp4dse.sweeps.halving import Halving, Replay
     from fp4dse.sweeps.halving import replay as replay_store
 
@@ -260,7 +260,7 @@ def rungs(
 
 def _print_fronts(result: SearchResult) -> None:
     """The front of each task in the objectives of the search."""
-    from fp4dse.results.ratios import change
+    from fp4dse.results.text.ratios import change
 
     for study in result.studies:
         lines = [
@@ -277,8 +277,9 @@ def _conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, a
     from fp4dse.kernels.inspection.gaussian import gaussian_statistics
     from fp4dse.results import noise_floor, open_store, summarize
     from fp4dse.results.report import write_report
-    from fp4dse.results.tables import pareto_table, price_remarks, records
-    from fp4dse.results.verdict import verdicts
+    from fp4dse.results.stats.verdict import verdicts
+    from fp4dse.results.text.frames import records
+    from fp4dse.results.text.pareto_table import pareto_table, price_remarks
     from fp4dse.sweeps.stores import report_path
 
     store = open_store(result.store, cost=cost)

@@ -1,44 +1,48 @@
-"""What became of the lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report.
+"""The results of trained lanes: the Parquet store, queries, statistics, the Pareto front, tables and the report.
 
-What statistics and reports are made with is imported when it is asked for: a sweep needs the store alone.
+Statistics and reports are imported when somebody asks for their names: a sweep needs the store alone.
 """
 
 from typing import TYPE_CHECKING
 
 from fp4dse.dse.lazy import lazy
-from fp4dse.results.schema import recipe_columns, run_id
-from fp4dse.results.store import Store, open_store
+from fp4dse.results.store.schema import recipe_columns, run_id
+from fp4dse.results.store.store import Store, open_store
 
 if TYPE_CHECKING:
-    from fp4dse.results.adding import marginal, neighbours
-    from fp4dse.results.chance import front_chance, hypervolume
-    from fp4dse.results.diverged import divergence
-    from fp4dse.results.equivalence import against, compare
-    from fp4dse.results.lasso import stability
-    from fp4dse.results.linear import effects
-    from fp4dse.results.paired import add_gap, learning_rates
-    from fp4dse.results.pareto import front
-    from fp4dse.results.pooled import pooled_effects
     from fp4dse.results.report import write_report
-    from fp4dse.results.rivals import matched
-    from fp4dse.results.summary import noise_floor, summarize
-    from fp4dse.results.tables import pareto_table, records
+    from fp4dse.results.stats.divergence import divergence
+    from fp4dse.results.stats.effects import effects
+    from fp4dse.results.stats.equal_cost import matched
+    from fp4dse.results.stats.equivalence import against, compare
+    from fp4dse.results.stats.front_chance import front_chance, hypervolume
+    from fp4dse.results.stats.lasso import stability
+    from fp4dse.results.stats.marginal import marginal, neighbours
+    from fp4dse.results.stats.paired import add_gap, learning_rates
+    from fp4dse.results.stats.pareto import front
+    from fp4dse.results.stats.pooled import pooled_effects
+    from fp4dse.results.stats.summary import noise_floor, summarize
+    from fp4dse.results.text.frames import records
+    from fp4dse.results.text.pareto_table import pareto_table
 
 __getattr__ = lazy(
     __name__,
-    adding=("marginal", "neighbours"),
-    chance=("front_chance", "hypervolume"),
-    diverged=("divergence",),
-    equivalence=("against", "compare"),
-    lasso=("stability",),
-    linear=("effects",),
-    paired=("add_gap", "learning_rates"),
-    pareto=("front",),
-    pooled=("pooled_effects",),
-    report=("write_report",),
-    rivals=("matched",),
-    summary=("noise_floor", "summarize"),
-    tables=("pareto_table", "records"),
+    **{
+        "report": ("write_report",),
+        "stats.divergence": ("divergence",),
+        "stats.effects": ("effects",),
+        "stats.equal_cost": ("matched",),
+        "stats.equivalence": ("against", "compare"),
+        "stats.front_chance": ("front_chance", "hypervolume"),
+        "stats.lasso": ("stability",),
+        "stats.marginal": ("marginal", "neighbours"),
+        "stats.paired": ("add_gap", "learning_rates"),
+        "stats.pareto": ("front",),
+        "stats.pooled": ("pooled_effects",),
+        "stats.summary": ("noise_floor", "summarize"),
+        "text.frames": ("records",),
+        "text.pareto_table": ("pareto_table",),
+    },
 )
 
 __all__ = [

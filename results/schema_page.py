@@ -10,70 +10,9 @@ import re
 
 import pyarrow as pa
 
-from fp4dse.results.design import AXES
-from fp4dse.results.schema import BY_NAME, CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
+from fp4dse.results.stats.factors import AXES
+from fp4dse.results.store.schema import BY_NAME, COLUMNS, CURVES, KEY, OUTCOME, RECIPE, ROW, SCHEMA_VERSION
 from fp4dse.results.views import VIEWS
-
-MEANING = {
-    "schema_version": "version of this schema that the row was written with",
-    "run_id": "16 hex digits over the key: equal ids mean the same training",
-    "config_id": "16 hex digits over the canonical recipe; learning rate and seed are not part of it",
-    "lr": "learning rate, its highest value where it has a schedule",
-    "task": "what is learned",
-    "preset": "how big",
-    "dataset_digest": "over the data as they were trained on",
-    "seed": "of initial weights, data order and stochastic rounding",
-    "device_class": "what of the device can change bits",
-    "software_class": "what of the software can change bits",
-    "rev_quantizers": "revision of the quantizers; a fix that changes results raises it",
-    "rev_engine": "revision of the training engine",
-    "rev_task": "revision of the task",
-    "recipe": "the canonical recipe as JSON",
-    "recipe_label": "the recipe in words",
-    "recipe_name": "the shipped recipe that it equals, or null",
-    "is_baseline": "plain BF16",
-    "points": "overhead as the technique count of arXiv 2509.17791; 0 for BF16",
-    "bits_per_element": "stored bits per operand element, scales included, mean over the six operands",
-    "overhead": "modelled time of a training step relative to BF16 on a named chip; where the chip lacks what the "
-    "recipe needs, as if it had it (`fp4dse cost` says so)",
-    "overhead_of": "the model, the chip and the revision of the cost model that it is of",
-    "activation_bits": "bits that the backward pass keeps of each element of a layer's input",
-    "signature": "what of the recipe decides the shape of the computation; lanes that share it run together",
-    "status": "done, diverged (a result), pruned (dropped at a rung) or failed (the machine's fault, tried again)",
-    "pruned_step": "the step after which the lane was dropped",
-    "diverged_step": "the step at which the loss became NaN or Inf",
-    "failure": "why the lane failed, in one line",
-    "train_loss_min": "lowest logged training loss",
-    "train_loss_final": "last logged training loss",
-    "val_loss": "loss on held-out data after training, with the quantizers on as in training; what gaps are made of",
-    "val_metric": "the task's metric on the held-out data, with the quantizers on as in training",
-    "metric_name": "its name, null if the task has none",
-    "metric_better": "`lower` or `higher`: which way it is better; null if the task does not say",
-    "steps": "optimizer steps",
-    "train_s": "seconds of training of the whole population of lanes",
-    "setup_s": "seconds before the first step",
-    "lane_s": "train_s / lanes",
-    "lanes": "how many were trained together",
-    "peak_memory_bytes": "of the population",
-    "device": "cpu or cuda",
-    "device_name": "as the driver gives it",
-    "threads": "of the worker",
-    "dtype": "of activations between layers",
-    "quantizer_backend": "which path quantized",
-    "gemm_backend": "which products were used: one name, or three in the order fprop, dgrad, wgrad",
-    "fallbacks": "paths that were wanted and not taken, with the reason",
-    "torch_version": "of PyTorch",
-    "python_version": "of Python",
-    "fp4dse_version": "of this program",
-    "git_commit": "the commit of this program",
-    "host": "name of the machine",
-    "created_at": "when the row was made, UTC",
-    "curve_step": "the steps at which the training loss was logged",
-    "curve_loss": "the training loss there",
-    "metrics": "all metrics of the task by name",
-    "pictures": "PNG files by name",
-    "recorded": "gradient norms, noise ratios and lost shares at log-spaced steps, if asked for (`sweep --record`)",
-}
 
 FIELDS = {
     "element": "element format",
@@ -140,14 +79,14 @@ software_class, rev_quantizers, rev_engine, rev_task.
         text += "\n".join([f"## {title}", "", "| column | type | meaning |", "| --- | --- | --- |", *lines, "", ""])
     text += "## Views of the statistics\n\nEach is a function of the runs, made when a query names it.\n\n"
     for name, function in VIEWS.items():
-        place = function.__module__.removeprefix("fp4dse.")
-        text += f"### {name}\n\n`{place}.{function.__name__}(runs)`\n\n{_plain(inspect.getdoc(function) or '')}\n\n"
+        module = function.__module__.removeprefix("fp4dse.")
+        text += f"### {name}\n\n`{module}.{function.__name__}(runs)`\n\n{_plain(inspect.getdoc(function) or '')}\n\n"
     return text.rstrip() + "\n"
 
 
 def _meaning(name: str) -> str:
-    if name in MEANING or name not in AXES:
-        return MEANING[name]
+    if name not in AXES:
+        return COLUMNS[name].meaning
     if name in AROUND:
         return AROUND[name]
     stage, _, rest = name.partition("_")

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
-from fp4dse.results.adding import marginal
-from fp4dse.results.chance import front_chance, hypervolume
-from fp4dse.results.diverged import divergence
-from fp4dse.results.equivalence import against
-from fp4dse.results.lasso import stability
-from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.paired import SETTING, learning_rates
-from fp4dse.results.pooled import pooled_effects
-from fp4dse.results.rivals import matched
-from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.stats.divergence import divergence
+from fp4dse.results.stats.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.equal_cost import matched
+from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.lasso import stability
+from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.paired import SETTING, learning_rates
+from fp4dse.results.stats.pooled import pooled_effects
+from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 
 
 def front(runs: pd.DataFrame) -> pd.DataFrame:
@@ -69,9 +69,9 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     found = answer[[column for column in named if len(answer) < 2 or answer[column].nunique(dropna=False) > 1]]
     if {"with_factor", "with_level"} <= set(found):
         other = found["with_factor"] + " = " + found["with_level"]
-        place = found.columns.get_loc("with_factor")
+        position = found.columns.get_loc("with_factor")
         found = found.drop(columns=["with_factor", "with_level"])
-        found.insert(place, "with", other)
+        found.insert(position, "with", other)
     return found
 
 
@@ -80,20 +80,19 @@ VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 
 _TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
 _TEXTS |= {
-    "untried",
     "with_factor",
     "with_level",
     "reference",
     "basis",
+    "untried",
     "axis",
     "by",
     "rival",
     "rival_label",
     "verdict",
-    "grid",
 }
-_TEXTS |= {"untried"}
-_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
+_TEXTS = (_TEXTS | {"verdict", "grid"}) - {"rev_quantizers", "rev_engine", "rev_task"}
+"""The columns of views that are texts, for views without a value in them."""
 
 
 def to_arrow(name: str, runs: pd.DataFrame) -> pa.Table:

@@ -20,7 +20,7 @@ from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
-from fp4dse.results.labels import short_labels
+from fp4dse.results.text.labels import short_labels
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.stores import latest_store, swept_stores
 

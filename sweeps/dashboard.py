@@ -23,7 +23,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.results import Store
-from fp4dse.results.remote import Place
+from fp4dse.results.store.remote import AnyPath
 from fp4dse.sweeps.mirror import mirror
 from fp4dse.sweeps.state import read_state
 from fp4dse.sweeps.stores import report_path
@@ -42,7 +42,7 @@ SHARE = 0.1
 """Most of the time that mirroring may take."""
 
 
-def default_storage(store: Place) -> Path:
+def default_storage(store: AnyPath) -> Path:
     """The journal beside the store's files, or in the working directory if these are behind a URL; it may be deleted
     at any time."""
     return (store if isinstance(store, Path) else Path()) / "dashboard.journal"

@@ -20,10 +20,9 @@ import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.results import Store, summarize
-from fp4dse.results.files import writing
-from fp4dse.results.intervals import counted
-from fp4dse.results.ratios import change
-from fp4dse.results.summary import SUMMARIZED
+from fp4dse.results.stats.summary import SUMMARIZED
+from fp4dse.results.store.atomic import writing
+from fp4dse.results.text.ratios import change, counted
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed

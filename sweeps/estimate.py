@@ -20,7 +20,7 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError
 from fp4dse.results import Store, open_store
-from fp4dse.results.schema import recipe_columns
+from fp4dse.results.store.schema import recipe_columns
 from fp4dse.sweeps.plan import Plan
 from fp4dse.sweeps.progress import duration
 from fp4dse.sweeps.setting import Setting

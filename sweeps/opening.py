@@ -19,9 +19,9 @@ from pathlib import Path
 from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.dse.urls import redacted
 from fp4dse.results import Store
-from fp4dse.results.patience import waiting_ends
-from fp4dse.results.processes import birth
-from fp4dse.results.spaces import note_space
+from fp4dse.results.store.locks import birth
+from fp4dse.results.store.retries import stop_waiting_when
+from fp4dse.results.store.spaces import record_space
 from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
 from fp4dse.sweeps.job_sizes import recall_sizes
@@ -88,9 +88,9 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         sweep = Sweep(store, work, scheduler, setting, state, leftovers, request.record, signals, why_stop, show)
         over = threading.Event()
         try:
-            with waiting_ends(over.is_set):
+            with stop_waiting_when(over.is_set):
                 if isinstance(space, Space):
-                    note_space(store, space)
+                    record_space(store, space)
                 yield sweep
         finally:
             over.set()

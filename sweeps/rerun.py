@@ -16,7 +16,7 @@ import torch
 
 from fp4dse.dse import ConfigError, StoreError, recipe_from_dict
 from fp4dse.results import Store
-from fp4dse.results.schema import KEY
+from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.stores import work_folder

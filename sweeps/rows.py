@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fp4dse.dse import Recipe
-from fp4dse.results.paired import SETTING
-from fp4dse.results.schema import recipe_columns, run_id
+from fp4dse.results.stats.paired import SETTING
+from fp4dse.results.store.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
 
 if TYPE_CHECKING:

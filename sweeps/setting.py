@@ -9,7 +9,7 @@ from typing import Any
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store
-from fp4dse.results.schema import KEY
+from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine, find_machine
 from fp4dse.sweeps.plan import Plan, plan

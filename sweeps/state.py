@@ -17,8 +17,8 @@ import msgspec
 
 from fp4dse.dse import StoreError
 from fp4dse.dse.reading import decode_json
-from fp4dse.results.processes import is_alive
-from fp4dse.results.remote import Place, RemotePath, at_once, locate
+from fp4dse.results.store.locks import is_alive
+from fp4dse.results.store.remote import AnyPath, RemotePath, locate, without_retries
 from fp4dse.sweeps.executors import Pace, Running
 from fp4dse.tasks.job import Job
 
@@ -147,20 +147,20 @@ def job_state(run: Running) -> JobState:
     )
 
 
-def write_state(store: Place, state: SweepState) -> None:
+def write_state(store: AnyPath, state: SweepState) -> None:
     """Replace `<store>/state.json`. A disk that takes nothing is reported where results are written, not here."""
     state.updated = time.time()
     data = msgspec.json.format(msgspec.json.encode(state))
     with contextlib.suppress(OSError):
         if isinstance(store, RemotePath):
-            (at_once(store) / "state.json").write_bytes(data)  # a sweep does not wait for it
+            (without_retries(store) / "state.json").write_bytes(data)  # a sweep does not wait for it
         else:
             hidden = store / ".state.json"
             hidden.write_bytes(data)
             hidden.replace(store / "state.json")
 
 
-def read_state(store: str | Place) -> SweepState:
+def read_state(store: str | AnyPath) -> SweepState:
     """The state of the last sweep into a store, with `updated` as our clock has it. StoreError if there is none.
 
     Clocks of two hosts may differ. A driver elsewhere that seems to have written nothing for long is watched for as
@@ -177,7 +177,7 @@ def read_state(store: str | Place) -> SweepState:
     return state
 
 
-def _read(store: Place) -> SweepState:
+def _read(store: AnyPath) -> SweepState:
     try:
         state: SweepState = decode_json((store / "state.json").read_bytes(), SweepState)
         return state

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from fp4dse.dse import StoreError
-from fp4dse.results.files import write_atomic
-from fp4dse.results.patience import waiting_ends
-from fp4dse.results.remote import LAST_S, Place, at_once, locate
+from fp4dse.results.store.atomic import write_atomic
+from fp4dse.results.store.locks import LAST_S
+from fp4dse.results.store.remote import AnyPath, locate, without_retries
+from fp4dse.results.store.retries import stop_waiting_when
 from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state, write_state
 
 
@@ -35,7 +36,7 @@ def stop_signals() -> Iterator[list[str]]:
     wanted = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, lambda number, _: received.append(signal.Signals(number).name)) for s in wanted}
     try:
-        with waiting_ends(lambda: bool(received)):  # for a server that cannot be reached
+        with stop_waiting_when(lambda: bool(received)):  # for a server that cannot be reached
             yield received
     finally:
         for number, handler in before.items():
@@ -43,7 +44,7 @@ def stop_signals() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
+def heartbeat(store: AnyPath, state: SweepState) -> Iterator[Callable[[], bool]]:
     """Within, `state` is written to the store every HEARTBEAT_S seconds; at the end once more, as it is then. Yields a
     function that says whether somebody asked for a stop since."""
     over, stop_asked = threading.Event(), threading.Event()
@@ -52,7 +53,7 @@ def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
         while not over.is_set():
             write_state(store, state)
             with contextlib.suppress(OSError, StoreError):  # a store that cannot be reached now is asked again later
-                if (at_once(store) / "stop").exists():
+                if (without_retries(store) / "stop").exists():
                     stop_asked.set()
             over.wait(HEARTBEAT_S)
         write_state(store, state)
@@ -69,7 +70,7 @@ def heartbeat(store: Place, state: SweepState) -> Iterator[Callable[[], bool]]:
         thread.join(LAST_S)
 
 
-def stop_sweep(store: str | Place, wait_s: float = 60.0) -> SweepState:
+def stop_sweep(store: str | AnyPath, wait_s: float = 60.0) -> SweepState:
     """Ask the sweep that writes to a store to end, wherever it runs, and wait until it has.
 
     StoreError if none runs, or if it has not ended after `wait_s` seconds.
@@ -86,7 +87,7 @@ def stop_sweep(store: str | Place, wait_s: float = 60.0) -> SweepState:
     return state
 
 
-def _forget_requests(store: Place) -> None:
+def _forget_requests(store: AnyPath) -> None:
     """Delete requests to stop, which were for a sweep that is over."""
     with contextlib.suppress(OSError):
-        (at_once(store) / "stop").unlink(missing_ok=True)
+        (without_retries(store) / "stop").unlink(missing_ok=True)

@@ -17,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 from fp4dse.dse import StoreError
 from fp4dse.results import Store
-from fp4dse.results.intervals import counted
-from fp4dse.results.patience import waiting_ends, why_away
-from fp4dse.results.remote import RemotePath
+from fp4dse.results.store.remote import RemotePath
+from fp4dse.results.store.retries import stop_waiting_when, why_unreachable
+from fp4dse.results.text.ratios import counted
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class StoreWriter(Generic[T]):
             return None
         jobs = counted(len(self.waiting), "finished job")
         minutes = (time.monotonic() - self._since) / 60
-        why = why_away(self.store.path) or self._why
+        why = why_unreachable(self.store.path) or self._why
         return f"waiting for {self.store.path} for {minutes:.0f} min with {jobs}, which are safe on the disk: {why}"
 
     def refusal(self, work: object) -> StoreError:
@@ -105,7 +105,7 @@ class StoreWriter(Generic[T]):
         self._thread.join(RETRY_S)
 
     def _work(self) -> None:
-        with waiting_ends(lambda: self._last):
+        with stop_waiting_when(lambda: self._last):
             while not self._over:
                 with self._news:
                     self._news.wait_for(lambda: self.waiting or self._over)

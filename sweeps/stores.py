@@ -17,7 +17,7 @@ import msgspec
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results import Store, open_store
-from fp4dse.results.remote import Place, RemotePath, locate
+from fp4dse.results.store.remote import AnyPath, RemotePath, locate
 from fp4dse.sweeps.state import read_state
 
 log = logging.getLogger(__name__)
@@ -103,19 +103,19 @@ def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
     return open_store(store, create=True, beside=BESIDE, cost=cost)
 
 
-def home(place: Place) -> Path:
+def home(place: AnyPath) -> Path:
     """The folder on this machine that belongs to a store."""
     if isinstance(place, RemotePath):
         return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(place).partition("?")[0])
     return place
 
 
-def work_folder(store: str | Place) -> Path:
+def work_folder(store: str | AnyPath) -> Path:
     """The folder of a store's job folders."""
     return (home(locate(store)) / "jobs").absolute()
 
 
-def report_path(store: str | Place) -> Path:
+def report_path(store: str | AnyPath) -> Path:
     """The report beside the store: `runs/NAME/report.html`; for a store behind a URL, in its folder on this machine."""
     store = locate(store)
     if isinstance(store, RemotePath):

@@ -15,7 +15,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.remote import locate
+from fp4dse.results.store.remote import locate
 from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.job_sizes import explain_sizes, plan_measured, recall_sizes

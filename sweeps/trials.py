@@ -19,14 +19,14 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.results import Store, summarize
-from fp4dse.results.design import AXES, factors
-from fp4dse.results.equivalence import differences
-from fp4dse.results.labels import short_labels
-from fp4dse.results.paired import OVERHEAD, SETTING, by_seed, judged
-from fp4dse.results.ratios import change_with_range
-from fp4dse.results.summary import SUMMARIZED
-from fp4dse.results.tables import answers, metric_title
-from fp4dse.results.verdict import BF16_WORDS, Against, verdicts
+from fp4dse.results.stats.equivalence import differences
+from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.summary import SUMMARIZED
+from fp4dse.results.stats.verdict import BF16_WORDS, Against, verdicts
+from fp4dse.results.text.labels import short_labels
+from fp4dse.results.text.pareto_table import answers, metric_title
+from fp4dse.results.text.ratios import change_with_range
 from fp4dse.sweeps.stores import report_path
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _trials(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Tr
         table = table.sort_values("gap").head(MOST_TRIALS)
     order = runs.groupby("config_id", sort=False)["created_at"].min()
     params = _params(runs.drop_duplicates("config_id").set_index("config_id").loc[table.index])
-    at_best = judged(runs)
+    at_best = rows_at_best_lr(runs)
     trained = {str(key): part for key, part in at_best.groupby("config_id") if key in table.index}
     words, title = _against_bf16(at_best), metric_title(table)
     trials = []
@@ -153,7 +153,7 @@ def _params(recipes: pd.DataFrame) -> dict[str, dict[str, str]]:
 
 
 def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
-    """config_id -> what the seeds say of its difference to BF16. rows: of `judged`, of one setting."""
+    """config_id -> what the seeds say of its difference to BF16. rows: of `rows_at_best_lr`, of one setting."""
     recipes, gaps = by_seed(rows, rows["gap"])
     found = differences(np.where(np.isfinite(gaps), gaps, np.nan))
     compared = zip(recipes, found["pairs"], found["verdict"], strict=True)

@@ -18,7 +18,7 @@ from fp4dse.dse import QUANTIZERS, Space, recipe_files
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels import quantize
-from fp4dse.results.schema import ROW
+from fp4dse.results.store.schema import ROW
 from fp4dse.sweeps.arguments import shipped_spaces
 from fp4dse.tasks import Lane, get_task, train
 

@@ -173,7 +173,7 @@ ADDED: dict[str, Edits] = {
         "sweeps/executors/__init__.py": [('EXECUTORS = {"local": "local.open_local"', ', "again": "again.open_again"')],
     },
     "statistic": {
-        "results/lucky.py": [
+        "results/stats/lucky.py": [
             (
                 None,
                 '"""The best seed of each recipe."""\n\n\n'
@@ -184,25 +184,27 @@ ADDED: dict[str, Edits] = {
         ],
         "results/views.py": [
             ("VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {\n", '    "lucky": lucky,\n'),
-            ("from fp4dse.results.linear import EFFECTS_READ, effects\n", "from fp4dse.results.lucky import lucky\n"),
+            (
+                "from fp4dse.results.stats.lasso import stability\n",
+                "from fp4dse.results.stats.lucky import lucky\n",
+            ),
         ],
     },
     "panel of the report": {
         "results/report/count.py": [
             (
                 None,
-                '"""How many recipes there are."""\n\nfrom fp4dse.results.report.findings import Findings\n\n\n'
+                '"""How many recipes there are."""\n\nfrom fp4dse.results.report.findings import Findings\n'
+                "from fp4dse.results.report.panel import Panel\n\n\n"
                 "def count(found: Findings) -> str:\n"
                 '    """HTML."""\n'
-                '    return f"<p>{len(found.recipes)} recipes were counted.</p>"\n',
+                '    return f"<p>{len(found.recipes)} recipes were counted.</p>"\n\n\n'
+                'PANEL = Panel("count", "Count", "How many", count, ("FROM recipes",))\n',
             )
         ],
         "results/report/__init__.py": [
-            ("from fp4dse.results.report import answer", ", count"),
-            (
-                "    sections = {\n",
-                '        "Count": section("How many", count.count(found), ask(["FROM recipes"]), name="count"),\n',
-            ),
+            ("from fp4dse.results.report import (\n    answer,\n", "    count,\n"),
+            ("PANELS = (\n    answer.PANEL,\n", "    count.PANEL,\n"),
         ],
     },
 }

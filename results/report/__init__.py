@@ -1,34 +1,55 @@
-"""The report: what won, how sure that is, what it cost, and what was run where, as one HTML file.
+"""The report: the best recipe, how sure that is, its cost, and the machines, as one HTML file.
 
-One module a section; the first screen is the answer beside its chart. `findings` works everything out, by the functions
-that the views of `fp4dse query` call, and each section ends with the queries that print its numbers. The page's script
-is in page.js and explore.js.
+Each panel is a module; the first screen is the answer beside its chart. `findings` computes everything, with the same
+functions as the views of `fp4dse query`, and each panel ends with the queries that print its numbers. The scripts of
+the page are page.js and explore.js.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-import pandas as pd
-
 from fp4dse.dse import StoreError
-from fp4dse.results.files import write_atomic
-from fp4dse.results.intervals import CONFIDENCE
-from fp4dse.results.page import page
-from fp4dse.results.report import answer, curves, explore, lost, machine, maps, paper, storage, techniques, words
-from fp4dse.results.report.findings import COLUMNS, Findings, findings
-from fp4dse.results.report.parts import many, number, section
-from fp4dse.results.report.slots import ABOUT as ABOUT_SLOTS
-from fp4dse.results.report.slots import COMMAND as SLOT_COMMAND
-from fp4dse.results.report.slots import Statistics, slots
-from fp4dse.results.spaces import spaces, store_name
-from fp4dse.results.store import Store
+from fp4dse.results.report import (
+    answer,
+    curves,
+    equal_storage,
+    explore,
+    heatmaps,
+    highlights,
+    operand_errors,
+    paper_figures,
+    provenance,
+    recorded_losses,
+    techniques,
+)
+from fp4dse.results.report.findings import COLUMNS, Findings, Statistics, findings
+from fp4dse.results.report.markup import many, number
+from fp4dse.results.report.page import page
+from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.store.atomic import write_atomic
+from fp4dse.results.store.spaces import spaces, store_name
+from fp4dse.results.store.store import Store
 
 __all__ = ["write_figures", "write_report"]
+
+PANELS = (
+    answer.PANEL,
+    explore.PANEL,
+    highlights.PANEL,
+    techniques.PANEL,
+    heatmaps.INTERACTIONS,
+    equal_storage.PANEL,
+    heatmaps.DIVERGENCE,
+    curves.PANEL,
+    operand_errors.PANEL,
+    recorded_losses.PANEL,
+    provenance.MACHINES,
+    provenance.REPEAT,
+)
+"""The sections, in the order of the page."""
 
 ORDER = ["task", "preset", "run_id"]
 """The order of rows that reports are made in, so that those of equal rows are equal, whichever files hold them."""
@@ -42,85 +63,37 @@ def write_report(
 ) -> None:
     """Write the report of a store to `path`, an HTML file that needs no network.
 
-    title: by default what the space that was swept last asks, else the store's name. statistics: what a quantizer does
-    to a bell curve (see slots.Statistics); without it the report has no such section. StoreError if the store holds no
-    runs or the file cannot be written.
+    title: by default what the space that was swept last asks, else the store's name. statistics: the effect of a
+    quantizer on a bell curve (see findings.Statistics); without it the report has no such section. StoreError if the
+    store holds no runs or the file cannot be written.
     """
-    found = read_findings(store)
+    found = read_findings(store, statistics)
     names = spaces(store)
     asks = title or next(reversed(names.values()), "") or store_name(store)
     name = "" if title else ", ".join(names) or "store"
-    html = page(asks, _body(store, found, asks, name, statistics), ("explore.js",))
+    html = page(asks, _body(found, asks, name), ("explore.js",))
     write_atomic(Path(path), html.encode())
 
 
 def write_figures(store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
-    """The report's pictures as files for a paper; returns their paths. See paper.write_figures."""
-    return paper.write_figures(read_findings(store), store, folder, form)
+    """The report's pictures as files for a paper; returns their paths. See paper_figures.write_figures."""
+    return paper_figures.write_figures(read_findings(store), folder, form)
 
 
-def read_findings(store: Store) -> Findings:
+def read_findings(store: Store, statistics: Statistics | None = None) -> Findings:
     """Everything that the report of a store says. StoreError if the store holds no runs."""
     runs = store.runs(COLUMNS, categories=True)
     if runs.empty:
         raise StoreError(f"{store.path}: nothing to report, the store holds no runs")
-    return findings(runs.sort_values(ORDER, ignore_index=True))  # sums depend on the order, and that on the files
+    rows = runs.sort_values(ORDER, ignore_index=True)  # sums depend on the order, and that on the files
+    return findings(rows, store, statistics)
 
 
-def _body(store: Store, found: Findings, title: str, name: str, statistics: Statistics | None) -> str:
-    def ask(queries: Iterable[str]) -> list[str]:
-        where = shlex.quote(str(store.path))
-        return [f"fp4dse query {shlex.quote(query)} --store {where}" for query in queries]
-
-    axes = [query.format(axis=axis) for query in explore.QUERIES for axis in found.axes if "{axis}" in query]
-    fronts = [query for query in explore.QUERIES if "{axis}" not in query]
-    front = found.recipes.loc[found.recipes["on_front"], "config_id"].unique()
-    texts = store.recipe_texts(list(front))
-    sections = {
-        "Answer": section("", explore.first_screen(answer.answers(found)), ask(answer.QUERIES), name="answer"),
-        "Recipes": section("All recipes", explore.listing(found), ask((*fronts, *axes)), name="trade-off"),
-        "Helps": section("What helps, what harms", words.said(found), ask(words.QUERIES), words.ABOUT, "said"),
-        "Techniques": section(
-            "What each technique does",
-            techniques.techniques(found),
-            ask(techniques.QUERIES),
-            techniques.ABOUT,
-            "techniques",
-        ),
-        "Interactions": section(
-            "Which techniques work together",
-            maps.interactions(found),
-            ask(maps.INTERACTIONS),
-            maps.ABOUT_INTERACTIONS,
-            "interactions",
-        ),
-        "Storage": section("At equal storage", storage.storage(found), ask(storage.QUERIES), storage.ABOUT, "storage"),
-        "Divergence": section(
-            "What diverged",
-            maps.divergences(found),
-            ask(maps.DIVERGENCE),
-            maps.ABOUT_DIVERGENCE,
-            "divergence",
-        ),
-        "Curves": section(
-            "Loss curves of the front", curves.curves(found, store), ask(curves.QUERIES), curves.ABOUT, "curves"
-        ),
-    }
-    if statistics:
-        command = f"python -c {shlex.quote(SLOT_COMMAND.format(path=str(store.path)))}"
-        sections["Operands"] = section(
-            "Error of each operand", slots(found, texts, statistics), [command], ABOUT_SLOTS, "slots"
-        )
-    recorded = lost.recorded(found, store)
-    if len(recorded):
-        body = lost.lost(found, recorded)
-        sections["Clipped"] = section("What operands lost in training", body, ask(lost.QUERIES), lost.ABOUT, "lost")
-    machines = machine.where(found.runs)
-    sections["Machines"] = section("What was run where", machines, ask(machine.WHERE), name="machines")
-    sections["Again"] = section("How to run it again", machine.again(found, texts), ask(machine.AGAIN), name="again")
-    links = "".join(f'<a href="#{html.split(chr(34), 2)[1]}">{name}</a>' for name, html in sections.items())
+def _body(found: Findings, title: str, name: str) -> str:
+    shown = {panel: html for panel in PANELS if (html := panel.html(found))}
+    links = "".join(f'<a href="#{panel.name}">{panel.link}</a>' for panel in shown)
     head = f'<header><p class="overline">{_scope(found, name)}</p><h1>{escape(title)}</h1></header>'
-    return f"{head}{explore.controls(found)}<nav>{links}</nav>" + "\n".join(sections.values()) + _HOW_TO_READ
+    return f"{head}{explore.controls(found)}<nav>{links}</nav>" + "\n".join(shown.values()) + _HOW_TO_READ
 
 
 _HOW_TO_READ = f"""
@@ -138,8 +111,8 @@ lower than it would be on new seeds.</p></section>"""
 
 
 def _scope(found: Findings, name: str) -> str:
-    """What was run, in one line (HTML)."""
-    runs: pd.DataFrame = found.runs
+    """One line (HTML) with the counts of recipes, tasks and lanes, and the date."""
+    runs = found.runs
     statuses = runs["status"].value_counts()
     recipes = runs.loc[~runs["is_baseline"], "config_id"].nunique()
     parts = [f"<b>{escape(name)}</b>"] if name else []

@@ -1,4 +1,4 @@
-"""The first screen: use this recipe, this sure, at this cost, beside the chart that shows it."""
+"""The first screen: the recipe to use, how sure that is and what it costs, beside the chart."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from html import escape
 
 import numpy as np
 
-from fp4dse.results.equivalence import MARGIN
-from fp4dse.results.paired import OVERHEAD
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import called, changed, changed_with, many, number, of_setting, spoken
-from fp4dse.results.verdict import BF16_WORDS, Verdict, front_words
+from fp4dse.results.report.markup import called, changed, changed_with, many, number, spoken
+from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.stats.equivalence import MARGIN
+from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.verdict import BF16_WORDS, Verdict, front_words
 
 QUERIES = (
     "FROM front",
@@ -31,12 +32,18 @@ HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>: what the 
 runs in FP4, not only what FP4 did to its weights."""
 
 
-def answers(found: Findings) -> str:
-    """A card per setting (HTML)."""
-    return "".join(of_setting(i, _card(found, verdict)) for i, verdict in enumerate(found.verdicts))
+def first_screen(found: Findings) -> str:
+    """The answers beside the figure, which the script draws (HTML)."""
+    return (
+        f'<div class="first"><div class="answer">{_card(found)}</div><figure><div id="front" class="tall-plot"></div>'
+        '<figcaption><span id="front-says" aria-live="polite"></span> '
+        '<button type="button" id="clip" hidden>show all to scale</button></figcaption></figure></div>'
+    )
 
 
-def _card(found: Findings, verdict: Verdict) -> str:
+@for_each_setting
+def _card(found: Findings) -> str:
+    [verdict] = found.verdicts
     if verdict.config_id is None:
         lead = (
             f'<p class="lead"><span class="key">Use</span><b>no recipe of these</b></p><p>{_sentence(verdict.none)}</p>'
@@ -70,11 +77,10 @@ def _sure(found: Findings, verdict: Verdict) -> str:
 
 
 def _rivals(found: Findings, verdict: Verdict) -> str:
-    """Who is as good, or may be (HTML)."""
+    """Sentences (HTML) on recipes that are as good, or that the seeds do not tell apart."""
     text = ""
     if verdict.lowest != verdict.config_id:
-        lowest = found.recipes[found.recipes["setting"].eq(list(found.titles).index(verdict.setting))]
-        lowest = lowest[lowest["config_id"].eq(verdict.lowest)].iloc[0]
+        lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
         text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
     counts = (verdict.as_good, f"within ±{100 * MARGIN:g}&nbsp;% of"), (verdict.open, "not told apart from")
@@ -101,13 +107,10 @@ def _model(of: str | None) -> str:
 
 def _cheaper(found: Findings, verdict: Verdict) -> str:
     """The cheapest member of the front, where it is another one (HTML)."""
-    lines = found.recipes[
-        found.recipes["on_front"] & found.recipes["setting"].eq(list(found.titles).index(verdict.setting))
-    ]
-    lines = lines[np.isfinite(lines[OVERHEAD].astype(float))]
+    lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
     if lines.empty:
         return ""
-    cheap = lines.sort_values([OVERHEAD, "gap"]).iloc[0]
+    cheap = lines.iloc[0]
     if cheap["config_id"] == verdict.config_id:
         return " Nothing on the front is cheaper."
     if verdict.axis == OVERHEAD and verdict.overhead - cheap[OVERHEAD] < LEAST_SAVING:
@@ -115,3 +118,6 @@ def _cheaper(found: Findings, verdict: Verdict) -> str:
     name = f'<b title="{escape(cheap["label"])}">{escape(found.labels.of(cheap["label"]))}</b>'
     share = share_of_bf16(verdict.axis, cheap[OVERHEAD]).replace(" of BF16's step time", "")
     return f" Cheapest on the front: {name}, {share}, loss {changed(cheap['gap'])}."
+
+
+PANEL = Panel("answer", "Answer", "", first_screen, QUERIES)

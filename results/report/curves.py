@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
-from fp4dse.results.page import plot
-from fp4dse.results.paired import SETTING, at_best_lr, outcomes
+from fp4dse.results.report.figures import AXIS, COLOURS, DASHES, LAYOUT, numbers, wrapped
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting
-from fp4dse.results.store import Store
+from fp4dse.results.report.page import plot
+from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.stats.paired import at_best_lr, outcomes
 
 QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
 ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.
@@ -21,32 +20,26 @@ MOST = 8
 """Members of the front that are drawn."""
 
 
-def curves(found: Findings, store: Store) -> str:
+@for_each_setting
+def curves(found: Findings) -> str:
     """A figure per setting (HTML)."""
-    parts = []
-    for setting in range(len(found.titles)):
-        lines = front_curves(found, store, setting)
-        html = plot(curves_figure(lines), "") if len(lines) else "<p>The store holds no curves of these recipes.</p>"
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    lines = front_curves(found)
+    return plot(curves_figure(lines), "") if len(lines) else "<p>The store holds no curves of these recipes.</p>"
 
 
-def front_curves(found: Findings, store: Store, setting: int) -> pd.DataFrame:
-    """name, curve_step, curve_loss of the baseline and the front at their best learning rates."""
-    lines = found.recipes[found.recipes["setting"].eq(setting)]
-    axis = next(iter(found.axes))
-    front = lines[lines["on_front"]].sort_values([axis, "gap"]).head(MOST)
+def front_curves(found: Findings) -> pd.DataFrame:
+    """name, curve_step, curve_loss of the baseline and the front at their best learning rates. found: of a setting."""
+    front = found.front.head(MOST)
     numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
     names = {config_id: f"{n} {found.labels.of(label)}" for n, (config_id, label) in numbered}
-    names = {**dict.fromkeys(lines.loc[lines["is_baseline"], "config_id"], "BF16"), **names}
-    keys = list(found.titles)[setting]
-    runs = found.runs[(found.runs[list(SETTING)] == list(keys)).all(axis="columns")]
+    names = {**dict.fromkeys(found.recipes.loc[found.recipes["is_baseline"], "config_id"], "BF16"), **names}
+    runs = found.runs
     chosen = runs[at_best_lr(outcomes(runs)) & runs["config_id"].isin(list(names)) & runs["status"].eq("done")]
-    found_curves = store.curves(list(chosen["run_id"])).merge(chosen[["run_id", "config_id"]])
-    found_curves = found_curves[found_curves["curve_step"].str.len().gt(0)]
-    found_curves = found_curves.assign(name=found_curves["config_id"].map(names))
+    lines = found.store.curves(list(chosen["run_id"])).merge(chosen[["run_id", "config_id"]])
+    lines = lines[lines["curve_step"].str.len().gt(0)]
+    lines = lines.assign(name=lines["config_id"].map(names))
     order = {config_id: i for i, config_id in enumerate(names)}
-    return found_curves.sort_values("config_id", key=lambda ids: ids.map(order), kind="stable")
+    return lines.sort_values("config_id", key=lambda ids: ids.map(order), kind="stable")
 
 
 def curves_figure(curves: pd.DataFrame) -> dict[str, Any]:
@@ -101,3 +94,6 @@ def over_seeds(curves: pd.DataFrame) -> pd.DataFrame:
 
 def _joined(arrays: pd.Series) -> np.ndarray:
     return np.concatenate([np.asarray(a, float) for a in arrays]) if len(arrays) else np.empty(0)
+
+
+PANEL = Panel("curves", "Curves", "Loss curves of the front", curves, QUERIES, ABOUT)

@@ -19,7 +19,7 @@ const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
 const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map(), clip: true};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
-// Log ratios as a person reads them, as results/ratios.py has it: a change in %, from half and twice on the ratio.
+// Log ratios as a person reads them, as results/text/ratios.py has it: a change in %, from half and twice on the ratio.
 const sign = text => text.replace("-", "\u2212");
 const asRatio = gap => Math.abs(gap) >= Math.LN2;
 const inUnit = (gap, ratio, unit) => {
@@ -99,7 +99,7 @@ const frontOf = (lines, cost) => {
 
 // --- drawing ---------------------------------------------------------------------------------------------------
 
-// Above which gaps are clipped, null where nothing is worth it; as results/figures.py has it. gaps: sorted.
+// Above which gaps are clipped, null where nothing is worth it; as results/report/figures.py has it. gaps: sorted.
 const usualLimit = (gaps, atLeast) => {
   if (gaps.length < 4) return null;
   const at = q => {
@@ -109,7 +109,7 @@ const usualLimit = (gaps, atLeast) => {
   const fence = Math.max(at(0.75) + 1.5 * (at(0.75) - at(0.25)), atLeast), last = gaps[gaps.length - 1];
   return last - gaps[0] > 2 * (fence - gaps[0]) && fence > gaps[0] ? fence : null;
 };
-// Round numbers from low to high, evenly apart; and ticks of an axis of log ratios, as results/figures.py has it.
+// Round numbers from low to high, evenly apart; and ticks of an axis of log ratios, as results/report/figures.py has it.
 const even = (low, high, most) => {
   let step = 0;
   for (let e = -6; e < 4 && !step; e++) for (const m of [1, 2, 5]) {

@@ -1,7 +1,7 @@
-"""The front that can be filtered: every recipe of every setting as compact columns, and where the script draws them.
+"""The front that can be filtered: every recipe of every setting as compact columns for the script that draws them.
 
-Numbers travel as base64 of little-endian arrays, recipes' facts once however many settings have them. What a filter
-asks is a bit per value and recipe. The script (explore.js) picks, sorts, finds the front of what is left, and draws.
+Numbers are base64 of little-endian arrays, and facts of a recipe stand once however many settings have it. A filter is
+a bit for each of its values and each recipe. The script (explore.js) filters, sorts, finds the front and draws.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.design import AXES as RECIPE_AXES
-from fp4dse.results.design import PLAIN
 from fp4dse.results.report.findings import Findings, as_texts
-from fp4dse.results.tables import BETTER, metric_title
+from fp4dse.results.report.panel import Panel
+from fp4dse.results.stats.factors import AXES as RECIPE_AXES
+from fp4dse.results.stats.factors import PLAIN
+from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (
     "FROM recipes",
@@ -29,15 +30,6 @@ QUERIES = (
 COLUMNS = 24
 """Costs that are at least this part of the axis apart count as columns."""
 _FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
-
-
-def first_screen(answer: str) -> str:
-    """The answer beside the figure, which the script draws (HTML). answer: HTML."""
-    return (
-        f'<div class="first"><div class="answer">{answer}</div><figure><div id="front" class="tall-plot"></div>'
-        '<figcaption><span id="front-says" aria-live="polite"></span> '
-        '<button type="button" id="clip" hidden>show all to scale</button></figcaption></figure></div>'
-    )
 
 
 def listing(found: Findings) -> str:
@@ -65,16 +57,16 @@ def controls(found: Findings) -> str:
 
 
 def payload(found: Findings) -> dict[str, Any]:
-    """What the script reads. All columns are of the lines of `found.recipes` but BF16's, in its order."""
+    """The data that the script reads. All columns have the lines of `found.recipes` without BF16's, in its order."""
     lines = found.recipes[~found.recipes["is_baseline"]]
     recipes = as_texts(found.runs.drop_duplicates("config_id")).set_index("config_id")
     recipes = recipes.loc[lines["config_id"].drop_duplicates()]
-    place = pd.Series(np.arange(len(recipes)), recipes.index)
+    position = pd.Series(np.arange(len(recipes)), recipes.index)
     notes = list(dict.fromkeys(["", "diverged", *lines["note"]]))  # the script knows the first two
     note = lines["note"].map({text: i for i, text in enumerate(notes)})
     columns = {
         "setting": _packed(lines["setting"], np.uint16),
-        "recipe": _packed(place.reindex(lines["config_id"]), np.uint32),
+        "recipe": _packed(position.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
         **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
@@ -89,7 +81,7 @@ def payload(found: Findings) -> dict[str, Any]:
         "axes": [
             {"name": name, "title": title, "discrete": _discrete(lines[name])} for name, title in found.axes.items()
         ],
-        "settings": [_setting(found, i, title) for i, title in enumerate(found.titles.values())],
+        "settings": [_setting(one) for one in found.settings],
         "notes": notes,
         "ids": list(recipes.index),
         "labels": labels.where(named, labels.map(called)).tolist(),
@@ -134,17 +126,16 @@ def _filter(heading: str, values: dict[str, NDArray[np.bool_]]) -> dict[str, Any
     return {"title": heading, "values": list(values), "bits": _packed(bits.ravel(), np.uint8)}
 
 
-def _setting(found: Findings, setting: int, title: str) -> dict[str, Any]:
-    lines = found.recipes[found.recipes["setting"].eq(setting)]
-    floor = found.floors[found.floors["setting"].eq(setting)]
-    noise = float(floor["noise_floor"].iloc[0]) if len(floor) else np.nan
-    metric = metric_title(lines)
+def _setting(found: Findings) -> dict[str, Any]:
+    [title] = found.titles.values()
+    noise = float(found.floors["noise_floor"].iloc[0]) if len(found.floors) else np.nan
+    metric = metric_title(found.recipes)
     rises = bool(metric and metric.endswith(BETTER["higher"]))
     return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises}
 
 
 def _discrete(values: pd.Series) -> bool:
-    """Whether costs stand in columns wide enough to spread recipes of equal cost sideways."""
+    """True if costs are so far apart that recipes of equal cost can be spread sideways."""
     distinct = np.unique(values.dropna())
     return len(distinct) < 2 or bool(np.diff(distinct).min() >= np.ptp(distinct) / COLUMNS)
 
@@ -155,3 +146,6 @@ def _packed(values: object, dtype: type) -> list[str]:
     numbers = numbers if np.issubdtype(dtype, np.floating) else numbers.fillna(0)
     array = numbers.to_numpy().astype(np.dtype(dtype).newbyteorder("<"))
     return [np.dtype(dtype).name, base64.b64encode(array.tobytes()).decode()]
+
+
+PANEL = Panel("trade-off", "Recipes", "All recipes", listing, QUERIES)

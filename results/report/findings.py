@@ -1,24 +1,28 @@
-"""All that the report says is worked out here once, by the functions that the views of `fp4dse query` call."""
+"""The numbers behind the report, computed once, by the functions that the views of `fp4dse query` call."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.adding import marginal
-from fp4dse.results.chance import front_chance
-from fp4dse.results.diverged import divergence
-from fp4dse.results.equivalence import against
-from fp4dse.results.labels import Labels, short_labels
-from fp4dse.results.linear import EFFECTS_READ, effects
-from fp4dse.results.measured import MEASURED
-from fp4dse.results.paired import OVERHEAD, SETTING, judged, learning_rates
-from fp4dse.results.rivals import matched
-from fp4dse.results.schema import ROW
-from fp4dse.results.summary import SUMMARIZED, noise_floor, summarize
-from fp4dse.results.tables import setting_titles
-from fp4dse.results.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.dse import Quantizer
+from fp4dse.results.stats.divergence import divergence
+from fp4dse.results.stats.effects import EFFECTS_READ, effects
+from fp4dse.results.stats.equal_cost import matched
+from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.store.schema import ROW
+from fp4dse.results.store.store import Store
+from fp4dse.results.text.labels import Labels, short_labels
+from fp4dse.results.text.pareto_table import setting_titles
 
 AXES = {
     "overhead": "modelled step time, BF16 = 1",
@@ -36,9 +40,17 @@ COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 
-class Findings(NamedTuple):
-    """Frames by what made them; each has a line per SETTING and more."""
+Statistics = Callable[[Quantizer], Mapping[str, Any]]
+"""quantizer -> mse (relative, None if nothing is lost), clipped, flushed (shares, None for a plain operand), bits.
+Quantizing is the business of another room, so whoever writes the report passes the function in."""
 
+
+@dataclass(frozen=True)
+class Findings:
+    """All that a panel of the report reads. The frames are called as what made them, and have a column `setting`."""
+
+    store: Store
+    statistics: Statistics | None
     runs: pd.DataFrame
     axes: dict[str, str]
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
@@ -60,10 +72,37 @@ class Findings(NamedTuple):
     marginal: pd.DataFrame
     divergence: pd.DataFrame
 
+    @cached_property
+    def settings(self) -> list[Findings]:
+        """The same for each setting alone, in the order of `titles`."""
+        runs = dict(iter(self.runs.groupby(list(SETTING), sort=False, observed=True)))
+        frames = ("recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence")
+        return [
+            replace(
+                self,
+                runs=runs[keys],
+                titles={keys: title},
+                verdicts=[self.verdicts[i]],
+                **{name: (frame := getattr(self, name))[frame["setting"].eq(i)] for name in frames},
+            )
+            for i, (keys, title) in enumerate(self.titles.items())
+        ]
 
-def findings(runs: pd.DataFrame) -> Findings:
-    """runs: COLUMNS of a store's runs, or of some of them, with at least one row."""
-    rows = judged(runs)
+    @cached_property
+    def front(self) -> pd.DataFrame:
+        """The lines of `recipes` that are on a front, the cheapest first."""
+        front = self.recipes[self.recipes["on_front"]]
+        return front.sort_values(["setting", OVERHEAD, "gap"], kind="stable")
+
+    @cached_property
+    def recipe_texts(self) -> dict[str, str]:
+        """config_id -> recipe as JSON, of the recipes on a front."""
+        return self.store.recipe_texts(list(self.front["config_id"].unique()))
+
+
+def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
+    """runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
+    rows = rows_at_best_lr(runs)
     recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
@@ -76,19 +115,21 @@ def findings(runs: pd.DataFrame) -> Findings:
     titles = setting_titles(recipes)
     quantizing = recipes[~recipes["is_baseline"]]
     return Findings(
+        store=store,
+        statistics=statistics,
         runs=runs,
         axes=axes,
         labels=short_labels(quantizing["label"], quantizing["name"]),
         titles=titles,
-        recipes=_placed(recipes, titles),
-        floors=_placed(noise_floor(runs), titles),
+        recipes=_with_setting(recipes, titles),
+        floors=_with_setting(noise_floor(runs), titles),
         verdicts=verdicts_from(rows, recipes, versus_best, rates),
-        versus_best=_placed(versus_best, titles),
-        matched=_placed(matched(rows), titles),
-        rates=_placed(rates, titles),
-        effects=_placed(effects(rows), titles),
-        marginal=_placed(marginal(rows), titles),
-        divergence=_placed(divergence(rows), titles),
+        versus_best=_with_setting(versus_best, titles),
+        matched=_with_setting(matched(rows), titles),
+        rates=_with_setting(rates, titles),
+        effects=_with_setting(effects(rows), titles),
+        marginal=_with_setting(marginal(rows), titles),
+        divergence=_with_setting(divergence(rows), titles),
     )
 
 
@@ -98,9 +139,9 @@ def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(coded, str)) if coded else frame
 
 
-def _placed(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
+def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
     """With the column `setting`, and in its order."""
     frame = as_texts(frame)
-    places = {keys: i for i, keys in enumerate(titles)}
-    found = [places[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
+    index = {keys: i for i, keys in enumerate(titles)}
+    found = [index[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]
     return frame.assign(setting=pd.Series(found, frame.index, dtype=int)).sort_values("setting", kind="stable")

@@ -1,4 +1,4 @@
-"""What each technique does: matched pairs with intervals, beside the mean of a linear model, as dots on lines."""
+"""The panel of effects: matched pairs with intervals, beside the mean of a linear model, as dots on lines."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.figures import AXIS, LAYOUT, numbers, ratio_axis
-from fp4dse.results.page import plot
-from fp4dse.results.ratios import change_with_range
+from fp4dse.results.report.figures import AXIS, LAYOUT, numbers, ratio_axis
 from fp4dse.results.report.findings import Findings
-from fp4dse.results.report.parts import of_setting, typeset
+from fp4dse.results.report.markup import typeset
+from fp4dse.results.report.page import plot
+from fp4dse.results.report.panel import Panel, for_each_setting
+from fp4dse.results.text.ratios import change_with_range
 
 QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
 ABOUT = """What changing one technique alone does to the loss; left of the line it helps. A diamond is the mean over
@@ -22,15 +23,12 @@ LEAST_SHARE = 1e-4
 """Of the variance between recipes; a mean effect that explains less was not told from the others."""
 
 
+@for_each_setting
 def techniques(found: Findings) -> str:
-    """The section's body (HTML): a figure per setting."""
-    parts = []
-    for setting in range(len(found.titles)):
-        pairs = found.marginal[found.marginal["setting"].eq(setting) & found.marginal["difference"].notna()]
-        mains = found.effects[found.effects["setting"].eq(setting) & found.effects["kind"].eq("main")]
-        html = plot(dots(pairs, mains), "") + _partly(pairs) if len(pairs) else f"<p>{_why(mains)}</p>"
-        parts.append(of_setting(setting, html))
-    return "".join(parts)
+    """A figure per setting (HTML)."""
+    pairs = found.marginal[found.marginal["difference"].notna()]
+    mains = found.effects[found.effects["kind"].eq("main")]
+    return plot(dots(pairs, mains), "") + _partly(pairs) if len(pairs) else f"<p>{_why(mains)}</p>"
 
 
 def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def name_of(line: dict[str, Any]) -> str:
 
 
 def _partly(pairs: pd.DataFrame) -> str:
-    """What grey diamonds were never tried with (HTML)."""
+    """The explanation of grey diamonds (HTML); empty where there are none."""
     some = pairs[pairs["untried"].ne("")]
     if some.empty:
         return ""
@@ -144,3 +142,6 @@ def _why(mains: pd.DataFrame) -> str:
     if mains.empty:
         return "Nothing was varied here but whole recipes, or there is one recipe: there are no effects."
     return "No two recipes that finished differ in one technique alone, so no effect can be told from the others."
+
+
+PANEL = Panel("techniques", "Techniques", "What each technique does", techniques, QUERIES, ABOUT)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from fp4dse.dse import SLOTS, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.joining import write_part
-from fp4dse.results.schema import ROW, SCHEMA_VERSION, recipe_columns
+from fp4dse.results.store.compaction import write_part
+from fp4dse.results.store.schema import ROW, SCHEMA_VERSION, recipe_columns
 from fp4dse.sweeps.mirror import mirror_trials
 from fp4dse.sweeps.rows import lane_id
 from fp4dse.sweeps.setting import find_setting

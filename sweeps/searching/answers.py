@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fp4dse.dse.cost import CostTarget
 from fp4dse.results import Store, summarize
-from fp4dse.results.paired import OVERHEAD
-from fp4dse.results.pricing import price
-from fp4dse.results.summary import SUMMARIZED
+from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.summary import SUMMARIZED
+from fp4dse.results.store.pricing import price
 from fp4dse.sweeps.rows import SHARED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import fp4dse.results
-from fp4dse.results.paired import OVERHEAD, SETTING
-from fp4dse.results.schema import SCALARS
 from fp4dse.results.schema_page import MEANING, schema_page
+from fp4dse.results.stats.paired import OVERHEAD, SETTING
+from fp4dse.results.store.schema import SCALARS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "results.md").read_text()

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.generated import generated
-from fp4dse.results.query import may_need_join
+from fp4dse.results.bench.generated import generated
+from fp4dse.results.store.query import may_need_join
 from fp4dse.results.views import BRIEF, VIEWS, VIEWS_READ, for_paper, to_arrow
 
 
@@ -108,15 +108,15 @@ def test_a_query_that_names_its_columns_is_spared_the_join(query):
 
 @pytest.mark.parametrize("n", [0, 1, 2, 1000])
 def test_repeated_rows_are_found_whatever_the_ids(n):
-    from fp4dse.results.parquet import repeated
+    from fp4dse.results.store.parquet import is_duplicate
 
     ids = [f"{i * 7919:016x}" for i in range(n)]
-    assert not repeated(pa.table({"run_id": pa.array(ids, pa.string())})).any()
+    assert not is_duplicate(pa.table({"run_id": pa.array(ids, pa.string())})).any()
     again = pa.table({"run_id": pa.array([*ids, *ids[-1:], "short"], pa.string())}).slice(min(n, 1))
     expected = pd.Series(again["run_id"].to_pylist(), dtype=object).duplicated(keep=False)
-    assert repeated(again).tolist() == expected.tolist()
+    assert is_duplicate(again).tolist() == expected.tolist()
     twice = pa.chunked_array([pa.array(ids, pa.string()), pa.array(ids, pa.string())])
-    assert repeated(pa.table({"run_id": twice})).sum() == 2 * n
+    assert is_duplicate(pa.table({"run_id": twice})).sum() == 2 * n
 
 
 def test_a_wrong_query_names_the_views(store):

@@ -11,7 +11,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.spaces import store_name
+from fp4dse.results.store.spaces import store_name
 from fp4dse.sweeps import dashboard
 from fp4dse.sweeps.dashboard import Follower, default_storage, serve
 from fp4dse.sweeps.state import SweepState, write_state

@@ -13,7 +13,7 @@ from optuna_dashboard._note import get_note_from_system_attrs
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store, summarize
-from fp4dse.results.paired import OVERHEAD
+from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.sweeps import trials as trials_module
 from fp4dse.sweeps.mirror import mirror, mirror_trials
 from fp4dse.sweeps.storages import open_storage

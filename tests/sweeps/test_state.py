@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fp4dse.dse import Recipe, StoreError
-from fp4dse.results.processes import birth
+from fp4dse.results.store.locks import birth
 from fp4dse.sweeps.executors import Pace
 from fp4dse.sweeps.progress import display, duration, headline, render
 from fp4dse.sweeps.state import Clock, Failure, JobState, SweepState, read_state, write_state

@@ -11,7 +11,7 @@ import pytest
 
 from fp4dse.dse import Recipe, StoreError
 from fp4dse.results import Store, open_store
-from fp4dse.results.remote import RemotePath
+from fp4dse.results.store.remote import RemotePath
 from fp4dse.sweeps import run_sweep, store_writer
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.state import HEARTBEAT_S, SweepState, read_state

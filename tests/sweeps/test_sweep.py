@@ -15,7 +15,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space, StoreError
 from fp4dse.results import Store, open_store
-from fp4dse.results.spaces import spaces
+from fp4dse.results.store.spaces import spaces
 from fp4dse.sweeps import plan_sweep, read_state, run_search, run_sweep, stop_sweep
 from fp4dse.sweeps import setting as setting_module
 from fp4dse.sweeps.executors import LocalExecutor

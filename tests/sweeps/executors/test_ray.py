@@ -15,7 +15,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.results import open_store
-from fp4dse.results.schema import ROW
+from fp4dse.results.store.schema import ROW
 from fp4dse.sweeps import read_state, run_search, run_sweep
 from fp4dse.sweeps.executors.ray import RayExecutor, RayRun
 from fp4dse.sweeps.executors.ray_cluster import STARTS, connect

@@ -1,0 +1,124 @@
+"""Runs whose truth is known: for tests of the statistics, and for timing them.
+
+log loss[recipe, seed] = log 0.5 + gap of the recipe + what is common to the seed + noise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fp4dse.dse import Recipe
+from fp4dse.results.stats.factors import AXES
+from fp4dse.results.store.schema import ROW, SCHEMA_VERSION, recipe_columns
+
+_SLOTS = ("fprop_x", "fprop_w", "dgrad_g", "dgrad_w", "wgrad_g", "wgrad_x")
+KNOBS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
+    "*.scale": (tuple(f"{slot}_scale" for slot in _SLOTS), ("e4m3", "e8m0-rceil", "ue5m3")),
+    "*.tensor_scale": (tuple(f"{slot}_tensor_scale" for slot in _SLOTS), (None, 448.0)),
+    "*.g.rounding": (("dgrad_g_rounding", "wgrad_g_rounding"), ("nearest", "stochastic")),
+    "forward.rounding": (("fprop_x_rounding", "fprop_w_rounding"), ("nearest", "stochastic")),
+    "wgrad.rotation": (("wgrad_rotation",), ("none", "rht16", "rht32")),
+    "dgrad.rotation": (("dgrad_rotation",), ("none", "rht16")),
+    "fprop.w.adapt": (("fprop_w_adapt",), ("none", "4over6-mse")),
+    "backward.source": (("dgrad_source", "wgrad_source"), ("master", "forward")),
+    "fprop.x.outliers": (("fprop_x_outliers",), ("none", "occ")),
+    "estimator_w": (("estimator_w",), ("ste", "dge", "spline")),
+    "fprop.x.scaling": (("fprop_x_scaling",), ("amax", "sawb")),
+    "dgrad.g.range": (("dgrad_g_range",), ("full", "16/17")),
+}
+"""Factor, as `design.factors` names it -> the columns that it sets, and its levels."""
+
+Truth = Callable[[dict[str, NDArray[np.intp]]], NDArray[np.float64]]
+
+
+def generated(
+    knobs: Sequence[str] = tuple(KNOBS),
+    seeds: int = 3,
+    truth: Truth | None = None,
+    noise: float = 0.01,
+    common: float = 0.02,
+    seed: int = 0,
+    recipes: int | None = None,
+    task: str = "generated",
+) -> pd.DataFrame:
+    """Runs of all combinations of some knobs, or of `recipes` of them drawn at random, and of BF16.
+
+    truth: codes by knob -> gap of each combination (default 0.1). noise, common: standard deviations, per lane
+    and per seed. `overhead` runs from 0.3 to 0.9; points are one more than the knobs that are not at their first level.
+    """
+    rng = np.random.default_rng(seed)
+    codes = np.array(list(product(*(range(len(KNOBS[name][1])) for name in knobs))))
+    if recipes is not None and recipes < len(codes):
+        codes = codes[np.sort(rng.choice(len(codes), recipes, replace=False))]
+    count = len(codes)
+    gap = np.zeros(count + 1)  # BF16 is the last
+    gap[:-1] = 0.1 if truth is None else truth(dict(zip(knobs, codes.T, strict=True)))
+    recipe, lane_seed = np.repeat(np.arange(count + 1), seeds), np.tile(np.arange(seeds), count + 1)
+    columns: dict[str, object] = {**recipe_columns(Recipe.named("nvfp4")), **_FACTS, "task": task}
+    for name, level in zip(knobs, codes.T, strict=True):
+        values = np.array(KNOBS[name][1], object)[np.append(level, 0)[recipe]]
+        columns |= dict.fromkeys(KNOBS[name][0], values.astype(float) if name == "*.tensor_scale" else values)
+    points = np.append(1 + (codes > 0).sum(axis=1), 0)
+    columns["config_id"] = np.array([f"{i:016x}" for i in range(count + 1)], object)[recipe]
+    columns["recipe_label"] = np.array([*(f"recipe {i}" for i in range(count)), "bf16"], object)[recipe]
+    columns["recipe_name"] = np.array([None] * count + ["bf16"], object)[recipe]
+    columns |= {"is_baseline": recipe == count, "points": points[recipe], "seed": lane_seed}
+    columns["overhead"] = (0.3 + 0.6 * rng.random(count + 1))[recipe]
+    loss = 0.5 * np.exp(gap[recipe] + rng.normal(0, common, seeds)[lane_seed] + rng.normal(0, noise, len(recipe)))
+    columns |= dict.fromkeys(["val_loss", "train_loss_min", "train_loss_final"], loss)
+    return pd.DataFrame(columns, index=np.arange(len(recipe)))
+
+
+def as_rows(runs: pd.DataFrame, losses: NDArray[np.float64]) -> pa.Table:
+    """Runs as rows of a store, with training losses [runs, points] at steps 1 … 10,000; columns they lack are null."""
+    count, points = losses.shape
+    starts = pa.array(np.arange(0, count * points + 1, points, dtype=np.int32))
+    steps = np.tile(np.geomspace(1, 10_000, points).astype(np.int32), count)
+    curves = {"curve_step": steps, "curve_loss": losses.ravel()}
+    runs = runs.assign(schema_version=SCHEMA_VERSION)
+    columns = []
+    for field in ROW:
+        if field.name in curves:
+            columns.append(pa.ListArray.from_arrays(starts, pa.array(curves[field.name], field.type.value_type)))
+        elif field.name in runs:
+            values = runs[field.name]
+            text = isinstance(values.dtype, pd.StringDtype)
+            columns.append(pa.Array.from_pandas(values.astype(object) if text else values, type=field.type))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    return pa.Table.from_arrays(columns, schema=ROW)
+
+
+_FACTS = {
+    "lr": 1e-3,
+    "preset": "small",
+    "dataset_digest": "0123abcd",
+    "device_class": "cpu",
+    "software_class": "torch",
+    "rev_quantizers": 1,
+    "rev_engine": 1,
+    "rev_task": 1,
+    "status": "done",
+    "val_metric": 0.9,
+    "metric_name": "accuracy",
+    "metric_better": "higher",
+    "steps": 1000,
+    "train_s": 12.0,
+    "setup_s": 3.0,
+    "lane_s": 0.4,
+    "lanes": 32,
+    "device": "cpu",
+    "device_name": "generated",
+    "threads": 2,
+    "dtype": "float32",
+    "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+}
+assert {column for columns, _ in KNOBS.values() for column in columns} <= set(AXES)

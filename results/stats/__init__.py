@@ -1,0 +1,18 @@
+"""Statistics: functions of a frame of runs that return a frame. None of them reads a store or writes a page.
+
+    paired           the gap of a run to BF16 on the same seed; each recipe at its best learning rate
+    intervals        intervals and p-values of means over seeds, and their adjustment for many tests
+    summary          a line per recipe: gap, interval, cost, whether it is on the front; the noise floor of BF16
+    pareto           the Pareto front and the area that it dominates
+    front_chance     the chance of each recipe to be on the front, the interval of the area
+    equivalence      two recipes: different, the same, or undecided
+    equal_cost       each recipe against the best other one of the same cost
+    factors          the factors that a set of recipes varies
+    effects          mean effects and interactions of factors, by least_squares; pooled: over several tasks
+    marginal         the effect of one factor from pairs of recipes that differ in nothing else
+    lasso            stability selection, for comparison with arXiv 2509.17791
+    divergence       the share of recipes that diverged, by level
+    verdict          the recipe to use, how sure that is, what it costs, and warnings
+
+A new statistic is a module here and a line in views.py, which makes it a view of `fp4dse query`.
+"""

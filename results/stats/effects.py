@@ -1,0 +1,245 @@
+"""Mean effects of techniques and their interactions: a linear model of log loss over all recipes.
+
+    log loss[recipe, seed] = mean + seed + Σ effect of each factor's level + Σ effect of each pair of levels
+
+Balance. Every recipe weighs the same however many seeds it has, and recipes that share all factor levels share one
+weight. Levels are coded to sum to zero, so a level's marginal mean is over the others' levels alike, tried often or
+seldom: a sampler that favours good combinations biases nothing that the model can express. Where all combinations were
+tried equally often this is the classical analysis of variance. A pair of levels that was never tried together has no
+effect of its own, and the smallest one that agrees with the rest is assumed for it. Where so many lack that nothing is
+left to tell an interaction by, as with one of 2 × 2, it has no effect at all, and its note says so.
+
+Shares. A term's share is its Type III sum of squares over the total: by how much R² falls if the model does without it.
+It is 0 … 1 in any design. Shares add up to R² in a balanced design, where they are the classical η²; in another one
+what several terms explain alike is in nobody's share.
+
+Intervals. Seeds are the replicates: each gives an estimate of every effect, and their spread the t-interval. That holds
+however recipes with a technique in common are correlated within a seed. With one seed the recipes are the replicates,
+what the model does not explain is the yardstick, and `basis` says so.
+
+Diverged recipes have no log loss. They are left out, and the share that diverged stands beside each level; or effects
+are taken on ranks within a seed, where diverged is last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from fp4dse.dse import ConfigError
+from fp4dse.results.stats.factors import AXES, Factor, factors
+from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.least_squares import Fit, fit, sum_to_zero, undetermined
+from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+
+Response = Literal["gap", "rank"]
+EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
+"""The columns of runs that effects are computed from."""
+
+RIDGE = 1e-8
+"""Weight of `as small as possible` for interactions, and for main effects that the recipes do not determine."""
+
+COLUMNS = [*SETTING, "kind", "factor", "level", "with_factor", "with_level", "reference", "effect", "low", "high", "p"]
+COLUMNS += ["error", "freedom", "share", "mean", "recipes", "diverged", "basis", "note"]
+
+
+def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
+    """Main effects and pairwise interactions, per SETTING, over the recipes that quantize, at their best rates.
+
+    Columns: SETTING, kind (`main` or `interaction`), factor, level, with_factor, with_level (null for main), reference
+    (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1;
+    below 0 where it helps), low, high (95 %), p, error, freedom (standard error and its degrees of freedom), share (of
+    the variance between recipes that the factor or pair alone explains: what R² falls by without it, 0 … 1), mean (of
+    main: the marginal mean gap or rank; NaN without a baseline), recipes (with this level), diverged (the share of them
+    with a diverged seed), basis (`seeds` or `recipes`), note (why there is no effect, else empty).
+
+    The reference level has a line, with effect 0. The effect of an interaction is what two levels do together beyond
+    what each does on average. Order: SETTING, main before interaction, large shares first. A line whose note is not
+    empty and whose effect is NaN says what could not be told. ConfigError on another response.
+    """
+    if response not in ("gap", "rank"):
+        raise ConfigError("response", response, "gap, rank")
+    parts = []
+    for keys, table in factor_tables(runs, response):
+        lines = [*_lines(table)]
+        if lines:
+            parts.append(pd.concat(lines, ignore_index=True).assign(**dict(zip(SETTING, keys, strict=True))))
+    out = stacked(parts, COLUMNS)
+    largest = out.groupby([*SETTING, "kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
+    out = out.assign(order=-largest.astype(float).fillna(-1), interacts=out["kind"].eq("interaction"))
+    out = out.sort_values([*SETTING, "interacts", "order", "factor", "with_factor"], kind="stable")
+    return out[COLUMNS].reset_index(drop=True)
+
+
+class FactorTable(NamedTuple):
+    """One setting as factors and responses. All arrays [recipes, …] in the same order."""
+
+    config_ids: pd.Index
+    y: NDArray[np.float64]
+    """[recipes, seeds]: log loss (NaN where lacking, a whole row NaN where diverged) or rank."""
+    diverged: NDArray[np.bool_]
+    factors: list[Factor]
+    """Those that differ among these recipes."""
+    baseline: float
+    """Mean log loss of BF16 over the seeds; 0 for ranks, NaN where there is none."""
+
+
+def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tuple[tuple[Any, ...], FactorTable]]:
+    """Per SETTING values: its recipes that quantize, at their best rates. All settings have the same factors."""
+    rows = rows_at_best_lr(runs)
+    rows = rows[rows["points"].gt(0)]
+    recipes = rows.drop_duplicates("config_id")
+    varied, position = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
+    for keys, part in rows.groupby(list(SETTING), sort=False):
+        ids, y = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
+        diverged = part.groupby("config_id", sort=False)["diverged"].any().reindex(ids).to_numpy(bool)
+        base = 0.0
+        if response == "rank":
+            has_diverged = by_seed(part, part["diverged"].astype(float))[1] == 1
+            y = pd.DataFrame(np.where(has_diverged, np.inf, y)).rank(pct=True).to_numpy()
+        else:
+            y[diverged] = np.nan
+            base = float(np.mean(log_or_nan(part.drop_duplicates("seed")["baseline_loss"])))
+        here = [f._replace(codes=f.codes[position[ids].to_numpy()]) for f in varied]
+        yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
+
+
+class _Term(NamedTuple):
+    """A factor, or a pair of them, in the model: which columns of the design it has, and how its levels are coded."""
+
+    factors: tuple[Factor, ...]
+    present: tuple[NDArray[np.intp], ...]
+    coding: tuple[NDArray[np.float64], ...]
+    block: NDArray[np.float64]
+    columns: slice
+
+
+def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
+    finished = np.asarray(np.isfinite(table.y).any(axis=1))
+    y = table.y[finished]
+    y = y[:, np.isfinite(y).any(axis=0)]
+    mains, start = [], 1
+    for f in table.factors:
+        present, codes = np.unique(f.codes[finished], return_inverse=True)
+        if len(present) > 1:
+            coding = sum_to_zero(len(present))
+            columns = slice(start, start := start + len(present) - 1)
+            mains.append(_Term((f,), (present,), (coding,), coding[codes], columns))
+    if len(y) < 2 or not mains:
+        for f in table.factors:
+            yield _without(table, f, "fewer than two recipes finished" if len(y) < 2 else "one level finished")
+        return
+    weight = _weights([term.factors[0].codes[finished] for term in mains])
+    design = np.hstack([np.ones((len(y), 1)), *(term.block for term in mains)])
+    unknown = undetermined(design, weight)
+    pairs, determined, free = [], [], design.shape[1]
+    for a, b in combinations(mains, 2):
+        block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
+        columns = slice(start, start := start + block.shape[1])
+        pairs.append(_Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
+        cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
+        determined.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
+        free += determined[-1]
+    joint = free < len(y)
+    if joint:
+        design = np.hstack([design, *(term.block for term in pairs)])
+    ridge = np.full(design.shape[1], RIDGE)
+    ridge[: len(unknown)][~unknown] = 0.0
+    model = fit(design, y, weight, ridge)
+    total = float(weight @ np.square(model.centred - np.average(model.centred, weights=weight)))
+    note = "" if joint else f"interactions need {free + 1} recipes that finished, found {len(y)}"
+    modelled = {term.factors[0].name: term for term in mains}
+    for f in table.factors:
+        if f.name not in modelled:
+            yield _without(table, f, "one level finished")
+        else:
+            term = modelled[f.name]
+            why = "it changes only together with others" if unknown[term.columns].any() else note
+            yield _main(table, term, model, total, why, bool(unknown[term.columns].any()))
+    for term, known in zip(pairs, determined, strict=True) if joint else []:
+        yield _interaction(table, term, model, total, finished, not known)
+
+
+def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, unknown: bool) -> pd.DataFrame:
+    f, present, coding = term.factors[0], term.present[0], term.coding[0]
+    reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
+    contrasts = np.zeros((len(present), len(model.coefficients)))
+    contrasts[:, term.columns] = coding - coding[reference]
+    means = model.coefficients[0] + coding @ model.coefficients[term.columns] - table.baseline
+    out = _estimates(model, contrasts, unknown)
+    out.loc[reference, ["low", "high", "p", "error"]] = np.nan
+    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(unknown, np.nan, means), note=note)
+    missing = sorted(set(f.codes) - set(present))
+    if missing:
+        out = pd.concat([out, pd.DataFrame({"level": [f.levels[i] for i in missing], "note": "no recipe finished"})])
+    counts = [f.codes == i for i in [*present, *missing]]
+    return out.assign(
+        kind="main",
+        factor=f.name,
+        with_factor=None,
+        with_level=None,
+        reference=f.levels[present[reference]],
+        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
+        recipes=[int(here.sum()) for here in counts],
+        diverged=[float(table.diverged[here].mean()) for here in counts],
+    )
+
+
+def _interaction(
+    table: FactorTable, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], unknown: bool
+) -> pd.DataFrame:
+    (f, g), (rows, columns) = term.factors, term.present
+    contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
+    contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
+    out = _estimates(model, contrasts, unknown)
+    cells = [(i, j) for i in rows for j in columns]
+    here = [(f.codes == i) & (g.codes == j) for i, j in cells]
+    empty = np.array([not (cell & finished).any() for cell in here])
+    out.loc[empty, ["effect", "low", "high", "p", "error"]] = np.nan
+    return out.assign(
+        kind="interaction",
+        factor=f.name,
+        level=[f.levels[i] for i, _ in cells],
+        with_factor=g.name,
+        with_level=[g.levels[j] for _, j in cells],
+        reference=None,
+        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
+        mean=np.nan,
+        recipes=[int(cell.sum()) for cell in here],
+        diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
+        note=np.where(empty, "no recipe finished", "too few of these pairs finished" if unknown else ""),
+    )
+
+
+def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
+    """A factor that is in no model: its levels, and how often they diverged."""
+    levels = np.unique(f.codes)
+    here = [f.codes == i for i in levels]
+    names = {"kind": "main", "factor": f.name, "level": [f.levels[i] for i in levels]}
+    names["reference"] = f.levels[f.reference]
+    counts = {"recipes": [int(cell.sum()) for cell in here], "diverged": [table.diverged[cell].mean() for cell in here]}
+    return pd.DataFrame({**dict.fromkeys(COLUMNS[len(SETTING) :]), **names, **counts, "note": why}).astype(
+        dict.fromkeys(["effect", "low", "high", "p", "error", "freedom", "share", "mean"], float)
+    )
+
+
+def _estimates(model: Fit, contrasts: NDArray[np.float64], unknown: bool) -> pd.DataFrame:
+    value, error = model.estimate(contrasts)
+    value, error = (np.where(unknown, np.nan, x) for x in (value, error))
+    half = stdtrit(max(model.freedom, 1), 0.5 + CONFIDENCE / 2) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = 2 * stdtr(max(model.freedom, 1), -np.abs(value / error))
+    columns = {"effect": value, "low": value - half, "high": value + half, "p": p, "error": error}
+    return pd.DataFrame({**columns, "freedom": model.freedom, "basis": "seeds" if model.by_seeds else "recipes"})
+
+
+def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:
+    """One over the number of recipes that share all levels. codes: [recipes] per factor."""
+    frame = pd.DataFrame(dict(enumerate(codes)))
+    return np.asarray(1 / frame.groupby(list(frame))[0].transform("size").to_numpy(float))

@@ -1,0 +1,205 @@
+"""Paired tests of two recipes: different, the same, or undecided, and how many more seeds would decide.
+
+All differences are paired: d = log(loss a / loss b) on each seed that both finished. Two questions are asked of them,
+and "no significant difference" answers neither:
+
+    different?   the 95 % interval of mean d leaves out zero
+    the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
+
+A difference may be real and yet within the margin; the verdict then is `same`, and p tells the rest. What is neither
+is `open`. Seeds that would decide: the fewest with which one of the two tests is passed with a chance of 80 %, if mean
+and standard deviation stay what they are (normal approximation).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import ndtr, stdtr, stdtrit
+
+from fp4dse.dse import ConfigError
+from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
+from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.text.ratios import change, change_range, counted
+
+MARGIN = 0.005
+"""Default margin of equivalence, as a log ratio: losses within half a percent."""
+POWER = 0.8
+MOST_SEEDS = 10_000
+
+
+def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MARGIN) -> pd.DataFrame:
+    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
+
+    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where
+    the recipe is better), low, high (95 %), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST),
+    verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN
+    where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the reference has
+    none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
+    """
+    _check(runs, reference, margin)
+    rows = rows_at_best_lr(runs)
+    parts = []
+    for _, part in rows.groupby("setting", sort=False):
+        recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
+        facts = part.groupby("config_id", sort=False)
+        diverged = facts["diverged"].any().reindex(recipes).to_numpy()
+        chosen = reference
+        if chosen is None:
+            quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
+            _, gaps = by_seed(part, part["gap"])
+            chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
+        if chosen is None or chosen not in recipes:
+            continue
+        row = recipes.get_loc(chosen)
+        line = differences(log - log[row], margin)
+        line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
+        line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
+        pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
+        line = without_claims(line, pruned | pruned[row], "pruned")
+        line = without_claims(line, diverged | diverged[row])
+        line = line.drop(index=row)
+        parts.append(line.assign(p_holm=holm(line["p"])))
+    columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
+    columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
+    return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
+    """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, verdict, more_seeds.
+
+    verdict is `lower`, `higher`, `same` or `open`; see `against`.
+    """
+    found = mean_interval(d)
+    out = pd.DataFrame({"pairs": found["n"], "difference": found["mean"], "std": found["std"]})
+    out[["low", "high", "p"]] = found[["low", "high", "p"]]
+    n = found["n"].where(found["n"].gt(1)).astype(float)
+    error = found["std"] / np.sqrt(n)
+    room = margin - found["mean"].abs()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out["p_same"] = stdtr(n - 1, -(room / error).mask(error.eq(0), np.sign(room) * np.inf))
+    out["verdict"] = np.select(
+        [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)], ["same", "higher", "lower"], "open"
+    )
+    more = seeds_to_decide(found["mean"], found["std"], margin) - found["n"]
+    out["more_seeds"] = more.clip(lower=1).where(out["verdict"].eq("open"))
+    return out
+
+
+def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
+    """Lines of `differences` where one side diverged on a seed, or was dropped at a rung, claim nothing."""
+    claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
+    line.loc[excluded, claims] = np.nan
+    return line.assign(verdict=line["verdict"].mask(excluded, verdict))
+
+
+def seeds_to_decide(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> pd.Series:
+    """The fewest seeds, in all, that tell `lower`, `higher` or `same` with a chance of 80 %; inf above 10,000."""
+    n = np.unique(np.concatenate([np.arange(2, 200), np.geomspace(200, MOST_SEEDS, 200).astype(int)]))
+    error = std.to_numpy(float)[:, None] / np.sqrt(n)
+    size = mean.abs().to_numpy(float)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tells = ndtr(size / error - stdtrit(n - 1, 0.5 + CONFIDENCE / 2))
+        above, below = ((margin + side) / error - stdtrit(n - 1, CONFIDENCE) for side in (size, -size))
+    decided = np.maximum(tells, ndtr(above) + ndtr(below) - 1) >= POWER
+    need = np.where(decided.any(axis=1), n[decided.argmax(axis=1)], np.inf)
+    return pd.Series(np.where(np.isfinite(std), need, np.nan), mean.index)
+
+
+def compare(runs: pd.DataFrame, a: str, b: str, margin: float = MARGIN) -> pd.DataFrame:
+    """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both.
+
+    Columns: SETTING, label_a, label_b, lr_a, lr_b, pairs, diverged_a, diverged_b, difference, low, high, p, p_same,
+    margin, more_seeds (see `against`), verdict (a plain sentence). ConfigError if an id has no rows, or no SETTING
+    has both.
+    """
+    for config_id in (a, b):
+        _check(runs, config_id, margin)
+    rows = rows_at_best_lr(runs[runs["config_id"].isin([a, b])])
+    rows = rows.assign(log=log_or_nan(rows["loss"]))
+    sides = [rows[rows["config_id"].eq(config_id)] for config_id in (a, b)]
+    lines = []
+    for setting in [s for s in sides[0]["setting"].unique() if s in set(sides[1]["setting"])]:
+        left, right = (side[side["setting"].eq(setting)].set_index("seed") for side in sides)
+        d = (left["log"] - right["log"]).dropna().to_numpy(float)
+        line = {name: left[name].iloc[0] for name in SETTING}
+        line |= {"label_a": left["recipe_label"].iloc[0], "label_b": right["recipe_label"].iloc[0]}
+        line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
+        line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
+        line |= {"margin": margin, **differences(d[None, :], margin).iloc[0].to_dict()}
+        if line["diverged_a"] or line["diverged_b"]:
+            line |= {"verdict": "diverged", "more_seeds": np.nan}
+        lines.append({**line, "verdict": _sentence(line)})
+    if not lines:
+        raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
+    columns = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b", "difference"]
+    return pd.DataFrame(lines)[[*columns, "low", "high", "p", "p_same", "margin", "more_seeds", "verdict"]]
+
+
+def _check(runs: pd.DataFrame, config_id: str | None, margin: float) -> None:
+    if config_id is not None and not runs["config_id"].eq(config_id).any():
+        raise ConfigError("compare", config_id, "a recipe that the store holds runs of")
+    if not margin > 0:
+        raise ConfigError("margin", margin, "a log ratio above 0, such as 0.005 for half a percent")
+
+
+def _lowest(recipes: pd.Index, values: NDArray[np.float64], eligible: NDArray[np.bool_]) -> str | None:
+    found = mean_interval(values)["mean"].where(eligible)
+    return None if found.isna().all() else recipes[found.argmin()]
+
+
+def _sentence(line: dict[str, Any]) -> str:
+    where, a, b = f"{line['task']} ({line['preset']})", *(_quoted(line[f"label_{side}"]) for side in "ab")
+    if line["verdict"] == "diverged":
+        diverged = [
+            f"{name} diverged on {n}" for s, name in zip("ab", (a, b), strict=True) if (n := line[f"diverged_{s}"])
+        ]
+        return f"{where}: {' and '.join(diverged)} of the seeds; a mean difference would say nothing."
+    if line["pairs"] < 2:
+        return f"{where}: {counted(int(line['pairs']), 'paired seed')}; at least 2 are needed to tell."
+    margin = margin_text(line["margin"])
+    if line["verdict"] == "same":
+        return f"{where}: {a} and {b} are the same within {margin}: {_undecided_size(line)}."
+    if line["verdict"] == "open":
+        return (
+            f"{where}: {a} and {b} are not told apart: {_undecided_size(line)}; {_advice(line['more_seeds'], margin)}."
+        )
+    if line["verdict"] == "lower":
+        return f"{where}: {a} has a lower loss than {b}: {_size(line)}."
+    other_way = {"difference": -line["difference"], "low": -line["high"], "high": -line["low"]}
+    return f"{where}: {b} has a lower loss than {a}: {_size({**line, **other_way})}."
+
+
+def _undecided_size(line: dict[str, Any]) -> str:
+    """The loss of the first of two recipes that the seeds do not tell apart, against the second's."""
+    if line["low"] == line["high"] == 0:
+        return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"
+    return f"the loss of the first is at {_size(line)}"
+
+
+def _size(line: dict[str, Any]) -> str:
+    """`-46.0 % (95 % interval -47.8 to -44.1 %, p < 0.001, 3 paired seeds)`."""
+    bounds = change_range(line["difference"], line["low"], line["high"])
+    p = "p < 0.001" if line["p"] < 0.001 else f"p = {line['p']:.2g}"
+    size = change(line["difference"])
+    return f"{size} (95 % interval {bounds}, {p}, {counted(int(line['pairs']), 'paired seed')})"
+
+
+def margin_text(margin: float) -> str:
+    """`±0.5 %`. margin: a log ratio."""
+    return f"±{100 * math.expm1(margin):.2g} %"
+
+
+def _advice(more: float, margin: str) -> str:
+    if not np.isfinite(more):
+        return f"no number of seeds in reach would tell, nor show that they are the same within {margin}"
+    return f"{counted(int(more), 'more seed')} would tell, or show that they are the same within {margin}"
+
+
+def _quoted(label: str) -> str:
+    """A label with commas in quotes, as a shell takes it."""
+    return f'"{label}"' if ", " in label else label

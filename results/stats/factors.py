@@ -1,0 +1,172 @@
+"""The factors that a set of recipes varies. A row has a column for each axis of its recipe; a sweep varies few of them,
+often several together.
+
+No model can separate columns that divide the recipes in the same way: they are one factor, named as an axis of a space
+is (`*.g.rounding`, `wgrad.rotation`). A column that follows from another one alone (the block size from the scale
+format, say), or from two with which it was never fully crossed, belongs to one of them. What is left are factors that
+were varied on their own. Where an axis of the space that was swept divides the recipes as a factor does, the factor has
+the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.dse import Recipe
+
+AXES = tuple(Recipe.named("nvfp4").columns())
+"""The columns of a row that say how its recipe is built."""
+
+AXIS = "axis:"
+"""Before the name of an axis, of a column with the values that recipes have on it (see spaces.with_axes)."""
+
+PLAIN = ("none", "nearest", "ste", "full", "amax", "master", "fp32", "bf16", "exact", "task")
+"""Values that stand for a technique being off; a factor that has one of them is measured from there."""
+
+_SLOTS = {
+    "*": "fprop_x fprop_w dgrad_g dgrad_w wgrad_g wgrad_x",
+    "backward": "dgrad_g dgrad_w wgrad_g wgrad_x",
+    "forward": "fprop_x fprop_w",
+    "dgrad": "dgrad_g dgrad_w",
+    "wgrad": "wgrad_g wgrad_x",
+    "*.g": "dgrad_g wgrad_g",
+    "*.w": "fprop_w dgrad_w",
+    "*.x": "fprop_x wgrad_x",
+}
+_STAGE_SETS = {
+    frozenset(("fprop", "dgrad", "wgrad")): "*",
+    frozenset(("dgrad", "wgrad")): "backward",
+    frozenset(("fprop",)): "fprop",
+}
+_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers source block arithmetic range"
+_RANK = {field: i for i, field in enumerate([*_TELLING.split(), "tensor_amax"])}
+
+
+class Factor(NamedTuple):
+    """One factor. codes: [recipes], the index of each recipe's level in `levels`."""
+
+    name: str
+    columns: tuple[str, ...]
+    """The columns that part the recipes alike; the name is that of the most telling."""
+    carries: tuple[str, ...]
+    """Columns that follow from this factor, alone or with another, and are not told apart from it."""
+    levels: tuple[str, ...]
+    reference: int
+    """Index of the level that differences are measured from."""
+    codes: NDArray[np.intp]
+
+
+def factors(recipes: pd.DataFrame) -> list[Factor]:
+    """The factors that differ among recipes. recipes: one row each, with the columns AXES, and any of AXIS."""
+    parts: dict[bytes, list[str]] = {}
+    codes: dict[bytes, NDArray[np.intp]] = {}
+    for column in AXES:
+        code = pd.factorize(recipes[column], use_na_sentinel=False)[0]
+        if code.size and code.max() > 0:
+            parts.setdefault(code.tobytes(), []).append(column)
+            codes[code.tobytes()] = code
+    keys = sorted(parts, key=lambda key: -codes[key].max())  # the finest first: it carries the coarser ones
+    kept: list[bytes] = []
+    carried: dict[bytes, list[str]] = {}
+    for key in keys:
+        finer = [other for other in kept if _follows(codes[key], codes[other])]
+        if finer:
+            carried[finer[0]].extend(parts[key])
+        else:
+            kept.append(key)
+            carried[key] = []
+    least_telling = sorted(kept, key=lambda key: -min(_RANK.get(_field(column), 99) for column in parts[key]))
+    for key in least_telling:
+        if pair := _determined(key, kept, codes):
+            kept.remove(key)
+            carried[pair].extend([*parts[key], *carried[key]])
+    found = [_in_own_words(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
+    return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
+
+
+def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
+    """True if the level of b determines that of a."""
+    return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
+
+
+def _determined(key: bytes, kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]) -> bytes | None:
+    """One of two other factors whose levels together tell this one's, if it never was free of that one.
+
+    So the range of stochastic rounding, which formats without a tensor scale lack, follows from rounding and tensor
+    scale. A third factor of a fractional design follows from two others as well, but is crossed with each.
+    """
+    others = [other for other in kept if other != key]
+    for i, a in enumerate(others):
+        for b in others[i + 1 :]:
+            if _follows(codes[key], pd.factorize(codes[a] * (codes[b].max() + 1) + codes[b])[0]):
+                for one in (a, b):
+                    cells = np.unique(codes[key] * (codes[one].max() + 1) + codes[one])
+                    if len(cells) < (codes[key].max() + 1) * (codes[one].max() + 1):
+                        return one
+    return None
+
+
+def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Factor:
+    fields = sorted({_field(column) for column in columns}, key=lambda field: (_RANK.get(field, 99), field))
+    main = [column for column in columns if _field(column) == fields[0]]
+    texts = [_texts(recipes[column]) for column in main]
+    codes, first = _by_level(texts[0])
+    values = [[text.iloc[row] for text in texts] for row in first]
+    levels = ["/".join(dict.fromkeys(value)) if len(set(value)) == 1 else "/".join(value) for value in values]
+    plain = [i for i, level in enumerate(levels) if level in PLAIN]
+    cheap = recipes["points"].groupby(codes).mean().argmin() if "points" in recipes else 0
+    prefix = "+".join(dict.fromkeys(_prefixes(main)))
+    name = f"{prefix}.{fields[0]}" if prefix else fields[0]
+    return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
+
+
+def _in_own_words(factor: Factor, recipes: pd.DataFrame) -> Factor:
+    """The factor by the name and the values of the first axis that parts the recipes alike, if one does."""
+    for column in filter(lambda name: name.startswith(AXIS), recipes):
+        codes, values = pd.factorize(recipes[column])
+        pairs = np.unique(np.stack([factor.codes, codes]), axis=1)
+        if len(values) == len(factor.levels) == pairs.shape[1] and codes.min() == 0:
+            levels = tuple(str(values[code]) for code in pairs[1])
+            return factor._replace(name=column.removeprefix(AXIS), levels=levels)
+    return factor
+
+
+def _by_level(texts: pd.Series) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Codes in the order of the texts, and a row of each."""
+    _, first, codes = np.unique(texts.to_numpy(str), return_index=True, return_inverse=True)
+    return codes, first
+
+
+def _field(column: str) -> str:
+    """`dgrad_g_rounding` → `rounding`; `estimator_w` stays."""
+    stage, _, rest = column.partition("_")
+    if stage not in ("fprop", "dgrad", "wgrad"):
+        return column
+    return rest.partition("_")[2] if rest[:2] in ("x_", "w_", "g_") else rest
+
+
+def _prefixes(columns: list[str]) -> list[str]:
+    """The parts of a recipe that the columns of one field belong to, as an axis names them: `*`, `*.g`, `fprop.x` …"""
+    prefixes = [column.removesuffix(_field(column)).rstrip("_") for column in columns]
+    if "" in prefixes:
+        return []
+    if named := _STAGE_SETS.get(frozenset(prefixes)):
+        return [named]
+    left, words = set(prefixes), []
+    for word, slots in _SLOTS.items():  # the largest sets first
+        if set(slots.split()) <= left:
+            words.append(word)
+            left -= set(slots.split())
+    return [*words, *(prefix.replace("_", ".") for prefix in prefixes if prefix in left)]
+
+
+def _texts(values: pd.Series) -> pd.Series:
+    """Levels as text. Null is `none`, or `absent` beside another `none`: what an operand that stays plain has not."""
+    codes, uniques = pd.factorize(values)
+    names = [f"{value:g}" if isinstance(value, float) else str(value) for value in uniques]
+    missing = "absent" if "none" in names else "none"
+    return pd.Series(np.array([*names, missing], object)[codes], values.index)  # the code of null is -1

@@ -1,0 +1,96 @@
+"""Weighted least squares over a table of recipes × seeds, with seeds as blocks and as replicates.
+
+    y[r, s] = design[r] · β + seed[s] + error           each recipe weighs weight[r], whatever number of seeds it has
+
+Seed effects come from differences within recipes alone, so that what the design does not explain of a recipe cannot
+pass for an effect of the seeds that it happens to have. Then the recipes' means are fitted. `ridge` holds coefficients
+near zero where the data say nothing about them.
+
+Errors of estimates are those of the sandwich clustered by seed: influence[:, s] is how seed s moved β, and
+
+    error²(c · β) = S/(S-1) · Σ_s (c · influence[:, s])²           S - 1 degrees of freedom
+
+which equals the t-interval over per-seed estimates where no lane is lacking. With one seed the clusters are the recipes
+(HC1), with the residual's degrees of freedom.
+
+What columns T alone explain is the rise of the weighted sum of squares (with the ridge's part) if the model does
+without them, Type III of a coding that sums to zero; no second fit is needed:
+
+    rise(T) = β_T · (inverse[T, T])⁻¹ · β_T        inverse = (Xᵀ W X + ridge)⁻¹
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+Array = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """p coefficients, k replicates: the seeds, or the recipes where there is one seed."""
+
+    coefficients: Array
+    """[p]"""
+    influence: Array
+    """[p, k]"""
+    freedom: float
+    by_seeds: bool
+    centred: Array
+    """[recipes], the mean of each over its seeds, seed effects taken out."""
+    inverse: Array
+    """[p, p]"""
+
+    def estimate(self, contrasts: Array) -> tuple[Array, Array]:
+        """Values and standard errors of contrasts [m, p] of the coefficients; NaN errors without freedom."""
+        k = self.influence.shape[1]
+        if self.freedom < 1:
+            return contrasts @ self.coefficients, np.full(len(contrasts), np.nan)
+        variance = k / self.freedom * np.square(contrasts @ self.influence).sum(axis=1)
+        return contrasts @ self.coefficients, np.sqrt(variance)
+
+    def rise(self, columns: slice) -> float:
+        """The increase of the sum of squares if these columns are left out."""
+        part = self.coefficients[columns]
+        return float(part @ np.linalg.solve(self.inverse[columns, columns], part))
+
+
+def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
+    """Least squares. design: [recipes, p]; y: [recipes, seeds], NaN where lacking; weight: [recipes]; ridge: [p]."""
+    present = np.isfinite(y)
+    p, seeds = design.shape[1], y.shape[1]
+    adjusted = np.where(present, y - seed_effects(y), 0.0)
+    w = np.where(present, (weight / present.sum(axis=1))[:, None], 0.0)  # [recipes, seeds]
+    centred = (w * adjusted).sum(axis=1) / weight
+    factor = cho_factor(design.T @ (design * weight[:, None]) + np.diag(ridge * weight.sum()))
+    coefficients = cho_solve(factor, design.T @ (weight * centred))
+    inverse = cho_solve(factor, np.eye(p))
+    error = w * (adjusted - (design @ coefficients)[:, None])
+    if seeds > 1:
+        return Fit(coefficients, cho_solve(factor, design.T @ error), seeds - 1.0, True, centred, inverse)
+    return Fit(coefficients, cho_solve(factor, (design * error).T), float(len(design) - p), False, centred, inverse)
+
+
+def seed_effects(y: Array) -> Array:
+    """[seeds]: what each seed adds to all recipes, zero on average, from differences within recipes. y: see `fit`."""
+    present = np.isfinite(y)
+    within = present / present.sum(axis=1, keepdims=True)
+    values = np.where(present, y, 0.0)
+    deviation = np.where(present, y - (values * within).sum(axis=1, keepdims=True), 0.0).sum(axis=0)
+    normal = np.diag(present.sum(axis=0).astype(float)) - present.T.astype(float) @ within
+    return np.asarray(np.linalg.pinv(normal, rcond=1e-10) @ deviation)
+
+
+def sum_to_zero(levels: int) -> Array:
+    """The coding [levels, levels - 1] whose columns sum to zero: coefficients are deviations from the plain mean."""
+    return np.vstack([np.eye(levels - 1), -np.ones((1, levels - 1))])
+
+
+def undetermined(design: Array, weight: Array) -> NDArray[np.bool_]:
+    """True for columns that the rows do not determine, because they are a mixture of others: bool [p]."""
+    values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
+    null = vectors[:, values < 1e-9 * max(values[-1], 1e-300)]
+    return np.asarray(np.abs(null).max(axis=1, initial=0.0) > 1e-6)

@@ -1,0 +1,124 @@
+"""The value of adding one technique: pairs of recipes that differ in one factor alone, without a model.
+
+For two levels of a factor, all pairs of recipes that agree in every other factor are found; each pair gives the paired
+difference of log loss on every seed that both finished. Over all pairs that is the marginal value of the technique
+given the others, and its spread says how much it depends on them. For one recipe it is the list of its neighbours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.dse import ConfigError
+from fp4dse.results.stats.effects import FactorTable, factor_tables
+from fp4dse.results.stats.equivalence import MARGIN, differences, without_claims
+from fp4dse.results.stats.factors import Factor
+from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.paired import SETTING, stacked
+
+
+def marginal(runs: pd.DataFrame) -> pd.DataFrame:
+    """The value of each level of each factor over its reference level, per SETTING, from matched pairs of recipes.
+
+    Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
+    log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, helps (share of matches where it lowers the
+    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best
+    and worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
+    factors that one of the two was tried with and the other never, as text; then the matches speak of what both were
+    tried with alone). Lowest difference first.
+    """
+    parts = []
+    for keys, table in factor_tables(runs):
+        for f in table.factors:
+            cell = _cells(table, f)
+            for level in np.unique(f.codes):
+                if level == f.reference:
+                    continue
+                from_, to = _matches(f, cell, f.reference, level)
+                if not len(to):
+                    continue
+                d = table.y[to] - table.y[from_]
+                pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
+                finished = np.nanmean(d[pairs], axis=1)
+                over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
+                level_diverged, reference_diverged = table.diverged[to], table.diverged[from_]
+                line = dict(zip(SETTING, keys, strict=True))
+                line |= {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
+                line |= {"matches": len(to), "difference": over["mean"], "low": over["low"], "high": over["high"]}
+                line |= {"p": over["p"], "helps": np.mean(finished < 0) if len(finished) else np.nan}
+                tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
+                line |= {"tenth": tails[0], "ninetieth": tails[1]}
+                line |= {
+                    "diverges": int((level_diverged & ~reference_diverged).sum()),
+                    "recovers": int((reference_diverged & ~level_diverged).sum()),
+                }
+                line |= {"untried": ", ".join(_untried(table, f, level))}
+                parts.append(line)
+    columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "helps"]
+    out = pd.DataFrame(parts, columns=[*columns, "tenth", "ninetieth", "diverges", "recovers", "untried"])
+    return out.sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd.DataFrame:
+    """The recipes that differ from one in a single factor, and what that changes.
+
+    Columns: SETTING, factor, from_level, level, config_id, label (of the neighbour), pairs, difference (log loss ratio
+    neighbour / recipe, below 0 where the change helps), low, high, p, p_same, verdict, more_seeds (see `against`).
+    Lowest difference first. ConfigError if there are no quantizing runs of `config_id`.
+    """
+    parts = []
+    found = False
+    labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
+    for keys, table in factor_tables(runs):
+        if config_id not in table.config_ids:
+            continue
+        found = True
+        row = table.config_ids.get_loc(config_id)
+        for f in table.factors:
+            others = np.flatnonzero((cell := _cells(table, f)) == cell[row])
+            others = others[f.codes[others] != f.codes[row]]
+            if not len(others):
+                continue
+            line = differences(table.y[others] - table.y[row], margin).drop(columns="std")
+            line = without_claims(line, table.diverged[others] | table.diverged[row])
+            ids = table.config_ids[others]
+            line = line.assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)
+            line = line.assign(level=[f.levels[i] for i in f.codes[others]], label=labels[ids].to_numpy())
+            parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
+    if not found:
+        raise ConfigError("recipe", config_id, "a recipe that quantizes and that the store holds runs of")
+    columns = [*SETTING, "factor", "from_level", "level", "config_id", "label", "pairs", "difference", "low", "high"]
+    columns += ["p", "p_same", "verdict", "more_seeds"]
+    return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def _cells(table: FactorTable, f: Factor) -> NDArray[np.intp]:
+    """[recipes]: equal where all factors but `f` are."""
+    others = pd.DataFrame({other.name: other.codes for other in table.factors if other.name != f.name})
+    return others.groupby(list(others)).ngroup().to_numpy() if len(others.columns) else np.zeros(len(f.codes), int)
+
+
+def _matches(
+    f: Factor, cell: NDArray[np.intp], reference: int, level: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Recipes at the reference and at the level, in pairs that share a cell."""
+    a, b = np.flatnonzero(f.codes == reference), np.flatnonzero(f.codes == level)
+    _, i, j = np.intersect1d(cell[a], cell[b], return_indices=True)
+    return a[i], b[j]
+
+
+def _untried(table: FactorTable, f: Factor, level: int) -> list[str]:
+    """`factor = level` of other factors that the level or the reference of `f` was tried with, and the other never."""
+    alone = []
+    for g in table.factors:
+        if g.name != f.name:
+            with_, without = (set(g.codes[f.codes == code]) for code in (level, f.reference))
+            alone += [f"{g.name} = {g.levels[code]}" for code in sorted(with_ ^ without)]
+    return alone
+
+
+def _mean(d: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Per seed, the mean over matches that have it."""
+    return np.asarray(np.nansum(d, axis=0) / np.isfinite(d).sum(axis=0))

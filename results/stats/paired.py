@@ -1,0 +1,198 @@
+"""Every comparison is within a seed: the gap of a row to BF16, and the learning rate at which a recipe is judged.
+
+    gap = log(val_loss / baseline val_loss)          printed as the ratio that it is the logarithm of (ratios.py)
+
+A recipe and its baseline share the initial weights and the data order of a seed, so the difference within a seed has
+far less noise than either loss. Rows are compared only within one SETTING.
+
+Learning rates are chosen before pairing: each recipe, and the baseline, at its own best rate of the same grid, by the
+mean loss over its seeds. The choice is made on the very losses that are reported. That flatters every recipe, BF16
+included, by about the expected gain of the best of k noisy means; `learning_rates` says by how much, with the rate
+chosen on the other seeds, and names recipes whose best rate stands at the edge of their grid or whose grid was another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+SETTING = (
+    "task",
+    "preset",
+    "dataset_digest",
+    "device_class",
+    "software_class",
+    "rev_quantizers",
+    "rev_engine",
+    "rev_task",
+)
+"""Columns that two rows share if their losses may be compared."""
+
+OVERHEAD = "overhead"
+"""The default overhead axis: a numeric column of runs. Small is cheap."""
+
+MEASURED = ["measured", "measured_of"]
+"""Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
+
+NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_loss"]
+"""The columns that `add_gap` reads."""
+
+DERIVED = ["baseline_loss", "gap"]
+"""The columns that `add_gap` adds."""
+
+_JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
+"""The columns of `outcomes` that `rows_at_best_lr` adds."""
+
+
+def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Per row, same index: setting (int), config_id, lr, seed, loss (NaN unless it finished), diverged, pruned, failed.
+
+    A finished row whose validation loss is NaN or Inf counts as diverged. A pruned one was dropped at a rung.
+    """
+    done = runs["status"].eq("done")
+    loss = runs["val_loss"].astype(float)
+    finite = done & np.isfinite(loss)
+    return pd.DataFrame(
+        {
+            "setting": runs.groupby(list(SETTING)).ngroup(),
+            "config_id": runs["config_id"],
+            "lr": runs["lr"],
+            "seed": runs["seed"],
+            "loss": loss.where(finite),
+            "diverged": runs["status"].eq("diverged") | (done & ~finite),
+            "pruned": runs["status"].eq("pruned"),
+            "failed": runs["status"].eq("failed"),
+        },
+        index=runs.index,
+    )
+
+
+def at_best_lr(work: pd.DataFrame) -> pd.Series:
+    """True for rows of `outcomes` at their recipe's best learning rate (same index).
+
+    A rate without a finished seed loses to one with; then fewer diverged seeds win, then more finished seeds, then
+    the lower mean loss, then the lower rate.
+    """
+    group = work.groupby(["setting", "config_id", "lr"], sort=False).ngroup()
+    rates = work.groupby(group).agg(
+        setting=("setting", "first"),
+        config_id=("config_id", "first"),
+        lr=("lr", "first"),
+        seeds=("loss", "count"),
+        diverged=("diverged", "sum"),
+        loss=("loss", "mean"),
+    )
+    rates = rates.assign(empty=rates["seeds"].eq(0), fewer=-rates["seeds"])
+    ranked = rates.sort_values(["empty", "diverged", "fewer", "loss", "lr"])
+    return group.isin(ranked.drop_duplicates(["setting", "config_id"]).index)
+
+
+def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
+    """`runs` with baseline_loss (the baseline at its best rate, same setting and seed) and gap.
+
+    gap is inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive.
+    """
+    pair = [*SETTING, "seed"]
+    baseline = runs[pair].merge(baselines(runs), how="left", on=pair)["baseline_loss"].to_numpy()
+    work = outcomes(runs)
+    gap = np.where(work["diverged"], np.inf, log_or_nan(work["loss"]) - log_or_nan(baseline))
+    return runs.assign(baseline_loss=baseline, gap=gap)
+
+
+def baselines(runs: pd.DataFrame) -> pd.DataFrame:
+    """SETTING, seed and baseline_loss: what each run of that setting and seed is compared with."""
+    runs = runs[runs["is_baseline"].astype(bool)]
+    work = outcomes(runs)
+    runs = runs[[*SETTING, "seed"]].assign(baseline_loss=work["loss"])
+    return runs[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
+
+
+def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
+
+    A frame that has a gap keeps it, so that rows may be filtered before. A result of this function comes back
+    unchanged, so that one frame can serve several statistics. A recipe with a pruned seed has neither loss nor gap:
+    only its lucky seeds are left, and their mean would flatter it.
+    """
+    if all(name in runs for name in _JUDGED):
+        return runs
+    runs = runs if "gap" in runs else add_gap(runs)
+    work = outcomes(runs)
+    added = {name: work[name].to_numpy() for name in _JUDGED}
+    rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
+    if not rows["pruned"].any():
+        return rows
+    partly = rows["pruned"].groupby([rows["setting"], rows["config_id"]]).transform("any") & ~rows["diverged"]
+    return rows.assign(loss=rows["loss"].mask(partly), gap=rows["gap"].mask(partly))
+
+
+def by_seed(
+    rows: pd.DataFrame, values: pd.Series, key: pd.Series | None = None
+) -> tuple[pd.Index, NDArray[np.float64]]:
+    """config_ids and the values as a matrix [recipes, seeds], NaN where there is none.
+
+    rows: of one setting, or of several with a `key` that tells recipes of different settings apart.
+    """
+    recipe, recipes = pd.factorize(rows["config_id"] if key is None else key)
+    seed, seeds = pd.factorize(rows["seed"], sort=True)
+    matrix = np.full((len(recipes), len(seeds)), np.nan)
+    matrix[recipe, seed] = np.where(np.isfinite(values), values, np.nan)
+    return pd.Index(np.asarray(recipes)), matrix
+
+
+def stacked(parts: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
+    """The frames under each other, with these columns; of no frames one without lines."""
+    if not parts:
+        return pd.DataFrame({name: [] for name in columns})
+    return pd.concat(parts, ignore_index=True)[list(columns)]
+
+
+def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """The choice of each recipe's learning rate, one line per SETTING and recipe.
+
+    Columns: SETTING, config_id, label, is_baseline, lr (chosen), rates (tried), grid (text), same_grid (as the most
+    common grid of the setting), at_edge (the chosen rate is the lowest or highest of several: a better one may lie
+    outside), optimism. optimism is how much lower the recipe's mean log loss is at the chosen rate than at rates chosen
+    without the seed that they are judged on; it is the bias of choosing on the reported losses, 0 with one rate, NaN
+    with one seed or where a rate lacks a seed.
+    """
+    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "same_grid", "at_edge", "optimism"]
+    if runs.empty:
+        return stacked([], columns)
+    work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool))
+    recipe = ["setting", "config_id"]
+    tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
+    grids = tried.groupby(recipe)["lr"].agg(rates="count", least="min", most="max")
+    grids["grid"] = tried["lr"].map("{:g}".format).groupby([tried[name] for name in recipe]).agg(", ".join)
+    usual = grids.groupby("setting")["grid"].agg(lambda found: found.value_counts().index[0])
+    chosen = at_best_lr(work)
+    best = work[chosen].drop_duplicates(recipe).set_index(recipe)
+    out = grids.join(best[["lr", "label", "is_baseline"]]).join(_optimism(work, chosen))
+    out["same_grid"] = out["grid"].to_numpy() == usual.reindex(out.index.get_level_values("setting")).to_numpy()
+    out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
+    facts = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
+    out = out.reset_index().merge(facts, on="setting").sort_values(["setting", "label"])
+    return out[columns].reset_index(drop=True)
+
+
+def _optimism(work: pd.DataFrame, chosen: pd.Series) -> pd.Series:
+    """Per (setting, config_id): mean log loss at rates chosen on the other seeds, minus that at the chosen rate."""
+    recipe = ["setting", "config_id"]
+    log = work.assign(log=log_or_nan(work["loss"]))
+    rates = log.groupby([*recipe, "lr"])["loss"].agg(["sum", "count", "size"])
+    log = log.join(rates, on=[*recipe, "lr"])
+    log["others"] = (log["sum"] - log["loss"]) / (log["count"] - 1).where(log["count"].gt(1))
+    held_out = log.sort_values(["others", "lr"]).drop_duplicates([*recipe, "seed"]).groupby(recipe)["log"].mean()
+    out = held_out - log[chosen].groupby(recipe)["log"].mean()
+    whole = rates.groupby(recipe).agg(least=("count", "min"), most=("size", "max"), rates=("size", "size"))
+    complete = whole["least"].eq(whole["most"]) & whole["most"].gt(1)
+    return out.where(complete).mask(whole["rates"].eq(1), 0.0).rename("optimism")
+
+
+def log_or_nan(values: object) -> NDArray[np.float64]:
+    """Natural logarithm, NaN where a value is not positive."""
+    values = np.asarray(values, float)
+    return np.log(np.where(values > 0, values, np.nan))

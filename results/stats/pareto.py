@@ -1,0 +1,63 @@
+"""The Pareto front, the points that no other beats in both coordinates, and the area that it dominates."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
+    """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
+
+    A point is dominated if another is no worse in both and better in one. Equal points stay together; a point with
+    NaN or inf is never on the front and dominates nobody.
+    """
+    [mask] = fronts(x, np.asarray(y, float)[None])
+    return np.asarray(mask)
+
+
+def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:
+    """`front` of many draws of y at once. x: [n]; ys: [draws, n]; returns bool [draws, n].
+
+    After sorting by x once, a point survives iff it has the lowest y of its own x and that is below everything at a
+    smaller x.
+    """
+    ys = np.asarray(ys, float)
+    order, start, column, _ = _columns(x)
+    mask = np.zeros(ys.shape, bool)
+    if not len(order):
+        return mask
+    sorted_ys = ys[:, order]
+    lowest = _lowest(sorted_ys, start)  # [draws, distinct x]
+    before = np.minimum.accumulate(lowest, axis=1)
+    alive = np.isfinite(lowest)
+    alive[:, 1:] &= lowest[:, 1:] < before[:, :-1]
+    mask[:, order] = (sorted_ys == lowest[:, column]) & alive[:, column]
+    return mask
+
+
+def hypervolumes(x: ArrayLike, ys: ArrayLike, reference: tuple[float, float]) -> NDArray[np.float64]:
+    """The area between each draw's front and the reference point (x, y). x: [n]; ys: [draws, n]; returns [draws].
+
+    Points beyond the reference add nothing.
+    """
+    ys = np.asarray(ys, float)
+    order, start, _, distinct = _columns(x)
+    if not len(order):
+        return np.zeros(len(ys))
+    best = np.minimum.accumulate(_lowest(ys[:, order], start), axis=1)
+    width = np.diff(np.minimum(np.append(distinct, reference[0]), reference[0]))
+    return np.asarray(np.clip(reference[1] - best, 0, None) @ width)
+
+
+def _columns(x: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    """The order of the finite x, where each distinct x starts in it, which one each belongs to, and the distinct x."""
+    xs = np.asarray(x, float)
+    usable = np.flatnonzero(np.isfinite(xs))
+    order = usable[np.argsort(xs[usable], kind="stable")]
+    distinct, start, column = np.unique(xs[order], return_index=True, return_inverse=True)
+    return order, start, column, distinct
+
+
+def _lowest(ys: NDArray[np.float64], start: NDArray[np.intp]) -> NDArray[np.float64]:
+    return np.minimum.reduceat(np.where(np.isfinite(ys), ys, np.inf), start, axis=1)

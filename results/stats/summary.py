@@ -1,0 +1,170 @@
+"""One line per recipe: its gap to BF16 with the interval over seeds, what it costs, and whether it is on the front."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.cost import OVERHEAD_OF
+from fp4dse.results.stats.intervals import mean_interval, p_value
+from fp4dse.results.stats.paired import (
+    DERIVED,
+    MEASURED,
+    NEEDED,
+    OVERHEAD,
+    SETTING,
+    at_best_lr,
+    by_seed,
+    log_or_nan,
+    outcomes,
+    rows_at_best_lr,
+)
+from fp4dse.results.stats.pareto import front
+
+LABELS = ["recipe_label", "recipe_name", "points", "bits_per_element", "val_metric", "metric_name", "metric_better"]
+SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead_of"]))
+"""The columns that `summarize` reads."""
+
+
+def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
+    """One line per SETTING and recipe, at the recipe's best learning rate.
+
+    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
+    and val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval;
+    NaN bounds with one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap),
+    points, bits, the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else
+    empty).
+
+    A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
+    A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
+    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. Of modelled
+    overheads those of the newest revision in the setting count. ConfigError if the rows have no numeric column
+    `overhead`.
+    """
+    check_overhead(runs, overhead)
+    rows = rows_at_best_lr(runs)
+    rows = rows.assign(
+        val_metric=rows["val_metric"].astype(float).where(rows["loss"].notna()),
+        paired=rows["gap"].where(np.isfinite(rows["gap"])),
+        unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
+        cost=_on_one_scale(rows, overhead),
+    )
+    kept = [*SETTING, "is_baseline", "lr", "metric_name", "metric_better", "points"]
+    out = (
+        rows.groupby(["setting", "config_id"], sort=False)
+        .agg(
+            **{name: (name, "first") for name in kept},
+            cost=("cost", "mean"),
+            label=("recipe_label", "first"),
+            name=("recipe_name", "first"),
+            bits=("bits_per_element", "first"),
+            seeds=("loss", "count"),
+            diverged=("diverged", "sum"),
+            pruned=("pruned", "sum"),
+            failed=("failed", "sum"),
+            val_loss=("loss", "mean"),
+            val_metric=("val_metric", "mean"),
+            unpaired=("unpaired", "sum"),
+        )
+        .reset_index()
+    )
+    recipe = rows.groupby(["setting", "config_id"], sort=False).ngroup()
+    found = mean_interval(by_seed(rows, rows["paired"], recipe)[1])  # in the order of out: groups count up
+    out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
+    out["pairs"] = out["pairs"].astype(int)
+    diverged = out["diverged"].gt(0)
+    out.loc[diverged, ["gap", "gap_low", "gap_high"]] = [np.inf, np.nan, np.nan]
+    quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
+    out["note"] = np.select(
+        [
+            diverged,
+            out["pruned"].gt(0),
+            out["seeds"].eq(0),
+            out["pairs"].eq(0) & out["unpaired"].gt(0),
+            out["pairs"].eq(0),
+        ],
+        ["diverged", "pruned", "failed", "no baseline", "loss is not positive"],
+        np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
+    )
+    out["on_front"] = False
+    for _, part in out[quantizes].groupby("setting"):
+        out.loc[part.index, "on_front"] = front(part["cost"], part["gap"])
+    out["p_best"] = _p_against_best(out[quantizes], rows).reindex(out.index)
+    out = out.sort_values(
+        ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
+    )
+    columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "pruned", "failed"]
+    columns += ["val_loss", "val_metric", "metric_name", "metric_better", "gap", "gap_low", "gap_high", "pairs"]
+    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
+    return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
+
+
+def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
+    """ConfigError unless `overhead` is a column of numbers, and all of one kind if it was measured."""
+    numeric = [name for name in runs if pd.api.types.is_numeric_dtype(runs[name])]
+    if overhead not in numeric or pd.api.types.is_bool_dtype(runs[overhead]):
+        raise ConfigError("overhead", overhead, f"a column of numbers: {', '.join(map(str, numeric))}")
+    if overhead == MEASURED[0] and MEASURED[1] in runs and runs[MEASURED[1]].nunique() > 1:
+        found = "; ".join(sorted(runs[MEASURED[1]].dropna().unique()))
+        raise ConfigError("overhead", overhead, f"figures of one model on one device; these rows have: {found}")
+
+
+def _on_one_scale(rows: pd.DataFrame, overhead: str) -> pd.Series:
+    """The column as floats, NaN where the cost model was of an older revision than that of another row of the setting:
+    such figures are not to be compared."""
+    cost = rows[overhead].astype(float)
+    if overhead != OVERHEAD or "overhead_of" not in rows:
+        return cost
+    revisions = {of: _revision(of) for of in rows["overhead_of"].dropna().unique()}
+    revision = rows["overhead_of"].map(revisions).astype(float)
+    newest = revision.groupby(rows["setting"]).transform("max")
+    return cost.where(revision.eq(newest) | newest.isna())
+
+
+def _revision(of: str) -> int:
+    """Of the cost model, the last word of an `overhead_of`. StoreError if there is none: no figure is left out for it
+    in silence."""
+    last = of.rpartition(" ")[2]
+    if not (last.isascii() and last.isdecimal()):
+        accepted = f"model, chip and revision, as {OVERHEAD_OF!r}"
+        fix = "fp4dse wrote no such rows; find them with `fp4dse query` and move their file away"
+        raise StoreError(f"overhead_of: found {of[:60]!r}; accepted: {accepted}; {fix}")
+    return int(last)
+
+
+def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
+    """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting."""
+    winners = candidates.sort_values("gap").drop_duplicates("setting")[["setting", "config_id"]]
+    best = rows.merge(winners)[["setting", "seed", "paired"]].rename(columns={"paired": "best"})
+    pairs = rows[["setting", "config_id", "seed", "paired"]].merge(best, on=["setting", "seed"])
+    difference = (pairs["paired"] - pairs["best"]).groupby([pairs["setting"], pairs["config_id"]], sort=False)
+    p = p_value(difference.mean(), difference.std(), difference.count())
+    lines = candidates[["setting", "config_id"]].merge(p.rename("p").reset_index(), how="left")
+    return pd.Series(lines["p"].to_numpy(), index=candidates.index)
+
+
+def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
+    """Per SETTING: the baseline's lr, seeds, val_loss, val_metric, metric_name, metric_better and
+    noise_floor.
+
+    noise_floor is the rms of log(loss_i / loss_j) over all pairs of seeds, which is √2 · std of the log losses:
+    how far BF16 is from BF16 when only the seed differs. NaN with fewer than two seeds.
+    """
+    base = runs[runs["is_baseline"].astype(bool)]
+    base = base.assign(loss=outcomes(base)["loss"])[at_best_lr(outcomes(base))]
+    out = (
+        base.assign(log=log_or_nan(base["loss"]))
+        .groupby(list(SETTING), sort=False)
+        .agg(
+            lr=("lr", "first"),
+            seeds=("loss", "count"),
+            val_loss=("loss", "mean"),
+            val_metric=("val_metric", "mean"),
+            metric_name=("metric_name", "first"),
+            metric_better=("metric_better", "first"),
+            std=("log", "std"),
+        )
+        .reset_index()
+    )
+    return out.assign(noise_floor=np.sqrt(2) * out["std"]).drop(columns="std")

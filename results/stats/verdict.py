@@ -1,0 +1,249 @@
+"""The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
+
+The recipe is the one of the lowest loss; where others cost less, are within the margin of equivalence.py and are not
+told apart from it, the cheapest of these. Reports and terminals put the same answers into their own form; the words
+that several of them need stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.stats.equivalence import MARGIN, against, differences
+from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.summary import summarize
+from fp4dse.results.text.ratios import counted
+
+Against = Literal["worse", "better", "same", "open", "unknown"]
+
+BF16_WORDS: dict[Against, str] = {
+    "worse": "worse than BF16 by more than chance",
+    "better": "better than BF16 by more than chance",
+    "same": f"as good as BF16 within ±{100 * MARGIN:g} %",
+    "open": "not told apart from BF16",
+    "unknown": "with one seed nothing can be told apart from BF16",
+}
+"""`Verdict.bf16` for people."""
+
+FRONT_WORDS = (
+    (0.95, "almost surely on the front"),
+    (0.66, "probably on the front"),
+    (0.33, "on the front or not, that is open"),
+    (0.0, "on other seeds another recipe would probably be on the front in its place"),
+)
+"""p_front from which on -> words."""
+
+
+class Rates(NamedTuple):
+    """The choice of learning rates in a setting."""
+
+    grid: tuple[float, ...]
+    """Rates that most recipes were tried at, the lowest first."""
+    other_grid: int
+    """Recipes that were tried at others."""
+    at_edge: int
+    """Recipes whose best rate is the lowest or highest of several: a better one may lie outside."""
+    pick_at_edge: bool
+    baseline_at_edge: bool
+
+    def sentence(self) -> str:
+        """For people; without a full stop."""
+        if len(self.grid) == 1:
+            return f"one learning rate for all recipes ({self.grid[0]:g}); none was searched"
+        return f"each recipe at the best of {len(self.grid)} learning rates ({', '.join(f'{r:g}' for r in self.grid)})"
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about the choice, one sentence each, without a full stop."""
+        says = []
+        if len(self.grid) == 1:
+            says.append(
+                f"one learning rate ({self.grid[0]:g}) for all: a recipe or BF16 that needs another one looks worse "
+                "than it is; --lr takes several"
+            )
+        if self.pick_at_edge or self.baseline_at_edge:
+            who = " and ".join(
+                name for name, so in (("this recipe", self.pick_at_edge), ("BF16", self.baseline_at_edge)) if so
+            )
+            says.append(f"the best learning rate of {who} is at the edge of the grid: a better one may lie outside")
+        elif self.at_edge:
+            says.append(f"the best learning rate of {counted(self.at_edge, 'recipe')} is at the edge of the grid")
+        if self.other_grid:
+            had = "had other learning rates than the rest"
+            says.append(f"{counted(self.other_grid, 'recipe')} {had}: not a fair comparison")
+        return tuple(says)
+
+
+class Verdict(NamedTuple):
+    """One setting's answers. Without a recipe that quantizes and has a gap, `config_id` is None and `none` says why."""
+
+    setting: tuple[Any, ...]
+    """SETTING values."""
+    config_id: str | None
+    label: str
+    name: str | None
+    gap: float
+    """log(loss / BF16's), mean over paired seeds; NaN without a recipe."""
+    gap_low: float
+    gap_high: float
+    pairs: int
+    bf16: Against
+    p_front: float
+    """Share of draws over seeds in which the recipe is on the front; NaN if there is nothing to draw from."""
+    overhead: float
+    """In the column `axis`, NaN if it is not known."""
+    axis: str
+    overhead_of: str | None
+    """Model, chip and revision that the overhead is of."""
+    lowest: str | None
+    """config_id of the lowest gap: another one where `config_id` is within the margin of it and costs less."""
+    as_good: int
+    """Other recipes that are as good as the lowest within the margin."""
+    open: int
+    """Other recipes that the seeds do not tell apart from the lowest."""
+    more_seeds: float
+    """Seeds that would decide on the nearest of these; NaN where there is none, inf where no number in reach would."""
+    tried: int
+    diverged: int
+    rates: Rates
+    none: str
+    warnings: tuple[str, ...]
+    """Sentences without a full stop; their only numbers are counts and learning rates."""
+
+    def sure(self) -> str:
+        """The certainty in words, without a full stop; empty without a recipe."""
+        if self.config_id is None:
+            return ""
+        front = "" if math.isnan(self.p_front) else f"; {front_words(self.p_front)}"
+        return BF16_WORDS[self.bf16] + front
+
+
+NO_RECIPE = pd.Series(
+    {"config_id": None, "label": "", "name": None, "pairs": 0}
+    | dict.fromkeys(["gap", "gap_low", "gap_high", "p_front", OVERHEAD], math.nan)
+)
+"""In place of a line of `with_chance` where no recipe quantizes and has a gap."""
+
+
+def front_words(p_front: float) -> str:
+    """`probably on the front`."""
+    return next(words for least, words in FRONT_WORDS if p_front >= least)
+
+
+def verdicts(runs: pd.DataFrame) -> list[Verdict]:
+    """One for each setting of some runs, in the order of `summarize`. runs: summary.SUMMARIZED at least."""
+    rows = rows_at_best_lr(runs)
+    recipes = with_chance(summarize(rows), front_chance(rows))
+    return verdicts_from(rows, recipes, against(rows), learning_rates(runs))
+
+
+def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `summarize` with p_front of `front_chance`, NaN for those that do not compete."""
+    keys = [*SETTING, "config_id"]
+    return recipes.merge(chance[[*keys, "p_front"]], how="left", on=keys)
+
+
+def verdicts_from(
+    rows: pd.DataFrame, recipes: pd.DataFrame, versus_best: pd.DataFrame, rates: pd.DataFrame
+) -> list[Verdict]:
+    """`verdicts` where the frames are at hand. rows: of `judged`; recipes: of `with_chance`; versus_best: of `against`;
+    rates: of `learning_rates`."""
+    found = []
+    for setting, lines in recipes.groupby(list(SETTING), sort=False):
+        here = [frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in (versus_best, rates)]
+        found.append(_verdict(setting, lines, rows, *here))
+    return found
+
+
+def _verdict(
+    setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
+) -> Verdict:
+    tried = lines[~lines["is_baseline"]]
+    ranked = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
+    others = versus[versus["config_id"].isin(tried["config_id"])]
+    open_ = others[others["verdict"].eq("open")].sort_values("difference")
+    lowest = ranked.iloc[0] if len(ranked) else None
+    pick = _pick(ranked, others) if len(ranked) else NO_RECIPE
+    diverged = int(tried["note"].eq("diverged").sum())
+    chosen = _rates(rates, pick["config_id"])
+    mine = rows[rows["config_id"].eq(pick["config_id"])]
+    mine = mine[(mine[list(SETTING)] == list(setting)).all(axis="columns")]
+    bf16 = _against_bf16(mine)
+    of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
+    return Verdict(
+        setting=setting,
+        config_id=pick["config_id"],
+        label=pick["label"],
+        name=pick["name"] if isinstance(pick["name"], str) else None,
+        **{name: float(pick[name]) for name in ("gap", "gap_low", "gap_high")},
+        pairs=int(pick["pairs"]),
+        bf16=bf16,
+        p_front=float(pick["p_front"]),
+        overhead=math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
+        axis=OVERHEAD,
+        overhead_of=str(of.iloc[-1]) if len(of) else None,
+        lowest=None if lowest is None else lowest["config_id"],
+        as_good=int(others["verdict"].eq("same").sum()),
+        open=len(open_),
+        more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
+        tried=len(tried),
+        diverged=diverged,
+        rates=chosen,
+        none="" if len(ranked) else _why_none(lines, tried, diverged),
+        warnings=_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
+    )
+
+
+def _pick(ranked: pd.DataFrame, others: pd.DataFrame) -> pd.Series:
+    """The lowest gap, or the cheapest of those that are as good as far as the seeds tell."""
+    best = ranked.iloc[0]
+    near = others["verdict"].isin(["same", "open"]) & others["difference"].abs().le(MARGIN)
+    as_good = set(others.loc[near, "config_id"])
+    able = ranked[ranked["config_id"].isin(as_good) & ranked[OVERHEAD].lt(best[OVERHEAD])]
+    return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
+
+
+def _against_bf16(rows: pd.DataFrame) -> Against:
+    gaps = rows["gap"].to_numpy(float)
+    gaps = gaps[np.isfinite(gaps)]
+    if len(gaps) < 2:
+        return "unknown"
+    words: dict[str, Against] = {"lower": "better", "higher": "worse", "same": "same", "open": "open"}
+    return words[differences(gaps[None])["verdict"].iloc[0]]
+
+
+def _rates(rates: pd.DataFrame, pick: str | None) -> Rates:
+    usual = rates.loc[rates["same_grid"].astype(bool), "grid"]
+    grid = tuple(float(text) for text in usual.iloc[0].split(", ")) if len(usual) else ()
+    edge = rates["at_edge"].astype(bool)
+    return Rates(
+        grid=grid,
+        other_grid=int((~rates["same_grid"].astype(bool)).sum()),
+        at_edge=int((edge & ~rates["is_baseline"].astype(bool)).sum()),
+        pick_at_edge=bool((edge & rates["config_id"].eq(pick)).any()),
+        baseline_at_edge=bool((edge & rates["is_baseline"].astype(bool)).any()),
+    )
+
+
+def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
+    if tried.empty:
+        return "only BF16 was trained here"
+    if not lines.loc[lines["is_baseline"], "seeds"].gt(0).any():
+        return "no BF16 baseline finished, so no recipe has a gap"
+    if diverged == len(tried):
+        return f"every recipe diverged ({diverged} of {len(tried)}): nothing here trains to the end"
+    return "no recipe that quantizes has a gap"
+
+
+def _warnings(has_recipe: bool, bf16: Against, diverged: int, tried: int, rates: Rates) -> tuple[str, ...]:
+    says = []
+    if bf16 == "unknown" and has_recipe:
+        says.append("one seed: no difference can be told from chance; --seeds takes more")
+    says += rates.warnings() if tried else ()
+    if has_recipe and diverged:
+        says.append(f"{diverged} of {counted(tried, 'recipe')} diverged")
+    return tuple(says)

@@ -1,0 +1,199 @@
+"""SQL over the store. A query costs only the columns that it names.
+
+DuckDB reads Parquet twice as fast by itself as through Arrow. So it does, where no rule hides rows and the files are on
+a disk; all others reach it through Arrow.
+
+The views are put together from what is on disk:
+
+    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
+              measured and measured_of (see measured.py)
+    curves    run_id, curve_step, curve_loss
+    recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
+
+and from the statistics, for a query that names them, those of views.VIEWS: recipes, front, effects and more.
+
+A run with several rows (see parquet.read) is left out of the scan and joined back as its one winning row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from fp4dse.dse import ConfigError
+from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
+from fp4dse.results.store.inbox import is_ipc
+from fp4dse.results.store.measured import JOINED
+from fp4dse.results.store.parquet import ALL, dataset, duplicate_run_ids, long_texts, read, to_pandas
+from fp4dse.results.store.pricing import PRICED, priced, prices
+from fp4dse.results.store.remote import AnyPath, RemotePath
+from fp4dse.results.store.retries import is_server_error
+from fp4dse.results.store.schema import CURVES, ROW, SCALARS
+from fp4dse.results.store.spaces import SweptSpaces, with_axes
+
+if TYPE_CHECKING:
+    import duckdb
+
+COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
+PRICED_AGAIN = f"""
+SELECT rows.* REPLACE ({", ".join(f"prices.{name} AS {name}" for name in PRICED)})
+FROM ({{rows}}) AS rows LEFT JOIN prices USING (config_id)
+"""
+CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
+
+RECORDED_VIEW = """
+CREATE TEMP VIEW recorded AS
+    SELECT run_id, series.key AS name, unnest(recorded['step'])::INT AS step, unnest(series.value) AS value
+    FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step'
+"""
+
+RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
+RUNS_JOINED = f"""
+CREATE TEMP VIEW runs AS
+    SELECT {", ".join(SCALARS)}, {", ".join(MEASURED)}, baseline_loss,
+        CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
+        END AS gap
+    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed) LEFT JOIN figures USING ({", ".join(JOINED)});
+"""
+
+
+def run_sql(
+    files: Sequence[AnyPath],
+    valid: ds.Expression,
+    query: str,
+    measured: pd.DataFrame,
+    cost: CostTarget = DEFAULT_COST,
+    axes: SweptSpaces | None = None,
+) -> pd.DataFrame:
+    """The answer to one DuckDB statement over the rows of `files` that are `valid`. measured: as measured.figures.
+    cost: whose overheads the rows have. axes: of the spaces that were swept.
+
+    ConfigError on a wrong query; FileNotFoundError if a file vanished under way.
+    """
+    import duckdb
+
+    from fp4dse.results.views import VIEWS
+
+    unhidden = valid.equals(ALL)
+    by_duckdb = [file for file in files if unhidden and _readable_by_duckdb(file)]
+    by_arrow = [file for file in files if not (unhidden and _readable_by_duckdb(file))]
+    others = dataset(by_arrow)
+    all_rows = dataset(by_duckdb) if by_duckdb else others
+    if by_duckdb and by_arrow:
+        all_rows = ds.dataset([others, all_rows])
+    copied = duplicate_run_ids(all_rows, valid)
+    with duckdb.connect() as connection:
+        connection.register("others", others.filter(valid))
+        rows = _union(by_duckdb)
+        if len(copied):
+            connection.register("copied", pa.table({"run_id": copied}))
+            connection.register("winners", read(all_rows, ROW.names, valid & ds.field("run_id").isin(copied)))
+            rows = COPIED.format(rows=rows)
+        new_prices = None if cost == DEFAULT_COST else prices(long_texts(files, "config_id", "recipe", valid), cost)
+        if new_prices is not None:
+            connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
+            rows = PRICED_AGAIN.format(rows=rows)
+        if joined := may_need_join(query):
+            reference = read(all_rows, NEEDED, valid & ds.field("is_baseline"))
+            connection.register("baselines", baselines(to_pandas(reference)))
+            types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
+            connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
+        for name, view in _views(all_rows, valid, query, new_prices, axes or {}).items():
+            connection.register(name, view)
+        try:
+            connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
+            connection.execute(f"CREATE TEMP VIEW rows AS {rows}")
+            connection.execute(RUNS_JOINED if joined else RUNS)
+            for name, statement in {"curves": CURVES_VIEW, "recorded": RECORDED_VIEW}.items():
+                if name in query.lower():
+                    connection.execute(statement)
+            _refuse_writing(connection, query)
+            relation = connection.sql(query)
+            answer = pa.table({}) if relation is None else relation.to_arrow_table()
+        except duckdb.Error as error:
+            if not all(file.exists() for file in files):
+                raise FileNotFoundError(str(error)) from None
+            if any(isinstance(file, RemotePath) for file in files) and is_server_error(error):
+                raise OSError(str(error)) from None
+            reason = " ".join(str(error).splitlines()[0].split())
+            views = ", ".join(["runs", "curves", "recorded", *VIEWS])
+            raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
+    return to_pandas(_plain_columns(answer))
+
+
+def _refuse_writing(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    """ConfigError unless all statements of a query only read. COPY may stand within a SELECT or an EXPLAIN; what a
+    setting would write (logs) is locked."""
+    import duckdb
+
+    reading = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN, duckdb.StatementType.MULTI}  # MULTI: PIVOT
+    types = {statement.type for statement in connection.extract_statements(query)}
+    words = [query[start:].lower() for start, kind in duckdb.tokenize(query) if kind == duckdb.token_type.keyword]
+    if not types <= reading or any(re.match(r"copy\b", word) for word in words):
+        accepted = "one that only reads: SELECT, FROM, DESCRIBE, SUMMARIZE, PIVOT; --out FILE writes the answer"
+        raise ConfigError("query", query, accepted)
+    connection.execute("SET lock_configuration = true")
+
+
+def _readable_by_duckdb(file: AnyPath) -> TypeGuard[Path]:
+    """True if DuckDB can read the file itself: Parquet, on a disk, under a path that it does not take for a pattern."""
+    return isinstance(file, Path) and not is_ipc(file) and not set("*?[") & set(str(file))
+
+
+def _union(files: Sequence[Path]) -> str:
+    """SQL for the rows of `files` and of `others`, which has all columns: one that a file lacks is null."""
+    if not files:
+        return "SELECT * FROM others"
+    names = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+    return f"SELECT * FROM read_parquet([{names}], union_by_name => true) UNION ALL BY NAME SELECT * FROM others"
+
+
+def may_need_join(query: str) -> bool:
+    """True if a query may need the joined columns (DERIVED, MEASURED), whose join takes longer than most queries. In
+    doubt, True.
+
+    False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
+    nowhere as a whole row.
+    """
+    text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
+    words = re.findall(r"\w+", text)
+    named = {*DERIVED, *MEASURED, "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(words)
+    bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
+    alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
+    clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
+    return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
+
+
+def _views(
+    rows: ds.Dataset, valid: ds.Expression, query: str, new_prices: pd.DataFrame | None, axes: SweptSpaces
+) -> dict[str, pa.Table]:
+    """The views of the statistics that the query names, with other overheads if there are some."""
+    from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+
+    named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
+    if not named:
+        return {}
+    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    runs = with_axes(runs if new_prices is None else priced(runs, new_prices), axes)
+    return {name: to_arrow(name, runs) for name in named}
+
+
+def _plain_columns(table: pa.Table) -> pa.Table:
+    """Every column under a name of its own, and sums of integers, which DuckDB makes 128-bit decimals, as floats."""
+    seen: Counter[str] = Counter()
+    fields = []
+    for field in table.schema:
+        earlier, seen[field.name] = seen[field.name], seen[field.name] + 1
+        type_ = pa.float64() if pa.types.is_decimal(field.type) else field.type
+        fields.append(pa.field(f"{field.name}_{earlier}" if earlier else field.name, type_))
+    return table.rename_columns([field.name for field in fields]).cast(pa.schema(fields))

@@ -1,0 +1,134 @@
+"""The spaces that were swept into a store, with question and axes: spaces.json beside the rows.
+
+    {"mine": {"asks": "Does rounding pay?", "axes": {"*.g.rounding": ["nearest", "stochastic"]},
+              "levels": {"6a1f0c…": [0], "93b2e1…": [1]}}}
+
+The space that was swept last stands last. Rows do not say it: a row that two spaces ask for is trained once. `levels`
+has for each config_id the place of its value on each axis, so that what was varied goes by the space's own words.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pandas as pd
+
+from fp4dse.dse import StoreError
+from fp4dse.results.stats.factors import AXIS
+from fp4dse.results.store.atomic import read_json, write_atomic
+
+if TYPE_CHECKING:
+    from fp4dse.dse import Space
+    from fp4dse.results.store.store import Store
+
+FILE = "spaces.json"
+MOST_COMBINATIONS = 4096
+"""Of a space whose axes are noted; each takes a millisecond or two."""
+
+SweptSpaces = Mapping[str, Any]
+"""Name of a space -> what FILE has of it; of stores made until 2026 only what it asks."""
+
+
+def record_space(store: Store, space: Space) -> None:
+    """Store that a space is swept into the store."""
+    facts = _facts(space)
+    with store.lock():
+        known = read_spaces(store)
+        now = {**{name: what for name, what in known.items() if name != space.name}, space.name: facts}
+        if list(now.items()) != list(known.items()):
+            _write(store, now)
+
+
+def merge_spaces(store: Store, other: Store) -> None:
+    """Take over what was swept into another store; what was swept into this one last stays last."""
+    ours = read_spaces(store)
+    new = {name: what for name, what in read_spaces(other).items() if name not in ours}
+    if new:
+        _write(store, new | ours)
+
+
+def _write(store: Store, spaces: SweptSpaces) -> None:
+    write_atomic(store.path / FILE, f"{json.dumps(spaces, ensure_ascii=False)}\n".encode())
+
+
+def _facts(space: Space) -> dict[str, Any]:
+    facts: dict[str, Any] = {"asks": space.summary}
+    if space.join or not space.axes or space.size > MOST_COMBINATIONS:
+        return facts
+    levels: dict[str, list[int]] = {}
+    for indices in itertools.product(*(range(len(axis.values)) for axis in space.axes.values())):
+        levels.setdefault(space.build(indices).config_id, list(indices))
+    return facts | {"axes": {text: list(axis.texts) for text, axis in space.axes.items()}, "levels": levels}
+
+
+class _SpaceRecord(msgspec.Struct, frozen=True):
+    """One space in FILE."""
+
+    asks: str = ""
+    axes: dict[str, list[str]] = {}
+    levels: dict[str, list[int]] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every recipe has a value on every axis."""
+        sizes = [len(texts) for texts in self.axes.values()]
+        return all(
+            len(indices) == len(sizes) and all(0 <= index < size for index, size in zip(indices, sizes, strict=True))
+            for indices in self.levels.values()
+        )
+
+
+def read_spaces(store: Store) -> dict[str, Any]:
+    """The content of FILE; StoreError if it is unreadable or something else."""
+    path = store.path / FILE
+    found = read_json(path) if path.exists() else {}
+    for name, what in found.items():
+        try:
+            note = msgspec.convert(what, str | _SpaceRecord)
+            wrong = "" if isinstance(note, str) or note.is_whole else "`levels` has places that `axes` lacks"
+        except msgspec.ValidationError as error:
+            wrong = str(error)
+        if wrong:
+            fix = "mend it, or delete the file: the next sweep notes its space again"
+            raise StoreError(f"{path}: {name}: {wrong}; {fix}")
+    return found
+
+
+def spaces(store: Store) -> dict[str, str]:
+    """Name -> what it asks (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
+    unreadable."""
+    found = read_spaces(store).items()
+    return {str(name): str(what.get("asks", "") if isinstance(what, dict) else what) for name, what in found}
+
+
+def with_axes(runs: pd.DataFrame, known: SweptSpaces) -> pd.DataFrame:
+    """The runs with a column of values for each axis of the latest space that has all their recipes that quantize, if
+    there is one; design.factors reads them. runs: config_id, points and more."""
+    recipes = set(runs.loc[runs["points"].gt(0), "config_id"].unique())
+    for what in reversed(list(known.values())):
+        levels = what.get("levels") if isinstance(what, dict) else None
+        if not levels or not recipes <= levels.keys():
+            continue
+        ids = runs["config_id"].astype(object)
+        columns = {}
+        for i, (axis, texts) in enumerate(what["axes"].items()):
+            indices = ids.map({config_id: found[i] for config_id, found in levels.items()}).fillna(-1).astype(int)
+            # a text for each place: values that are written alike stay apart
+            columns[f"{AXIS}{axis}"] = pd.Series(pd.Categorical.from_codes(indices, _distinct(texts)), runs.index)
+        return runs.assign(**columns)
+    return runs
+
+
+def _distinct(texts: list[str]) -> list[str]:
+    return [text if texts.count(text) == 1 else f"{text} ({i + 1})" for i, text in enumerate(texts)]
+
+
+def store_name(store: Store) -> str:
+    """The name of a store: `zoo` for runs/zoo/store, else that of its folder."""
+    path = store.path.resolve() if isinstance(store.path, Path) else store.path
+    return path.parent.name if path.name == "store" else path.name

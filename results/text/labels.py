@@ -1,0 +1,50 @@
+"""Short names of recipes that stand beside each other, with nothing lost.
+
+A label is a list of phrases, the formats first. A recipe with a name goes by it, with its label behind it where that is
+short; `fp4dse recipe show NAME` says the rest. What all recipes have is said once (`common`) and left out of the labels
+of those without a name; only the formats at the start always stay.
+
+    nvfp4, SR, wgrad rht16, loss scale 1024          nvfp4, SR
+    ue5m3-t448, wgrad rht16, loss scale 1024         ue5m3-t448                common: wgrad rht16, loss scale 1024
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pandas as pd
+
+SHORT = 40
+"""A label of at most so many characters stands behind the name."""
+
+
+class Labels(NamedTuple):
+    """`common`: phrases that all recipes have; `short`: label -> what the recipe is called."""
+
+    common: tuple[str, ...]
+    short: dict[str, str]
+
+    def of(self, label: str) -> str:
+        """The recipe's name; the label itself if it was not among those compared."""
+        return self.short.get(label, label)
+
+    def says(self) -> str:
+        """A line below a table; empty if labels are whole."""
+        return f"All recipes have: {', '.join(self.common)}" if self.common else ""
+
+
+def short_labels(labels: Iterable[str], names: Iterable[object]) -> Labels:
+    """The names of recipes that are compared with each other. names: of each label; null where there is none."""
+    known = dict(zip(labels, names, strict=True))
+    phrases = [label.split(", ")[1:] for label in known]
+    shared = set.intersection(*map(set, phrases)) if len(phrases) > 1 else set()
+    common = tuple(phrase for phrase in phrases[0] if phrase in shared) if shared else ()
+    return Labels(common, {label: _called(label, name, shared) for label, name in known.items()})
+
+
+def _called(label: str, name: object, shared: set[str]) -> str:
+    if pd.isna(name):
+        formats, *phrases = label.split(", ")
+        return ", ".join([formats, *(phrase for phrase in phrases if phrase not in shared)])
+    return str(name) if name == label or len(label) > SHORT else f"{name}: {label}"

@@ -1,0 +1,249 @@
+"""The trade-off of each setting as plain text: readable in 80 columns, in a pipe, and without colour."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.dse import recipe_from_dict
+from fp4dse.dse.cost import load_chip
+from fp4dse.dse.cost.units import notes
+from fp4dse.results.stats.equivalence import MARGIN, margin_text
+from fp4dse.results.stats.paired import OVERHEAD, SETTING
+from fp4dse.results.stats.verdict import Verdict
+from fp4dse.results.text.labels import Labels, short_labels
+from fp4dse.results.text.ratios import change, change_range, change_with_range, counted
+
+STAR = "★"
+BETTER = {"lower": "↓", "higher": "↑"}
+"""Which way a metric is better, as it is shown behind its name."""
+ON_FRONT = f"{STAR}: no other recipe has both a lower loss and a lower overhead."
+VERSUS = "vs BF16: the loss on held-out data, with quantizers on, against BF16's."
+NARROWEST = 20
+"""Columns that a recipe's name has at least."""
+
+
+def pareto_table(
+    summary: pd.DataFrame,
+    floors: pd.DataFrame,
+    limit: int | None = 20,
+    width: int = 100,
+    verdicts: Sequence[Verdict] = (),
+    remarks: Sequence[str] = (),
+) -> str:
+    """Per setting: the baseline, the noise floor, the recipes, front first, then by gap, and what to take from it.
+
+    summary, floors, verdicts: from summarize, noise_floor and verdicts. remarks: of price_remarks. At most `limit`
+    recipes per setting, the front always whole. Recipes are called as in labels.py; what they are called wraps at
+    `width` and is never cut.
+    """
+    titles = setting_titles(summary)
+    called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
+    found = {verdict.setting: verdict for verdict in verdicts}
+    blocks = []
+    for keys, lines in summary.groupby(list(SETTING), sort=False):
+        floor = floors[(floors[list(SETTING)] == list(keys)).all(axis="columns")]
+        block = [
+            titles[keys],
+            _wrapped(baseline_text(floor), width, 6),
+            "",
+            *_body(lines, called, limit, width),
+            "",
+            count(lines),
+        ]
+        if keys in found:
+            block += ["", verdict_text(found[keys], called, width)]
+        blocks.append("\n".join(block))
+    if not blocks:
+        return ""
+    legend = [ON_FRONT] if summary["on_front"].any() else []
+    legend += [VERSUS, *remarks, *filter(None, [called.says()])]
+    return "\n\n\n".join(blocks) + "\n\n" + "\n".join(_wrapped(line, width, 0) for line in legend)
+
+
+def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
+    """A setting's answers, a paragraph each."""
+    return "\n".join(_wrapped(f"{title + ':':<10}{text}", width, 10) for title, text in answers(verdict, called))
+
+
+def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
+    """Title and text of what to use, how sure that is, what it costs, and what to beware of."""
+    found = [("Use", _use(verdict, called)), ("How sure", _sure(verdict)), ("Cost", _cost(verdict))]
+    found += [("Beware", f"{warning}.") for warning in verdict.warnings]
+    return [(title, text) for title, text in found if text]
+
+
+def _wrapped(text: str, width: int, indent: int) -> str:
+    """Lines of at most `width`, all but the first of them indented."""
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _use(verdict: Verdict, called: Labels) -> str:
+    if verdict.config_id is None:
+        return f"nothing of this: {verdict.none}."
+    why = "the lowest loss"
+    if verdict.config_id != verdict.lowest:
+        near = f"within {margin_text(MARGIN)} of the lowest loss"
+        why = f"the cheapest of those {near} that the seeds do not tell apart from it"
+    against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
+    return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
+
+
+def _sure(verdict: Verdict) -> str:
+    if verdict.config_id is None:
+        return ""
+    says = [verdict.sure()]
+    if verdict.open:
+        other = f"{counted(verdict.open, 'other recipe')} not told apart from the lowest loss"
+        if math.isfinite(verdict.more_seeds):
+            other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
+        says.append(other)
+    return f"{'; '.join(says)}."
+
+
+def _cost(verdict: Verdict) -> str:
+    if verdict.config_id is None or math.isnan(verdict.overhead):
+        return ""
+    of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
+    return f"{verdict.overhead:.2f} of BF16's modelled step time{of}."
+
+
+def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
+    """A line that names the recipes on a front whose price is an assumption, as the chip does not have their formats.
+
+    runs: with the columns config_id, recipe and overhead_of; summary: of these runs.
+    """
+    front = summary[summary["on_front"]].drop_duplicates("config_id")
+    known = runs[runs["config_id"].isin(front["config_id"])].drop_duplicates("config_id").set_index("config_id")
+    called = short_labels(*(summary.loc[~summary["is_baseline"], column] for column in ("label", "name")))
+    found: dict[str, list[str]] = {}
+    for config_id, label in zip(front["config_id"], front["label"], strict=True):
+        line = known.loc[config_id]
+        chip = str(line["overhead_of"]).rpartition(", revision")[0].rpartition(" on ")[2]
+        if chip and notes(recipe_from_dict(json.loads(line["recipe"])), load_chip(chip)):
+            found.setdefault(chip, []).append(called.of(label).partition(": ")[0])
+    return [
+        f"of the front, priced as if {chip} had what it lacks: {'; '.join(labels)} (`fp4dse cost RECIPE` says what)"
+        for chip, labels in found.items()
+    ]
+
+
+def setting_titles(frame: pd.DataFrame) -> dict[tuple[Any, ...], str]:
+    """SETTING values -> `task (preset)`, and what else differs where that is shared by several settings."""
+    settings = frame[list(SETTING)].drop_duplicates()
+    titles = {}
+    for keys in settings.itertuples(index=False):
+        alike = settings[settings["task"].eq(keys.task) & settings["preset"].eq(keys.preset)]
+        apart = [f"{name} {getattr(keys, name)}" for name in SETTING[2:] if alike[name].nunique() > 1]
+        titles[tuple(keys)] = ", ".join([f"{keys.task} ({keys.preset})", *apart])
+    return titles
+
+
+def baseline_text(floor: pd.DataFrame) -> str:
+    """The loss that BF16 reached, and its distance from itself at another seed. floor: the setting's line, or none."""
+    if floor.empty or not floor["seeds"].iloc[0]:
+        return "no BF16 baseline was finished here, so there are no gaps"
+    line = floor.iloc[0]
+    title = metric_title(floor)
+    metric = f", {title} {number(line['val_metric'])}" if title else ""
+    noise = "noise floor unknown (needs 2 seeds)"
+    if math.isfinite(line["noise_floor"]):
+        noise = f"noise floor {noise_text(line['noise_floor'])} (BF16 at another seed)"
+    reached = f"val loss {number(line['val_loss'])}{metric}, lr {line['lr']:g}, {counted(line['seeds'], 'seed')}"
+    return f"BF16: {reached}; {noise}"
+
+
+def noise_text(floor: float) -> str:
+    """`9.5 %` or `× 2.31`: with two digits, as it comes from few seeds. floor: of noise_floor, a log ratio."""
+    return f"{100 * math.expm1(floor):.2g} %" if floor < math.log(2) else change(floor)
+
+
+def gap_text(line: pd.Series) -> tuple[str, str]:
+    """`+1.23 %` and `+0.83 to +1.63 %`, or why there is no gap and no interval. line: of summarize."""
+    if line["note"] == "diverged":
+        return "diverged", f"{line['diverged']} of {counted(line['seeds'] + line['diverged'] + line['failed'], 'seed')}"
+    if line["note"]:
+        return line["note"], ""
+    bounds = change_range(line["gap"], line["gap_low"], line["gap_high"])
+    return change(line["gap"]), bounds or counted(line["pairs"], "seed")
+
+
+def count(lines: pd.DataFrame) -> str:
+    """Counts of recipes: all, on the front, diverged, failed. lines: of one setting."""
+    tried = lines[~lines["is_baseline"]]
+    shared = int(_duplicates(tried).duplicated(keep=False).sum())
+    counts = [f"{tried['on_front'].sum()} on the front"]
+    bad = [f"{n} {note}" for note in ("diverged", "pruned", "failed") if (n := tried["note"].eq(note).sum())]
+    counts += bad or ["none diverged or failed"]
+    return f"{counted(len(tried), 'recipe')}{f' ({shared} share lines)' if shared else ''}: {', '.join(counts)}"
+
+
+def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) -> list[str]:
+    tried = lines[~lines["is_baseline"]]
+    duplicates = _duplicates(tried)
+    alike = duplicates.groupby(duplicates).groups
+    firsts = tried[~duplicates.duplicated()]
+    shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
+    title = metric_title(lines)
+    result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
+    rows = [["", "vs BF16", "95 % interval", "overhead", result, "lr", "recipe"]]
+    for index, line in shown.iterrows():
+        names = (called.of(tried.loc[twin, "label"]) for twin in alike[duplicates[index]])
+        recipe = _all_recipes(sorted(names, key=len))
+        mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
+        rows.append([mark, *gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
+    if lines["lr"].nunique() == 1:  # BF16's line above has it
+        rows = [[*row[:-2], row[-1]] for row in rows]
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    indent = sum(widths) + 2 * len(widths)
+    out = []
+    for *cells, recipe in rows:
+        numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        label = textwrap.wrap(recipe, max(width - indent, NARROWEST), break_long_words=False, break_on_hyphens=False)
+        out += [f"{numbers}  {label[0]}", *(" " * indent + more for more in label[1:])]
+    if len(shown) < len(firsts):
+        out.append(f"… and {len(firsts) - len(shown)} more")
+    return out
+
+
+def _duplicates(tried: pd.DataFrame) -> pd.Series:
+    """A number for each recipe, the same for those that trained to the same bits at the same cost: with and without a
+    loss scale of 2^10, say."""
+    same = [name for name in ("gap", "gap_low", "gap_high", "val_loss", "lr", OVERHEAD) if name in tried]
+    trained = tried.groupby(same, sort=False, dropna=False).ngroup()
+    return trained.where(np.isfinite(tried["gap"].astype(float)), -1 - np.arange(len(tried)))
+
+
+def _all_recipes(names: list[str]) -> str:
+    """The first name, and of the others what it lacks. names: the simplest first."""
+    first, *others = names
+    ends = []
+    for other in others:
+        parts = other.split(", ")
+        shown = ["…" if part in first.split(", ") else part for part in parts]
+        ends.append(", ".join(part for part, _ in groupby(shown)))
+    return f"{first} (the same bits: {'; '.join(ends)})" if ends else first
+
+
+def number(value: float) -> str:
+    """Four significant digits; a dash where there is none."""
+    return f"{value:#.4g}" if math.isfinite(value) else "–"
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None and math.isfinite(value) else "–"
+
+
+def metric_title(frame: pd.DataFrame) -> str | None:
+    """`fid ↓`: the metric of a setting's lines, and which way it is better where the task says so; None without one."""
+    names, ways = frame["metric_name"].dropna(), frame["metric_better"].dropna()
+    if names.empty or frame["val_metric"].isna().all():
+        return None
+    return f"{names.iloc[0]}{f' {BETTER[way]}' if (way := next(iter(ways), None)) in BETTER else ''}"

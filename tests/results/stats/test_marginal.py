@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from fp4dse.dse import ConfigError
+from fp4dse.results import marginal, neighbours
+from fp4dse.results.bench.generated import generated
+
+SR, RHT = "*.g.rounding", "wgrad.rotation"
+
+
+def truth(codes):
+    """Rotations of 16 help by 0.1, but only with stochastic rounding, which itself costs 0.02."""
+    return 0.3 + 0.02 * codes[SR] - 0.1 * codes[SR] * (codes[RHT] == 1)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return generated((SR, RHT, "*.scale"), truth=truth, noise=0.0)
+
+
+def line(found, factor, level):
+    return found[found["factor"].eq(factor) & found["level"].eq(level)].iloc[0]
+
+
+def test_the_marginal_value_is_the_mean_over_the_company_and_its_range_tells_the_company_apart(runs):
+    found = line(marginal(runs), RHT, "rht16")
+    assert (found["reference"], found["matches"], found["helps"]) == ("none", 6, 0.5)
+    assert found["difference"] == pytest.approx(-0.05)
+    assert (found["tenth"], found["ninetieth"]) == pytest.approx((-0.1, 0.0))
+    assert line(marginal(runs), SR, "stochastic")["difference"] == pytest.approx(0.02 - 0.1 / 3)
+
+
+def test_a_recipe_without_a_partner_is_left_out(runs):
+    fewer = runs[~runs["recipe_label"].eq("recipe 0")]
+    assert line(marginal(fewer), RHT, "rht16")["matches"] == 5
+
+
+def test_what_diverges_is_counted_and_not_averaged(runs):
+    bad = runs.copy()
+    bad.loc[bad["recipe_label"].eq("recipe 12") & bad["seed"].eq(1), ["status", "val_loss"]] = ["diverged", np.nan]
+    found = line(marginal(bad), RHT, "rht16")
+    assert (found["matches"], found["diverges"], found["recovers"]) == (6, 1, 0)
+    assert found["difference"] == pytest.approx((3 * 0.0 - 2 * 0.1) / 5)
+
+
+def test_the_interval_of_a_marginal_value_is_over_seeds():
+    noisy = generated((SR, RHT, "*.scale"), truth=truth, noise=0.05, seeds=4)
+    found = line(marginal(noisy), RHT, "rht16")
+    assert found["low"] < -0.05 < found["high"]
+    alone = marginal(generated((SR, RHT), truth=truth, seeds=1))
+    assert alone["low"].isna().all()
+
+
+def test_neighbours_differ_in_one_factor(runs):
+    found = neighbours(runs, f"{9:016x}")  # stochastic, none, e4m3
+    assert len(found) == 1 + 2 + 2
+    assert found.iloc[0][["factor", "from_level", "level"]].tolist() == [RHT, "none", "rht16"]
+    assert found.iloc[0]["difference"] == pytest.approx(-0.1)
+    assert set(found[found["factor"].eq(SR)]["level"]) == {"nearest"}
+    with pytest.raises(ConfigError, match="recipe: found 'feed'"):
+        neighbours(runs, "feed")

@@ -1,0 +1,42 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from fp4dse.results import learning_rates
+from fp4dse.results.bench.generated import generated
+
+
+def test_learning_rates_say_what_was_chosen_from_which_grid(runs):
+    frame = runs(
+        **{"bf16@0.001": [0.5], "bf16@0.002": [0.4], "bf16@0.004": [0.6]},
+        **{"nvfp4@0.001": [0.7], "nvfp4@0.002": [0.8], "nvfp4@0.004": [0.9]},
+        **{"mxfp4@0.002": [0.9]},
+    )
+    found = learning_rates(frame).set_index("label")
+    by_name = {name: found.loc[label] for name, label in zip(frame["recipe_name"], frame["recipe_label"], strict=True)}
+    assert [by_name[n]["lr"] for n in ("bf16", "nvfp4", "mxfp4")] == [0.002, 0.001, 0.002]
+    assert [by_name[n]["at_edge"] for n in ("bf16", "nvfp4", "mxfp4")] == [False, True, False]
+    assert [by_name[n]["same_grid"] for n in ("bf16", "nvfp4", "mxfp4")] == [True, True, False]
+    assert by_name["nvfp4"]["grid"] == "0.001, 0.002, 0.004"
+
+
+def test_optimism_is_the_bias_of_choosing_on_the_losses_that_are_reported():
+    """All rates are equally good, so the mean at the chosen one is too low by the expected minimum of their means."""
+    knobs = ("*.scale", "*.tensor_scale", "*.g.rounding", "wgrad.rotation", "dgrad.rotation")
+    rates = [generated(knobs, seeds=4, common=0.0, seed=i) for i in range(5)]
+    frame = pd.concat([frame.assign(lr=1e-3 * 2**i) for i, frame in enumerate(rates)], ignore_index=True)
+    tried = frame[~frame["is_baseline"]]
+    log = np.log(tried["val_loss"])
+    at_best = log.groupby([tried["config_id"], tried["lr"]]).mean().groupby("config_id").min()
+    bias = log.mean() - at_best.mean()
+    found = learning_rates(frame)
+    assert bias > 0.004
+    assert found[~found["is_baseline"]]["optimism"].mean() == pytest.approx(bias, abs=0.001)
+
+
+def test_with_one_rate_there_is_nothing_to_choose_and_with_one_seed_nothing_to_tell(runs):
+    assert learning_rates(runs(bf16=[0.5, 0.6]))["optimism"].tolist() == [0]
+    one = learning_rates(runs(**{"bf16@0.001": [0.5], "bf16@0.002": [0.6]}))
+    assert np.isnan(one["optimism"].iloc[0])
+    hole = learning_rates(runs(**{"bf16@0.001": [0.5, 0.5], "bf16@0.002": [0.6, None]}))
+    assert np.isnan(hole["optimism"].iloc[0])

@@ -1,0 +1,86 @@
+"""Overheads of another model and chip are worked out from the recipes wherever rows are read, and agree with `cost`."""
+
+import math
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.cost import OVERHEAD_OF, CostTarget, load_chip, load_model, overhead, report
+from fp4dse.results import Store, open_store, summarize
+from fp4dse.results.report import read_findings, write_report
+from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.store.pricing import price
+
+OTHER = CostTarget("llama-8b", "gb300")
+NAMES = ("bf16", "nvfp4", "mxfp4")
+
+
+@pytest.fixture
+def trained(store, row) -> Store:
+    store.add([row(name, seed, 0.5 + 0.01 * seed + 0.1 * i) for i, name in enumerate(NAMES) for seed in (0, 1)], "rows")
+    return store
+
+
+def other(store) -> Store:
+    return open_store(store.path, cost=OTHER)
+
+
+def expected(cost=OTHER) -> dict[str, float]:
+    return {name: overhead(Recipe.named(name), cost.model, cost.chip) for name in NAMES}
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_every_way_of_reading_gives_the_overhead_that_the_cost_model_gives(trained, compact):
+    if compact:
+        trained.compact(1)
+    store = other(trained)
+    runs = store.runs()
+    assert dict(zip(runs["recipe_name"], runs["overhead"], strict=True)) == expected()
+    assert set(runs["overhead_of"]) == {OTHER.of}
+    for query, name in (
+        ("SELECT DISTINCT recipe_name, overhead, overhead_of FROM runs", "recipe_name"),
+        ("SELECT DISTINCT recipe_name, overhead FROM runs WHERE overhead IS NOT NULL", "recipe_name"),
+        ("SELECT name, overhead FROM recipes", "name"),
+    ):
+        answer = store.sql(query)
+        assert dict(zip(answer[name], answer["overhead"], strict=True)) == expected()
+    assert store.runs(["overhead"])["overhead"].nunique() == len(NAMES)
+    assert list(store.runs(["overhead", "recipe"]).columns) == ["overhead", "recipe"]
+    front = store.pareto()
+    assert set(front["overhead"]) <= set(expected().values())
+
+
+def test_the_cost_command_and_the_report_say_the_same(trained, tmp_path):
+    found = read_findings(other(trained))
+    for name in NAMES:
+        facts = report.summary(Recipe.named(name), load_model(OTHER.model), load_chip(OTHER.chip))
+        assert set(found.runs[OVERHEAD][found.runs["config_id"].eq(facts["config_id"])]) == {facts["overhead"]}
+    write_report(other(trained), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert OTHER.of.partition(", revision")[0] in page
+    assert OVERHEAD_OF not in page
+
+
+def test_what_is_stored_stays_and_is_of_the_default(trained):
+    other(trained).runs()
+    runs = trained.runs()
+    assert set(runs["overhead_of"]) == {OVERHEAD_OF} == {CostTarget().of}
+    assert dict(zip(runs["recipe_name"], runs["overhead"], strict=True)) == expected(CostTarget())
+
+
+def test_rows_of_an_older_cost_model_are_priced_like_all_others(trained, row):
+    trained.add([row("nvfp4", 5, 0.6, overhead=9.0, overhead_of="llama-1b on b200, revision 1")], "old")
+    nvfp4 = other(trained).runs().query("recipe_name == 'nvfp4'")
+    assert set(nvfp4["overhead"]) == {expected()["nvfp4"]}
+    assert not summarize(other(trained).runs())[OVERHEAD].isna().any()
+
+
+def test_a_recipe_that_cannot_be_read_has_no_overhead():
+    assert math.isnan(price('{"fprop": {"x": {"element": "e9m9"}}}', OTHER))
+
+
+def test_an_unknown_model_or_chip_is_named_with_its_place():
+    with pytest.raises(ConfigError, match="--model: found 'llama'; accepted: llama-1b"):
+        CostTarget("llama").check("--")
+    with pytest.raises(ConfigError, match=r"mine.toml: cost.chip: found 'b20'.*b200"):
+        CostTarget(chip="b20").check("mine.toml: cost.")
