@@ -7,7 +7,6 @@ large elements get a second quantizer.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import tile
+from fp4dse.kernels import reference
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import Backend
@@ -200,8 +200,9 @@ class Slot:
         """x [L, R, C] in blocks [L, n, B], their elements and scales, and the decode factors."""
         cut = self._cut(x)
         call = self._call_of_blocks(cut, keys, use)
-        random, more = self._arguments(x, cut, call, keys, partial(random16, words=self.backend.words))
-        encoded, dec = self.backend.quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
+        random, more = self._arguments(x, cut, call, keys)
+        quantize_blocks = self.backend.quantize_blocks if self.by_scales else reference.quantize_blocks
+        encoded, dec = quantize_blocks(cut, *self.tables, random, self.features.adaptive, **more)
         if keys.counting:
             self._count(cut, encoded, dec, x.shape[1] * (keys.length or x.shape[2]))
         return cut, encoded, dec
@@ -258,8 +259,8 @@ class Slot:
         if self.by_scales:
             values, dec = self.by_scales(cut, call, self._made(dtype), **self._of_some(x, cut, call, keys))
             return self._as_term(values, dec, x.shape)
-        random, more = self._arguments(x, cut, call, keys, self.backend.draws)
-        values, dec = self.backend.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
+        random, more = self._arguments(x, cut, call, keys)
+        values, dec = reference.decode_operand(cut, *self.tables, random, self.features.adaptive, **more)
         return self._as_term(values, dec, x.shape)
 
     def _made(self, dtype: torch.dtype) -> torch.dtype:
@@ -284,7 +285,7 @@ class Slot:
         return Term(self._joined(cut, shape), dec)
 
     def _cut(self, x: Tensor) -> Tensor:
-        """Blocks [L, n, B] of x [L, R, C]. For other strides or a view, a compiled function would be traced anew."""
+        """Blocks [L, n, B] of x [L, R, C]."""
         x = blocks.pad(x, 1, tile(self.block or 0) or 1)
         return blocks.cut(x, self.block).contiguous().detach()  # type: ignore[arg-type]
 
@@ -323,13 +324,12 @@ class Slot:
             return call
         return call._replace(tensor_amax=rotated_maxima(x, False, call.rotation, call.signs))
 
-    def _arguments(
-        self, x: Tensor, cut: Tensor, call: Call, keys: Keys, draws: Callable[..., Tensor]
-    ) -> tuple[Tensor | None, dict]:
+    def _arguments(self, x: Tensor, cut: Tensor, call: Call, keys: Keys) -> tuple[Tensor | None, dict]:
         """What the reference takes beside blocks and tables: the random bits of the elements, and the rest by name."""
         random = None
         if self.features.stochastic:
-            random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **_at(call)).view_as(cut)
+            count, words = cut[0].numel(), self.backend.words
+            random = random16(stream=STREAMS["rounding"], count=count, **_at(call), words=words).view_as(cut)
         more = self._of_some(x, cut, call, keys)
         if call.codec != "block":
             more["codec"] = call.codec
