@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Collection
 from functools import cache
 
@@ -77,10 +75,6 @@ def why_not_compiled(device: str) -> str | None:
     """The reason why the compiled path is not taken on this device, or None if it is."""
     if torch.device(device).type != "cpu":
         return f"compiled quantizer not taken on {device}: only on the CPU does it keep the reference's bits"
-    if os.environ.get("FP4DSE_EAGER"):
-        return "compiled quantizer not taken: FP4DSE_EAGER is set"
-    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
-        return "compiled quantizer not taken: no C++ compiler found (install g++ or set CXX)"
     return native.why_not_native()
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from fp4dse.dse import SHARED, SLOTS, STAGES, Hadamard, Recipe
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.place import Place
-from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.arithmetic import blocks
 from fp4dse.kernels.arithmetic.philox import signs
@@ -333,25 +332,3 @@ def _product(gemm: Gemm, a: Operand, b: Operand) -> Tensor:
         raw = a.raw.to(torch.float32)
         out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
     return out
-
-
-@torch.no_grad()
-def warm_up(recipes: Sequence[Recipe], record: bool = False) -> None:
-    """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
-
-    record: also what recording calls, which counts what is lost.
-    Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
-    nothing is left to compile.
-    """
-    recipes = list(dict.fromkeys(recipes)) * 2
-    numerics = LaneNumerics(recipes, range(len(recipes)))
-    shapes = [((40, 256), (50, 256))]  # no block is a whole operand
-    # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
-    shapes += [((e, e), (e, e)) for e in {tile(slot.block) for slot in numerics.slots.values() if slot.block} if e]
-    for a, b in ((torch.ones(numerics.lanes, *x), torch.ones(numerics.lanes, *w)) for x, w in shapes):
-        for numerics.counting in [False, False, *[True] * record]:  # state exists from the second step on
-            numerics.forward(0, a, b, keep=(True, True))
-            for stage in STAGES:
-                numerics.gemm(stage, 0, a, 2, b, 2)
-        for slot in numerics.slots.values():
-            slot.state.clear()  # of other shapes

@@ -82,7 +82,7 @@ x                     lanes `stride` numbers apart, each [rows, width], or [widt
 block                 numbers along width that share a scale, of which so many are not padding (`unpadded`)
 codec                 its place in CODECS
 floats, ints, levels  descriptor tables, a row a lane; levels of codec `table`
-factors, amax         parts of a lane that have a tensor factor each; their maxima [lanes, factors], or null for those of x
+factors, amax         parts of a lane with a tensor factor each; their maxima [lanes, factors], or null for those of x
 guide                 as x, without gaps; nearest: `dialects.NEAREST`
 random, scale_random  of the elements as x lies, without gaps, and [lanes, n] of the scales
 seeds …               or keys that the random bits of the elements are drawn by
@@ -115,7 +115,7 @@ def why_not_native() -> str | None:
 def heeded() -> frozenset[str]:
     """Columns of the descriptor tables that the sources read; lanes that need another one are not for them."""
     code = re.sub(r"//.*", "", "\n".join(file.read_text() for file in SOURCES))
-    return frozenset(re.findall(r"\b\w+\.(\w+)", code)) & {*FLOATS, *INTS}
+    return frozenset(re.findall(r"\.(\w+)", code)) & {*FLOATS, *INTS}
 
 
 def takes(x: Tensor) -> bool:
@@ -142,7 +142,7 @@ def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.flo
     tensors = {"amax": call.tensor_amax, "seeds": call.seeds}
     at = {"step": int(call.step), "site": call.site, "stream": STREAMS["rounding"]}
     out, _, _, dec = _quantize(x, call.codec, call.floats, call.ints, tensors, True, **shape, **at)
-    return out.mT if columns else out, dec[:, 0]
+    return out.mT if columns else out, dec
 
 
 def by_scales(
@@ -162,7 +162,7 @@ def by_scales(
     at = {"step": int(call.step), "site": call.site, "stream": STREAMS["rounding"]}
     more = {"factors": factors, "unpadded": unpadded or x.shape[2], **at}
     out, _, _, dec = _quantize(x, call.codec, call.floats, call.ints, tensors, True, **_as_rows(x), **more)
-    return out, dec[:, 0] if factors == 1 else dec
+    return out, dec
 
 
 def quantize_blocks(
@@ -182,7 +182,7 @@ def quantize_blocks(
     tensors |= {"amax": tensor_amax, "random": random}
     more = {"factors": factors, "unpadded": unpadded or x.shape[2]}
     q, scale, meta, dec = _quantize(x, codec, floats, ints, tensors, False, **_as_rows(x), **more)
-    return Encoded(q, scale, meta), dec[:, 0] if factors == 1 else dec
+    return Encoded(q, scale, meta), dec
 
 
 def _as_rows(x: Tensor) -> dict[str, int]:
@@ -200,40 +200,38 @@ def _quantize(
     factors: int = 1,
     **numbers: int,
 ) -> tuple[Tensor, Tensor | None, dict[str, Tensor], Tensor]:
-    """q · scale if it is to be `decoded`, else q, scale and what else is stored; decode factors [L, factors].
+    """q · scale if it is to be `decoded`, else q, scale and what else is stored; decode factors [L], or [L, factors].
 
     tensors, numbers: other fields of CALL.
     """
     lanes, n = len(x), numbers["rows"] * numbers["width"] // numbers["block"]
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
-    f, i = floats[:, : len(FLOATS)].contiguous(), ints.contiguous()
-    made = {"x": x, "floats": f, "ints": i, "out": torch.empty(x.shape), "dec": torch.empty(lanes, factors)}
+    dec = torch.empty(lanes) if factors == 1 else torch.empty(lanes, factors)
+    given = {"x": x, "floats": floats, "ints": ints.contiguous(), "out": torch.empty(x.shape), "dec": dec}
     if codec == "table":
-        made["levels"] = floats[:, len(FLOATS) :].contiguous()
+        given |= {"floats": floats[:, : len(FLOATS)], "levels": floats[:, len(FLOATS) :].contiguous()}
+    given["floats"] = given["floats"].contiguous()
     if codec == "dialects":
-        made["nearest"] = NEAREST
+        given["nearest"] = NEAREST
     for name, tensor in tensors.items():
         if tensor is not None:
-            made[name] = (tensor.to(torch.int16) if "random" in name else tensor).contiguous()
+            given[name] = (tensor.to(torch.int16) if "random" in name else tensor).contiguous()
     scales = n * numbers["block"] if codec == "split" else n
-    metas = {}
+    metas = {} if decoded else META.get(codec, {})
     if not decoded:
-        made["scale"] = torch.empty(x.shape if codec == "split" else (lanes, n))
-        metas = META.get(codec, {})
-        for number, (_, each) in enumerate(metas.values(), 1):
-            count = each * n if each else n * numbers["block"] // MACRO_BLOCK
-            made[f"meta{number}"] = torch.empty(lanes, count)
-            numbers[f"metas{number}"] = count
-    pointers = {name: tensor.data_ptr() for name, tensor in made.items()}
+        given["scale"] = torch.empty(x.shape if codec == "split" else (lanes, n))
+    for number, (_, each) in enumerate(metas.values(), 1):
+        numbers[f"metas{number}"] = count = each * n if each else n * numbers["block"] // MACRO_BLOCK
+        given[f"meta{number}"] = torch.empty(lanes, count)
     numbers |= {"stride": x.stride(0), "codec": CODECS.index(codec), "decoded": decoded, "scales": scales}
-    call = _Call(factors=factors, **numbers, **pointers)
+    call = _Call(factors=factors, **numbers, **{name: tensor.data_ptr() for name, tensor in given.items()})
     _over(lanes, x.numel(), _library().quantize, ctypes.byref(call))
     meta = {}
     for number, (name, (dtype, each)) in enumerate(metas.items(), 1):
-        values = made[f"meta{number}"].to(dtype)
+        values = given[f"meta{number}"].to(dtype)
         meta[name] = values.view(lanes, n, each) if each > 1 else values
-    return made["out"], made.get("scale"), meta, made["dec"]
+    return given["out"], given.get("scale"), meta, dec
 
 
 def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:

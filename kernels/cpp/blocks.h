@@ -65,7 +65,7 @@ inline float e8m0(float amax, int32_t carry, int32_t offset) {
 
 // `grid.round_scale`, by chance with random bits `drawn`.
 template <bool by_chance, class T> inline T round_scale(T y, const Floats& f, bool up, uint32_t drawn) {
-    const T binade = at_least(power_below(y), (T)f.scale_pmin), t = y * inverse_of_power(binade) * (T)f.scale_ulps;
+    const T binade = binade_of(y, (T)f.scale_pmin), t = y * inverse_of_power(binade) * (T)f.scale_ulps;
     const T q = by_chance ? round_up_from<T>(t, chance(drawn, 0)) : up ? round_up_from<T>(t, FLT_MIN) : std::rint(t);
     return q * (binade / (T)f.scale_ulps);
 }
@@ -146,7 +146,7 @@ template <Rounding how> inline float level(float y, uint32_t drawn, float guide,
 
 // `round_elements` of magnitudes, NaN or at most the largest.
 template <Rounding how, class T> inline T on_grid(T p, uint32_t drawn, float guide, const Grid& g) {
-    const T binade = at_least(power_below(p), (T)g.pmin), inverse = inverse_of_power(binade), t = p * inverse * (T)g.ulps;
+    const T binade = binade_of(p, (T)g.pmin), inverse = inverse_of_power(binade), t = p * inverse * (T)g.ulps;
     const bool tie = (t == (T)1.5) & !(bits((float)binade) >> 23 & 1);
     T q;
     if (how == NEAREST) q = std::rint(t);
@@ -173,8 +173,7 @@ template <Rounding how> inline float element(float x, float mult, uint32_t drawn
 template <Rounding how>
 void rows_of(const float* __restrict x, float* __restrict out, int64_t blocks, int64_t size, const float* __restrict mult,
              const float* __restrict scale, const uint16_t* __restrict drawn, const float* __restrict guide, const Grid& of) {
-    const Grid g = of;
-    with_size(size, [&](auto size) {
+    with_size(size, [=, g = of](auto size) {
         for (int64_t k = 0; k < blocks; k++) {
             const float m = mult[k], s = scale ? scale[k] : 1.0f;
             for (int64_t j = 0; j < size; j++) {

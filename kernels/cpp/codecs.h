@@ -139,20 +139,25 @@ void split(const Lane& b) {
     Numbers high(b.n), low(b.n), positive(b.n), negative(b.n), up(b.n), down(b.n);
     Numbers mult(count), ones(b.decoded ? 0 : count, 1.0f);
     for (int64_t k = 0; k < b.n; k++) {
-        const bool whole = b.amax[k] == b.amax[k];  // no NaN
-        float most = 0.0f, least = 0.0f;
-        for (int64_t e = k * size; e < (k + 1) * size; e++)
-            most = b.x[e] > most ? b.x[e] : most, least = b.x[e] < least ? b.x[e] : least;
-        high[k] = whole ? most : NaN, low[k] = whole ? -least : NaN;
+        const float* __restrict x = b.x + k * size;
+        uint32_t most = 0, least = 0;
+        for (int64_t j = 0; j < size; j++) {
+            const uint32_t magnitude = bits(x[j]) & MAGNITUDE, below = bits(x[j]) & SIGN ? magnitude : 0, above = magnitude - below;
+            most = above > most ? above : most, least = below > least ? below : least;
+        }
+        const bool whole = b.amax[k] == b.amax[k];  // NaN is the maximum of both
+        high[k] = whole ? number(most) : NaN, low[k] = whole ? number(least) : NaN;
     }
     scales(b, high.data(), b.f.inv_val_max, positive.data(), up.data());
     scales(b, low.data(), b.f.inv_val_max, negative.data(), down.data());
-    for (int64_t k = 0; k < b.n; k++)
+    for (int64_t k = 0; k < b.n; k++) {
+        const float *__restrict x = b.x + k * size, s[] = {positive[k], negative[k]}, m[] = {up[k], down[k]};
+        float *__restrict scale = b.scale + k * size, *__restrict of = mult.data() + k * size;
         for (int64_t j = 0; j < size; j++) {
-            const int64_t e = k * size + j;
-            const bool is_negative = std::signbit(b.x[e]);
-            b.scale[e] = is_negative ? negative[k] : positive[k], mult[e] = is_negative ? down[k] : up[k];
+            const bool is_negative = bits(x[j]) & SIGN;
+            scale[j] = is_negative ? s[1] : s[0], of[j] = is_negative ? m[1] : m[0];
         }
+    }
     Lane one_by_one = b;  // elements have scales of their own
     one_by_one.columns = true, one_by_one.rows = count, one_by_one.width = one_by_one.size = 1;
     elements(one_by_one, mult.data(), b.decoded ? b.scale : ones.data(), b.out);
@@ -239,7 +244,10 @@ void if4(const Lane& b) {
                 v[j] = (whole[j] - real[j]) * (whole[j] + real[j] - 2.0f * (z[j] * 7.0f));
             }
             const bool integer = tree_sum(v, size) < 0.0f;
-            for (int64_t j = 0; j < size; j++) q[j] = with_sign(integer ? whole[j] : real[j], x[j]) * by;
+            for (int64_t j = 0; j < size; j++) {
+                const float one = whole[j], other = real[j];
+                q[j] = with_sign(integer ? one : other, x[j]) * by;
+            }
             if (b.meta[0]) b.meta[0][k] = integer;
         }
     });
@@ -261,11 +269,12 @@ void razer(const Lane& b) {
                 v[j] = x[j] < 0.0f ? -gain[j] : gain[j];
             }
             const bool minus = tree_sum(v, size) < 0.0f;
+            const float side = minus ? -1.0f : 1.0f;
             rounded(b, k, z, q, grid);
             for (int64_t j = 0; j < size; j++) {
-                const bool negative = x[j] < 0.0f;
-                const float of = (gain[j] > 0.0f) & (negative == minus) ? SPECIAL : q[j];
-                q[j] = (negative & (of != 0.0f) ? -of : of) * by;
+                const float own = q[j], of_side = x[j] < 0.0f ? -side : side;
+                const float of = gain[j] * of_side > 0.0f ? SPECIAL : own;
+                q[j] = ((x[j] < 0.0f ? -of : of) + 0.0f) * by;  // there is no -0
             }
             if (b.meta[0]) b.meta[0][k] = minus ? -SPECIAL : SPECIAL;
         }
@@ -277,16 +286,14 @@ void dialects(const Lane& b) {
     for (int z = 0; z < 16; z++)
         for (int d = 0; d < 16; d++) squares[z][d] = (b.nearest[16 * d + z] - z) * (b.nearest[16 * d + z] - z);
     for (int64_t k = 0; k < b.n; k++) {
-        const float* x = b.x + k * b.size;
-        float* q = b.out + k * b.size;
+        const float* __restrict x = b.x + k * b.size;
+        float* __restrict q = b.out + k * b.size;
         const float scale = e8m0(b.amax[k] * b.enc, b.i.e8m0_carry, b.i.e8m0_offset);
         const float mult = multiplier(scale, 1.0f / b.enc) * prescale(b, k), by = b.decoded ? scale : 1.0f;
         float error[16] = {};
-        for (int64_t j = 0; j < b.size; j++) {
-            const float z = at_most(std::rint(std::fabs(x[j]) * mult * 2.0f), 15.0f);
-            q[j] = z;
-            for (int d = 0; d < 16; d++) error[d] += squares[z == z ? (int)z : 0][d];  // integers: exact in any order
-        }
+        for (int64_t j = 0; j < b.size; j++) q[j] = at_most(std::rint(std::fabs(x[j]) * mult * 2.0f), 15.0f);
+        for (int64_t j = 0; j < b.size; j++)
+            for (int d = 0; d < 16; d++) error[d] += squares[q[j] == q[j] ? (int)q[j] : 0][d];  // exact in any order
         int dialect = 0;
         for (int d = 1; d < 16; d++) dialect = error[d] < error[dialect] ? d : dialect;
         const float* nearest = b.nearest + 16 * dialect;
@@ -302,18 +309,22 @@ void radix4(const Lane& b) {
     scales(b, b.amax, b.f.inv_val_max, b.scale, mult.data());
     const float pmin = b.f.elem_pmin, max = b.f.elem_max;
     const int32_t least = (int32_t)(bits(pmin) >> 23), shift = b.i.random_shift;
-    const uint16_t* drawn = b.i.stochastic > 0 ? b.random : nullptr;
-    for (int64_t k = 0; k < b.n; k++) {
-        const float m = mult[k], by = b.decoded ? b.scale[k] : 1.0f;
-        for (int64_t e = k * b.size; e < (k + 1) * b.size; e++) {
-            const float y = at_most(std::fabs(b.x[e]) * m, max);
-            const int32_t exponent = (int32_t)(bits(y) & MAGNITUDE) >> 23;
-            const float power = number((uint32_t)(exponent - ((exponent - least) & 1)) << 23);
-            const float low = y < pmin ? 0.0f : power, step = low > 0.0f ? 3.0f * low : pmin;
-            const float threshold = drawn ? chance(drawn[e], shift) : 0.5f;
-            b.out[e] = with_sign(low + step * round_up_from((y - low) / step, threshold), b.x[e]) * by;
+    const auto run = [&](auto by_chance) {
+        for (int64_t k = 0; k < b.n; k++) {
+            const float *__restrict x = b.x + k * b.size, m = mult[k], by = b.decoded ? b.scale[k] : 1.0f;
+            const uint16_t* __restrict drawn = b.random + k * b.size;
+            float* __restrict q = b.out + k * b.size;
+            for (int64_t j = 0; j < b.size; j++) {
+                const float y = at_most(std::fabs(x[j]) * m, max), threshold = by_chance ? chance(drawn[j], shift) : 0.5f;
+                const int32_t exponent = (int32_t)(bits(y) & MAGNITUDE) >> 23;
+                const float power = number((uint32_t)(exponent - ((exponent - least) & 1)) << 23);
+                const float low = y < pmin ? 0.0f : power, step = low > 0.0f ? 3.0f * low : pmin;
+                q[j] = with_sign(low + step * round_up_from((y - low) / step, threshold), x[j]) * by;
+            }
         }
-    }
+    };
+    if (b.i.stochastic > 0 && b.random) run(std::true_type());
+    else run(std::false_type());
 }
 
 void exact(const Lane& b) {
@@ -329,11 +340,12 @@ void exact(const Lane& b) {
                                         : round_scale<false>(wanted, b.f, up, 0));
         scale = scale == 0.0f ? b.f.scale_zero : scale;
         const double divisor = at_least((double)scale * (double)g, DBL_MIN) * (double)prescale(b, k);
-        const float by = b.decoded ? scale : 1.0f;
-        for (int64_t e = k * b.size; e < (k + 1) * b.size; e++) {
-            const double y = at_most((double)std::fabs(b.x[e]) / divisor, val_max);
-            const double q = away ? on_grid<AWAY>(y, 0, 0.0f, grid) : on_grid<LOG_TIES>(y, 0, 0.0f, grid);
-            b.out[e] = with_sign((float)q, b.x[e]) * by;
+        const float *__restrict x = b.x + k * b.size, by = b.decoded ? scale : 1.0f;
+        float* __restrict q = b.out + k * b.size;
+        for (int64_t j = 0; j < b.size; j++) {
+            const double y = at_most((double)std::fabs(x[j]) / divisor, val_max);
+            const double of = away ? on_grid<AWAY>(y, 0, 0.0f, grid) : on_grid<LOG_TIES>(y, 0, 0.0f, grid);
+            q[j] = with_sign((float)of, x[j]) * by;
         }
         b.scale[k] = scale;
     }

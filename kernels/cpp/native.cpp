@@ -61,8 +61,9 @@ void quantize(const Call* call, int64_t first, int64_t last) {
                 b.meta[m] = all ? all + at * ((m ? c.metas2 : c.metas1) / c.factors) : nullptr;
             }
             maxima(b.x, amax.data(), b.rows, b.width, b.size, b.columns);
-            b.largest = 0.0f;
-            for (int64_t k = 0; k < n; k++) b.largest = bits(amax[k]) > bits(b.largest) ? amax[k] : b.largest;
+            uint32_t largest = 0;
+            for (int64_t k = 0; k < n; k++) largest = bits(amax[k]) > largest ? bits(amax[k]) : largest;
+            b.largest = number(largest);
             const float tensor = c.amax ? c.amax[at] : b.largest;
             b.enc = tensor_factor(b.f, tensor), *b.dec = 1.0f / b.enc * b.f.postscale;
             b.usable = !(b.f.tensor_target > 0.0f) || std::isfinite(tensor);

@@ -31,6 +31,12 @@ inline float inverse_of_power(float x) { return number(HALF_RANGE - bits(x)); }
 inline double power_below(double y) { return number(bits(y) & EXPONENT64); }
 inline double inverse_of_power(double x) { return number(HALF_RANGE64 - bits(x)); }
 
+// The binade of y >= 0, of a grid whose smallest is pmin.
+template <class T> inline T binade_of(T y, T pmin) {
+    const auto own = bits(power_below(y)), least = bits(pmin);
+    return number(own > least ? own : least);
+}
+
 template <class T> inline T round_up_from(T t, T threshold) {
     const T low = std::floor(t);
     return low + (t - low >= threshold ? (T)1 : (T)0);
