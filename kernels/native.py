@@ -204,7 +204,13 @@ def _quantize(
 
     tensors, numbers: other fields of CALL.
     """
-    lanes, n = len(x), numbers["rows"] * numbers["width"] // numbers["block"]
+    lanes, block = len(x), numbers["block"]
+    n = numbers["rows"] * numbers["width"] // block
+    part = n // factors * block
+    wrong = {"hif4": block != 64, "macro": bool(MACRO_BLOCK % block or part % MACRO_BLOCK)}
+    if n % factors or wrong.get(codec):
+        found = f"{n} blocks of {block} in {factors} parts of codec {codec}"
+        raise ValueError(f"blocks: found {found}; accepted: equal parts; of 64 for hif4; whole macro blocks for macro")
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
     dec = torch.empty(lanes) if factors == 1 else torch.empty(lanes, factors)
@@ -217,12 +223,12 @@ def _quantize(
     for name, tensor in tensors.items():
         if tensor is not None:
             given[name] = (tensor.to(torch.int16) if "random" in name else tensor).contiguous()
-    scales = n * numbers["block"] if codec == "split" else n
+    scales = n * block if codec == "split" else n
     metas = {} if decoded else META.get(codec, {})
     if not decoded:
         given["scale"] = torch.empty(x.shape if codec == "split" else (lanes, n))
     for number, (_, each) in enumerate(metas.values(), 1):
-        numbers[f"metas{number}"] = count = each * n if each else n * numbers["block"] // MACRO_BLOCK
+        numbers[f"metas{number}"] = count = each * n if each else n * block // MACRO_BLOCK
         given[f"meta{number}"] = torch.empty(lanes, count)
     numbers |= {"stride": x.stride(0), "codec": CODECS.index(codec), "decoded": decoded, "scales": scales}
     call = _Call(factors=factors, **numbers, **{name: tensor.data_ptr() for name, tensor in given.items()})
