@@ -43,7 +43,7 @@ def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
 def selftest(device: Device = "cpu", as_json: AsJson = False) -> None:
     """Check this machine's quantizers against their definitions and frozen vectors; exit code 1 on any mismatch.
 
-    A CPU takes minutes, most of them to compile; what is done is told on standard error.
+    What is done is told on standard error.
     """
     from fp4dse.kernels.selftest import selftest as checks
     from fp4dse.tasks import check_device

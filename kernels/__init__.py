@@ -6,7 +6,7 @@ from fp4dse.kernels.convert import Report, convert
 from fp4dse.kernels.inspection.decompose import Decomposition, decompose, why_not_decomposed
 from fp4dse.kernels.inspection.files import read_tensors
 from fp4dse.kernels.inspection.tensors import inspect_file, inspect_tensor, statistics
-from fp4dse.kernels.lanes import LaneNumerics, warm_up
+from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear, add_bias
 from fp4dse.kernels.ops.silu import silu
 from fp4dse.kernels.ops.sums import lane_mean, lane_sum
@@ -35,7 +35,6 @@ __all__ = [
     "read_tensors",
     "silu",
     "statistics",
-    "warm_up",
     "why_not_compiled",
     "why_not_decomposed",
 ]

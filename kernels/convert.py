@@ -112,7 +112,7 @@ class Steps:
     def fallbacks(self) -> list[str]:
         of = self._numerics.values()
         return [
-            *dict.fromkeys(reason for n in of for reason in (*n.backend.reasons(), *n.gemm_why_not, *n.through_why_not))
+            *dict.fromkeys(reason for n in of for reason in (*n.backend.why_not, *n.gemm_why_not, *n.through_why_not))
         ]
 
 

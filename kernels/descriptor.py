@@ -136,16 +136,13 @@ def _row(q: Quantizer) -> dict[str, float]:
     return row
 
 
-def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str], of: str | None = None) -> list[str]:
-    """What lanes have in columns that an implementation does not heed, one sentence a column: none, or it must refuse.
-
-    of: those about this part alone.
-    """
+def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str]) -> list[str]:
+    """What lanes have in columns that an implementation does not heed, a sentence a column: none, or it must refuse."""
     found = []
     for columns, table in (FLOATS, floats), (INTS, ints):
         for number, (name, column) in enumerate(columns.items()):
             values = table[:, number].cpu()
-            if name not in heeded and of in (None, column.of) and bool((values != column.plain).any()):
+            if name not in heeded and bool((values != column.plain).any()):
                 other = float(values[values != column.plain][0])
                 found.append(f"{name}: found {other:g}; accepted: {column.plain:g} ({column.what})")
     return found

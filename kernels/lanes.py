@@ -13,9 +13,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
+from fp4dse.dse import SHARED, STAGES, Recipe
 from fp4dse.dse.place import Place
-from fp4dse.dse.quantizer import tile
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.backend import PLAIN, Backend, backend
 from fp4dse.kernels.counters import COUNTERS
@@ -227,26 +226,3 @@ class LaneNumerics:
             return self.baseline[stage]
         is_plain = all(slot.maxima is None for slot in self.quantized[stage].slots.values())
         return self.quantized[stage] if is_plain or stage not in self.precise_stages else self.baseline[stage]
-
-
-@torch.no_grad()
-def warm_up(recipes: Sequence[Recipe], record: bool = False) -> None:
-    """Compile all that a population of these recipes calls on the CPU, with this number of threads, at any size.
-
-    record: also what recording calls, which counts what is lost.
-    Forks of this process then compile nothing (but for an operand that is a single block and no tile). Cheap where
-    nothing is left to compile.
-    """
-    recipes = list(dict.fromkeys(recipes)) * 2
-    numerics = LaneNumerics(recipes, range(len(recipes)))
-    shapes = [((40, 256), (50, 256))]  # no block is a whole operand
-    # tiles are large: small layers have a single one, for which the compiler makes a variant of its own
-    edges = {tile(numerics.recipe.slot(name).block) for name in SLOTS}
-    shapes += [((edge, edge), (edge, edge)) for edge in edges if edge]
-    for a, b in ((torch.ones(numerics.lanes, *x), torch.ones(numerics.lanes, *w)) for x, w in shapes):
-        for numerics.counting in [False, False, *[True] * record]:  # state exists from the second step on
-            numerics.forward(0, a, b, save=(True, True))
-            for stage in STAGES:
-                numerics.gemm(stage, 0, a, 2, b, 2)
-        for slot in numerics.slots.values():
-            slot.state.clear()  # of other shapes

@@ -27,21 +27,75 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse.cache import cache_folder
+from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels import compiling
 from fp4dse.kernels.call import Call
+from fp4dse.kernels.codecs import Encoded
+from fp4dse.kernels.codecs.dialects import NEAREST
 from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.philox import STREAMS
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
+MAIN = Path(__file__).with_name("cpp") / "native.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-CODECS = ("block", "table")
-"""Those of `codecs.CODECS` that `operand` has."""
+CODECS = (
+    *("block", "table", "softmax", "quest", "sawb", "macro", "split", "eden", "hif4", "if4", "razer", "dialects"),
+    *("radix4", "exact"),
+)
+"""Those of `codecs.CODECS` that are here: the names of functions of cpp/codecs.h."""
+OPERAND_CODECS = ("block", "table")
+"""Those that `operand` has, in either orientation."""
 BLOCKS = (8, 16, 32, 64, 128, 256)
-"""Blocks of rows that it takes; a tile is one of up to 1024. Eight elements share a counter, halves are added."""
+"""Blocks of rows that it takes; a tile is one of up to 1024. Eight elements share a counter."""
+META: dict[str, dict[str, tuple[torch.dtype, int]]] = {
+    "macro": {"factor": (torch.float32, 0)},
+    "split": {"scale_positive": (torch.float32, 1), "scale_negative": (torch.float32, 1)},
+    "hif4": {"e1_8": (torch.uint8, 8), "e1_16": (torch.uint8, 16)},
+    "if4": {"integer": (torch.bool, 1)},
+    "razer": {"special": (torch.float32, 1)},
+    "dialects": {"dialect": (torch.int64, 1)},
+}
+"""What else than elements and scales codecs store (`codecs.Encoded.meta`): its dtype, and how many a block; 0: one for
+each macro block."""
+BESIDE = ("ema", "scale_stochastic")
+"""Columns of lanes that need tensors which a call record does not carry: a guide, random bits of scales."""
+
+_KINDS = {
+    "int64_t": (
+        *("stride", "rows", "width", "block", "columns", "unpadded", "codec", "factors", "decoded"),
+        *("step", "site", "stream", "scales", "metas1", "metas2"),
+    ),
+    "const float*": ("x", "amax", "guide", "nearest"),
+    "const Floats*": ("floats",),
+    "const Ints*": ("ints",),
+    "const Levels*": ("levels",),
+    "const int64_t*": ("seeds",),
+    "const uint16_t*": ("random", "scale_random"),
+    "float*": ("out", "dec", "scale", "meta1", "meta2"),
+}
+CALL = {name: kind for kind, names in _KINDS.items() for name in names}
+"""The fields of what `quantize` in cpp/native.cpp is called with, and their types. A pointer to nothing is null.
+
+x                     lanes `stride` numbers apart, each [rows, width], or [width, rows] of `columns`
+block                 numbers along width that share a scale, of which so many are not padding (`unpadded`)
+codec                 its place in CODECS
+floats, ints, levels  descriptor tables, a row a lane; levels of codec `table`
+factors, amax         parts of a lane with a tensor factor each; their maxima [lanes, factors], or null for those of x
+guide                 as x, without gaps; nearest: `dialects.NEAREST`
+random, scale_random  of the elements as x lies, without gaps, and [lanes, n] of the scales
+seeds …               or keys that the random bits of the elements are drawn by
+out, dec              as x, without gaps: q · scale if it is to be `decoded`, else q; and [lanes, factors]
+scale, meta1, meta2   what else is asked for: [lanes, `scales`], [lanes, `metas1`], [lanes, `metas2`]
+"""
 
 SERIAL = 1 << 16
 """Elements that are not worth a second thread."""
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p if kind.endswith("*") else ctypes.c_int64) for name, kind in CALL.items()]
 
 
 @cache
@@ -59,9 +113,9 @@ def why_not_native() -> str | None:
 
 @cache
 def heeded() -> frozenset[str]:
-    """Columns of the descriptor tables that the source reads; lanes that need another one are not for it."""
-    code = re.sub(r"//.*", "", SOURCE.read_text())
-    return frozenset(re.findall(r"\b\w+\.(\w+)", code)) & {*FLOATS, *INTS}
+    """Columns of the descriptor tables that the sources read; lanes that need another one are not for them."""
+    code = re.sub(r"//.*", "", "\n".join(file.read_text() for file in SOURCES))
+    return frozenset(re.findall(r"\.(\w+)", code)) & {*FLOATS, *INTS}
 
 
 def takes(x: Tensor) -> bool:
@@ -72,27 +126,119 @@ def takes(x: Tensor) -> bool:
 def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
 
-    Lanes need no columns but those that are `heeded`. Of columns the values are a view, [L, R, C] of [L, C, R].
+    Lanes need no columns but those that are `heeded`, and none of BESIDE. Of columns the values are a view, [L, R, C]
+    of [L, C, R].
     """
     fits = 8 <= call.block == call.block & -call.block <= 1024
-    if dtype != torch.float32 or call.rotation or call.codec not in CODECS or not fits:
+    if dtype != torch.float32 or call.rotation or call.codec not in OPERAND_CODECS or not fits:
         found = f"{dtype}, rotation {call.rotation}, codec {call.codec}, block {call.block}"
-        accepted = f"float32, 0, {' or '.join(CODECS)}, a power of two from 8 to 1024"
+        accepted = f"float32, 0, {' or '.join(OPERAND_CODECS)}, a power of two from 8 to 1024"
         raise ValueError(f"operand: found {found}; accepted: {accepted}")
     x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):
         x = x.contiguous()
-    lanes, rows, width = x.mT.shape if columns else x.shape
-    out, dec = torch.empty(x.shape), torch.empty(lanes)
-    amax = None if call.tensor_amax is None else call.tensor_amax.contiguous()
-    levels = call.floats[:, len(FLOATS) :].contiguous() if call.codec == "table" else None
-    floats, ints = call.floats[:, : len(FLOATS)].contiguous(), call.ints.contiguous()
-    tensors = floats, ints, levels, amax, call.seeds.contiguous()
-    pointers = [None if t is None else t.data_ptr() for t in tensors]
-    numbers = x.data_ptr(), x.stride(0), rows, width, call.block, columns
-    at = int(call.step), call.site, STREAMS["rounding"], out.data_ptr(), dec.data_ptr()
-    _over(lanes, x.numel(), _library().operand, *numbers, *pointers, *at)
+    rows, width = x.mT.shape[1:] if columns else x.shape[1:]
+    shape = {"rows": rows, "width": width, "block": call.block, "columns": columns}
+    tensors = {"amax": call.tensor_amax, "seeds": call.seeds}
+    at = {"step": int(call.step), "site": call.site, "stream": STREAMS["rounding"]}
+    out, _, _, dec = _quantize(x, call.codec, call.floats, call.ints, tensors, True, **shape, **at)
     return out.mT if columns else out, dec
+
+
+def by_scales(
+    x: Tensor,
+    call: Call,
+    dtype: torch.dtype = torch.float32,
+    *,
+    factors: int = 1,
+    unpadded: int | None = None,
+    **tensors: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """What `fused.by_scales.by_scales` returns, as float32, of all CODECS.
+
+    tensors: guide and scale_random, as in `reference.quantize_blocks`.
+    """
+    tensors |= {"amax": call.tensor_amax, "seeds": call.seeds}
+    at = {"step": int(call.step), "site": call.site, "stream": STREAMS["rounding"]}
+    more = {"factors": factors, "unpadded": unpadded or x.shape[2], **at}
+    out, _, _, dec = _quantize(x, call.codec, call.floats, call.ints, tensors, True, **_as_rows(x), **more)
+    return out, dec
+
+
+def quantize_blocks(
+    x: Tensor,
+    floats: Tensor,
+    ints: Tensor,
+    random: Tensor | None = None,
+    adaptive: bool = False,
+    *,
+    codec: str = "block",
+    factors: int = 1,
+    tensor_amax: Tensor | None = None,
+    unpadded: int | None = None,
+    **tensors: Tensor | None,
+) -> tuple[Encoded, Tensor]:
+    """`reference.quantize_blocks`. adaptive: whether some lane is so, which the tables say too."""
+    tensors |= {"amax": tensor_amax, "random": random}
+    more = {"factors": factors, "unpadded": unpadded or x.shape[2]}
+    q, scale, meta, dec = _quantize(x, codec, floats, ints, tensors, False, **_as_rows(x), **more)
+    assert scale is not None  # where q is not decoded
+    return Encoded(q, scale, meta), dec
+
+
+def _as_rows(x: Tensor) -> dict[str, int]:
+    """Blocks [L, n, B] as an operand."""
+    return {"rows": x.shape[1], "width": x.shape[2], "block": x.shape[2]}
+
+
+def _quantize(
+    x: Tensor,
+    codec: str,
+    floats: Tensor,
+    ints: Tensor,
+    tensors: dict[str, Tensor | None],
+    decoded: bool,
+    factors: int = 1,
+    **numbers: int,
+) -> tuple[Tensor, Tensor | None, dict[str, Tensor], Tensor]:
+    """q · scale if it is to be `decoded`, else q, scale and what else is stored; decode factors [L], or [L, factors].
+
+    tensors, numbers: other fields of CALL.
+    """
+    lanes, block = len(x), numbers["block"]
+    n = numbers["rows"] * numbers["width"] // block
+    part = n // factors * block
+    wrong = {"hif4": block != 64, "macro": bool(MACRO_BLOCK % block or part % MACRO_BLOCK)}
+    if n % factors or wrong.get(codec):
+        found = f"{n} blocks of {block} in {factors} parts of codec {codec}"
+        raise ValueError(f"blocks: found {found}; accepted: equal parts; of 64 for hif4; whole macro blocks for macro")
+    if x.stride()[1:] != (x.shape[2], 1):
+        x = x.contiguous()
+    dec = torch.empty(lanes) if factors == 1 else torch.empty(lanes, factors)
+    given = {"x": x, "floats": floats, "ints": ints.contiguous(), "out": torch.empty(x.shape), "dec": dec}
+    if codec == "table":
+        given |= {"floats": floats[:, : len(FLOATS)], "levels": floats[:, len(FLOATS) :].contiguous()}
+    given["floats"] = given["floats"].contiguous()
+    if codec == "dialects":
+        given["nearest"] = NEAREST
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            given[name] = (tensor.to(torch.int16) if "random" in name else tensor).contiguous()
+    scales = n * block if codec == "split" else n
+    metas = {} if decoded else META.get(codec, {})
+    if not decoded:
+        given["scale"] = torch.empty(x.shape if codec == "split" else (lanes, n))
+    for number, (_, each) in enumerate(metas.values(), 1):
+        numbers[f"metas{number}"] = count = each * n if each else n * block // MACRO_BLOCK
+        given[f"meta{number}"] = torch.empty(lanes, count)
+    numbers |= {"stride": x.stride(0), "codec": CODECS.index(codec), "decoded": decoded, "scales": scales}
+    call = _Call(factors=factors, **numbers, **{name: tensor.data_ptr() for name, tensor in given.items()})
+    _over(lanes, x.numel(), _library().quantize, ctypes.byref(call))
+    meta = {}
+    for number, (name, (dtype, each)) in enumerate(metas.items(), 1):
+        values = given[f"meta{number}"].to(dtype)
+        meta[name] = values.view(lanes, n, each) if each > 1 else values
+    return given["out"], given.get("scale"), meta, dec
 
 
 def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, first: Tensor | int = 0) -> Tensor:
@@ -157,7 +303,7 @@ def _threads(count: int, pid: int) -> ThreadPoolExecutor:
 def _library() -> ctypes.CDLL:
     """Built if this processor has none yet, or a broken one. Raises what `why_not_native` catches if that fails."""
     file = _folder() / f"native-{_key()}.so"
-    command = [_compiler(), *FLAGS, *_columns(), "-fPIC", "-shared", "-o", str(file), str(SOURCE)]
+    command = [_compiler(), *FLAGS, *_definitions(), "-fPIC", "-shared", "-o", str(file), str(MAIN)]
     if not compiling.is_there(file):
         compiling.build(command, timeout=120)
     try:
@@ -171,21 +317,13 @@ def _library() -> ctypes.CDLL:
 def _loaded(file: Path) -> ctypes.CDLL:
     """The library in the file. OSError if it is none, AttributeError if a function is missing."""
     library = ctypes.CDLL(str(file))
-    pointer, number, truth = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-    library.operand.argtypes = [
-        pointer,
-        *[number] * 4,
-        truth,
-        *[pointer] * 5,
-        *[number] * 3,
-        *[pointer] * 2,
-        *[number] * 2,
-    ]
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.quantize.argtypes = [pointer, *[number] * 2]
     library.words.argtypes = [pointer, *[number] * 5, pointer, *[number] * 2]
     library.adamw.argtypes = [*[pointer] * 7, *[number] * 3]
     library.silu.argtypes = [*[pointer] * 2, *[number] * 2]
     library.silu_gradient.argtypes = [*[pointer] * 3, *[number] * 2]
-    for function in library.operand, library.words, library.adamw, library.silu, library.silu_gradient:
+    for function in library.quantize, library.words, library.adamw, library.silu, library.silu_gradient:
         function.restype = None
     return library
 
@@ -197,10 +335,15 @@ def _compiler() -> str:
     raise OSError("no C++ compiler found (install g++ or set CXX)")
 
 
-def _columns() -> list[str]:
-    """What the source's structures are made of: the columns of the tables that it is given."""
-    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": NUMBERS}
-    return [f"-D{name}={','.join(columns)}" for name, columns in named.items()] + [f"-DLEVELS={LEVELS}"]
+def _definitions() -> list[str]:
+    """What the sources are given: columns of tables, of which their structures are made, names, and formats."""
+    named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": NUMBERS, "CODEC_NAMES": CODECS}
+    lists = [f"-D{name}={','.join(columns)}" for name, columns in named.items()]
+    fields = "".join(f"{kind} {name};" for name, kind in CALL.items())
+    grid = ELEMENTS["int4"]
+    numbers = {"LEVELS": str(LEVELS), "MACRO_BLOCK": str(MACRO_BLOCK)}
+    numbers |= {"INT4_PMIN": f"{2.0**grid.emin}f", "INT4_ULPS": f"{2.0**grid.mantissa}f"}
+    return [*lists, f"-DCALL_FIELDS={fields}", *(f"-D{name}={value}" for name, value in numbers.items())]
 
 
 def _key() -> str:
@@ -208,7 +351,7 @@ def _key() -> str:
     version = subprocess.run([_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    text = "\n".join([SOURCE.read_text(), *FLAGS, *_columns(), version, *processor])
+    text = "\n".join([*(file.read_text() for file in SOURCES), *FLAGS, *_definitions(), version, *processor])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

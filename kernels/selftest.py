@@ -95,13 +95,8 @@ def fast_path(device: str) -> Iterator[Check]:
     for name, q in BLOCK_SCALED.items():
         wrong = count = 0
         stochastic = msgspec.structs.replace(q, rounding=Stochastic())
-        if quantizer_faults(stochastic):  # it has no stochastic form
-            populations = [[q, q]]
-        elif q.codec == "block":
-            populations = [[q, q], [stochastic, q]]
-        else:  # one function of its own to compile is enough
-            populations = [[stochastic, q]]
-        for lanes in populations:
+        has_none = quantizer_faults(stochastic)
+        for lanes in [[q, q]] if has_none else [[q, q], [stochastic, q]]:
             recipes = [Recipe.uniform(lane) for lane in lanes]
             taken, reference = (make_slot(recipes, "fprop.x", torch.device(device), path) for path in (chosen, PLAIN))
             for x in cases.values():

@@ -88,10 +88,9 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
 
     from fp4dse.kernels import dispatch, why_not_compiled
     from fp4dse.kernels.gemm import GEMMS
-    from fp4dse.kernels.native import why_not_native
 
     reason = why_not_compiled(device)
-    note = reason or why_not_native() or "native code, else the reference through torch.compile"
+    note = reason or "native code"
     unfused = dispatch.why_not_fused(device)
     gemms = {name: gemm.why_not(device, (), ()) for name, gemm in GEMMS.items()}
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"

@@ -13,14 +13,12 @@ import torch
 
 from fp4dse.tasks.engine.sizes import free_memory, search_lanes
 from fp4dse.tasks.job import Job
-from fp4dse.tasks.worker import start_no_threads, task_of
+from fp4dse.tasks.worker import task_of
 
 
 def main(least: int, most: int, share: int) -> None:
     """Measure."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    if job.device == "cpu" and job.threads == 1:
-        start_no_threads()
     torch.set_num_threads(job.threads)
     recipes = list(dict.fromkeys(lane.recipe for lane in job.lanes))
     memory = free_memory(job.device) / share

@@ -1,6 +1,6 @@
 """The process that trains jobs, each in a fork of its own: `python -m fp4dse.tasks.worker`.
 
-Importing torch takes a second, and tracing what torch compiles for some recipes ten or more. The parent does both
+Importing torch takes a second, and building the native code, where there is none yet, some more. The parent does both
 once and never trains; a job's child finds them done, and whatever happens to it happens to no other job.
 
     standard input     a line `["JOB.json", "OUT.json", "STDERR.txt"]` a job; the end of it ends the worker
@@ -22,8 +22,7 @@ another job, or of other revisions or versions, is refused: the job fails and sa
 checkpoint is deleted.
 
 A fork copies one thread alone, and a child would wait for ever for what its parent's other threads did: the parent has
-none (`start_no_threads`), and a job on more threads compiles for itself. Nor does CUDA survive a fork: the parent never
-touches it. All jobs of a worker are for one device.
+none. Nor does CUDA survive a fork: the parent never touches it. All jobs of a worker are for one device.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ import torch
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.leash import die_with
-from fp4dse.kernels import warm_up
+from fp4dse.kernels import backend
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Pruning, Stopped, train
@@ -83,9 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
         with open(stderr_file, "ab") as stderr:
             os.dup2(stderr.fileno(), 2)
         job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
-        if job.device == "cpu" and job.threads == 1:
-            start_no_threads()
-            warm_up([lane.recipe for lane in job.lanes], job.record)
+        if job.device == "cpu":
+            backend("cpu")
         environment("cpu", 1)  # what it asks of other programs is remembered, for all children
         code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
@@ -99,17 +97,6 @@ def next_line() -> str:
     line = sys.stdin.readline()
     Stopping.idle = False
     return line
-
-
-def start_no_threads() -> None:
-    """Keep torch from starting threads where it computes and compiles on the CPU. This process then has no CUDA."""
-    torch.set_num_threads(1)
-    torch.hub.tqdm.monitor_interval = 0
-    # The compiler asks about CUDA whatever it compiles for, and the driver cannot answer without a thread. So torch
-    # becomes one that was built without CUDA.
-    if hasattr(torch._C, "_cuda_getDeviceCount"):
-        del torch._C._cuda_getDeviceCount
-        torch._C._ensureCUDADeviceGuardSet = lambda: None
 
 
 def run_in_child(job: Job, out: Path) -> int:

@@ -34,25 +34,10 @@ def sawb_scales(b: Blocks) -> tuple[Tensor, Tensor]:
     """Scales and multipliers [L, n]."""
     count = b.unpadded or b.x.shape[2]
     unit = safe_unit(b.amax)
-    total, square = sums(b.x, inverse_of_power(unit)).unbind(-1)
+    z = (b.x * inverse_of_power(unit)[:, :, None]).abs()
+    total, square = lane_sum(z, 2), lane_sum(z * z, 2)
     elements_of = torch.full_like(total, count)  # by a number, a GPU would multiply with its inverse
     rms = sqrt(square / elements_of)
     clip = torch.maximum(rms * RMS + total / elements_of * MEAN, rms)
     scale = clip / b.f["elem_max"] * unit
     return scale, multiplier(scale, torch.ones_like(scale))
-
-
-@torch.library.custom_op("fp4dse::sums", mutates_args=())
-def sums(x: Tensor, factor: Tensor) -> Tensor:
-    """Σ|x·factor| and Σ(x·factor)² over the blocks of x [L, n, B], factor [L, n]: [L, n, 2].
-
-    An operator of its own, because the compiler would unroll the additions of a block as long as a tensor, and once
-    more for every length.
-    """
-    z = (x * factor[:, :, None]).abs()
-    return torch.stack([lane_sum(z, 2), lane_sum(z * z, 2)], dim=-1)
-
-
-@sums.register_fake
-def _(x, factor):
-    return x.new_empty((*factor.shape, 2))

@@ -10,6 +10,7 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
+from fp4dse.kernels.descriptor import FLOATS, INTS
 from fp4dse.kernels.fused.features import Features
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
@@ -45,10 +46,10 @@ def heeded(codec: str) -> set[str]:
 
 
 def heeded_by_scales() -> set[str]:
-    """The same of `by_scales`, of columns about elements."""
+    """The same of `by_scales`, whose scales are the reference's."""
     from fp4dse.kernels.fused.elements import HEEDED
 
-    return HEEDED
+    return HEEDED | {name for name, column in (FLOATS | INTS).items() if column.of != "element"}
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:

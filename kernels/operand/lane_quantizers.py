@@ -6,7 +6,7 @@ of the quantizers' tables on the device and of what they carry from step to step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,7 @@ class LaneQuantizers:
         return self.why_not_operand if self.backend.operand and self.why_not_by_scales else None
 
     def cut(self, x: Tensor) -> Tensor:
-        """x [L, R, C] in blocks [L, n, B]; contiguous and detached, since a compiled function is traced anew for other
-        strides and for views."""
+        """x [L, R, C] in blocks [L, n, B], contiguous and detached."""
         return blocks.cut(blocks.pad(x, 1, self.edge or 1), self.block).contiguous().detach()
 
     def joined(self, cut: Tensor, shape: torch.Size) -> Tensor:
@@ -101,14 +100,13 @@ class LaneQuantizers:
             return call
         return call._replace(tensor_amax=rotated_maxima(x, False, call.rotation, call.signs))
 
-    def reference_arguments(
-        self, x: Tensor, cut: Tensor, use: Use, draws: Callable[..., Tensor]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """All that `reference.quantize_blocks` takes for x [L, R, C], cut into blocks, by place and by name; draws:
-        `philox.random16` or a twin of it, for the random bits of elements."""
+    def reference_arguments(self, x: Tensor, cut: Tensor, use: Use) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All that `reference.quantize_blocks` takes for x [L, R, C], cut into blocks, by place and by name."""
         call, random = self.call_for_blocks(cut, use), None
         if self.features.stochastic:
-            random = draws(stream=STREAMS["rounding"], count=cut[0].numel(), **_random_keys(call)).view_as(cut)
+            keys, words = _random_keys(call), self.backend.words
+            drawn = random16(stream=STREAMS["rounding"], count=cut[0].numel(), words=words, **keys)
+            random = drawn.view_as(cut)
         more = self.extra_arguments(x, cut, call, use)
         if call.codec != "block":
             more["codec"] = call.codec

@@ -4,8 +4,8 @@
     whole       the backend's kernel reads the operand where it lies, along its rows or down its columns
     tiles       a GPU kernel quantizes 2-D tiles where they lie
     blocks      the operand is cut into blocks, each of which the backend's kernel takes as a row
-    by-scales   the reference makes the scales, a kernel the elements
-    reference   the reference or its compiled twin, on blocks: takes everything
+    by-scales   on a GPU the reference makes the scales, a kernel the elements; native code makes both
+    reference   the reference, on blocks: takes everything
 
 All have the same bits. `quantized` takes the first that has no reason against it.
 """
@@ -13,19 +13,18 @@ All have the same bits. `quantized` takes the first that has no reason against i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fp4dse.dse.quantizer import block_elements
+from fp4dse.kernels import reference
 from fp4dse.kernels.counters import count, largest_element
 from fp4dse.kernels.fused.limits import BLOCKS, why_not_squares
 from fp4dse.kernels.fused.operators import squares
 from fp4dse.kernels.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.operand.records import SavedBlocks, Term, Use
-from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.reference import decoded
 
 
@@ -63,8 +62,9 @@ def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
     """The term of x [L, R, C] by the reference, with its elements and scales; while counting, what they lost is added
     to `of.counts`."""
     cut = of.cut(x)
-    arguments, more = of.reference_arguments(x, cut, use, partial(random16, words=of.backend.words))
-    encoded, dec = of.backend.quantize_blocks(*arguments, **more)
+    arguments, more = of.reference_arguments(x, cut, use)
+    quantize_blocks = reference.quantize_blocks if of.why_not_by_scales else of.backend.quantize_blocks
+    encoded, dec = quantize_blocks(*arguments, **more)
     if use.counting:
         lost = count(cut, encoded.q, encoded.scale, dec, *of.tables, largest_element(of.first.codec, encoded.meta))
         elements = x.shape[1] * (use.length or x.shape[2])  # but for padding
@@ -109,8 +109,8 @@ def _by_scales(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 
 def _reference(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
     x = use.contracted_last(x)
-    arguments, more = of.reference_arguments(x, of.cut(x), use, of.backend.draws)
-    values, dec = of.backend.decode_operand(*arguments, **more)
+    arguments, more = of.reference_arguments(x, of.cut(x), use)
+    values, dec = reference.decode_operand(*arguments, **more)
     return of.as_term(values, dec, x.shape)
 
 

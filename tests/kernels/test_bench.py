@@ -54,11 +54,11 @@ def test_a_path_that_is_off_by_one_bit_is_told_and_fails(monkeypatch, capsys):
     sound = backend("cpu")
 
     def off(*arguments):
-        values, factor = sound.decode_operand(*arguments)
+        values, factor = sound.operand(*arguments)
         values[0, 0, 0] += 1
         return values, factor
 
-    monkeypatch.setattr(bench_cpu, "backend", lambda device: msgspec.structs.replace(sound, decode_operand=off))
+    monkeypatch.setattr(bench_cpu, "backend", lambda device: msgspec.structs.replace(sound, operand=off))
     code, table = rows(capsys)
     assert code == 1
     assert [row["wrong"] for row in table[:5]] == [0, 1, 1, 1, 1]

@@ -2,7 +2,6 @@
 
 import _ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -130,39 +129,3 @@ def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
     environment = {**os.environ, "CXX": str(copies)}
     together = [subprocess.Popen([sys.executable, "-c", HAVE], env=environment) for _ in range(2)]
     assert [process.wait(120) for process in together] == [0, 0]
-
-
-COMPILE = """
-import torch
-from fp4dse.dse import Quantizer
-from fp4dse.kernels.backend import backend
-from fp4dse.kernels.descriptor import descriptor
-path, x = backend("cpu"), torch.linspace(-9, 9, 96).view(2, 3, 16)
-with torch.no_grad():
-    values, _ = path.decode_operand(x, *descriptor([Quantizer.named("nvfp4")] * 2))
-assert (path.name, path.reasons()) == ("compiled", ()), path
-print(values.sum().item())
-"""
-
-
-@pytest.mark.slow
-@linux
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
-def test_libraries_of_torchs_compiler_that_are_cut_off_are_built_again(tmp_path):
-    """An interrupted link leaves one in torch's cache; loading it ended the next process."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-
-    first = run()
-    libraries = sorted(tmp_path.rglob("*.main.so"))
-    assert libraries
-    assert not first.stderr
-    for n, file in enumerate(libraries):
-        os.truncate(file, (0, file.stat().st_size // 2)[n % 2])
-    again = run()
-    assert again.stdout == first.stdout
-    assert "it is built again" in again.stderr

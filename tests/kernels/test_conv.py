@@ -9,7 +9,6 @@ from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, QuantConv2d, quantize
-from fp4dse.kernels.backend import _eager
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 
 OFF, NVFP4 = Quantizer.named("none"), Quantizer.named("nvfp4")
@@ -173,9 +172,8 @@ def kept_times(recipe):
     return (kept[1] - kept[0]) / (2 * 2 * 6 * 6 * 16)
 
 
-def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns(monkeypatch):
+def test_the_image_is_kept_for_the_backward_pass_and_not_its_columns():
     """But where the backward pass needs what the forward pass quantized by maxima that have moved on by then."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())  # compiling takes longer than the test
     for name in ("bf16", "nvfp4-sr-rht", "tetrajet", "quartet"):
         assert kept_times(Recipe.named(name)) == 1
     held = msgspec.structs.replace(NVFP4.tensor_scale, amax="held", steps=4)

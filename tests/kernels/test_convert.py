@@ -18,19 +18,12 @@ from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert
-from fp4dse.kernels.backend import _eager
 from fp4dse.kernels.conv import QuantConv2d
 from fp4dse.kernels.converted import ConvertedLinear
 
 replace = msgspec.structs.replace
 pytestmark = pytest.mark.filterwarnings("ignore:convert. no (stem|head|blocks)")  # toys have none
 NVFP4, SR, QUARTET = (Recipe.named(name) for name in ("nvfp4", "nvfp4-sr-rht", "quartet"))
-
-
-@pytest.fixture(autouse=True)
-def reference_path(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
 
 
 class Block(nn.Module):

@@ -9,7 +9,6 @@ import torch
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.kernels import convert
-from fp4dse.kernels.backend import _eager
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
 TEXT = {**SMALL, "vocab_size": 96}
@@ -51,8 +50,7 @@ def output(y):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_published_classes_are_converted_train_and_load(name, monkeypatch):
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+def test_published_classes_are_converted_train_and_load(name):
     make, head, blocks, quantized = MODELS[name]
     torch.manual_seed(0)
     model, data = make()

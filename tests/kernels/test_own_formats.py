@@ -22,7 +22,7 @@ from fp4dse.dse.rounding import Ema, Nearest, Rounding, Stochastic
 from fp4dse.dse.scale import E8M0, FP32, SCALE_NAMES, OwnScale, TensorScale, scale_grid
 from fp4dse.kernels import quantize
 from fp4dse.kernels.arithmetic.grid import round_elements, round_scale, round_to_levels
-from fp4dse.kernels.backend import _eager, backend
+from fp4dse.kernels.backend import _eager
 from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS, descriptor, levels
 from fp4dse.kernels.inspection.tensors import statistics
 from fp4dse.kernels.reference import decode_operand
@@ -283,19 +283,6 @@ def test_what_is_clipped_is_counted_on_either_side():
     scales = quantize(x, q).scales.repeat_interleave(32, 1)
     clipped = ((x > 0.5 * scales) | (x < -scales)).double().mean().item()
     assert statistics(x, q)["clipped"] == clipped > 0
-
-
-def test_the_compiled_reference_has_its_bits():
-    """One variant: native code has tables, but for those with a moving average."""
-    path = backend("cpu")
-    if path.name != "compiled":
-        pytest.skip(path.why_not[0])
-    q = QUANTIZERS["16/17 stochastic"]
-    x = torch.randn(2, 64, 16, generator=torch.Generator().manual_seed(0))
-    random = torch.randint(0, 1 << 16, x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    arguments = x, *descriptor([q, q]), random, False
-    for got, expected in zip(path.decode_operand(*arguments, codec="table"), decode_operand(*arguments), strict=True):
-        assert torch.equal(got, expected)
 
 
 def test_paths_that_do_not_know_tables_say_so():

@@ -11,7 +11,6 @@ from torch import nn
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.library import recipe_to_toml
 from fp4dse.kernels import convert
-from fp4dse.kernels.backend import _eager
 from fp4dse.kernels.structure import structure_of
 from tests.kernels.standins import MODELS, Conv1D, as_transformers
 
@@ -19,9 +18,7 @@ OFF = Recipe.uniform(Quantizer.named("none"))
 
 
 @pytest.fixture(autouse=True)
-def reference_path(monkeypatch):
-    """The reference itself: compiling it takes longer than all these tests, and gives the same bits."""
-    monkeypatch.setattr("fp4dse.kernels.lanes.backend", lambda device: _eager())
+def transformers(monkeypatch):
     as_transformers(monkeypatch)
 
 

@@ -157,34 +157,6 @@ def test_a_job_may_have_more_threads(parent):
     assert result(folder).lanes == train(get_task("regression", "smoke"), lanes("nvfp4")).lanes
 
 
-COMPILE_NOTHING = """
-import msgspec, sys, torch
-from fp4dse.dse import Recipe
-from fp4dse.kernels import backend, warm_up
-from fp4dse.sweeps.arguments import find_space
-from fp4dse.sweeps.setting import find_setting
-from fp4dse.tasks import get_task, train
-
-torch.set_num_threads(1)
-assert backend("cpu").name == "compiled", backend("cpu").why_not
-radix4 = Recipe.named("sun-radix4")  # native code has all of the quickstart
-setting = find_setting([("regression", "quickstart"), ("vision", "quickstart")])
-for job in setting.plan([*find_space(sys.argv[1]).recipes(), radix4], [0, 1, 2], None, set()).jobs:
-    torch.compiler.set_stance("default")
-    warm_up([lane.recipe for lane in job.lanes])
-    torch.compiler.set_stance("fail_on_recompile")
-    task = msgspec.structs.replace(get_task(job.task, job.preset), steps=1)
-    assert train(task, job.lanes[:1]).lanes == train(task, job.lanes[:3]).lanes[:1]
-assert not backend("cpu").reasons()  # what is refused is not made up for by the reference
-"""
-
-
-@pytest.mark.parametrize("space", ["quickstart", pytest.param("zoo", marks=pytest.mark.slow)])
-def test_a_process_that_is_warm_compiles_nothing(space):
-    done = subprocess.run([sys.executable, "-c", COMPILE_NOTHING, space], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def is_running(pid: int) -> bool:
     """False if the process is gone or a zombie."""
     try:

@@ -27,12 +27,12 @@ _COEFFICIENTS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)  # 
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root of float32 x, rounded once, as on a GPU and in compiled code.
+    """Square root of float32 x, rounded once, as on a GPU and in native code.
 
     PyTorch's own on a CPU is one ulp off for a sixth of all numbers. A root in float64, one ulp off or not, is farther
     from any midpoint of float32 than its own error.
     """
-    if x.is_cuda or torch.compiler.is_compiling():
+    if x.is_cuda:
         return torch.sqrt(x)
     return torch.sqrt(x.double()).to(torch.float32)
 
