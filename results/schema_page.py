@@ -46,7 +46,7 @@ OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of t
 
 
 def schema_page() -> str:
-    """The whole page, Markdown."""
+    """The page as Markdown."""
     text = f"""# What a store holds
 
 Schema {SCHEMA_VERSION}. Made from the code by `python -m fp4dse.results.schema_page`; [results.md](results.md) says how

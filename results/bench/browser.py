@@ -67,7 +67,8 @@ look();
 
 
 def timed(page: Path) -> dict[str, float]:
-    """first paint and front drawn in seconds after opening; filter and BUSY in ms, medians. Empty without a browser."""
+    """Seconds from opening to first paint and to the drawn front; milliseconds of filter and BUSY, medians. Empty
+    without a browser."""
     if why_no_browser():
         return {}
     driver = browser()

@@ -25,7 +25,7 @@ POINTS = 64
 
 
 def bench(recipes: int = RECIPES, seeds: int = SEEDS) -> Iterator[dict[str, Any]]:
-    """what, value, unit, target: one line after the other.
+    """Lines of what, value, unit and target, as they are measured.
 
     `recipes` lines in the report's table, over TASKS tasks. What needs a browser has value None where selenium,
     chromium or its driver is missing.

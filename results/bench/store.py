@@ -35,7 +35,7 @@ WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
 
 
 def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict[str, Any]]:
-    """what, seconds, cpu_s (of all threads), target_s (None without one): line after line, as they are measured.
+    """Lines of what, seconds, cpu_s (of all threads) and target_s (None without one), as they are measured.
 
     Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
     """

@@ -81,7 +81,7 @@ def write_figures(store: Store, folder: str | Path, form: str = "pdf") -> list[P
 
 
 def read_findings(store: Store, statistics: Statistics | None = None) -> Findings:
-    """Everything that the report of a store says. StoreError if the store holds no runs."""
+    """The findings of a store's runs. StoreError if the store holds no runs."""
     runs = store.runs(COLUMNS, categories=True)
     if runs.empty:
         raise StoreError(f"{store.path}: nothing to report, the store holds no runs")

@@ -106,7 +106,7 @@ def _model(of: str | None) -> str:
 
 
 def _cheaper(found: Findings, verdict: Verdict) -> str:
-    """The cheapest member of the front, where it is another one (HTML)."""
+    """A sentence (HTML) on the cheapest member of the front, where that is another recipe."""
     lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
     if lines.empty:
         return ""

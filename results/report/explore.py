@@ -92,7 +92,8 @@ def payload(found: Findings) -> dict[str, Any]:
 
 
 def choices(recipes: pd.DataFrame) -> list[tuple[str, dict[str, NDArray[np.bool_]]]]:
-    """(heading, value -> which recipes have it somewhere) of each filter. Values that all or none have are left out."""
+    """Per filter its heading, and for each value the recipes that have it. Values of all or of no recipes are left
+    out."""
     out = []
     for heading, field in (("element format", "element"), ("scale format", "scale"), ("block", "block")):
         out.append((heading, _having(recipes, [name for name in RECIPE_AXES if name.endswith(f"_{field}")])))

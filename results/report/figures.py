@@ -37,8 +37,8 @@ def numbers(values: pd.Series) -> list[float | None]:
 
 
 def ratio_ticks(low: float, high: float, most: int = 7) -> tuple[list[float], list[str]]:
-    """Places (log ratios between low and high) and texts of the ticks of an axis of log ratios: changes in %, or ratios
-    where the axis spans them. Zero, no change, is among them if it is on the axis."""
+    """Positions (log ratios between low and high) and texts of the ticks of an axis of log ratios: changes in %, or
+    ratios where the axis spans them. Zero, no change, is among them if it is on the axis."""
     span = max(high - low, 1e-9)
     if max(abs(low), abs(high)) < np.log(2):
         percents = _even_steps(100 * np.expm1(low), 100 * np.expm1(high), most)
@@ -74,8 +74,8 @@ def ratio_axis(values: object, says: str) -> dict[str, Any]:
 
 
 def usual_limit(values: object, at_least: float) -> float | None:
-    """Above which values are clipped so that they do not squash the rest: Tukey's fence, three quarters of the range
-    saved; None where nothing is worth it. values: [n]; at_least: what has to stay, the highest of the front, say."""
+    """The limit above which values are clipped so that they do not squash the rest: Tukey's fence; None where that
+    would save less than half of the range. values: [n]; at_least: what has to stay, the highest of the front, say."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
     if len(known) < 4:

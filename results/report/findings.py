@@ -47,7 +47,7 @@ Quantizing is the business of another room, so whoever writes the report passes 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that a panel of the report reads. The frames are called as what made them, and have a column `setting`."""
+    """The data of all panels. Each frame has the name of the function that made it, and a column `setting`."""
 
     store: Store
     statistics: Statistics | None
@@ -59,7 +59,7 @@ class Findings:
     titles: dict[tuple[Any, ...], str]
     """SETTING values -> what a setting is called, in the order of the report."""
     recipes: pd.DataFrame
-    """summarize, with p_front, a column for each axis, and `setting`: the place in `titles`."""
+    """summarize, with p_front, a column for each axis, and `setting`: the index in `titles`."""
     floors: pd.DataFrame
     verdicts: list[Verdict]
     """One a setting, in the order of `titles`."""
@@ -101,7 +101,7 @@ class Findings:
 
 
 def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
-    """runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
+    """The findings of some runs. runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
     rows = rows_at_best_lr(runs)
     recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
@@ -134,13 +134,13 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
 
 
 def as_texts(frame: pd.DataFrame) -> pd.DataFrame:
-    """With texts where there are categories (see Store.runs)."""
+    """The frame with texts where it has categories (see Store.runs)."""
     coded = [name for name in frame if isinstance(frame[name].dtype, pd.CategoricalDtype)]
     return frame.astype(dict.fromkeys(coded, str)) if coded else frame
 
 
 def _with_setting(frame: pd.DataFrame, titles: dict[tuple[Any, ...], str]) -> pd.DataFrame:
-    """With the column `setting`, and in its order."""
+    """The frame with the column `setting`, the index of the setting in `titles`, in that order."""
     frame = as_texts(frame)
     index = {keys: i for i, keys in enumerate(titles)}
     found = [index[keys] for keys in frame[list(SETTING)].itertuples(index=False, name=None)]

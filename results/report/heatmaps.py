@@ -36,14 +36,14 @@ def interactions(found: Findings) -> str:
 
 
 def crossed(lines: pd.DataFrame) -> pd.DataFrame:
-    """Without interactions of factors that were not tried in all combinations. lines: of effects, one setting."""
+    """The lines of `effects`, of one setting, without interactions of factors that were not fully crossed."""
     pairs = lines["kind"].eq("interaction")
     whole = lines["recipes"].gt(0).groupby([lines["factor"], lines["with_factor"]], dropna=False).transform("all")
     return lines[~pairs | whole]
 
 
 def interaction_figure(lines: pd.DataFrame) -> dict[str, Any]:
-    """lines: of effects, one setting."""
+    """The map of interactions as plain Plotly data. lines: of effects, one setting."""
     names, values, stars = interaction_values(lines)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     texts = _texts(values, lambda value: typeset(change(value)).replace("\u00a0", ""), stars)
@@ -103,7 +103,7 @@ def divergences(found: Findings) -> str:
 
 
 def divergence_figure(lines: pd.DataFrame) -> dict[str, Any]:
-    """lines: of divergence, one setting; the levels that diverge most come first."""
+    """The map of divergence as plain Plotly data; levels that diverge most come first. lines: of one setting."""
     alone = lines[lines["with_factor"].isna()].sort_values("diverged", ascending=False, kind="stable")
     itself = lines.assign(with_factor=lines["with_factor"].fillna(lines["factor"]), percent=100 * lines["diverged"])
     itself["with_level"] = itself["with_level"].fillna(itself["level"])

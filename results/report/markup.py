@@ -26,12 +26,12 @@ def changed(log_ratio: float) -> str:
 
 
 def typeset(text: str) -> str:
-    """With a true minus, and no break before %."""
+    """The text with a true minus, and no break before %."""
     return text.replace("-", "−").replace(" ", "\u00a0")
 
 
 def spoken(sentence: str) -> str:
-    """A sentence (HTML) whose numbers are counts and learning rates: what is read is all there is to look up."""
+    """A sentence as HTML. Its numbers are counts and learning rates, so their digits in the text are all there are."""
     return _PLAIN.sub(lambda found: number(float(found[0]), found[0]), escape(sentence, quote=False))
 
 

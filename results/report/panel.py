@@ -50,7 +50,7 @@ class Panel:
 
 
 def for_each_setting(body: Callable[[Findings], str]) -> Callable[[Findings], str]:
-    """Makes the body of one setting into that of a panel: the page shows that of the setting that is chosen."""
+    """Turns a body for one setting into the body of a panel; the page shows the part of the setting that is chosen."""
 
     @wraps(body)
     def bodies(found: Findings) -> str:

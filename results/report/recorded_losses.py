@@ -93,7 +93,7 @@ def _share(of: pd.DataFrame) -> str:
 
 
 def _strip(of: pd.DataFrame, top: float) -> str:
-    """A bar a step; what it says in words stands in its title."""
+    """A bar for each step; their values stand in the title."""
     says = ", ".join(f"step {s:g}: {100 * m:.1f} %" for s, m in zip(of["step"], of["mean"], strict=True))
     heights = np.nan_to_num(100 * of["mean"].to_numpy() / top) if top > 0 else np.zeros(len(of))
     bars = "".join(f'<i style="height:{height:.0f}%"></i>' for height in heights)

@@ -35,7 +35,7 @@ def standing(pairs: pd.DataFrame) -> pd.Series:
 
 
 def helps(found: Findings) -> list[str]:
-    """Sentences on the matched pairs of one setting, a list item each (HTML). found: of a setting."""
+    """Sentences (HTML) on the matched pairs of one setting, a list item each. found: of a setting."""
     pairs = found.marginal
     pairs = pairs.assign(standing=standing(pairs), size=pairs["difference"].abs())
     kinds = {kind: pairs[pairs["standing"].eq(kind)].sort_values("size", ascending=False) for kind in _STARTS}

@@ -1,4 +1,4 @@
-"""Comparisons at equal cost: what a recipe is worth beside the best other one that needs as many bits, or as much time.
+"""Comparisons at equal cost: each recipe beside the best other one that needs as many bits, or as much time.
 
 A scale format with blocks of 16 and another with blocks of 32 differ in storage, so the finer one should win. Beside
 the best of its own class a recipe shows what it is worth for what it needs.

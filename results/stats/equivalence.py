@@ -91,7 +91,7 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
 
 
 def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
-    """Lines of `differences` where one side diverged on a seed, or was dropped at a rung, claim nothing."""
+    """The lines without numbers where one side diverged on a seed, or was dropped at a rung. line: of `differences`."""
     claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
     line.loc[excluded, claims] = np.nan
     return line.assign(verdict=line["verdict"].mask(excluded, verdict))

@@ -51,9 +51,9 @@ class Factor(NamedTuple):
 
     name: str
     columns: tuple[str, ...]
-    """The columns that part the recipes alike; the name is that of the most telling."""
+    """The columns that divide the recipes alike; the factor is named after the most important one."""
     carries: tuple[str, ...]
-    """Columns that follow from this factor, alone or with another, and are not told apart from it."""
+    """Columns that follow from this factor, alone or with another, and cannot be separated from it."""
     levels: tuple[str, ...]
     reference: int
     """Index of the level that differences are measured from."""
@@ -84,7 +84,7 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
         if pair := _determined(key, kept, codes):
             kept.remove(key)
             carried[pair].extend([*parts[key], *carried[key]])
-    found = [_in_own_words(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
+    found = [_named_by_axis(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
     return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
 
 
@@ -94,7 +94,7 @@ def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
 
 
 def _determined(key: bytes, kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]) -> bytes | None:
-    """One of two other factors whose levels together tell this one's, if it never was free of that one.
+    """One of two other factors whose levels together determine this one's, if the two were not fully crossed.
 
     So the range of stochastic rounding, which formats without a tensor scale lack, follows from rounding and tensor
     scale. A third factor of a fractional design follows from two others as well, but is crossed with each.
@@ -124,8 +124,8 @@ def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Fa
     return Factor(name, tuple(columns), tuple(carries), tuple(levels), plain[0] if plain else int(cheap), codes)
 
 
-def _in_own_words(factor: Factor, recipes: pd.DataFrame) -> Factor:
-    """The factor by the name and the values of the first axis that parts the recipes alike, if one does."""
+def _named_by_axis(factor: Factor, recipes: pd.DataFrame) -> Factor:
+    """The factor with the name and values of the first axis that divides the recipes alike, if one does."""
     for column in filter(lambda name: name.startswith(AXIS), recipes):
         codes, values = pd.factorize(recipes[column])
         pairs = np.unique(np.stack([factor.codes, codes]), axis=1)
@@ -165,7 +165,7 @@ def _prefixes(columns: list[str]) -> list[str]:
 
 
 def _texts(values: pd.Series) -> pd.Series:
-    """Levels as text. Null is `none`, or `absent` beside another `none`: what an operand that stays plain has not."""
+    """Levels as text. Null is `none`, or `absent` beside another `none`: a plain operand has no such level."""
     codes, uniques = pd.factorize(values)
     names = [f"{value:g}" if isinstance(value, float) else str(value) for value in uniques]
     missing = "absent" if "none" in names else "none"

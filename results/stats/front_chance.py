@@ -82,7 +82,7 @@ def hypervolume(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Per SETTING, the area that the front dominates: how good the trade-off is, in one number.
+    """The area that the front dominates, per SETTING: the quality of the trade-off in one number.
 
     Columns: SETTING, axis (name of the overhead), reference_overhead, reference_gap, hypervolume, low, high (95 %, NaN
     where no recipe has two seeds), recipes (that compete), on_front (how many). reference: (overhead, gap); default

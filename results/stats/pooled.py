@@ -1,4 +1,4 @@
-"""Effects over several tasks at once, on ranks: what helps everywhere, whatever the size of a task's losses.
+"""Effects over several tasks at once, on ranks, so that the size of a task's losses does not matter.
 
 Within each setting and seed the recipes are ranked by loss, 0 … 1, diverged last, and the linear model is fitted to the
 ranks. The effect over T settings is the mean of theirs; its error is that of a mean of independent estimates, with

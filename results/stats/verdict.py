@@ -150,8 +150,10 @@ def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
 def verdicts_from(
     rows: pd.DataFrame, recipes: pd.DataFrame, versus_best: pd.DataFrame, rates: pd.DataFrame
 ) -> list[Verdict]:
-    """`verdicts` where the frames are at hand. rows: of `judged`; recipes: of `with_chance`; versus_best: of `against`;
-    rates: of `learning_rates`."""
+    """The verdicts from frames that are at hand, in the order of `recipes`.
+
+    rows: of `rows_at_best_lr`; recipes: of `with_chance`; versus_best: of `against`; rates: of `learning_rates`.
+    """
     found = []
     for setting, lines in recipes.groupby(list(SETTING), sort=False):
         here = [frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in (versus_best, rates)]

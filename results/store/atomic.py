@@ -84,7 +84,7 @@ def write_atomic(path: AnyPath, data: bytes | memoryview) -> None:
 
 
 def move(file: AnyPath, target: AnyPath) -> None:
-    """Under another name in the same store."""
+    """Move a file to another name in the same store."""
     if isinstance(file, RemotePath):
         assert isinstance(target, RemotePath)
         file.replace(target)

@@ -168,7 +168,7 @@ class VerifiedFiles:
         return {}
 
     def _write(self) -> None:
-        """Whoever writes last wins; what that loses is verified once more."""
+        """Store what was verified. The last writer wins; files that this forgets are verified once more."""
         with contextlib.suppress(OSError, StoreError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(self._file, json.dumps(self._known).encode())
@@ -196,7 +196,7 @@ def broken_file(file: AnyPath) -> dict[AnyPath, str]:
 
 
 def _sha256(file: AnyPath) -> str:
-    """Of all bytes of a file, read in pieces."""
+    """SHA-256 of all bytes of a file, read in pieces."""
     if isinstance(file, RemotePath):
         return file.sha256()
     with open(file, "rb") as opened:

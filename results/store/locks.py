@@ -69,7 +69,7 @@ def _holder(fd: int) -> str:
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that a claim is of; `born`: as processes.birth has it."""
+    """The process that a claim is of; `born`: its `birth`."""
 
     pid: int
     host: str
@@ -83,7 +83,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def claim(folder: RemotePath) -> Iterator[None]:
-    """Be the one writer below `folder`. StoreError names who else is, or what the server answers."""
+    """Be the one writer below `folder`. StoreError names the other writer, or the error of the server."""
     mine = folder / f".lock-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     record = msgspec.json.encode(Owner(os.getpid(), socket.gethostname(), birth(os.getpid())))
     over = threading.Event()

@@ -68,7 +68,7 @@ def with_figure(known: Series, of: str, device_name: str, config_id: str, overhe
 
 
 def merged(ours: Series, theirs: Series) -> Series:
-    """Both. Our figures win, and our series are the newer ones."""
+    """The series of both. Our figures win, and our series are the newer ones."""
     lacking = {name: one for name, one in theirs.items() if name not in ours}
     both = {}
     for name, one in ours.items():

@@ -48,7 +48,7 @@ def is_one_of(column: str, values: Iterable[str]) -> ds.Expression:
 
 
 def checked_format(coded: str) -> ds.ParquetFileFormat:
-    """CHECKED, with a column of texts that is read as codes of them."""
+    """The format CHECKED, with one column of texts read as codes of them."""
     options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
     return ds.ParquetFileFormat(dictionary_columns={coded}, default_fragment_scan_options=options)
 
@@ -221,7 +221,7 @@ def _digests(ids: pa.Array) -> np.ndarray | None:
 
 
 def to_pandas(table: pa.Table, categories: bool = False) -> pd.DataFrame:
-    """Counts become nullable integers, so that a hole does not turn a block size of 16 into 16.0.
+    """The table as a frame. Counts become nullable integers, so that a hole does not turn a block size of 16 into 16.0.
 
     categories: texts are categories, in alphabetical order: a byte or so a row instead of the text, and a group-by
     that compares numbers.

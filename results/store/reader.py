@@ -117,7 +117,7 @@ class Reader:
         return with_retries(attempt, self.store)
 
     def _leave_out(self, reasons: Mapping[AnyPath, str]) -> bool:
-        """Read on without these, logged; True if there are any."""
+        """Leave these files out from now on, logged; True if there are any."""
         new = [file for file in reasons if file not in self.left_out]
         for file, lanes in zip(new, in_parallel(count_lanes, new), strict=True):
             log.warning("%s: left out, it is broken (%s). %s", file, reasons[file], consequence(lanes))

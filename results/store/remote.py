@@ -35,8 +35,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, order=True)
 class RemotePath:
-    """As much of pathlib.Path as the store uses. `path` is the file system's name of what `url` names. `patient`: wait
-    for a server that cannot be reached."""
+    """A path behind a URL, with as much of pathlib.Path as the store uses.
+
+    `path`: the file system's name of what `url` names. `patient`: wait for a server that cannot be reached.
+    """
 
     url: str = field(repr=False)
     path: str
@@ -81,14 +83,14 @@ class RemotePath:
         return (entry for entry in self.iterdir() if fnmatch.fnmatchcase(entry.name, pattern))
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
-        """Nothing: a folder is there as soon as something is in it."""
+        """Does nothing: a folder exists as soon as something is in it."""
 
     def read_bytes(self) -> bytes:
-        """All of it."""
+        """The whole content."""
         return b"".join(self._do(lambda: list(self._chunks())))
 
     def sha256(self) -> str:
-        """Of all its bytes, in hex digits."""
+        """SHA-256 of all its bytes, in hex digits."""
 
         def digest() -> str:
             state = hashlib.sha256()
@@ -110,7 +112,7 @@ class RemotePath:
                 raise
 
     def replace(self, target: RemotePath) -> None:
-        """Copy, then delete: whoever dies in between leaves two."""
+        """Copy, then delete: a process that dies in between leaves both."""
         self._do(lambda: self.fs.copy_file(self.path, target.path))
         self.unlink(missing_ok=True)
 
@@ -146,11 +148,11 @@ class RemotePath:
 
 
 AnyPath = Path | RemotePath
-"""Where a store is."""
+"""A path on a disk or behind a URL."""
 
 
 def without_retries(place: AnyPath) -> AnyPath:
-    """The same place, for what is tried once and is no loss if it fails."""
+    """The same path, for an operation that is tried once and may fail."""
     return replace(place, patient=False) if isinstance(place, RemotePath) else place
 
 

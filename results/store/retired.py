@@ -36,7 +36,7 @@ def checked_rules(data: dict[str, Any], file: AnyPath) -> Rules:
 
 
 def stronger(ours: Rules, theirs: Rules) -> Rules:
-    """Both: of two rules for a component, the one that hides more."""
+    """The rules of both: of two rules for a component, the one that hides more."""
     return {name: max(rules[name] for rules in (ours, theirs) if name in rules) for name in {**ours, **theirs}}
 
 
@@ -52,6 +52,6 @@ def valid(rules: Rules) -> ds.Expression:
 
 
 def as_json(rules: Rules) -> bytes:
-    """A line for each rule."""
+    """JSON with a line for each rule."""
     lines = ",\n".join(f"  {json.dumps(component)}: {below}" for component, below in sorted(rules.items()))
     return f"{{\n{lines}\n}}\n".encode()

@@ -52,7 +52,7 @@ class ShortRead(OSError):
 
 @contextlib.contextmanager
 def stop_waiting_when(when: Callable[[], bool]) -> Iterator[None]:
-    """Within, waits end with their error as soon as `when()` is true: somebody asked to stop. Those around it hold,
+    """Inside, waits end with their error as soon as `when()` is true: somebody asked to stop. Outer conditions hold,
     too. A thread has to be started in a copy of the context (contextvars)."""
     around = _stop_requested.get()
     token = _stop_requested.set(lambda: around() or when())

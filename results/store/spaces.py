@@ -35,7 +35,7 @@ SweptSpaces = Mapping[str, Any]
 
 
 def record_space(store: Store, space: Space) -> None:
-    """Store that a space is swept into the store."""
+    """Record that a space is swept into the store."""
     facts = _facts(space)
     with store.lock():
         known = read_spaces(store)
@@ -100,7 +100,7 @@ def read_spaces(store: Store) -> dict[str, Any]:
 
 
 def spaces(store: Store) -> dict[str, str]:
-    """Name -> what it asks (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
+    """Name -> question (may be empty) of the spaces that were swept into the store, the latest last; StoreError if
     unreadable."""
     found = read_spaces(store).items()
     return {str(name): str(what.get("asks", "") if isinstance(what, dict) else what) for name, what in found}

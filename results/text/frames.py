@@ -18,7 +18,7 @@ from fp4dse.dse import ConfigError
 
 
 def to_csv(frame: pd.DataFrame) -> bytes:
-    """A header and a line per row; nothing where there is no value, lists as JSON."""
+    """CSV with a header; nothing where there is no value, lists as JSON."""
     flat = frame.copy()
     for name in _lists(frame):
         flat[name] = [json.dumps(row[name]) for row in records(frame[[name]])]
@@ -27,12 +27,12 @@ def to_csv(frame: pd.DataFrame) -> bytes:
 
 
 def to_json(frame: pd.DataFrame) -> bytes:
-    """A list of objects; NaN and inf are null."""
+    """JSON: a list of objects; NaN and inf are null."""
     return (json.dumps(records(frame), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
-    """One file, zstd."""
+    """A Parquet file, compressed with zstd."""
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink, compression="zstd")
     return sink.getvalue()

@@ -30,7 +30,7 @@ class Labels(NamedTuple):
         return self.short.get(label, label)
 
     def says(self) -> str:
-        """A line below a table; empty if labels are whole."""
+        """The line below a table that names what all recipes have; empty if labels are whole."""
         return f"All recipes have: {', '.join(self.common)}" if self.common else ""
 
 

@@ -38,7 +38,7 @@ def pareto_table(
     verdicts: Sequence[Verdict] = (),
     remarks: Sequence[str] = (),
 ) -> str:
-    """Per setting: the baseline, the noise floor, the recipes, front first, then by gap, and what to take from it.
+    """The trade-off as text, per setting: BF16, the noise floor, the recipes by front and gap, and the verdict.
 
     summary, floors, verdicts: from summarize, noise_floor and verdicts. remarks: of price_remarks. At most `limit`
     recipes per setting, the front always whole. Recipes are called as in labels.py; what they are called wraps at
@@ -74,7 +74,7 @@ def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
 
 
 def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
-    """Title and text of what to use, how sure that is, what it costs, and what to beware of."""
+    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, and warnings."""
     found = [("Use", _use(verdict, called)), ("How sure", _sure(verdict)), ("Cost", _cost(verdict))]
     found += [("Beware", f"{warning}.") for warning in verdict.warnings]
     return [(title, text) for title, text in found if text]
