@@ -15,10 +15,12 @@ from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, 
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.kernels import LaneNumerics, descriptor, estimators, lanes, native
-from fp4dse.kernels.backend import PLAIN, backend
+from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels.ops.philox import random16
+from fp4dse.kernels.reference import decode_operand
 
 replace = msgspec.structs.replace
 NVFP4 = Quantizer.named("nvfp4")
@@ -52,8 +54,8 @@ def test_columns_reach_the_compiled_code_by_generation(planted):
     tables = descriptor.descriptor([NVFP4, replace(NVFP4, rounding=Stochastic(), scale=Quantizer.named("mxfp4").scale)])
     seeds, step = torch.arange(2), torch.tensor(3)
     got, dec = native.operand(x, False, Call(16, *tables, features_of(*tables), seeds, step, 5))
-    random = backend("cpu").draws(seeds, native.STREAMS["rounding"], step, torch.tensor(5), 40 * 64).view(2, -1, 16)
-    expected, factors = PLAIN.decode_operand(x.view(2, -1, 16), *tables, random.to(torch.int32) & 0xFFFF)
+    random = random16(seeds, native.STREAMS["rounding"], step, torch.tensor(5), 40 * 64).view(2, -1, 16)
+    expected, factors = decode_operand(x.view(2, -1, 16), *tables, random)
     assert torch.equal(got.view_as(expected), expected)
     assert torch.equal(dec, factors)
 
