@@ -93,7 +93,7 @@ def backend(device: str) -> Backend:
 
 
 PLAIN = Backend("plain")
-"""For populations without a block-scaled slot: nothing to compile."""
+"""The reference, for populations without a block-scaled slot."""
 
 
 def _words(*arguments: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """How long this project's quantized layers take on a device, at a model's shapes, beside what the cost model says.
 
 A layer's forward and backward pass, made by the code that training runs: on a GPU the fused kernels and the fastest
-exact products, on a CPU the compiled reference. These **emulate** FP4, so their times say what an experiment costs here
+exact products, on a CPU native code. These **emulate** FP4, so their times say what an experiment costs here
 and what a technique adds to it, and nothing about FP4 hardware.
 
 Recipe and BF16 take turns, each right after the other, so that what else the machine does meets both; their ratio r in

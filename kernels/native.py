@@ -1,11 +1,11 @@
-"""native.cpp, compiled for this processor and called lane by lane: the fast path of training on a CPU.
+"""The C++ of cpp/, compiled for this processor and called lane by lane: the fast path of training on a CPU.
 
 A step on a CPU is bound by passes over tensors, by transposing what a product contracts over its rows, and by the calls
 themselves. A function here reads an operand in the orientation that it has, keeps a lane in the cache from the first
 read to the last write, and costs a few microseconds to call. Its specification is the reference, whose bits it has.
 
-The library is built once, in a second or two, and kept in the user's cache folder under a name that follows from the
-source, the compiler and the processor. What lies there and is not whole is built again.
+The library is built once, in five seconds, and kept in the user's cache folder under a name that follows from the
+sources, the compiler and the processor. What lies there and is not whole is built again.
 """
 
 from __future__ import annotations

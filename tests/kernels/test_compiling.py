@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     assert native.why_not_native() is None
     built = native._folder() / f"native-{native._key()}.so"
     compiler = program(
-        tmp_path / "c++", f"[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\ncp {built} $2"
+        tmp_path / "c++", f'[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\ncp {built} $2'
     )
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -84,7 +84,7 @@ def test_neither_garbage_nor_another_library_is_taken_for_ours(cache, content):
 
 
 def test_a_compiler_that_writes_nonsense_is_passed_over_with_the_reason(cache, monkeypatch, tmp_path):
-    script = "[ $1 = --version ] && exit 0\nwhile [ $1 != -o ]; do shift; done\necho nonsense > $2"
+    script = '[ "$1" = --version ] && exit 0\nwhile [ "$1" != -o ]; do shift; done\necho nonsense > $2'
     monkeypatch.setenv("CXX", str(program(tmp_path / "wrong", script)))
     assert native.why_not_native().startswith("native code not taken: ")
 
@@ -125,7 +125,7 @@ def test_a_time_limit_ends_the_compiler_and_its_children(tmp_path):
 
 
 def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
-    copies = program(tmp_path / "slow", f'[ $1 = --version ] || sleep 1\nexec {tmp_path / "c++"} "$@"')
+    copies = program(tmp_path / "slow", f'[ "$1" = --version ] || sleep 1\nexec {tmp_path / "c++"} "$@"')
     environment = {**os.environ, "CXX": str(copies)}
     together = [subprocess.Popen([sys.executable, "-c", HAVE], env=environment) for _ in range(2)]
     assert [process.wait(120) for process in together] == [0, 0]

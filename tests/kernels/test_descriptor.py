@@ -15,7 +15,7 @@ from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, 
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.kernels import LaneNumerics, descriptor, estimators, lanes, native
-from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.backend import PLAIN, _compiled
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.fused import limits
 from fp4dse.kernels.fused.features import features_of
@@ -62,17 +62,17 @@ def test_columns_reach_the_compiled_code_by_generation(planted):
 
 def test_lanes_that_need_a_column_it_does_not_read_are_refused(planted):
     said = r"^to_odd: found 1; accepted: 0 \(elements are rounded to the odd code\)$"
-    cpu = replace(PLAIN, operand=native.operand, heeded=lambda _: native.heeded())
-    for path in (cpu, replace(PLAIN, operand=lambda: None)):
-        assert path.why_not_operand(NVFP4.canonical(), descriptor.descriptor([NVFP4] * 2)) is None
-        reason = path.why_not_operand(AWAY.canonical(), descriptor.descriptor([NVFP4, AWAY]))
+    path = _compiled()
+    kernels = replace(PLAIN, operand=lambda: None).why_not_operand
+    for why_not in (path.why_not_operand, path.why_not_by_scales, kernels, PLAIN.why_not_by_scales):
+        assert why_not(NVFP4.canonical(), descriptor.descriptor([NVFP4] * 2)) is None
+        reason = why_not(AWAY.canonical(), descriptor.descriptor([NVFP4, AWAY]))
         assert isinstance(reason, str)
         assert re.match(said, reason), reason
 
 
 def test_the_reason_is_in_the_row(planted, monkeypatch):
-    path = replace(PLAIN, operand=native.operand, heeded=lambda _: native.heeded())
-    monkeypatch.setattr(lanes, "backend", lambda _: path)
+    monkeypatch.setattr(lanes, "backend", lambda _: _compiled())
     numerics = LaneNumerics([Recipe.uniform(NVFP4), Recipe.uniform(AWAY)], [0, 1])
     assert all(slot.why_not_fused for slot in numerics.slots.values())
     assert numerics.operand_why_not == (
@@ -83,7 +83,7 @@ def test_the_reason_is_in_the_row(planted, monkeypatch):
 def test_what_each_path_does_not_read_today():
     """Of all columns; whoever adds one comes by here."""
     every = {*descriptor.FLOATS, *descriptor.INTS}
-    assert every - native.heeded() == {"scale_stochastic", "ema"}
+    assert every == native.heeded()
     assert every - limits.heeded("block") == {"scale_stochastic", "ema"}
     assert every - limits.heeded("eden") == {"ema"}
     elements = {name for name, column in (descriptor.FLOATS | descriptor.INTS).items() if column.of == "element"}
