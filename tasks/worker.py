@@ -104,7 +104,9 @@ def next_line() -> str:
 def start_no_threads() -> None:
     """Keep torch from starting threads where it computes and compiles on the CPU. This process then has no CUDA."""
     torch.set_num_threads(1)
-    torch.hub.tqdm.monitor_interval = 0
+    vars(torch.hub)[
+        "tqdm"
+    ].monitor_interval = 0  # of the real one, or of the stand-in that torch has where it is missing
     # The compiler asks about CUDA whatever it compiles for, and the driver cannot answer without a thread. So torch
     # becomes one that was built without CUDA.
     if hasattr(torch._C, "_cuda_getDeviceCount"):
