@@ -1,11 +1,12 @@
-"""What a task draws anew for every batch: noise, times, crops. Keyed by (seed, step, site), so that every recipe of a
-seed meets the same, on every device and in every company.
+"""Random numbers of a task: noise, times and crops, drawn anew for every batch and keyed by (seed, step, site).
+
+So every recipe of a seed gets the same numbers, on every device and beside any other lanes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,6 +15,16 @@ from torch import Tensor
 from fp4dse.kernels.ops import philox
 
 STREAM = philox.STREAMS["batch"]
+
+
+def seed_keys(seeds: Sequence[int]) -> Tensor:
+    """int64 [S], as counters take them."""
+    return torch.tensor(list(seeds), dtype=torch.int64)
+
+
+def fixed_order(n: int) -> Tensor:
+    """int64 [n]: a permutation that is always the same."""
+    return torch.argsort(philox.random32(seed_keys([0]), philox.STREAMS["data"], 0, 0, n)[0], stable=True)
 
 
 class Draws:
@@ -45,4 +56,5 @@ class Draws:
 def _quantiles(device: torch.device) -> Tensor:
     """float32 [65536]: the standard normal's quantiles at (i + 1/2) / 65536, made on the CPU so that devices agree."""
     at = (torch.arange(65536, dtype=torch.float64) + 0.5) / 65536
-    return torch.special.ndtri(at).to(torch.float32).to(device)
+    quantiles: Tensor = torch.special.ndtri(at).to(torch.float32).to(device)
+    return quantiles

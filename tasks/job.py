@@ -1,4 +1,4 @@
-"""What a worker is given and what it gives back: plain records that travel as JSON."""
+"""Jobs of a worker and their results: plain records that travel as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOO_LARGE = 20
 ELSEWHERE = 19
 """Exit code of a job that is for another kind of device than this worker's."""
 STOPPED = 18
-"""Exit code of a job that was asked to stop before it was done; where it stands is in its checkpoint."""
+"""Exit code of a job that was asked to stop before it was done; its checkpoint has the state."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """After `step` steps the best share `keep` of the lanes that live goes on; the others are pruned."""
+    """After `step` steps the best share `keep` of the lanes that have not diverged trains on; the others are pruned."""
 
     step: Annotated[int, msgspec.Meta(ge=1)]
     keep: Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LaneResult(msgspec.Struct):
-    """What became of a lane. Losses are means in the task's own unit (nats, squared error).
+    """Result of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
     `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.

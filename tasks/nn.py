@@ -21,17 +21,25 @@ from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
+from fp4dse.tasks.draws import seed_keys
+
+KINDS: dict[str, Kind] = {
+    "embed": "embedding",
+    "stem": "embedding",
+    "time1": "embedding",
+    "qkv": "attention",
+    "out": "attention",
+    "up": "mlp",
+    "down": "mlp",
+    "head": "head",
+}
+"""Last word of a layer's name -> its kind, by which recipes choose layers. Others are `conv` or `linear`."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
 
 
-def seed_keys(seeds: Sequence[int]) -> Tensor:
-    """int64 [S], as counters take them."""
-    return torch.tensor(list(seeds), dtype=torch.int64)
-
-
-def drawn(
+def initial_weights(
     seeds: Sequence[int], shapes: Shapes, gains: Mapping[str, float], biased: Container[str] | None = None
 ) -> dict[str, Tensor]:
     """`name.w` N(0, gain²/fan_in) for each seed, [S, *shape], and `name.b` of zeros [S, out].
@@ -50,24 +58,25 @@ def drawn(
     return made
 
 
-def layers(
+def make_layers(
     parameters: Mapping[str, Tensor],
     numerics: LaneNumerics,
-    kinds: Mapping[str, Kind],
-    blocks: int,
+    blocks: int = 0,
     strides: Mapping[str, int] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> nn.ModuleDict:
     """A quantized layer for every `name.w`, under its name with _ for a dot: linear for [L, out, in], a convolution
     that keeps the size of the image, or divides it by its stride, for [L, out, kh, kw, in].
 
-    Names are `block3.qkv` within blocks, else one word; the last word has its kind in `kinds`, without which it is
-    `conv` or `linear`. Layers are numbered in the order of `parameters`.
+    Names are `block3.qkv` within blocks, else one word; the last word has its kind in KINDS, to which `kinds` adds.
+    Layers are numbered in the order of `parameters`.
     """
+    kind_of = {**KINDS, **(kinds or {})}
     made: dict[str, nn.Module] = {}
     for i, name in enumerate(name.removesuffix(".w") for name in parameters if name.endswith(".w")):
         weight, bias = parameters[f"{name}.w"], parameters.get(f"{name}.b")
         block, _, last = name.rpartition(".")
-        kind = kinds.get(last, "conv" if weight.dim() == 5 else "linear")
+        kind = kind_of.get(last, "conv" if weight.dim() == 5 else "linear")
         place = Place(kind, int(block.removeprefix("block")), blocks) if block else Place(kind, None, blocks)
         key = name.replace(".", "_")
         if weight.dim() == 5:
@@ -88,7 +97,7 @@ def self_attention(qkv: Tensor, heads: int) -> Tensor:
     return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
-class _MadeAgain(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
@@ -107,7 +116,8 @@ class _MadeAgain(torch.autograd.Function):
 def max_pool(x: Tensor) -> Tensor:
     """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
     keeps for the backward pass is x."""
-    return _MadeAgain.apply(x, _largest_of_two)
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_two)  # type: ignore[no-untyped-call]
+    return pooled
 
 
 def _largest_of_two(x: Tensor) -> Tensor:
@@ -119,7 +129,8 @@ def _largest_of_two(x: Tensor) -> Tensor:
 def max_pool_overlapping(x: Tensor) -> Tensor:
     """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
     backward pass is x."""
-    return _MadeAgain.apply(x, _largest_of_three)
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_three)  # type: ignore[no-untyped-call]
+    return pooled
 
 
 def _largest_of_three(x: Tensor) -> Tensor:
@@ -138,21 +149,22 @@ def mean_pool(x: Tensor) -> Tensor:
     return divided(lane_sum(rows.to(torch.float32), 2), rows.shape[2]).to(x.dtype)
 
 
-class _Doubled(torch.autograd.Function):
+class _Upsampled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(_ctx: Any, g: Tensor) -> Tensor:
         wide = g.to(torch.float32)
         rows = wide[:, :, 0::2] + wide[:, :, 1::2]
         return (rows[:, :, :, 0::2] + rows[:, :, :, 1::2]).to(g.dtype)
 
 
-def doubled(x: Tensor) -> Tensor:
+def upsampled(x: Tensor) -> Tensor:
     """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
-    return _Doubled.apply(x)
+    out: Tensor = _Upsampled.apply(x)  # type: ignore[no-untyped-call]
+    return out
 
 
 def patches(x: Tensor, size: int) -> Tensor:

@@ -30,18 +30,18 @@ from fp4dse.tasks.optimizers import LaneOptimizer
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
-HAS = "has/"
+PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
 
-class Each:
-    """What the module makes of each lane's batch, in the order of the lanes: whatever it returns."""
+class LaneOutputs:
+    """Outputs of the module for each lane's batch, in the order of the lanes: whatever it returns."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.outputs = list(outputs)
 
 
-class EachLane(LaneNumerics):
+class SequentialNumerics(LaneNumerics):
     """Numerics of lanes that are computed one after the other: each has numerics of one lane."""
 
     @cached_property
@@ -56,7 +56,7 @@ class EachLane(LaneNumerics):
         return lanes
 
     def of_lane(self, lane: int) -> LaneNumerics:
-        """Of one lane, as all stand now."""
+        """Numerics of one lane, at the present step and in the present mode."""
         of = self.each[lane]
         of.training, of.counting, of.measuring, of.part = self.training, self.counting, self.measuring, self.part
         of.precise_stages = self.precise_stages
@@ -78,43 +78,45 @@ class EachLane(LaneNumerics):
             lane.forget_lost()
 
     def state(self) -> dict[str, Tensor]:
-        """With zeros for lanes that carry nothing under a name under which others carry something."""
+        """State of all lanes by name; zeros for a lane without state under a name that another lane has."""
         lanes = [lane.state() for lane in self.each]
         out = {}
         for name, example in {name: value for lane in lanes for name, value in lane.items()}.items():
             out[name] = torch.cat([lane.get(name, torch.zeros_like(example)) for lane in lanes])
-            out[HAS + name] = torch.tensor([name in lane for lane in lanes])
+            out[PRESENT + name] = torch.tensor([name in lane for lane in lanes])
         return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        names = [name for name in state if not name.startswith(HAS)]
+        names = [name for name in state if not name.startswith(PRESENT)]
         for i, lane in enumerate(self.each):
-            lane.load_state({name: state[name][i : i + 1] for name in names if state[HAS + name][i]})
+            lane.load_state({name: state[name][i : i + 1] for name in names if state[PRESENT + name][i]})
 
 
-class Now:
-    """Where the layers of the converted module get the numerics of the lane from that is computed now."""
+class CurrentLane:
+    """The lane that is computed now: the layers of the converted module get their numerics from it."""
 
     def __init__(self) -> None:
         self.lane: LaneNumerics | None = None
         self.off = False
 
-    def numerics(self, device: torch.device) -> LaneNumerics:
-        """Of the lane."""
+    def numerics(self, _device: torch.device) -> LaneNumerics:
+        """Numerics of the lane."""
         assert self.lane is not None
         return self.lane
 
 
-class OneByOne(nn.Module):
+class SequentialLanes(nn.Module):
     """L lanes of a plain module. parameters: names as `named` gives them -> [L, …].
 
     In `model` stand the parameters and buffers under the module's own names; what is not trained is a buffer. Weights
     of products have a `place`, precise or not: recipes' weight decay is theirs.
     """
 
-    def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor], numerics: EachLane, name: str) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[str, Tensor], numerics: SequentialNumerics, name: str
+    ) -> None:
         super().__init__()
-        self.numerics, self.now, self.device = numerics, Now(), numerics.step.device
+        self.numerics, self.current, self.device = numerics, CurrentLane(), numerics.step.device
         modules = dict(module.named_modules())
         structure = structure_of(modules)
         lines = lines_of(modules, structure)
@@ -138,22 +140,22 @@ class OneByOne(nn.Module):
             if leaf == "weight" and owner in products and is_product(modules[owner]):
                 node.place = products[owner]  # type: ignore[assignment]
         self.names = [names[p] for p in self.parameters()]
-        for at, numbers in attach(modules, lines, self.now).items():
+        for at, numbers in attach(modules, lines, self.current).items():
             for number in numbers:
                 numerics.add_layer(number, products[at])
         self.module = [module.to(self.device)]  # in a list: its own parameters are nobody's
 
-    def forward(self, x: Tensor) -> Each:
+    def forward(self, x: Tensor) -> LaneOutputs:
         """x [L, B, …] -> what each lane's module makes of its batch, in eval mode."""
-        return Each([self.lane(i, x[i], [p[i] for p in self.parameters()], False) for i in range(len(x))])
+        return LaneOutputs([self.lane(i, x[i], [p[i] for p in self.parameters()], False) for i in range(len(x))])
 
     def lane(self, lane: int, x: Tensor, parameters: Sequence[Tensor], train: bool) -> Any:
-        """What a lane's module makes of x [B, …] with these parameters of its, in the order of `parameters()`.
+        """Outputs of a lane's module for x [B, …] with the lane's parameters, in the order of `parameters()`.
 
-        In train mode buffers move on with the step; in a pass that is beside the training they stay.
+        In train mode the step changes buffers; a pass that is not part of the training leaves them.
         """
         numerics, module = self.numerics, self.module[0].train(train)
-        self.now.lane, self.now.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
+        self.current.lane, self.current.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
         moves = train and numerics.training
         buffers = {name: node.get_buffer(leaf)[lane] for name, (node, leaf) in self.fixed.items()}
         if not moves:
@@ -169,9 +171,9 @@ class OneByOne(nn.Module):
 
 
 def backward(
-    task: Task, model: OneByOne, numerics: LaneNumerics, optimizer: LaneOptimizer, x: Tensor, y: Tensor
+    task: Task, model: SequentialLanes, numerics: LaneNumerics, optimizer: LaneOptimizer, x: Tensor, y: Tensor
 ) -> Tensor:
-    """As `backward.backward`, lane by lane: mean loss [L], and gradients in the model's parameters."""
+    """Lane by lane what `backward.backward` does: mean loss [L], and gradients in the model's parameters."""
     parts, parameters = optimizer.accumulate, list(model.parameters())
     losses = torch.zeros(len(x), device=x.device)
     for p in parameters:
@@ -181,7 +183,7 @@ def backward(
         for lane in range(len(x)):
             leaves = [p.detach()[lane].requires_grad_() for p in parameters]
             out = model.lane(lane, of_x[lane], leaves, True)
-            loss = task.loss(Each([out]), of_y[lane : lane + 1])[0]
+            loss = task.loss(LaneOutputs([out]), of_y[lane : lane + 1])[0]
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale[lane]
             gradients = torch.autograd.grad(scaled * (1 / parts), leaves, allow_unused=True)
             for p, gradient in zip(parameters, gradients, strict=True):
@@ -199,7 +201,7 @@ def initial(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """All that a lane of the module has: `parameter:NAME` for what is trained, `buffer:NAME` for the rest."""
+    """Tensors of a lane of the module: `parameter:NAME` for those that are trained, `buffer:NAME` for the others."""
     trained = {f"parameter:{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
     return trained | {f"buffer:{name}": value.detach() for name, value in _fixed(module)}
 
@@ -228,8 +230,8 @@ def _fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _path(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Where in the tree a tensor stands: by its own name, but for the weights that nn.MultiheadAttention keeps without
-    layers: `in_proj_weight` is the weight of `in_proj`."""
+    """Path of a tensor in the tree of modules. It follows the tensor's name, except for weights that
+    nn.MultiheadAttention has without a layer: `in_proj_weight` is the weight of `in_proj`."""
     owner, _, leaf = name.rpartition(".")
     if isinstance(modules.get(owner), nn.MultiheadAttention) and leaf.endswith("_weight"):
         name = f"{name.removesuffix('_weight')}.weight"

@@ -12,7 +12,8 @@ What is wrong with it is said in one line, when the file is read: two samples go
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,37 +25,24 @@ from torch.utils.data import default_collate
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks.one_by_one import Each, EachLane, OneByOne, initial, named, seeded
+from fp4dse.tasks.one_by_one import LaneOutputs, SequentialLanes, SequentialNumerics, initial, named, seeded
 from fp4dse.tasks.task import Problem, Task
 
 NEEDED = ("model", "train", "test", "loss")
-NUMBERS: dict[str, Any] = {
-    "steps": 500,
-    "batch": 64,
-    "lr": 1e-3,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "clip": None,
-    "warmup": 0.0,
-    "decay": 0.0,
-    "better": None,
-    "summary": "",
+NUMBERS: dict[str, tuple[Any, Any]] = {
+    "steps": (int, 500),
+    "batch": (int, 64),
+    "lr": (float, 1e-3),
+    "betas": (tuple[float, float], (0.9, 0.95)),
+    "eps": (float, 1e-8),
+    "weight_decay": (float, 0.0),
+    "clip": (float | None, None),
+    "warmup": (float, 0.0),
+    "decay": (float, 0.0),
+    "better": (str | None, None),
+    "summary": (str, ""),
 }
-"""Field of Task -> what it is if it is not given."""
-TYPES = {
-    "steps": int,
-    "batch": int,
-    "lr": float,
-    "betas": tuple[float, float],
-    "eps": float,
-    "weight_decay": float,
-    "clip": float | None,
-    "warmup": float,
-    "decay": float,
-    "better": str | None,
-    "summary": str,
-}
+"""Field of Task -> its type, and its value if it is not given."""
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -83,12 +71,14 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
         if not callable(function):
             raise ConfigError(f"{where}: {key}", type(function).__name__, "a function of (outputs, targets)")
     train, test = (_data(record[key], f"{where}: {key}") for key in ("train", "test"))
-    numbers = {key: _number(record.get(key, default), f"{where}: {key}", key) for key, default in NUMBERS.items()}
+    numbers = {
+        key: _number(record.get(key, default), f"{where}: {key}", type_) for key, (type_, default) in NUMBERS.items()
+    }
     if not 1 <= numbers["batch"] <= len(train.x):
         raise ConfigError(f"{where}: batch", numbers["batch"], f"1 … {len(train.x)}, the samples in train")
     if numbers["steps"] < 1:
         raise ConfigError(f"{where}: steps", numbers["steps"], "1 or more")
-    module = _tried(make, {"loss": loss, **metrics}, train, where)
+    module = _checked_module(make, {"loss": loss, **metrics}, train, where)
     size = sum(p.numel() for p in module.parameters() if p.requires_grad)
     summary = numbers.pop("summary") or f"{type(module).__name__}, {size:,} parameters, {len(train.x)} samples"
     return Task(
@@ -97,9 +87,9 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
         rev=1,
         summary=summary,
         problem=partial(_problem, make, train, test, where),
-        model=partial(_lanes, make, where),
-        loss=partial(_of_each, loss),
-        metrics={key: partial(_of_each, metric) for key, metric in metrics.items()},
+        model=partial(_model, make, where),
+        loss=partial(_per_lane, loss),
+        metrics={key: partial(_per_lane, metric) for key, metric in metrics.items()},
         digest_of=partial(_digest, train, test),
         eval_rows=numbers["batch"],
         size=size,
@@ -108,11 +98,11 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
     )
 
 
-def _lanes(
+def _model(
     make: Callable[[], nn.Module], where: str, parameters: dict[str, Tensor], numerics: LaneNumerics
-) -> OneByOne:
-    assert isinstance(numerics, EachLane)
-    return OneByOne(initial(make, 0), parameters, numerics, where)
+) -> SequentialLanes:
+    assert isinstance(numerics, SequentialNumerics)
+    return SequentialLanes(initial(make, 0), parameters, numerics, where)
 
 
 def _problem(make: Callable[[], nn.Module], train: Data, test: Data, where: str, seeds: Sequence[int]) -> Problem:
@@ -125,7 +115,7 @@ def _problem(make: Callable[[], nn.Module], train: Data, test: Data, where: str,
     return Problem(train.x[None], train.y[None], test.x[None], test.y[None], init)
 
 
-def _of_each(function: Callable[[Any, Tensor], Tensor], outputs: Each, targets: Tensor) -> Tensor:
+def _per_lane(function: Callable[[Any, Tensor], Tensor], outputs: LaneOutputs, targets: Tensor) -> Tensor:
     """The function of each lane's outputs and targets, its mean where it is one for each sample: float32 [L]."""
     pairs = zip(outputs.outputs, targets, strict=True)
     return torch.stack([torch.as_tensor(function(out, y)).to(torch.float32).mean() for out, y in pairs])
@@ -152,7 +142,7 @@ def _read(dataset: Any, where: str, wanted: str) -> Any:
     """All samples of a Dataset, read once."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(where, type(dataset).__name__, wanted)
-    try:
+    with _failing_as(where, wanted):
         firsts = []
         for key in (0, 1):
             with seeded(torch.device("cpu"), key):
@@ -161,27 +151,21 @@ def _read(dataset: Any, where: str, wanted: str) -> Any:
             better = "a Dataset without chance in it: it is read once (augment in the model's forward, in train mode)"
             raise ConfigError(where, "a sample that differs when it is read again", better)
         return default_collate([dataset[i] for i in range(len(dataset))])
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(where, f"{type(error).__name__}: {error}", wanted) from None
 
 
-def _number(value: object, where: str, key: str) -> Any:
+def _number(value: object, where: str, type_: Any) -> Any:
     try:
-        return msgspec.convert(value, TYPES[key])
+        return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         raise ConfigError(where, value, str(error)) from None
 
 
-def _tried(
+def _checked_module(
     make: Callable[[], nn.Module], functions: Mapping[str, Callable[..., Any]], train: Data, where: str
 ) -> nn.Module:
     """The module, after two samples went through it, loss and metrics. ConfigError for what does not work."""
-    try:
+    with _failing_as(f"{where}: model", "a function without arguments that runs"):
         module = initial(make, 0)
-    except Exception as error:
-        raise ConfigError(f"{where}: model", _said(error), "a function without arguments that runs") from None
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{where}: model", type(module).__name__, "a function that returns an nn.Module")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -193,17 +177,11 @@ def _tried(
         raise ConfigError(f"{where}: model", "no parameters", "a module with something to train")
     x, y = train.x[:2], train.y[:2]
     with seeded(torch.device("cpu"), 0):
-        try:
+        with _failing_as(f"{where}: model", f"a module that takes a batch of train's inputs, {_shape(x)}"):
             out = module.train()(x)
-        except Exception as error:
-            takes = f"a module that takes a batch of train's inputs, {_shape(x)}"
-            raise ConfigError(f"{where}: model", _said(error), takes) from None
         for key, function in functions.items():
-            try:
+            with _failing_as(f"{where}: {key}", f"a function of what the model returns and of targets {_shape(y)}"):
                 value = function(out, y)
-            except Exception as error:
-                takes = f"a function of what the model returns and of targets {_shape(y)}"
-                raise ConfigError(f"{where}: {key}", _said(error), takes) from None
             if key == "loss" and not (isinstance(value, Tensor) and value.numel() == 1):
                 found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigError(f"{where}: loss", found, "a scalar tensor, the mean over the batch")
@@ -212,8 +190,15 @@ def _tried(
     return module
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+@contextmanager
+def _failing_as(where: str, accepted: str) -> Iterator[None]:
+    """ConfigError in place of whatever the user's code raises."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(where, f"{type(error).__name__}: {error}", accepted) from None
 
 
 def _shape(x: Tensor) -> str:

@@ -33,7 +33,7 @@ PROCESSOR = ("vendor_id", "model name", "flags", "Features")
 
 
 class _File(msgspec.Struct):
-    """What is on the disk: answers by question, as JSON."""
+    """Content of the file: answers by question, as JSON."""
 
     stamp: str
     answers: dict[str, msgspec.Raw]
@@ -52,7 +52,7 @@ def remembered(question: str, ask: Callable[[], T], type_: type[T]) -> T:
 
 
 def remember(question: str, answer: object) -> None:
-    """Put an answer beside the others. Where nothing can be written, nothing is: it is asked again next time."""
+    """Store an answer beside the others. If the file cannot be written, the question is asked again next time."""
     file, known = cache_folder() / "answers.json", _read()
     known.answers[question] = msgspec.Raw(msgspec.json.encode(answer))
     with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ def recall(question: str, type_: type[T]) -> T | None:
 
 def _read() -> _File:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        found = decode_json((cache_folder() / "answers.json").read_bytes(), _File)
+        found: _File = decode_json((cache_folder() / "answers.json").read_bytes(), _File)
         if found.stamp == stamp():
             return found
     return _File(stamp(), {})
@@ -100,7 +100,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> list[str]:
-    """What the first processor says of itself."""
+    """Lines of /proc/cpuinfo that describe the first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

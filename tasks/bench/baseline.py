@@ -1,6 +1,7 @@
-"""What speed is measured against: the same training one lane at a time, in eager torch with plain torch quantizers.
+"""Baseline of the speed benchmark: the same training, one lane at a time, in eager torch with quantizers in plain
+torch.
 
-Frozen: it is how simulations of FP4 training are commonly written, and stays as it is, whatever the engine becomes.
+It is frozen: simulations of FP4 training are commonly written like this, and it stays so whatever the engine becomes.
 NVFP4 in six slots with a current tensor maximum, decoded into FP32, products in BF16 on a GPU and FP32 on a CPU,
 torch.optim.AdamW. Rounding is to nearest; its bits are not the engine's, its work is.
 """
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fp4dse.kernels.lanes import Forward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.lane_counts import wait_for
 from fp4dse.tasks.task import Task
 
 BLOCK, LARGEST, SCALE_LARGEST = 16, 6.0, 448.0
@@ -78,7 +80,7 @@ class EagerNumerics:
 
 
 def seconds_per_step(task: Task, device: str, steps: int = 20, warm_up: int = 3, rounds: int = 3) -> float:
-    """Least of a few rounds of so many steps of one lane, seconds a step."""
+    """Seconds of a step of one lane: the least of `rounds` rounds of `steps` steps."""
     problem = task.problem([0])
     numerics = EagerNumerics(device)
     model = task.model({name: value.to(device) for name, value in problem.init.items()}, numerics)  # type: ignore[arg-type]
@@ -103,15 +105,10 @@ def seconds_per_step(task: Task, device: str, steps: int = 20, warm_up: int = 3,
         one(step)
     times = []
     for _ in range(rounds):
-        _wait(device)
+        wait_for(device)
         begin = time.perf_counter()
         for step in range(steps):
             one(step)
-        _wait(device)
+        wait_for(device)
         times.append((time.perf_counter() - begin) / steps)
     return min(times)
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

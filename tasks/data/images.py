@@ -1,7 +1,7 @@
 """Labelled images: one record for every source, and the choice of who reads a path.
 
 Pixels stay 8-bit, [n, H, W, C], until a batch of them is prepared: a data set then takes a quarter of the memory, and
-its digest is of what the files hold. What a path is, is told by what lies there:
+its digest is that of the files' content. The format of a path follows from the files that it holds:
 
     data_batch_1 … 5, test_batch (.bin)     CIFAR-10     (the pickles of the Python version are read without executing)
     train, test (.bin)                      CIFAR-100    `PATH:coarse` for its 20 classes
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels.ops.philox import STREAMS, random32
-from fp4dse.tasks.data import image_files, published
+from fp4dse.tasks.data import cifar_mnist, image_files
 from fp4dse.tasks.data.image_source import Part, Source
+from fp4dse.tasks.draws import fixed_order
 
 OPTIONS = ("image", "size")
 
@@ -61,9 +61,9 @@ def load_images(data: str, size: int | None = None) -> Images:
     a label or image column that does not exist, images of several sizes without `size`, fewer than two images.
     """
     source = parse_source(data, size)
-    for read in (published.cifar, published.mnist, image_files.parquet, image_files.folder):
+    for read in (cifar_mnist.cifar, cifar_mnist.mnist, image_files.parquet, image_files.folder):
         if (parts := read(source)) is not None:
-            if read in (published.cifar, published.mnist) and "size=" in data:
+            if read in (cifar_mnist.cifar, cifar_mnist.mnist) and "size=" in data:
                 raise ConfigError(f"option of data {source.path}", "size", "none: published images keep their size")
             return _images(source, *parts)
     raise ConfigError(
@@ -114,11 +114,6 @@ def _fifth(whole: Part) -> tuple[Part, Part]:
     order, split = fixed_order(n), n - max(1, n // 5)
     chosen = order[:split].sort().values, order[split:].sort().values
     return tuple(Part(whole.pixels[at], [whole.labels[i] for i in at.tolist()]) for at in chosen)  # type: ignore
-
-
-def fixed_order(n: int) -> Tensor:
-    """int64 [n]: a permutation that is always the same."""
-    return torch.argsort(random32(torch.zeros(1, dtype=torch.int64), STREAMS["data"], 0, 0, n)[0], stable=True)
 
 
 def moments(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

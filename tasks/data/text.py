@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.reading import decode_json
-from fp4dse.tasks.data.files import Fingerprint, fingerprint, hash_files, read_column, split_column
+from fp4dse.tasks.data.user_files import Fingerprint, fingerprint, hash_files, read_column, split_column
 
 HELD_OUT = 10
 """One paragraph in so many is held out."""
@@ -62,15 +62,15 @@ def standard_library() -> Corpus:
 
 
 def read_corpus(path: str) -> Corpus:
-    """What `--data` names: a file of text, a `.parquet` file (`FILE:COLUMN`; default column: text), a `.bin` file of
-    tokens, or a folder of text or Parquet files. ConfigError on what cannot be read, or holds too little."""
+    """The corpus at a `--data` path: a file of text, a `.parquet` file (`FILE:COLUMN`; default column: text), a `.bin`
+    file of tokens, or a folder of text or Parquet files. ConfigError on what cannot be read, or holds too little."""
     file, column = split_column(path)
     files = _files_of(file)
     return _read(path, tuple(files), column or COLUMN, fingerprint([*files, *_beside(files)]))
 
 
 def paragraphs(texts: Iterable[str]) -> list[str]:
-    """What stands between blank lines, each once, in order."""
+    """Paragraphs, the text between blank lines: each once, in order."""
     cut = (part.strip("\n") for text in texts for part in text.replace("\r\n", "\n").split("\n\n"))
     return list(dict.fromkeys(part for part in cut if part.strip()))
 
@@ -188,7 +188,8 @@ def _entries(tokenizer: Path) -> int:
         said = decode_json(tokenizer.read_bytes())
         pieces, added = said["model"]["vocab"], [token["id"] for token in said.get("added_tokens", [])]
         ids = range(len(pieces)) if isinstance(pieces, list) else pieces.values()
-        return 1 + max([*ids, *added])
+        size: int = 1 + max([*ids, *added])
+        return size
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError("--data", str(tokenizer), "a tokenizer.json of the package `tokenizers`") from None
 

@@ -1,7 +1,7 @@
 """Diffusion: models that predict the noise in images, by a UNet and by a transformer.
 
 Data: the digits that scikit-learn ships, or a path (tasks/data/images.py). After training each lane draws samples:
-their Fréchet distance is the metric `fid` (lower is better; quality.py), and 64 of them the picture `samples`.
+their Fréchet distance is the metric `fid` (lower is better; frechet.py), and 64 of them the picture `samples`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from fp4dse.tasks.diffusion.dit import dit
-from fp4dse.tasks.diffusion.quality import frechet, grid, reference
-from fp4dse.tasks.diffusion.schedule import noised, sampled, squared_error
+from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
+from fp4dse.tasks.diffusion.process import noised, sample
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
+from fp4dse.tasks.image_preset import ImagePreset, Model, needed
+from fp4dse.tasks.losses import squared_error
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 4
@@ -25,12 +26,11 @@ SHOWN = 64
 
 
 class Preset(ImagePreset, frozen=True):
-    """samples: of each lane, in `sampler` steps of a deterministic sampler. eval_rows: as in Task."""
+    """samples: of each lane, in `sampler` steps of a deterministic sampler."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     samples: int = 256
     sampler: int = 25
-    eval_rows: int = 512
 
 
 def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers: Any) -> Preset:
@@ -47,7 +47,18 @@ SIZES = {
     "cifar": _epochs(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4),
     "paper": _epochs(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, sampler=100, decay=0.7, betas=ADAM),
     "ffhq-paper": Preset(
-        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128, 1024, 100, 64
+        unet(64, (1, 2, 4), 2, (1, 2), 256),
+        20,
+        1e-4,
+        epochs=3,
+        images=66_500,
+        decay=0.0,
+        betas=ADAM,
+        data=needed(FFHQ),
+        size=128,
+        eval_rows=64,
+        samples=1024,
+        sampler=100,
     ),
     "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
@@ -57,12 +68,12 @@ SIZES = {
 say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
 
 
-def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:
+def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, _val_loss: torch.Tensor) -> Finish:
     height, width, channels = problem.train_x.shape[2:]
-    images = sampled(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
+    images = sample(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
     against = reference(size.data)
-    distances = torch.tensor([frechet(against, lane) for lane in images], dtype=torch.float64)
-    return Finish({"fid": distances}, {"samples": [grid(lane[:SHOWN]) for lane in images]})
+    distances = torch.tensor([frechet_distance(against, lane) for lane in images], dtype=torch.float64)
+    return Finish({"fid": distances}, {"samples": [sample_sheet(lane[:SHOWN]) for lane in images]})
 
 
 def on_data(preset: str, path: str) -> Task:
@@ -71,25 +82,16 @@ def on_data(preset: str, path: str) -> Task:
 
 
 def _task(preset: str, size: Preset) -> Task:
-    return Task(
+    return size.task(
         name="diffusion",
         preset=preset,
         rev=REV,
         summary=f"noise in {size.source}, {size.model.name}",
-        problem=partial(image_problem, size.model, size.data),
         prepare=partial(noised, size.data),
-        model=size.model.build,
         loss=squared_error,
         finish=partial(_finish, size),
         shown="fid",
         better="lower",
-        digest_of=lambda: size.data().digest,
-        steps=size.all_steps,
-        batch=size.batch,
-        lr=size.lr,
-        betas=size.betas,
-        decay=size.decay,
-        eval_rows=size.eval_rows,
     )
 
 

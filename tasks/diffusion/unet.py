@@ -15,22 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.group_norm import group_norm, smooth_group_norm
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import doubled, drawn, layers, self_attention
-
-KINDS: dict[str, Kind] = {
-    "stem": "embedding",
-    "time1": "embedding",
-    "time": "linear",
-    "qkv": "attention",
-    "out": "attention",
-    "head": "head",
-}
+from fp4dse.tasks.diffusion.time import time_embedding, time_shapes
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, self_attention, upsampled
 
 
 class _Block(NamedTuple):
@@ -84,14 +74,13 @@ class UNet(nn.Module):
         self, plan: Sequence[_Block], groups: int, base: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.plan, self.groups = plan, groups
-        self.embedding = TimeEmbedding(base)
+        self.plan, self.groups, self.base = plan, groups, base
         strides = {f"{block.name}.resize": 2 for block in plan if block.resize == "down"}
-        self.layer = layers(parameters, numerics, KINDS, len(plan), strides)
+        self.layer = make_layers(parameters, numerics, len(plan), strides)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
-        c = self.embedding(times, self.layer)  # [L, B, time]
+        c = time_embedding(times, self.layer, self.base)  # [L, B, time]
         stack: list[Tensor] = []
         h = self.layer["stem"](x)
         for block in self.plan:
@@ -99,12 +88,13 @@ class UNet(nn.Module):
             if block.kept:
                 stack.append(h)
             if block.resize:
-                h = self.layer[f"{block.name}_resize"](doubled(h) if block.resize == "up" else h)
-        return self.layer["head"](self._active(h))
+                h = self.layer[f"{block.name}_resize"](upsampled(h) if block.resize == "up" else h)
+        noise: Tensor = self.layer["head"](self._active(h))
+        return noise
 
     def _block(self, block: _Block, x: Tensor, c: Tensor) -> Tensor:
         part = {name: f"{block.name}_{name}" for name in ("conv1", "conv2", "time", "skip", "qkv", "out")}
-        h = self.layer[part["conv1"]](self._active(x))
+        h: Tensor = self.layer[part["conv1"]](self._active(x))
         scale, shift = self.layer[part["time"]](c).chunk(2, dim=-1)  # [L, B, C]
         h = self.layer[part["conv2"]](smooth_group_norm(h, self.groups, 1.0 + scale, shift))
         h = h + (self.layer[part["skip"]](x) if part["skip"] in self.layer else x)
@@ -135,4 +125,4 @@ def _init(plan: Sequence[_Block], base: int, time: int, images: Images, seeds: S
         if resize:
             shapes[f"{name}.resize"] = (fan_out, 3, 3, fan_out)
     shapes["head"] = (channels, 3, 3, plan[-1].fan_out)
-    return drawn(seeds, shapes, {"conv2": 0.1, "out": 0.1, "time": 0.1, "head": 0.1})
+    return initial_weights(seeds, shapes, {"conv2": 0.1, "out": 0.1, "time": 0.1, "head": 0.1})

@@ -1,4 +1,4 @@
-"""A population in a file, from which its training goes on bit for bit on the same device.
+"""Checkpoint: a population in a file, from which training resumes bit for bit on the same device.
 
 The file appears whole or not at all. It names what it belongs to: the job, and the revisions and versions that the bits
 depend on. Anything else is refused.
@@ -23,11 +23,11 @@ FORMAT = 1
 """Raised when files are read another way."""
 
 
-class Standing(msgspec.Struct):
-    """Where a training stands beside its tensors.
+class TrainingProgress(msgspec.Struct):
+    """Progress of a training, apart from its tensors.
 
-    done: steps; members: the numbers of the lanes that are still in the population, in its order; outcomes: what became
-    of the others, by number; train_s: what it has taken so far.
+    done: steps so far; members: numbers of the lanes that are still in the population, in its order; outcomes: results
+    of the others, by number; train_s: seconds of training so far.
     """
 
     done: int
@@ -37,7 +37,7 @@ class Standing(msgspec.Struct):
 
 
 def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung], record: bool) -> dict[str, str]:
-    """What the bits of a training depend on, in words."""
+    """Everything that the bits of a training depend on, as text by name."""
     here = environment(device, torch.get_num_threads())
     names = ("device_class", "torch_version", "rev_quantizers", "rev_engine")
     return {
@@ -51,24 +51,24 @@ def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Run
     }
 
 
-def save(path: Path, of: dict[str, str], standing: Standing, state: dict[str, Tensor]) -> None:
+def save(path: Path, of: dict[str, str], progress: TrainingProgress, state: dict[str, Tensor]) -> None:
     """Write the file; after a crash at any moment it is the old one or the new one."""
     tensors = {name: value.detach().cpu() for name, value in state.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb") as file:
-        torch.save({"of": of, "standing": msgspec.json.encode(standing).decode(), "state": tensors}, file)
+        torch.save({"of": of, "standing": msgspec.json.encode(progress).decode(), "state": tensors}, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
 
 
-def load(path: Path, of: dict[str, str]) -> tuple[Standing, dict[str, Tensor]]:
-    """What `save` wrote. ConfigError if it belongs to another training, naming the first difference."""
+def load(path: Path, of: dict[str, str]) -> tuple[TrainingProgress, dict[str, Tensor]]:
+    """Read a file that `save` wrote. ConfigError names the first difference if it belongs to another training."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     for name, here in of.items():
         if (found := content["of"].get(name)) != here:
             raise ConfigError(f"{name} of the checkpoint {path}", _short(found), f"{_short(here)} (or delete the file)")
-    return msgspec.json.decode(content["standing"], type=Standing), content["state"]
+    return msgspec.json.decode(content["standing"], type=TrainingProgress), content["state"]
 
 
 def _short(text: str | None) -> str:

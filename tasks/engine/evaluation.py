@@ -1,24 +1,24 @@
-"""What a population has learnt: held-out loss and metrics, and the record of each lane that leaves it."""
+"""Evaluation of a population: held-out loss and metrics, and the results of each lane that leaves it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fp4dse.kernels import lane_mean
 from fp4dse.tasks.backward import outputs
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import LaneResult, number
-from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Finish
 
 
 @torch.no_grad()
 def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean loss and metrics on the held-out data, [L] each, with the quantizers on as in training, but for what they
-    keep from step to step, which stays as it is."""
+    """Mean loss and metrics on the held-out data, [L] each. Quantizers are on as in training, but their state from step
+    to step (held maxima, averages) does not change."""
     p, task, numerics = population, population.task, population.numerics
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
@@ -34,7 +34,7 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of a pass, over the held-out samples from `start` on, in the mean loss and metrics, [L] each."""
+    """One pass over the held-out samples from `start` on: its share in the mean loss and metrics, [L] each."""
     task, n = p.task, p.problem.val_x.shape[1]
     p.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
     x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
@@ -48,8 +48,8 @@ def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 @torch.no_grad()
 def rehearse(population: Population) -> None:
-    """One pass of the evaluation, where it might not fit beside what training holds: then memory runs out now and not
-    when all is trained. Nothing that later steps depend on changes."""
+    """Run one pass of the evaluation early if it might not fit into memory beside the training: running out of memory
+    then costs a few steps and not the whole training. Nothing that later steps depend on changes."""
     if is_tight(population):
         population.make_room()
         population.numerics.training = False
@@ -58,7 +58,7 @@ def rehearse(population: Population) -> None:
 
 
 def is_tight(population: Population) -> bool:
-    """Whether a pass might not fit: on a GPU, if it takes no more for a sample than training does at most."""
+    """True if a pass might not fit into a GPU's memory, assuming it takes as much for a sample as training does."""
     p = population
     if p.stream is None:
         return False
@@ -68,7 +68,7 @@ def is_tight(population: Population) -> bool:
 
 @torch.no_grad()
 def finish(population: Population, val_loss: Tensor) -> Finish:
-    """What the task makes of the trained models."""
+    """Run the task's `finish` on the trained models."""
     p, task = population, population.task
     if task.finish is None:
         return Finish()
@@ -77,8 +77,8 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
     return task.finish(p.model, p.problem, p.draws, val_loss)
 
 
-def final(population: Population) -> list[LaneResult]:
-    """What became of all lanes that have had all their steps."""
+def final_results(population: Population) -> list[LaneResult]:
+    """Results of all lanes after the last step."""
     p, steps = population, population.task.steps
     p.record.fetch(steps, p.diverged)
     val_loss, metrics = evaluate(p)
@@ -87,54 +87,50 @@ def final(population: Population) -> list[LaneResult]:
     p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
     out = []
     for position, at in enumerate(p.diverged.tolist()):
-        result = partial(p, position, steps, val_loss, metrics) if at < 0 else diverged(p, position, at)
-        if at < 0:
-            result.status = "done"
-            result.pruned_step = None
-            result.train_loss_final = p.record.last[position].item() / p.record.tail
-            result.pictures = {name: of[position] for name, of in finished.pictures.items()}
+        if at >= 0:
+            out.append(diverged_result(p, position, at))
+            continue
+        result = pruned_result(p, position, steps, val_loss, metrics)
+        result.status, result.pruned_step = "done", None
+        result.train_loss_final = p.record.last[position].item() / p.record.tail
+        result.pictures = {name: of[position] for name, of in finished.pictures.items()}
         out.append(result)
     return out
 
 
-def partial(
+def pruned_result(
     population: Population, position: int, done: int, val_loss: Tensor, metrics: dict[str, Tensor]
 ) -> LaneResult:
-    """A lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
+    """Result of a lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
+    result = _result("pruned", population, position, done)
+    result.pruned_step, result.val_loss = done, number(val_loss[position].item())
+    result.metrics = {name: number(of[position].item()) for name, of in metrics.items()}
+    return result
+
+
+def diverged_result(population: Population, position: int, step: int) -> LaneResult:
+    """Result of a lane whose loss or gradient became NaN or Inf at a step."""
+    result = _result("diverged", population, position, step)
+    result.diverged_step = step
+    return result
+
+
+def _result(status: Literal["pruned", "diverged"], population: Population, position: int, steps: int) -> LaneResult:
+    """Result of a lane with what was recorded of its first `steps` steps."""
+    record, recorder = population.record, population.recorder
+    curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
+    shown = [(step, loss) for step, loss in curve if step <= steps]
     return LaneResult(
-        status="pruned",
+        status,
         diverged_step=None,
-        pruned_step=done,
-        train_loss_final=None,
-        val_loss=number(val_loss[position].item()),
-        metrics={name: number(of[position].item()) for name, of in metrics.items()},
-        **_seen(population, position, done),
-    )
-
-
-def diverged(population: Population, position: int, step: int) -> LaneResult:
-    """A lane whose loss or gradient became NaN or Inf at a step."""
-    return LaneResult(
-        status="diverged",
-        diverged_step=step,
         train_loss_final=None,
         val_loss=None,
         metrics={},
-        **_seen(population, position, step),
+        train_loss_min=number(record.least[position].item()),
+        curve_step=[step for step, _ in shown],
+        curve_loss=[loss for _, loss in shown],
+        recorded=recorder.of_lane(position, steps) if recorder else {},
     )
-
-
-def _seen(population: Population, position: int, steps: int) -> dict[str, Any]:
-    record = population.record
-    curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
-    shown = [(step, loss) for step, loss in curve if step <= steps]
-    recorder = population.recorder
-    return {
-        "recorded": recorder.of_lane(position, steps) if recorder else {},
-        "train_loss_min": number(record.least[position].item()),
-        "curve_step": [step for step, _ in shown],
-        "curve_loss": [loss for _, loss in shown],
-    }
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

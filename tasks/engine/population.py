@@ -13,12 +13,12 @@ from torch import Tensor
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
-from fp4dse.tasks.engine.record import Record
+from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.job import Lane, number
-from fp4dse.tasks.memory import total_memory
-from fp4dse.tasks.one_by_one import EachLane
+from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
@@ -27,16 +27,17 @@ REV = 6
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
-"""Steps before one is captured, one at least of its phase: kernels are compiled, what is kept between steps exists."""
+"""Steps that run eagerly before one is captured: they compile kernels and create the state that is kept between
+steps."""
 
 
 class Population:
-    """Lanes of one task in lock-step, one or more. What a lane's future depends on is `state`, the lane axis first.
+    """One or more lanes of one task, trained in lock-step. `state` is all that a lane's further training depends on.
 
-    A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
-    taken anew, steps at which all that are held stay, and both in a recipe's finish.
+    A phase is a kind of step with its own sequence of kernels, and so its own CUDA graph: steps that measure tensor
+    maxima anew, steps that use the held ones, and both again during a recipe's finish.
 
-    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see Record.
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see LossRecord.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class Population:
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
         recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
-        numerics = EachLane if task.one_by_one else LaneNumerics
+        numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
-        self.record = Record(task.steps, len(lanes), device, self.rungs)
+        self.record = LossRecord(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         captures = torch.device(device).type == "cuda" and not task.one_by_one  # what others wrote may not be captured
@@ -81,10 +82,10 @@ class Population:
         self.warm: Counter[Hashable] = Counter()
 
     def state(self, done: int) -> dict[str, Tensor]:
-        """All that the steps after the first `done` depend on, and what is known of those: name -> tensor [L, …].
+        """Everything that later steps depend on, and the records of the first `done` steps: name -> tensor [L, …].
 
-        Weights and buffers of the model (a persistent buffer has the lane axis first), the optimizer's state, what
-        slots keep, who is alive. The tensors are the population's own. Waits for the device.
+        Weights and buffers of the model (a persistent buffer has the lane axis first), state of the optimizer and of
+        the quantizers, and which lanes are alive. The tensors are the population's own. Waits for the device.
         """
         self.record.fetch(done, self.diverged)
         parts = {
@@ -159,8 +160,8 @@ class Population:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def make_room(self) -> None:
-        """Give back the memory of captured steps, where what is to run now might not fit beside them. They are captured
-        again."""
+        """Free the memory of captured steps if an eager step might not fit beside them. They are captured again
+        later."""
         if self.graphs and is_crowded(self.device):
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
@@ -183,13 +184,13 @@ class Population:
         """Inputs and targets of the present step."""
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
-        return self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        return self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
 
     def _step(self) -> None:
         step = self.numerics.step
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss) & torch.isfinite(largest(gradient))
+        finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
         self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
         self.alive.logical_and_(finite)
         self.optimizer.step(gradient, self.alive, step.view(1))
@@ -205,19 +206,20 @@ class Population:
 
 
 def is_crowded(device: str) -> bool:
-    """Whether this process holds so much of a GPU that another step might not fit."""
+    """True if this process holds so much of a GPU that another step might not fit."""
     return torch.cuda.memory_reserved(device) > total_memory(device) / 2
 
 
-def gathered(data: Tensor, rows: Tensor) -> Tensor:
+def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
     """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
     return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
 
 
-def largest(gradient: Tensor) -> Tensor:
+def max_abs(gradient: Tensor) -> Tensor:
     """max |g| of each lane, [L], NaN where one is, of gradients [L, P]: on a GPU they are read once."""
     if gradient.is_cuda:
-        return torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+        largest: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+        return largest
     return torch.maximum(gradient.amax(dim=1), -gradient.amin(dim=1))  # 19 times as fast there
 
 

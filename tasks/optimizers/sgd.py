@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fp4dse.dse.training import SGD
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
 STATE = {"buffer": "element"}
 
@@ -22,14 +22,14 @@ def columns(n: Numbers) -> dict[str, float]:
     return {"momentum": n.optimizer.momentum}
 
 
-def row(step: int, n: Numbers) -> list[float]:
+def row(_step: int, _n: Numbers) -> list[float]:
     """Nothing changes from step to step."""
     return []
 
 
 def update(
-    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], _numbers: Sequence[Tensor], _: Tensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the learning rate is multiplied with, [L, P], and the new state."""
+    """The update before the learning rate, [L, P], and the new state."""
     buffer = state["buffer"] * c["momentum"] + g
     return buffer, {"buffer": buffer}

@@ -22,7 +22,7 @@ from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import adam
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
 STATE = {**adamw.STATE, "top": "tensor", "norm": "tensor", "norm_square": "tensor"}
 
@@ -51,7 +51,7 @@ def row(step: int, n: Numbers) -> list[float]:
 def update(
     g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], tensors: Tensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the learning rate is multiplied with, [L, P], and the new state."""
+    """The update before the learning rate, [L, P], and the new state."""
     over_top, over_norm, over_square, correction1, correction2, reset = numbers
     sizes = list(tensors.sizes)
 

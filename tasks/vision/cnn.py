@@ -12,14 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, max_pool
-
-KINDS: dict[str, Kind] = {"conv1": "embedding", "head": "head"}
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, max_pool
 
 
 def cnn(channels: tuple[int, int], hidden: Sequence[int], norm: bool) -> Model:
@@ -34,7 +31,7 @@ class Cnn(nn.Module):
     def __init__(self, norm: bool, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
         self.norm = norm
-        self.layer = layers(parameters, numerics, KINDS, 0)
+        self.layer = make_layers(parameters, numerics, kinds={"conv1": "embedding"})
 
     def forward(self, x: Tensor) -> Tensor:
         for name in ("conv1", "conv2"):
@@ -44,7 +41,8 @@ class Cnn(nn.Module):
         for name in self.layer:
             if name.startswith("hidden"):
                 h = torch.relu(self.layer[name](h))
-        return self.layer["head"](h)
+        logits: Tensor = self.layer["head"](h)
+        return logits
 
 
 def _init(
@@ -59,4 +57,4 @@ def _init(
         shapes[f"hidden{i}"] = (fan_out, fan_in)
         fan_in = fan_out
     shapes["head"] = (images.classes, fan_in)
-    return drawn(seeds, shapes, dict.fromkeys(shapes, 2**0.5) | {"head": 3**-0.5})
+    return initial_weights(seeds, shapes, dict.fromkeys(shapes, 2**0.5) | {"head": 3**-0.5})

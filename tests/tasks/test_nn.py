@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from fp4dse.dse import Recipe
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear
-from fp4dse.tasks import nn, norms
+from fp4dse.kernels.ops.affine import affine
+from fp4dse.kernels.ops.group_norm import group_norm
+from fp4dse.kernels.ops.layer_norm import layer_norm
+from fp4dse.tasks import nn
+from fp4dse.tasks.vision.resnet import BatchNorm
 
 
 def numerics(lanes=3):
@@ -36,7 +40,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
     torch.manual_seed(0)
     x, gain, shift = torch.randn(3, 4, 5, 5, 6) * 3 + 1, torch.rand(3, 6) + 0.5, torch.randn(3, 6)
     lanes = numerics()
-    ours = norms.BatchNorm(gain.clone(), shift.clone(), lanes)
+    ours = BatchNorm(gain.clone(), shift.clone(), lanes)
     theirs = [torch.nn.BatchNorm2d(6) for _ in range(3)]
     for lane, norm in enumerate(theirs):
         norm.weight.data, norm.bias.data = gain[lane].clone(), shift[lane].clone()
@@ -57,7 +61,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
 
 def test_group_norm_is_that_of_torch():
     x = torch.randn(2, 3, 4, 4, 16)
-    ours = gradients(lambda t: first(norms.group_norm(t, 4)), x)
+    ours = gradients(lambda t: first(group_norm(t, 4)), x)
     theirs = gradients(lambda t: F.group_norm(first(t), 4), x)
     close(ours, theirs)
 
@@ -74,7 +78,7 @@ def test_pools_are_those_of_torch(size):
 def test_doubling_is_the_nearest_neighbour_of_torch():
     x = torch.randn(2, 3, 4, 5, 6)
     wanted = gradients(lambda t: F.interpolate(first(t), scale_factor=2, mode="nearest"), x)
-    close(gradients(lambda t: first(nn.doubled(t)), x), wanted)
+    close(gradients(lambda t: first(nn.upsampled(t)), x), wanted)
 
 
 def test_patches_are_cut_and_joined():
@@ -87,22 +91,20 @@ def test_patches_are_cut_and_joined():
 
 def test_affine_has_the_gradients_of_its_formula():
     x, gain, shift = torch.randn(3, 7, 5), torch.randn(3, 5), torch.randn(3, 5)
-    close(
-        gradients(norms.affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift)
-    )
+    close(gradients(affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift))
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        lambda x: norms.group_norm(x, 4),
-        lambda x: norms.layer_norm(x.flatten(2)),
+        lambda x: group_norm(x, 4),
+        lambda x: layer_norm(x.flatten(2)),
         lambda x: nn.self_attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
-        lambda x: norms.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
+        lambda x: BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
         nn.max_pool,
         nn.max_pool_overlapping,
         nn.mean_pool,
-        nn.doubled,
+        nn.upsampled,
     ],
 )
 @pytest.mark.parametrize("threads", [1, 2])
@@ -129,7 +131,7 @@ def test_a_lane_has_the_same_bits_in_any_company(part, threads):
 
 def test_layers_know_their_place():
     shapes = {"stem": (4, 3, 3, 1), "block0.conv1": (4, 3, 3, 4), "block1.qkv": (12, 4), "block1.time": (4, 4)}
-    made = nn.layers(nn.drawn([0, 1], shapes, {}), numerics(2), {"stem": "embedding", "qkv": "attention"}, 2)
+    made = nn.make_layers(nn.initial_weights([0, 1], shapes, {}), numerics(2), 2)
     assert [layer.place for layer in made.values()] == [
         Place("embedding", None, 2),
         Place("conv", 0, 2),
@@ -141,7 +143,7 @@ def test_layers_know_their_place():
 
 
 def test_weights_have_the_variance_that_was_asked_for_and_a_seed_its_own():
-    drawn = nn.drawn([3, 4], {"a": (64, 3, 3, 16), "block0.b": (8, 16)}, {"a": 2.0}, biased=("b",))
+    drawn = nn.initial_weights([3, 4], {"a": (64, 3, 3, 16), "block0.b": (8, 16)}, {"a": 2.0}, biased=("b",))
     assert set(drawn) == {"a.w", "block0.b.w", "block0.b.b"}
     assert float(drawn["a.w"].std()) == pytest.approx(2 / 12, rel=0.02)
-    assert torch.equal(drawn["a.w"][1], nn.drawn([4], {"a": (64, 3, 3, 16)}, {"a": 2.0})["a.w"][0])
+    assert torch.equal(drawn["a.w"][1], nn.initial_weights([4], {"a": (64, 3, 3, 16)}, {"a": 2.0})["a.w"][0])

@@ -12,11 +12,11 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.backward import backward, piece
+from fp4dse.tasks.backward import backward, batch_part
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
-from fp4dse.tasks.optimizers.schedule import factor
+from fp4dse.tasks.optimizers.hyperparameters import schedule_factor
 
 replace = msgspec.structs.replace
 
@@ -201,14 +201,6 @@ def test_losses_fall_with_every_optimizer(name):
         assert result.train_loss_final < 0.8 * result.curve_loss[0]
 
 
-def test_lanes_with_numbers_of_their_own_do_not_depend_on_each_other():
-    lanes = [lane(0), lane(0, weight_decay=0.3), lane(1, clip=0.1), lane(0, loss_scale=1024.0), lane(2, beta2=0.999)]
-    together = train(SMALL, lanes).lanes
-    assert len({result.val_loss for result in together}) >= 4
-    for chosen in ([1], [4, 0], [3, 2, 1]):
-        assert train(SMALL, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
-
-
 def test_a_loss_scale_is_taken_out_of_the_gradients_again():
     """Exactly, where it is a power of two and nothing falls out of FP32's range: NVFP4's tensor scale follows."""
     with_scale, without = train(SMALL, [lane(0, loss_scale=4096.0), lane(0)]).lanes
@@ -282,17 +274,17 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_training():
 
 def test_any_nest_of_tensors_is_cut_along_the_batch():
     x = torch.arange(12).view(2, 6)
-    got = piece((x, {"a": x[:, :, None]}), 1, 3)
+    got = batch_part((x, {"a": x[:, :, None]}), 1, 3)
     assert got[0].tolist() == [[2, 3], [8, 9]]
     assert got[1]["a"].shape == (2, 2, 1)
     named = namedtuple("Named", "first second")
-    assert piece(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
+    assert batch_part(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
 
 
 def test_numbers_of_steps_beyond_the_table_are_written_when_they_are_due(monkeypatch):
     of_lanes = [numbers(AdamW(), beta2=0.99), numbers(AdamW(), beta1=0.5)]
     whole = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, [1 / (step + 1) for step in range(10)])
-    monkeypatch.setattr("fp4dse.tasks.optimizers.lanes.HELD", 4)
+    monkeypatch.setattr("fp4dse.tasks.optimizers.lane_optimizer.TABLE_STEPS", 4)
     parts = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, whole.lr_factors)
     assert len(parts.table) == 4
     for step in (0, 3, 4, 7, 9, 2):
@@ -302,7 +294,7 @@ def test_numbers_of_steps_beyond_the_table_are_written_when_they_are_due(monkeyp
 
 def test_learning_rates_rise_and_fall_as_scheduled():
     schedules = Constant(0.1), Linear(0.1, 0.2), Cosine(0.1, 0.2)
-    constant, linear, cosine = ([factor(s, step, 100) for step in range(100)] for s in schedules)
+    constant, linear, cosine = ([schedule_factor(s, step, 100) for step in range(100)] for s in schedules)
     for factors in (constant, linear, cosine):
         assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert constant[10:] == [1.0] * 90
@@ -315,7 +307,7 @@ def test_learning_rates_rise_and_fall_as_scheduled():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_short_trainings_have_learning_rates_too(warmup, steps):
     for schedule in (Constant(warmup), Linear(warmup), Cosine(warmup)):
-        assert all(0 < factor(schedule, step, steps) <= 1 for step in range(steps))
+        assert all(0 < schedule_factor(schedule, step, steps) <= 1 for step in range(steps))
 
 
 def test_cosine_without_warm_up_is_that_of_torch():
@@ -323,13 +315,6 @@ def test_cosine_without_warm_up_is_that_of_torch():
     theirs = torch.optim.SGD([parameter], lr=1.0)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.1)
     for step in range(50):
-        assert factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
+        assert schedule_factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
         theirs.step()
         annealing.step()
-
-
-def test_schedules_are_a_lanes_own():
-    lanes = [lane(0), lane(0, schedule=Cosine(warmup=0.5)), lane(0, schedule=Linear(floor=0.5))]
-    together = train(SMALL, lanes).lanes
-    assert len({result.val_loss for result in together}) == 3
-    assert train(SMALL, [lanes[2], lanes[1]]).lanes == [together[2], together[1]]

@@ -24,11 +24,11 @@ def example(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text('summary = "mine"\n[axes]\n"*" = ["nvfp4"]\n')
     Path("tumours.py").write_text(EXAMPLE)
+    monkeypatch.setattr("fp4dse.results.report.write_report", lambda _, page, **__: page.write_text("<html>"))
     return tmp_path / "tumours.py"
 
 
-def test_the_worked_example_is_swept_and_learns(example, monkeypatch):
-    monkeypatch.setenv("FP4DSE_EAGER", "1")  # the workers compile nothing
+def test_the_worked_example_is_swept_and_learns(example):
     with pytest.raises(SystemExit) as ended:
         cli.main([*COMMAND.split(), "--jobs", "1"])
     assert ended.value.code == 0
@@ -42,8 +42,7 @@ def test_the_worked_example_is_swept_and_learns(example, monkeypatch):
         cli.main([*COMMAND.split(), "--jobs", "1", "--dry-run"])
 
 
-def test_the_plain_module_is_swept_and_learns(example, monkeypatch):
-    monkeypatch.setenv("FP4DSE_EAGER", "1")
+def test_the_plain_module_is_swept_and_learns(example):
     Path("digits.py").write_text(PLAIN)
     with pytest.raises(SystemExit) as ended:
         cli.main([*PLAIN_COMMAND.split(), "--jobs", "1"])

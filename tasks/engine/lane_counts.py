@@ -1,4 +1,4 @@
-"""How many lanes a device holds, and with how many it trains most lanes per second.
+"""Sizes of populations: the number of lanes that fit into a device, and the one that trains most lanes per second.
 
 A population takes fixed + L · per_lane bytes. Both follow from the peaks of two small ones, which train a few steps and
 evaluate, or from the peak of one lane where these do not fit; what does not fit all the same is split by the sweep.
@@ -18,28 +18,27 @@ import msgspec
 import torch
 
 from fp4dse.dse import Recipe
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.job import Lane
-from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Task
 
 PAIR = (2, 4)
 """Lanes of the first two populations that are measured …"""
-LARGEST, SEEN = 128, 1.2
+LARGEST, LEAST_GROWTH = 128, 1.2
 """… and how far they grow until the larger one takes so many times the smaller one's memory."""
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
-FIRST = 8
 GAIN = 1.05
-"""What a doubling must bring, in lanes per second, to be worth it."""
+"""Least factor in lanes per second for which a doubling is worth it."""
 STEPS, LEAST_S = 8, 0.2
-OTHERS = 0.1
+OTHER_PROGRAMS = 0.1
 """Share of a GPU that contexts, libraries and desktops may take: who has more is another program that trains."""
 MOST_PARTS = 64
 """Of a batch (training.accumulate)."""
-BEGUN = 20_000
-"""Steps of a training that is begun to be timed."""
+TIMED_STEPS = 20_000
+"""Length of a training of which only the first steps are run, to time them."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -49,39 +48,27 @@ class Memory(msgspec.Struct, frozen=True):
     per_lane: int
 
     def lanes(self, memory: float) -> int:
-        """How many lanes fit into so many bytes; 0 if not even one."""
+        """Number of lanes that fit into `memory` bytes; 0 if not even one does."""
         return max(0, int((memory * SHARE - self.fixed) // max(1, self.per_lane)))
 
 
 def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None) -> int:
-    """How many lanes of a task fit; recipes share their structural signature. memory: bytes, None for what is free.
+    """Number of lanes of a task that fit, 0 if not even one does. Recipes share their structural signature.
 
-    Returns 0 where not even one does.
+    memory: bytes, None for what is free.
     """
     of = memory_of(task, recipes, device)
     return 0 if of is None else of.lanes(free_memory(device) if memory is None else memory)
 
 
-def best_lanes(
-    task: Task,
-    recipes: Sequence[Recipe],
-    device: str = "cpu",
-    memory: float | None = None,
-    most: int = 512,
-    least: int = FIRST,
-) -> int:
-    """The number of lanes with the best lanes per second: `least` times a power of two, or as many as fit.
-
-    memory: bytes, None for what is free. Takes from seconds to minutes; sweeps/sizes.py remembers.
-    """
-    *_, best = search_lanes(task, recipes, device, memory, most, least)
-    return best
-
-
 def search_lanes(
     task: Task, recipes: Sequence[Recipe], device: str, memory: float | None, most: int, least: int
 ) -> Iterator[int]:
-    """The best number of lanes so far, whenever another number was measured."""
+    """Yield the number of lanes with the best lanes per second so far, whenever another number was measured.
+
+    Numbers are `least` times a power of two, or as many as fit. memory: bytes, None for what is free. Takes from
+    seconds to minutes; sweeps/sizes.py remembers.
+    """
     fit = min(most, plan_lanes(task, recipes, device, memory))
     lanes, best, rate = least, max(1, min(least, fit)), 0.0
     yield best
@@ -112,7 +99,7 @@ def _memory_of_several(task: Task, recipes: Sequence[Recipe], device: str) -> Me
     small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
-        while peaks[1] < SEEN * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
+        while peaks[1] < LEAST_GROWTH * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
             small, large = large, 4 * large
             peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
@@ -133,7 +120,7 @@ def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, s
 
 def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: int) -> float:
     """Steps of all lanes per second, once everything is compiled and captured."""
-    return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
+    return lanes / step_seconds(Population(with_steps(task, TIMED_STEPS), lanes_of(task, recipes, lanes), device))
 
 
 def step_seconds(
@@ -153,19 +140,19 @@ def step_seconds(
         population.train_step(done)
         done += 1
     while sum(times) < least_s:
-        _wait(population.device)
+        wait_for(population.device)
         begin = clock()
         for _ in range(steps):
             population.train_step(done)
             done += 1
-        _wait(population.device)
+        wait_for(population.device)
         times.append(clock() - begin)
     on_gpu = population.stream is not None
     return (sum(times) / len(times) if on_gpu else min(times)) / steps
 
 
 def lanes_of(task: Task, recipes: Sequence[Recipe], count: int, seeds: int = 4) -> list[Lane]:
-    """So many lanes of the recipes in turn, with few seeds, so that making their data takes little."""
+    """`count` lanes of the recipes in turn, with few seeds, so that making their data takes little."""
     return [Lane(recipes[i % len(recipes)], task.lr * 2.0 ** -(i // seeds % 8), i % seeds) for i in range(count)]
 
 
@@ -186,18 +173,18 @@ def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
 
 
 def _name(device: str) -> str:
-    """Of a device, for people."""
+    """Name of a device in messages."""
     return torch.cuda.get_device_properties(device).name if torch.device(device).type == "cuda" else "this machine"
 
 
 def gib(count: float) -> str:
-    """Bytes for people."""
+    """Bytes as text in GiB."""
     return f"{count / 2**30:.1f} GiB"
 
 
-def has_for_itself(device: str) -> bool:
-    """Whether nobody else takes much of a GPU: what does not fit now will not fit later."""
-    return torch.device(device).type == "cuda" and taken_by_others(device) < OTHERS * total_memory(device)
+def is_alone_on(device: str) -> bool:
+    """True if no other program uses much of a GPU, so that a population that does not fit now will not fit later."""
+    return torch.device(device).type == "cuda" and taken_by_others(device) < OTHER_PROGRAMS * total_memory(device)
 
 
 def taken_by_others(device: str) -> int:
@@ -220,7 +207,8 @@ def free_memory(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _wait(device: str) -> None:
+def wait_for(device: str) -> None:
+    """Wait until a GPU has done all that was asked of it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 

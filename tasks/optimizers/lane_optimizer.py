@@ -25,8 +25,7 @@ from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
-from fp4dse.tasks.optimizers.schedule import factor
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
@@ -37,12 +36,12 @@ KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam
 COUPLED = (SGD,)
 """Kinds whose weight decay is part of the gradient."""
 
-HELD = 4096
+TABLE_STEPS = 4096
 """Steps whose numbers lie on the device."""
 
 
 class LaneOptimizer:
-    """All lanes' weights and what their updates remember. Every tensor has the lane axis first.
+    """Weights of all lanes and the state of their updates. Every tensor has the lane axis first.
 
     After construction the model's parameters are views into `flat` [L, P]. lr: float32 [L]; numbers: one a lane, of one
     kind of optimizer; lr_factors: what the learning rate is multiplied by at each step.
@@ -82,7 +81,7 @@ class LaneOptimizer:
         self.distinct, self.lr_factors = list(dict.fromkeys(numbers)), lr_factors
         self.of_lane = torch.tensor([self.distinct.index(n) for n in numbers], device=device)
         some = len(self._rows(range(1))[0][0])
-        self.table = torch.zeros(min(HELD, len(lr_factors)), some, len(self.distinct), device=device)
+        self.table = torch.zeros(min(TABLE_STEPS, len(lr_factors)), some, len(self.distinct), device=device)
         self.first: int | None = None  # step of the table's first row
         self.prepare(0)
 
@@ -100,7 +99,7 @@ class LaneOptimizer:
         return [[[self._lr_factor(step, n), *self.rule.row(step, n)] for step in steps] for n in self.distinct]
 
     def _lr_factor(self, step: int, n: Numbers) -> float:
-        return factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
+        return schedule_factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
@@ -158,12 +157,12 @@ class LaneOptimizer:
         return torch.where((decay > 0) & self.decaying, x + self.flat[of] * decay, x)
 
     def state(self) -> dict[str, Tensor]:
-        """What moves from step to step beside the parameters: name -> the tensor itself, the lane axis first."""
+        """State of the updates: name -> the tensor itself, the lane axis first."""
         return dict(self.kept)
 
 
 def decays(model: nn.Module) -> list[bool]:
-    """Which of the model's parameters are weights of products, in the order of `parameters()`."""
+    """True for each of the model's parameters that is the weight of a product, in the order of `parameters()`."""
     products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
     return [id(p) in products for p in model.parameters()]
 

@@ -1,0 +1,76 @@
+"""The numbers that an update takes: those of the recipe where it has some, else the task's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from torch import Tensor
+
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.task import Task
+
+
+class Tensors(NamedTuple):
+    """Layout of a model's parameter tensors within the flat one: the number of elements of each, and for each element
+    the index of its tensor, int64 [P]."""
+
+    sizes: Sequence[int]
+    of_element: Tensor
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's."""
+
+    optimizer: AdamW | SGD | StableSPAM
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip: float
+    loss_scale: float
+    schedule: Constant | Linear | Cosine | None = None
+
+
+def numbers_of(training: Training, task: Task) -> Numbers:
+    """Hyperparameters of a recipe; those that are None in `training` are the task's, whose optimizer is AdamW."""
+
+    def own(value: float | None, other: float | None) -> float:
+        return value if value is not None else math.inf if other is None else other
+
+    return Numbers(
+        optimizer=training.optimizer or AdamW(),
+        weight_decay=own(training.weight_decay, task.weight_decay),
+        beta1=own(training.beta1, task.betas[0]),
+        beta2=own(training.beta2, task.betas[1]),
+        eps=task.eps,
+        clip=own(training.clip, task.clip),
+        loss_scale=training.loss_scale,
+        schedule=training.schedule,
+    )
+
+
+def schedule_factor(schedule: Constant | Linear | Cosine, step: int, steps: int) -> float:
+    """Factor of the learning rate at a step, by a schedule of the recipe.
+
+        warm-up     (s + 1) / (w · steps)                                over the first w · steps steps s
+        after that  constant    1
+                    linear      floor + (1 - floor) · (1 - t)
+                    cosine      floor + (1 - floor) · (1 + cos(π t)) / 2        (arXiv 1608.03983)
+
+    where t runs from 0 at the end of the warm-up to 1 after the last step. Computed on the host in float64 and rounded
+    once, so that factors are the same on every device.
+    """
+    rise = schedule.warmup * steps
+    if step + 1 < rise:
+        return (step + 1) / rise
+    if isinstance(schedule, Constant):
+        return 1.0
+    top = max(rise, 1.0)  # the step after which it falls
+    t = max(0.0, (step + 1 - top) / (steps + 1 - top))
+    left = 1.0 - t if isinstance(schedule, Linear) else (1.0 + math.cos(math.pi * t)) / 2.0
+    return schedule.floor + (1.0 - schedule.floor) * left
