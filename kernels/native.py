@@ -95,6 +95,7 @@ SERIAL = 1 << 16
 
 
 class _Call(ctypes.Structure):
+    __slots__ = ()  # a field of another name is an error
     _fields_ = [(name, ctypes.c_void_p if kind.endswith("*") else ctypes.c_int64) for name, kind in CALL.items()]
 
 
