@@ -14,13 +14,13 @@ from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes, native, reference
-from fp4dse.kernels.arithmetic.philox import STREAMS, random16
 from fp4dse.kernels.backend import PLAIN, _compiled
 from fp4dse.kernels.call import Call
 from fp4dse.kernels.codecs import CODECS
 from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.fused.features import features_of
-from fp4dse.kernels.kept import EMA_STEPS
+from fp4dse.kernels.operand.state import EMA_STEPS
+from fp4dse.kernels.ops.philox import STREAMS, random16
 
 replace = msgspec.structs.replace
 NVFP4 = QUANTIZERS["nvfp4"]
@@ -162,11 +162,11 @@ def slots(monkeypatch, recipe: Recipe, name: str, steps=(0, EMA_STEPS + 1), **ke
         monkeypatch.setattr(lanes, "backend", lambda _, path=path: path)
         numerics = LaneNumerics([recipe] * 2, [0, 1])
         slot = numerics.slots[name]
-        assert (slot.by_scales is None) == (path is PLAIN)
+        assert (slot.quantizers.why_not_by_scales is None) == (path is not PLAIN)
         for step, dim in product(steps, (1, 2)):
             numerics.step.fill_(step)
             x = torch.randn(2, 128, 128, generator=torch.Generator().manual_seed(step)) * (1 + step)
-            operand = slot.quantize(x, dim, numerics.keys(dim, 128)._replace(**keys))
+            operand = slot.quantize(x, replace(numerics.use(dim), length=128, dim=dim, **keys))
             found += [t for term in operand.terms for t in term if t is not None]
         found += [slot.counts[name] for name in sorted(slot.counts)]
     return found
