@@ -5,7 +5,7 @@ seed meets the same, on every device and in every company.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -14,6 +14,16 @@ from torch import Tensor
 from fp4dse.kernels.ops import philox
 
 STREAM = philox.STREAMS["batch"]
+
+
+def seed_keys(seeds: Sequence[int]) -> Tensor:
+    """int64 [S], as counters take them."""
+    return torch.tensor(list(seeds), dtype=torch.int64)
+
+
+def fixed_order(n: int) -> Tensor:
+    """int64 [n]: a permutation that is always the same."""
+    return torch.argsort(philox.random32(seed_keys([0]), philox.STREAMS["data"], 0, 0, n)[0], stable=True)
 
 
 class Draws:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.digits import digits
 from fp4dse.tasks.data.images import Images, load_images
-from fp4dse.tasks.task import Problem
+from fp4dse.tasks.task import Problem, Task
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Model(msgspec.Struct, frozen=True):
 
 class ImagePreset(msgspec.Struct, frozen=True):
     """A model with its training numbers. images: of the data set whose epochs `epochs` counts, until a path is given.
-    size: what images in files of their own are scaled to, unless the path says otherwise."""
+    size: what images in files of their own are scaled to, unless the path says otherwise. eval_rows: as in Task."""
 
     model: Model
     batch: int
@@ -48,6 +48,7 @@ class ImagePreset(msgspec.Struct, frozen=True):
     betas: tuple[float, float] = (0.9, 0.95)
     data: Callable[[], Images] = digits
     size: int | None = None
+    eval_rows: int = 512
 
     @property
     def all_steps(self) -> int:
@@ -71,6 +72,21 @@ class ImagePreset(msgspec.Struct, frozen=True):
         if n < self.batch:
             raise ConfigError(f"training images in {path}", n, f"{self.batch} or more, a batch of {name}")
         return msgspec.structs.replace(self, data=data, images=n)
+
+    def task(self, **of_family: Any) -> Task:
+        """The Task of this preset. `of_family`: its name, loss and other fields that do not follow from the preset."""
+        return Task(
+            problem=partial(image_problem, self.model, self.data),
+            model=self.model.build,
+            digest_of=lambda: self.data().digest,
+            steps=self.all_steps,
+            batch=self.batch,
+            lr=self.lr,
+            betas=self.betas,
+            decay=self.decay,
+            eval_rows=self.eval_rows,
+            **of_family,
+        )
 
 
 def image_problem(model: Model, data: Callable[[], Images], seeds: Sequence[int]) -> Problem:

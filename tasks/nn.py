@@ -21,14 +21,22 @@ from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
+from fp4dse.tasks.draws import seed_keys
+
+KINDS: dict[str, Kind] = {
+    "embed": "embedding",
+    "stem": "embedding",
+    "time1": "embedding",
+    "qkv": "attention",
+    "out": "attention",
+    "up": "mlp",
+    "down": "mlp",
+    "head": "head",
+}
+"""Last word of a layer's name -> its kind, by which recipes choose layers. Others are `conv` or `linear`."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
-
-
-def seed_keys(seeds: Sequence[int]) -> Tensor:
-    """int64 [S], as counters take them."""
-    return torch.tensor(list(seeds), dtype=torch.int64)
 
 
 def drawn(
@@ -53,21 +61,22 @@ def drawn(
 def layers(
     parameters: Mapping[str, Tensor],
     numerics: LaneNumerics,
-    kinds: Mapping[str, Kind],
-    blocks: int,
+    blocks: int = 0,
     strides: Mapping[str, int] | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> nn.ModuleDict:
     """A quantized layer for every `name.w`, under its name with _ for a dot: linear for [L, out, in], a convolution
     that keeps the size of the image, or divides it by its stride, for [L, out, kh, kw, in].
 
-    Names are `block3.qkv` within blocks, else one word; the last word has its kind in `kinds`, without which it is
-    `conv` or `linear`. Layers are numbered in the order of `parameters`.
+    Names are `block3.qkv` within blocks, else one word; the last word has its kind in KINDS, to which `kinds` adds.
+    Layers are numbered in the order of `parameters`.
     """
+    kind_of = {**KINDS, **(kinds or {})}
     made: dict[str, nn.Module] = {}
     for i, name in enumerate(name.removesuffix(".w") for name in parameters if name.endswith(".w")):
         weight, bias = parameters[f"{name}.w"], parameters.get(f"{name}.b")
         block, _, last = name.rpartition(".")
-        kind = kinds.get(last, "conv" if weight.dim() == 5 else "linear")
+        kind = kind_of.get(last, "conv" if weight.dim() == 5 else "linear")
         place = Place(kind, int(block.removeprefix("block")), blocks) if block else Place(kind, None, blocks)
         key = name.replace(".", "_")
         if weight.dim() == 5:

@@ -28,33 +28,20 @@ from fp4dse.tasks.one_by_one import Each, EachLane, OneByOne, initial, named, se
 from fp4dse.tasks.task import Problem, Task
 
 NEEDED = ("model", "train", "test", "loss")
-NUMBERS: dict[str, Any] = {
-    "steps": 500,
-    "batch": 64,
-    "lr": 1e-3,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-    "clip": None,
-    "warmup": 0.0,
-    "decay": 0.0,
-    "better": None,
-    "summary": "",
+NUMBERS: dict[str, tuple[Any, Any]] = {
+    "steps": (int, 500),
+    "batch": (int, 64),
+    "lr": (float, 1e-3),
+    "betas": (tuple[float, float], (0.9, 0.95)),
+    "eps": (float, 1e-8),
+    "weight_decay": (float, 0.0),
+    "clip": (float | None, None),
+    "warmup": (float, 0.0),
+    "decay": (float, 0.0),
+    "better": (str | None, None),
+    "summary": (str, ""),
 }
-"""Field of Task -> what it is if it is not given."""
-TYPES = {
-    "steps": int,
-    "batch": int,
-    "lr": float,
-    "betas": tuple[float, float],
-    "eps": float,
-    "weight_decay": float,
-    "clip": float | None,
-    "warmup": float,
-    "decay": float,
-    "better": str | None,
-    "summary": str,
-}
+"""Field of Task -> its type, and its value if it is not given."""
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -83,7 +70,9 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
         if not callable(function):
             raise ConfigError(f"{where}: {key}", type(function).__name__, "a function of (outputs, targets)")
     train, test = (_data(record[key], f"{where}: {key}") for key in ("train", "test"))
-    numbers = {key: _number(record.get(key, default), f"{where}: {key}", key) for key, default in NUMBERS.items()}
+    numbers = {
+        key: _number(record.get(key, default), f"{where}: {key}", type_) for key, (type_, default) in NUMBERS.items()
+    }
     if not 1 <= numbers["batch"] <= len(train.x):
         raise ConfigError(f"{where}: batch", numbers["batch"], f"1 … {len(train.x)}, the samples in train")
     if numbers["steps"] < 1:
@@ -167,9 +156,9 @@ def _read(dataset: Any, where: str, wanted: str) -> Any:
         raise ConfigError(where, f"{type(error).__name__}: {error}", wanted) from None
 
 
-def _number(value: object, where: str, key: str) -> Any:
+def _number(value: object, where: str, type_: Any) -> Any:
     try:
-        return msgspec.convert(value, TYPES[key])
+        return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
         raise ConfigError(where, value, str(error)) from None
 

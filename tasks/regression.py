@@ -11,6 +11,8 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from math import prod
+from typing import Any
 
 import msgspec
 import torch
@@ -20,6 +22,8 @@ from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.tables import Table, read_table
+from fp4dse.tasks.draws import seed_keys
+from fp4dse.tasks.losses import squared_error
 from fp4dse.tasks.task import Problem, Task
 
 REV = 1
@@ -45,18 +49,12 @@ class Mlp(nn.Module):
         return x
 
 
-def squared_error(out: Tensor, y: Tensor) -> Tensor:
-    """Element-wise squared error."""
-    error = out - y
-    return error * error
-
-
 def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: float, seeds: Sequence[int]) -> Problem:
     """The teacher–student problem for each seed; `widths` = in, hidden …, out."""
-    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    keys = seed_keys(seeds)
 
     def draw(stream: str, site: int, *shape: int) -> Tensor:
-        return normal(keys, STREAMS[stream], 0, site, _size(shape)).view(-1, *shape)
+        return normal(keys, STREAMS[stream], 0, site, prod(shape)).view(-1, *shape)
 
     teacher, student = {}, {}
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -83,7 +81,7 @@ def gaussian(width: int, n_train: int, n_val: int, seeds: Sequence[int]) -> Prob
     x = normal(shared, STREAMS["data"], 0, 0, (n_train + n_val) * width).view(1, -1, width)
     w = normal(shared, STREAMS["data"], 0, 1, width).view(width, 1)
     y = (x[0].double() @ w.double()).float()[None]
-    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    keys = seed_keys(seeds)
     weight = normal(keys, STREAMS["init"], 0, 0, width).view(-1, 1, width) / (3 * width) ** 0.5
     init = {"w0": weight, "b0": torch.zeros(len(keys), 1)}
     return Problem(x[:, :n_train], y[:, :n_train], x[:, n_train:], y[:, n_train:], init)
@@ -92,7 +90,7 @@ def gaussian(width: int, n_train: int, n_val: int, seeds: Sequence[int]) -> Prob
 def table(hidden: Sequence[int], found: Table, seeds: Sequence[int]) -> Problem:
     """A table of the user's, shared by all seeds; weights N(0, 1/fan_in) per seed, those of the last layer a tenth of
     that, and biases of zero."""
-    keys = torch.tensor(list(seeds), dtype=torch.int64)
+    keys = seed_keys(seeds)
     widths = (found.train_x.shape[1], *hidden, 1)
     init = {}
     for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
@@ -107,28 +105,16 @@ def _parameters(widths: Sequence[int], biases: bool) -> int:
     return sum(fan_in * fan_out + biases * fan_out for fan_in, fan_out in itertools.pairwise(widths))
 
 
-def _size(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def teacher_task(
     preset: str, widths: tuple[int, ...], n: tuple[int, int], batch: int, steps: int, noise: float = 0.25
 ) -> Task:
     """A teacher–student task: widths from input to output, n samples to train on and held out, noise of the start."""
     shape = "-".join(map(str, widths))
-    return Task(
-        name="regression",
-        preset=preset,
-        rev=REV,
-        summary=f"teacher–student MLP {shape}, {n[0]} samples",
+    return _task(
+        preset,
+        f"teacher–student MLP {shape}, {n[0]} samples",
+        f"teacher-student {shape} {n} {noise}",
         problem=partial(teacher_student, widths, *n, noise),
-        model=Mlp,
-        loss=squared_error,
-        digest_of=partial(_digest, f"teacher-student {shape} {n} {noise}"),
         steps=steps,
         batch=batch,
         lr=2e-3,
@@ -137,20 +123,31 @@ def teacher_task(
 
 
 def _gaussian_task(preset: str, width: int, n: tuple[int, int], batch: int, steps: int) -> Task:
-    return Task(
-        name="regression",
-        preset=preset,
-        rev=REV,
-        summary=f"linear {width}-1 on Gaussian data, {n[0]} samples",
+    return _task(
+        preset,
+        f"linear {width}-1 on Gaussian data, {n[0]} samples",
+        f"gaussian {width} {n}",
         problem=partial(gaussian, width, *n),
-        model=Mlp,
-        loss=squared_error,
-        digest_of=partial(_digest, f"gaussian {width} {n}"),
         steps=steps,
         batch=batch,
         lr=1e-2,
         betas=(0.9, 0.999),
         size=_parameters((width, 1), True),
+    )
+
+
+def _task(preset: str, summary: str, data: str, **numbers: Any) -> Task:
+    """A task of an MLP. data: text from which the digest follows, as the data do."""
+    digest = hashlib.sha256(data.encode()).hexdigest()[:16]
+    return Task(
+        name="regression",
+        preset=preset,
+        rev=REV,
+        summary=summary,
+        model=Mlp,
+        loss=squared_error,
+        digest_of=lambda: digest,
+        **numbers,
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fp4dse.tasks.data.images import Images, digest_of, fixed_order, moments
+from fp4dse.tasks.data.images import Images, digest_of, moments
+from fp4dse.tasks.draws import fixed_order
 
 HELD_OUT = 360
 

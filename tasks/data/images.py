@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.data import image_files, published
 from fp4dse.tasks.data.image_source import Part, Source
+from fp4dse.tasks.draws import fixed_order
 
 OPTIONS = ("image", "size")
 
@@ -114,11 +114,6 @@ def _fifth(whole: Part) -> tuple[Part, Part]:
     order, split = fixed_order(n), n - max(1, n // 5)
     chosen = order[:split].sort().values, order[split:].sort().values
     return tuple(Part(whole.pixels[at], [whole.labels[i] for i in at.tolist()]) for at in chosen)  # type: ignore
-
-
-def fixed_order(n: int) -> Tensor:
-    """int64 [n]: a permutation that is always the same."""
-    return torch.argsort(random32(torch.zeros(1, dtype=torch.int64), STREAMS["data"], 0, 0, n)[0], stable=True)
 
 
 def moments(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels.ops.philox import STREAMS, random32
 from fp4dse.tasks.data.files import Fingerprint, fingerprint, first_line, refuse_large_parquet, split_column
+from fp4dse.tasks.draws import fixed_order
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,7 +71,7 @@ def _read(path: str, file: Path, asked: str | None, _: Fingerprint) -> Table:
     digest = hashlib.sha256(f"{list(values)} {target}".encode() + np.stack([*values.values()], axis=1).tobytes())
     y = values.pop(target)[:, None]
     x = np.stack([*values.values()], axis=1)
-    order = torch.argsort(random32(torch.zeros(1, dtype=torch.int64), STREAMS["data"], 0, 0, len(y))[0])
+    order = fixed_order(len(y))
     cut = len(y) - len(y) // 5
     train, held_out = order[:cut].numpy(), order[cut:].numpy()
     if not len(held_out):

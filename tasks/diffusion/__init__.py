@@ -14,10 +14,11 @@ from torch import nn
 
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.quality import frechet, grid, reference
-from fp4dse.tasks.diffusion.schedule import noised, sampled, squared_error
+from fp4dse.tasks.diffusion.schedule import noised, sampled
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
+from fp4dse.tasks.losses import squared_error
+from fp4dse.tasks.model import ImagePreset, Model, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 4
@@ -25,12 +26,11 @@ SHOWN = 64
 
 
 class Preset(ImagePreset, frozen=True):
-    """samples: of each lane, in `sampler` steps of a deterministic sampler. eval_rows: as in Task."""
+    """samples: of each lane, in `sampler` steps of a deterministic sampler."""
 
     betas: tuple[float, float] = (0.9, 0.99)
     samples: int = 256
     sampler: int = 25
-    eval_rows: int = 512
 
 
 def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers: Any) -> Preset:
@@ -47,7 +47,18 @@ SIZES = {
     "cifar": _epochs(unet(64, (1, 2, 2), 1, (1,), 256), 128, 5e-4),
     "paper": _epochs(unet(128, (1, 2, 2), 2, (1,), 256), 512, 1e-3, sampler=100, decay=0.7, betas=ADAM),
     "ffhq-paper": Preset(
-        unet(64, (1, 2, 4), 2, (1, 2), 256), 20, 1e-4, 0, 3, 66_500, 0.0, ADAM, needed(FFHQ), 128, 1024, 100, 64
+        unet(64, (1, 2, 4), 2, (1, 2), 256),
+        20,
+        1e-4,
+        epochs=3,
+        images=66_500,
+        decay=0.0,
+        betas=ADAM,
+        data=needed(FFHQ),
+        size=128,
+        eval_rows=64,
+        samples=1024,
+        sampler=100,
     ),
     "dit-smoke": Preset(dit(4, 32, 1, 2), 32, 5e-3, 60, samples=64, sampler=4),
     "dit-small": Preset(dit(2, 64, 3, 4), 64, 2e-3, 1200),
@@ -71,25 +82,16 @@ def on_data(preset: str, path: str) -> Task:
 
 
 def _task(preset: str, size: Preset) -> Task:
-    return Task(
+    return size.task(
         name="diffusion",
         preset=preset,
         rev=REV,
         summary=f"noise in {size.source}, {size.model.name}",
-        problem=partial(image_problem, size.model, size.data),
         prepare=partial(noised, size.data),
-        model=size.model.build,
         loss=squared_error,
         finish=partial(_finish, size),
         shown="fid",
         better="lower",
-        digest_of=lambda: size.data().digest,
-        steps=size.all_steps,
-        batch=size.batch,
-        lr=size.lr,
-        betas=size.betas,
-        decay=size.decay,
-        eval_rows=size.eval_rows,
     )
 
 

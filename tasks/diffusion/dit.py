@@ -12,25 +12,15 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics, add_bias, silu
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.layer_norm import added_layer_norm
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
+from fp4dse.tasks.diffusion.time import time_embedding, time_shapes
+from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, patches, seed_keys, self_attention, unpatched
-
-KINDS: dict[str, Kind] = {
-    "embed": "embedding",
-    "time1": "embedding",
-    "qkv": "attention",
-    "out": "attention",
-    "up": "mlp",
-    "down": "mlp",
-    "head": "head",
-}
+from fp4dse.tasks.nn import drawn, layers, patches, self_attention, unpatched
 
 
 def dit(patch: int, width: int, depth: int, heads: int) -> Model:
@@ -46,14 +36,13 @@ class DiT(nn.Module):
         self, patch: int, width: int, depth: int, heads: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.patch, self.depth, self.heads = patch, depth, heads
-        self.embedding = TimeEmbedding(width)
+        self.patch, self.width, self.depth, self.heads = patch, width, depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
-        self.layer = layers(parameters, numerics, KINDS, depth)
+        self.layer = layers(parameters, numerics, depth)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
-        c = self.embedding(times, self.layer)  # [L, B, D]
+        c = time_embedding(times, self.layer, self.width)  # [L, B, D]
         h = self.layer["embed"](patches(x, self.patch))
         h = add_bias(h.flatten(2), self.position).view_as(h)  # [L, B, T, D]
         branch = None

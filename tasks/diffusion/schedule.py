@@ -62,11 +62,6 @@ def noised(data: Callable[[], Images], x: Tensor, y: Tensor, draws: Draws) -> tu
     return (image_part * images + noise_part * noise, times), noise
 
 
-def squared_error(out: Tensor, noise: Tensor) -> Tensor:
-    """Element-wise."""
-    return (out - noise) * (out - noise)
-
-
 def times_of(steps: int) -> list[int]:
     """Evenly spaced times, the last first; TIMES - 1 and 0 are among them."""
     if steps == 1:

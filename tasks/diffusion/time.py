@@ -16,15 +16,10 @@ def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:
     return {"time1": (width, waves), "time2": (width, width)}
 
 
-class TimeEmbedding:
-    """Times int64 [L, B] -> what a block's projection takes, [L, B, width], by the layers time1 and time2."""
-
-    def __init__(self, waves: int) -> None:
-        self.waves = waves
-
-    def __call__(self, times: Tensor, layer: nn.ModuleDict) -> Tensor:
-        hidden = silu(layer["time1"](_waves(self.waves, times.device)[times]))
-        return silu(layer["time2"](hidden))
+def time_embedding(times: Tensor, layer: nn.ModuleDict, waves: int) -> Tensor:
+    """What a block's projection takes, [L, B, width], of times int64 [L, B], by the layers time1 and time2."""
+    hidden = silu(layer["time1"](_waves(waves, times.device)[times]))
+    return silu(layer["time2"](hidden))
 
 
 @cache

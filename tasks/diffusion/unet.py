@@ -15,22 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.group_norm import group_norm, smooth_group_norm
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.diffusion.time import TimeEmbedding, time_shapes
+from fp4dse.tasks.diffusion.time import time_embedding, time_shapes
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import doubled, drawn, layers, self_attention
-
-KINDS: dict[str, Kind] = {
-    "stem": "embedding",
-    "time1": "embedding",
-    "time": "linear",
-    "qkv": "attention",
-    "out": "attention",
-    "head": "head",
-}
 
 
 class _Block(NamedTuple):
@@ -84,14 +74,13 @@ class UNet(nn.Module):
         self, plan: Sequence[_Block], groups: int, base: int, parameters: dict[str, Tensor], numerics: LaneNumerics
     ) -> None:
         super().__init__()
-        self.plan, self.groups = plan, groups
-        self.embedding = TimeEmbedding(base)
+        self.plan, self.groups, self.base = plan, groups, base
         strides = {f"{block.name}.resize": 2 for block in plan if block.resize == "down"}
-        self.layer = layers(parameters, numerics, KINDS, len(plan), strides)
+        self.layer = layers(parameters, numerics, len(plan), strides)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
-        c = self.embedding(times, self.layer)  # [L, B, time]
+        c = time_embedding(times, self.layer, self.base)  # [L, B, time]
         stack: list[Tensor] = []
         h = self.layer["stem"](x)
         for block in self.plan:

@@ -30,7 +30,6 @@ LARGEST, SEEN = 128, 1.2
 """… and how far they grow until the larger one takes so many times the smaller one's memory."""
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
-FIRST = 8
 GAIN = 1.05
 """What a doubling must bring, in lanes per second, to be worth it."""
 STEPS, LEAST_S = 8, 0.2
@@ -62,26 +61,14 @@ def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memor
     return 0 if of is None else of.lanes(free_memory(device) if memory is None else memory)
 
 
-def best_lanes(
-    task: Task,
-    recipes: Sequence[Recipe],
-    device: str = "cpu",
-    memory: float | None = None,
-    most: int = 512,
-    least: int = FIRST,
-) -> int:
-    """The number of lanes with the best lanes per second: `least` times a power of two, or as many as fit.
-
-    memory: bytes, None for what is free. Takes from seconds to minutes; sweeps/sizes.py remembers.
-    """
-    *_, best = search_lanes(task, recipes, device, memory, most, least)
-    return best
-
-
 def search_lanes(
     task: Task, recipes: Sequence[Recipe], device: str, memory: float | None, most: int, least: int
 ) -> Iterator[int]:
-    """The best number of lanes so far, whenever another number was measured."""
+    """Yield the number of lanes with the best lanes per second so far, whenever another number was measured.
+
+    Numbers are `least` times a power of two, or as many as fit. memory: bytes, None for what is free. Takes from
+    seconds to minutes; sweeps/sizes.py remembers.
+    """
     fit = min(most, plan_lanes(task, recipes, device, memory))
     lanes, best, rate = least, max(1, min(least, fit)), 0.0
     yield best

@@ -26,6 +26,7 @@ from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.rms_norm import added_rms_norm
 from fp4dse.kernels.ops.rope import heads_apart, rope_tables
 from fp4dse.kernels.ops.swiglu import swiglu
+from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.language.experts import Experts
 
 
@@ -60,7 +61,7 @@ class Shape(msgspec.Struct, frozen=True):
     def initial(self, vocabulary: int, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Initial weights, float32 [S, …]: gains 1, weights N(0, 1/fan_in), those that end a branch smaller by
         sqrt(2 · depth) (GPT-2), embeddings N(0, 1/16), the head N(0, 1/16 fan_in)."""
-        keys = torch.tensor(list(seeds), dtype=torch.int64)
+        keys = seed_keys(seeds)
         out = {}
         for site, (name, shape) in enumerate(self.parameters(vocabulary).items()):
             if len(shape) == 1:

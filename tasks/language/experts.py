@@ -44,7 +44,8 @@ class Experts(nn.Module):
         p, q = probabilities.gather(2, chosen).unbind(2)
         y = _Weigh.apply(a, p / (p + q)) + _Weigh.apply(b, q / (p + q))
         share = _shares(chosen, count)
-        balance = lane_sum(_TokenMean.apply(probabilities) * share, 1) * count
+        mean = lane_sum(probabilities, 1) * (1.0 / probabilities.shape[1])  # over tokens, [L, E]
+        balance = lane_sum(mean * share, 1) * count
         return y.view(x.shape), balance
 
 
@@ -121,16 +122,3 @@ class _Weigh(torch.autograd.Function):
         x, w = ctx.saved_tensors
         g = g.to(torch.float32)
         return (g * w[..., None]).to(x.dtype), lane_sum(g * x, 2)
-
-
-class _TokenMean(torch.autograd.Function):
-    """Mean over tokens: [L, M, E] -> [L, E]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.tokens = x.shape[1]
-        return lane_sum(x, 1) * (1.0 / x.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return (g * (1.0 / ctx.tokens))[:, None].expand(-1, ctx.tokens, -1)

@@ -13,7 +13,6 @@ from functools import cache, partial
 
 import msgspec
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
@@ -23,6 +22,7 @@ from fp4dse.tasks.data.python_source import installed_python
 from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 4
@@ -48,25 +48,20 @@ def shifted(x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     return x[..., :-1].contiguous(), x[..., 1:].contiguous()
 
 
-def nats(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
-    """-log p of each token, [L, B, T]."""
-    return -F.log_softmax(out[0], dim=-1).gather(-1, y[..., None])[..., 0]
-
-
 def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """-log p of each token and the weighted balance loss, [L, B·T, 1]."""
-    each = nats(out, y)
+    each = cross_entropy(out[0], y)
     return add_bias(each.reshape(len(each), -1, 1), BALANCE * out[1][:, None])
 
 
 def bits(bytes_per_token: float, out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """Bits per byte of text."""
-    return nats(out, y) * (1 / (math.log(2) * bytes_per_token))
+    return cross_entropy(out[0], y) * (1 / (math.log(2) * bytes_per_token))
 
 
 def excess(entropy: Callable[[], float], out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """Nats per token above the entropy of the held-out text: what a model could still learn."""
-    return nats(out, y) - entropy()
+    return cross_entropy(out[0], y) - entropy()
 
 
 def perplexity(model: nn.Module, problem: Problem, draws: Draws, val_loss: Tensor) -> Finish:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.draws import Draws
-from fp4dse.tasks.model import ImagePreset, Model, image_problem, needed
+from fp4dse.tasks.losses import correct, cross_entropy
+from fp4dse.tasks.model import ImagePreset, Model, needed
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet
@@ -53,16 +53,6 @@ SIZES = {
 (CIFAR-10) and resnet-paper (ImageNet-100, torchvision's ResNet-18 with its 1,000 outputs)."""
 
 
-def cross_entropy(out: Tensor, y: Tensor) -> Tensor:
-    """out: [L, B, classes], y: int64 [L, B] -> [L, B]."""
-    return -F.log_softmax(out, dim=-1).gather(-1, y[..., None])[..., 0]
-
-
-def correct(out: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest output is the label."""
-    return (out.argmax(dim=-1) == y).to(torch.float32)
-
-
 def standardized(data: Callable[[], Images], x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """Pixels uint8 [L, B, H, W, C] as float32 of mean 0 and variance 1 over the data set, and the labels."""
     mean, std = _moments(data, x.device)
@@ -81,23 +71,15 @@ def on_data(preset: str, path: str) -> Task:
 
 
 def _task(preset: str, size: ImagePreset) -> Task:
-    return Task(
+    return size.task(
         name="vision",
         preset=preset,
         rev=REV,
         summary=f"{size.source}, {size.model.name}",
-        problem=partial(image_problem, size.model, size.data),
         prepare=partial(standardized, size.data),
-        model=size.model.build,
         loss=cross_entropy,
         metrics={"accuracy": correct},
         better="higher",
-        digest_of=lambda: size.data().digest,
-        steps=size.all_steps,
-        batch=size.batch,
-        lr=size.lr,
-        betas=size.betas,
-        decay=size.decay,
     )
 
 

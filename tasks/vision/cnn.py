@@ -12,14 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, max_pool
-
-KINDS: dict[str, Kind] = {"conv1": "embedding", "head": "head"}
 
 
 def cnn(channels: tuple[int, int], hidden: Sequence[int], norm: bool) -> Model:
@@ -34,7 +31,7 @@ class Cnn(nn.Module):
     def __init__(self, norm: bool, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
         self.norm = norm
-        self.layer = layers(parameters, numerics, KINDS, 0)
+        self.layer = layers(parameters, numerics, kinds={"conv1": "embedding"})
 
     def forward(self, x: Tensor) -> Tensor:
         for name in ("conv1", "conv2"):

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.elementary import sqrt
@@ -25,8 +24,6 @@ from fp4dse.kernels.ops.layer_norm import EPS
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.model import Model
 from fp4dse.tasks.nn import drawn, layers, max_pool_overlapping, mean_pool
-
-KINDS: dict[str, Kind] = {"stem": "embedding", "head": "head"}
 
 
 class _Block(NamedTuple):
@@ -69,7 +66,7 @@ class ResNet(nn.Module):
         self.plan, self.photos = plan, photos
         strides = {f"{b.name}.{part}": b.stride for b in plan for part in ("conv1", "skip")}
         strides["stem"] = 2 if photos else 1
-        self.layer = layers(parameters, numerics, KINDS, len(plan), strides)
+        self.layer = layers(parameters, numerics, len(plan), strides)
         gains = {name.removesuffix(".gain"): value for name, value in parameters.items() if name.endswith(".gain")}
         self.norm = nn.ModuleDict(
             {

@@ -11,22 +11,13 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Kind
 from fp4dse.kernels import LaneNumerics, add_bias, silu
 from fp4dse.kernels.ops.layer_norm import added_layer_norm
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, seed_keys, self_attention
-
-KINDS: dict[str, Kind] = {
-    "embed": "embedding",
-    "qkv": "attention",
-    "out": "attention",
-    "up": "mlp",
-    "down": "mlp",
-    "head": "head",
-}
+from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, self_attention
 
 
 def vit(patch: int, width: int, depth: int, heads: int) -> Model:
@@ -44,7 +35,7 @@ class PatchClassifier(nn.Module):
         super().__init__()
         self.patch, self.depth, self.heads = patch, depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
-        self.layer = layers(parameters, numerics, KINDS, depth)
+        self.layer = layers(parameters, numerics, depth)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer["embed"](patches(x, self.patch))

@@ -15,9 +15,9 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, diffusion, get_task, train
 from fp4dse.tasks.data.digits import digits
-from fp4dse.tasks.data.images import Images, fixed_order
+from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion import quality, schedule
-from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.draws import Draws, fixed_order
 
 SMOKE = ("smoke", "dit-smoke")
 

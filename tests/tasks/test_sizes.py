@@ -12,7 +12,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.sweeps import estimate
 from fp4dse.tasks import get_task, train, worker
 from fp4dse.tasks.engine import Population, evaluation, sizes
-from fp4dse.tasks.engine.sizes import Memory, best_lanes, lanes_of, memory_of, plan_lanes
+from fp4dse.tasks.engine.sizes import Memory, lanes_of, memory_of, plan_lanes, search_lanes
 from fp4dse.tasks.job import Job
 
 TASK, RECIPES = get_task("regression", "smoke"), [Recipe.named("bf16")]
@@ -74,14 +74,14 @@ def test_the_search_stops_where_nothing_is_won(monkeypatch):
 
     monkeypatch.setattr(sizes, "lanes_per_second", rate)
     monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
-    assert best_lanes(TASK, RECIPES, "cpu") == 32
+    assert list(search_lanes(TASK, RECIPES, "cpu", None, 512, 8))[-1] == 32
     assert asked == [8, 16, 32, 64]
 
 
 def test_the_search_ends_with_the_memory(monkeypatch):
     monkeypatch.setattr(sizes, "lanes_per_second", lambda task, recipes, device, lanes: float(lanes))
     monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
-    assert best_lanes(TASK, RECIPES, "cpu", memory=350) == 16
+    assert list(search_lanes(TASK, RECIPES, "cpu", 350, 512, 8))[-1] == 16
 
 
 def test_measured_lanes_have_few_seeds_and_every_recipe():
