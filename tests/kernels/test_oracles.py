@@ -1,6 +1,6 @@
 """The reference against gfloat, ml_dtypes and torchao, which we did not write.
 
-Code for code on ten million numbers a format, and on every code, midpoint, BF16 and FP16 number. What a format is, the
+Code for code on a million numbers a format, and on every code, midpoint, BF16 and FP16 number. What a format is, the
 oracles say by their own records or by one written here in their terms, never by ours.
 """
 
@@ -38,7 +38,7 @@ from fp4dse.kernels.codecs.block import block_scales
 from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
 from fp4dse.kernels.ops.philox import STREAMS, random16
 
-CHUNK, CHUNKS = 1 << 20, 10  # 10,485,760 numbers a format
+CHUNK, CHUNKS = 1 << 18, 4  # a million numbers a format
 LARGEST_SCALE = (2 - 2.0**-7) * 2.0**126  # of BF16 below 2^127, whose inverse is no normal number; scales end there
 FLT_MAX = np.float32(np.finfo(np.float32).max)
 
@@ -186,7 +186,7 @@ def element_oracles(name: str) -> list[Callable[[np.ndarray], np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", ELEMENT_FORMS)
-def test_elements_equal_their_oracles_on_ten_million_numbers(name):
+def test_elements_equal_their_oracles_on_a_million_numbers(name):
     top = 2.0 ** (ELEMENTS[name].emax + 1)
     smallest = float(grid(ELEMENT_FORMS[name])[1])
     for x in chunks(smallest / 16, top, signed=True):
@@ -234,7 +234,7 @@ def stored(wanted: np.ndarray, name: str, rounding: str = "nearest") -> Tensor:
 
 
 @pytest.mark.parametrize("name", SCALE_FORMS)
-def test_scales_equal_their_oracles_on_ten_million_numbers(name):
+def test_scales_equal_their_oracles_on_a_million_numbers(name):
     info = SCALE_FORMS[name]
     smallest, top = max(info.smallest_subnormal / 16, 2.0**-126), min(2 * info.max, LARGEST_SCALE)
     for wanted in chunks(smallest, top, signed=False):
@@ -280,7 +280,7 @@ def ours(x: Tensor, rule: str):
 
 
 @pytest.mark.parametrize("rule", ["floor", "ceil", "rceil", "even", "encode"])
-def test_e8m0_scales_equal_gfloat_on_ten_million_maxima(rule):
+def test_e8m0_scales_equal_gfloat_on_a_million_maxima(rule):
     q, lowest = Quantizer(block=32, scale=SCALE_NAMES[f"e8m0-{rule}"]), np.float32(1e-45)
     binades = 2.0 ** np.arange(-149, 127)
     boundaries = edges((np.multiply.outer([1, 1.5, 1.75], binades)).astype(np.float32))
@@ -399,7 +399,7 @@ def test_nvfp4_equals_torchao_where_the_dialects_agree(exponent, dtype):
         compared += int(fine.sum()) * 16
         assert torch.equal(got.scales.flatten()[fine], theirs.float().flatten()[fine])
         assert torch.equal(got.codes.view(-1, 16)[fine], codes[fine])
-    assert compared > 4e6
+    assert compared > 0.38 * CHUNK * CHUNKS
 
 
 # --- stochastic rounding -----------------------------------------------------------------------------------------
@@ -443,7 +443,10 @@ def test_stochastic_rounding_differs_from_gfloats_careful_form_on_ties_alone(bit
     """gfloat's Stochastic first rounds the fraction to b bits, ties to even; the midpoint form rounds ties up. So with
     the same r they differ where the fraction is (n + 1/2) / 2^b with n even, and there at r = 2^b - 1 - n alone."""
     differ = 0
+    even = np.arange(0, 256, 2)
     for x, draws in stochastic_inputs("e2m1"):
+        x[: len(even)] = (even + 0.5) / 2 ** (bits + 1)  # ties below 0.5, with the draw that tells the forms apart
+        draws[: len(even)] = (2**bits - 1 - even) << 16 - bits
         r = (draws >> 16 - bits).astype(np.int64)
         theirs = gfloat_values(format_info_ocp_e2m1, x, RoundMode.Stochastic, srbits=r, srnumbits=bits)
         got = rounded_with(x, draws, "e2m1", bits)
@@ -452,7 +455,7 @@ def test_stochastic_rounding_differs_from_gfloats_careful_form_on_ties_alone(bit
         tie = (n % 1 == 0.5) & (np.floor(n) % 2 == 0) & (r == 2**bits - 1 - np.floor(n))
         assert np.array_equal(got != theirs, tie)
         differ += int(tie.sum())
-    assert differ > 0
+    assert differ >= CHUNKS * len(even)
 
 
 @pytest.mark.parametrize("bits", [8, 16])
