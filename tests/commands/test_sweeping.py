@@ -3,12 +3,26 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from fp4dse import cli
 from fp4dse.results import open_store
 from tests.commands.running import FEW, assert_one_line, swept, worker_mode
 
 
-def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run):
+@pytest.fixture
+def whole_report():
+    """For tests that read the report after a sweep."""
+
+
+@pytest.fixture(autouse=True)
+def short_report(request, monkeypatch):
+    """A page of one line for the others: most of what a small sweep takes goes into its report."""
+    if "whole_report" not in request.fixturenames:
+        monkeypatch.setattr("fp4dse.results.report.write_report", lambda _, page, **__: page.write_text("<html>"))
+
+
+def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run, whole_report):
     answer = swept(run)
     assert answer.code == 0
     assert "regression (quickstart)" in answer.out
@@ -18,7 +32,7 @@ def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run):
     assert "<html" in Path("runs/few/report.html").read_text()[:200].lower()
 
 
-def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_says_which(run):
+def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_says_which(run, whole_report):
     asked = ("--model", "llama-8b", "--chip", "gb300")
     costs = {name: json.loads(run("cost", name, *asked, "--json").out)["overhead"] for name in ("mxfp4", "nvfp4")}
     swept_so = swept(run, *asked, "--json")
@@ -29,7 +43,9 @@ def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_
     assert {line["name"]: line["overhead"] for line in lines if line["name"] in costs} == costs
     assert "of llama-8b on gb300, BF16 = 1 (--model, --chip)" in run("query", "recipes", *asked).out
     assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in run("query", "recipes").out
+    assert "llama-8b on gb300" in Path("runs/few/report.html").read_text()
     assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in swept(run).out
+    assert "llama-1b on b200" in Path("runs/few/report.html").read_text()
     assert run("report", *asked).code == 0
     assert "llama-8b on gb300" in Path("runs/few/report.html").read_text()
     listed = {line["name"]: line["overhead"] for line in json.loads(run("recipe", "list", *asked, "--json").out)}
