@@ -108,7 +108,8 @@ def test_rows_that_are_too_long_take_single_operations(check, place, monkeypatch
 def test_group_norm(check, held, limits, pixels, channels, groups, dtype):
     held(*limits)
     x = 3 * randn(2, 1, 1, pixels, channels, dtype=dtype) + 1
-    check(lambda x: group_norm(x, groups), x)
+    if dtype == torch.float32:
+        check(lambda x: group_norm(x, groups), x)
     check(lambda x, both: group_norm(x, groups, *halves(both)), x, per_image(x))
 
 
@@ -150,8 +151,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), list(zip(MODELS, DTYPES * 2, strict=True)))
 def test_a_model(place, monkeypatch, name, dtype):
     model, seeds = MODELS[name], [0, 1]
     images, times = randn(2, 2, 8, 8, 1), torch.tensor([[3, 700], [0, 999]])
