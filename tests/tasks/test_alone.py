@@ -1,15 +1,31 @@
-"""A lane trains to the same bits alone and in any company, in every task."""
+"""A lane trains to the same bits alone and beside any others, in every task and with whatever a recipe does."""
+
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
 import torch
 
 from fp4dse.dse import Recipe
+from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.training import SGD, Cosine, Linear, StableSPAM, Training
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
+from fp4dse.tasks.language import presets
+from fp4dse.tasks.task import Task
+from tests.tasks import plain_net
+
+replace = msgspec.structs.replace
 
 SMOKE = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
+Lanes = tuple[Task, list[Lane]]
+
+
+@pytest.fixture(autouse=True)
+def little_is_held_out(monkeypatch):
+    monkeypatch.setattr(presets, "EVAL_PASSES", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -21,48 +37,93 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def of_task(name, preset, names, steps=6):
-    task = msgspec.structs.replace(get_task(name, preset), steps=steps)
-    return task, [Lane(Recipe.named(n), task.lr, seed) for seed, n in enumerate(names)]
+def short(name: str, preset: str, steps: int = 5) -> Task:
+    return replace(get_task(name, preset), steps=steps)
 
 
-@pytest.mark.parametrize(
-    ("between", "threads"), [("", 2), ("+bf16", 1), pytest.param("", 1, marks=pytest.mark.slow)], ids=str
-)
-@pytest.mark.parametrize(("name", "preset"), SMOKE)
-def test_a_lane_is_what_it_is_in_company(name, preset, between, threads):
+def recipes(task: Task, names=("nvfp4", "nvfp4-sr", "ue5m3-sr")) -> Lanes:
+    """Lanes of recipes that share their structural signature, each with two seeds and learning rates."""
+    return task, [Lane(Recipe.named(n), task.lr * (1 + seed / 4), seed) for n in names for seed in (0, 1)]
+
+
+def of_every_preset(name: str, preset: str) -> Lanes:
+    return recipes(short(name, preset))
+
+
+def of_one_recipe(name: str) -> Lanes:
+    task = short("vision", "cnn-smoke")
+    return task, [Lane(Recipe.named(name), task.lr, seed) for seed in range(3)]
+
+
+def with_precise_layers_and_a_finish() -> Lanes:
+    around = {"precise": Precise(attention=True, head=False), "finish": Finish(share=0.5, what="forward")}
+    task, lanes = recipes(short("vision", "smoke"))
+    return task, [replace(lane, recipe=replace(lane.recipe, **around)) for lane in lanes]
+
+
+def with_numbers_of_their_own() -> Lanes:
+    numbers = [{}, {"weight_decay": 0.3}, {"clip": 0.1}, {"loss_scale": 1024.0}, {"beta2": 0.999}]
+    numbers += [{"schedule": Cosine(warmup=0.5)}, {"schedule": Linear(floor=0.5)}]
+    task, nvfp4 = short("regression", "smoke", 8), Recipe.named("nvfp4")
+    lanes = [Lane(replace(nvfp4, training=Training(**each)), 1e-2, i % 3) for i, each in enumerate(numbers)]
+    return task, lanes
+
+
+def in_batches_of(rows: int) -> Lanes:
+    task, lanes = of_every_preset("regression", "smoke")
+    return replace(task, steps=3, batch=rows, eval_rows=rows), lanes
+
+
+def of_a_plain_module() -> Lanes:
+    return recipes(plain_net.task_of(), ("nvfp4", "nvfp4-sr"))
+
+
+def of_a_plain_module_with(training: Training) -> Lanes:
+    recipe = replace(Recipe.named("ue5m3-graphcore"), training=training)
+    return plain_net.task_of(), [Lane(recipe, 1e-2, seed) for seed in range(3)]
+
+
+STABLE = Training(optimizer=StableSPAM(reset=3), loss_scale=64.0, schedule=None, clip=0.1)
+CASES: dict[str, Callable[[], Lanes]] = {
+    **{f"{name}:{preset}+bf16": partial(of_every_preset, name, f"{preset}+bf16") for name, preset in SMOKE},
+    **{f"{name}:{preset} on 2 threads": partial(of_every_preset, name, preset) for name, preset in SMOKE},
+    **{
+        f"recording {name}": partial(of_one_recipe, name)
+        for name in ("bf16", "nvfp4-stable-spam", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ")
+    },
+    "precise layers and a finish": with_precise_layers_and_a_finish,
+    "numbers of their own": with_numbers_of_their_own,
+    **{f"batches of {rows}": partial(in_batches_of, rows) for rows in (1, 7, 33)},
+    "recording a plain module": of_a_plain_module,
+    "a plain module with SGD": partial(
+        of_a_plain_module_with, Training(optimizer=SGD(), weight_decay=0.1, accumulate=2)
+    ),
+    "a plain module with Stable-SPAM": partial(of_a_plain_module_with, STABLE),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_lane_is_what_it_is_beside_any_others(case):
     """Alone, in another order, at the end or the start, and beside one that diverges."""
-    torch.set_num_threads(threads)
-    task = msgspec.structs.replace(get_task(name, preset + between), steps=6)
-    names = ("nvfp4", "nvfp4-sr", "ue5m3-sr")
-    lanes = [Lane(Recipe.named(n), task.lr * (1 + seed / 4), seed) for n in names for seed in (0, 1)]
-    together = train(task, lanes).lanes
-    assert train(task, [lanes[5]]).lanes == [together[5]]  # the first has another seed than it has together
-    chosen = [4, 0, 2]
-    first, wild, *others = train(task, [lanes[1], Lane(lanes[0].recipe, 1e30, 7), *(lanes[i] for i in chosen)]).lanes
+    task, lanes = CASES[case]()
+    torch.set_num_threads(2 if "2 threads" in case else 1)
+    results = partial(train, task, record="recording" in case)
+    together = results(lanes).lanes
+    assert all(result.status == "done" for result in together)
+    assert len({tuple(result.curve_loss) for result in together}) > len(lanes) / 2
+    last = len(lanes) - 1
+    assert results([lanes[last]]).lanes == [together[last]]  # the first has another seed than it has together
+    chosen = [last - 1, 0, *range(2, last - 1, 2)]
+    wild = Lane(lanes[0].recipe, 1e38, 7)
+    first, diverged, *others = results([lanes[1], wild, *(lanes[i] for i in chosen)]).lanes
     assert [first, *others] == [together[i] for i in (1, *chosen)]
-    assert (wild.status, wild.val_loss) == ("diverged", None)
-    assert wild.diverged_step is not None
-
-
-@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-stable-spam", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ"])
-@pytest.mark.parametrize(("name", "preset"), [("regression", "smoke"), ("vision", "cnn-smoke")])
-def test_so_it_is_with_whatever_a_recipe_does(name, preset, recipe):
-    task, lanes = of_task(name, preset, [recipe] * 3)
-    together = train(task, lanes, record=True).lanes
-    assert [train(task, [lane], record=True).lanes[0] for lane in lanes] == together
-
-
-@pytest.mark.parametrize("rows", [1, 7, 33])
-def test_so_it_is_with_batches_of_odd_sizes(rows):
-    task, lanes = of_task("regression", "smoke", ["bf16"] * 9, steps=3)
-    task = msgspec.structs.replace(task, batch=rows, eval_rows=rows)
-    together = train(task, lanes).lanes
-    assert [train(task, [lane]).lanes[0] for lane in lanes[1::3]] == together[1::3]
+    assert (diverged.status, diverged.val_loss) == ("diverged", None)
+    assert diverged.diverged_step is not None
 
 
 def test_the_last_lane_of_a_population_goes_on_alone():
-    task, lanes = of_task("vision", "smoke", ["nvfp4", "nvfp4-sr"], steps=8)
+    task, lanes = recipes(short("vision", "smoke", 8))
+    lanes = lanes[1:3]
     plain = train(task, lanes).lanes
 
     def second(losses, *_):

@@ -236,7 +236,8 @@ def test_presets_of_the_paper_have_its_numbers():
             task.problem([0])
 
 
-def test_a_users_images_are_noised_and_drawn(tmp_path):
+def test_a_users_images_are_noised_and_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(quality, "STEPS", 20)
     generator = np.random.default_rng(0)
     for i in range(40):
         Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")

@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from fp4dse.dse import Recipe
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear
-from fp4dse.tasks import nn, norms
+from fp4dse.kernels.ops.affine import affine
+from fp4dse.kernels.ops.group_norm import group_norm
+from fp4dse.kernels.ops.layer_norm import layer_norm
+from fp4dse.tasks import nn
+from fp4dse.tasks.vision.resnet import BatchNorm
 
 
 def numerics(lanes=3):
@@ -36,8 +40,8 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
     torch.manual_seed(0)
     x, gain, shift = torch.randn(3, 4, 5, 5, 6) * 3 + 1, torch.rand(3, 6) + 0.5, torch.randn(3, 6)
     lanes = numerics()
-    ours = norms.BatchNorm(gain.clone(), shift.clone(), lanes)
-    theirs = [torch.nn.BatchNorm2d(6) for _ in range(3)]
+    ours = BatchNorm(gain.clone(), shift.clone(), lanes)
+    theirs = [torch.BatchNorm2d(6) for _ in range(3)]
     for lane, norm in enumerate(theirs):
         norm.weight.data, norm.bias.data = gain[lane].clone(), shift[lane].clone()
     for training in (True, True, False):
@@ -57,7 +61,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
 
 def test_group_norm_is_that_of_torch():
     x = torch.randn(2, 3, 4, 4, 16)
-    ours = gradients(lambda t: first(norms.group_norm(t, 4)), x)
+    ours = gradients(lambda t: first(group_norm(t, 4)), x)
     theirs = gradients(lambda t: F.group_norm(first(t), 4), x)
     close(ours, theirs)
 
@@ -87,18 +91,16 @@ def test_patches_are_cut_and_joined():
 
 def test_affine_has_the_gradients_of_its_formula():
     x, gain, shift = torch.randn(3, 7, 5), torch.randn(3, 5), torch.randn(3, 5)
-    close(
-        gradients(norms.affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift)
-    )
+    close(gradients(affine, x, gain, shift), gradients(lambda a, b, c: a * b[:, None] + c[:, None], x, gain, shift))
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        lambda x: norms.group_norm(x, 4),
-        lambda x: norms.layer_norm(x.flatten(2)),
+        lambda x: group_norm(x, 4),
+        lambda x: layer_norm(x.flatten(2)),
         lambda x: nn.self_attention(torch.cat([x.flatten(2, 3)] * 3, -1), 2),
-        lambda x: norms.BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
+        lambda x: BatchNorm(torch.ones(len(x), 8), torch.ones(len(x), 8), numerics(len(x)))(x),
         nn.max_pool,
         nn.max_pool_overlapping,
         nn.mean_pool,

@@ -201,14 +201,6 @@ def test_losses_fall_with_every_optimizer(name):
         assert result.train_loss_final < 0.8 * result.curve_loss[0]
 
 
-def test_lanes_with_numbers_of_their_own_do_not_depend_on_each_other():
-    lanes = [lane(0), lane(0, weight_decay=0.3), lane(1, clip=0.1), lane(0, loss_scale=1024.0), lane(2, beta2=0.999)]
-    together = train(SMALL, lanes).lanes
-    assert len({result.val_loss for result in together}) >= 4
-    for chosen in ([1], [4, 0], [3, 2, 1]):
-        assert train(SMALL, [lanes[i] for i in chosen]).lanes == [together[i] for i in chosen]
-
-
 def test_a_loss_scale_is_taken_out_of_the_gradients_again():
     """Exactly, where it is a power of two and nothing falls out of FP32's range: NVFP4's tensor scale follows."""
     with_scale, without = train(SMALL, [lane(0, loss_scale=4096.0), lane(0)]).lanes
@@ -326,10 +318,3 @@ def test_cosine_without_warm_up_is_that_of_torch():
         assert factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
         theirs.step()
         annealing.step()
-
-
-def test_schedules_are_a_lanes_own():
-    lanes = [lane(0), lane(0, schedule=Cosine(warmup=0.5)), lane(0, schedule=Linear(floor=0.5))]
-    together = train(SMALL, lanes).lanes
-    assert len({result.val_loss for result in together}) == 3
-    assert train(SMALL, [lanes[2], lanes[1]]).lanes == [together[2], together[1]]

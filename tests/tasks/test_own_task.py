@@ -24,6 +24,7 @@ def example(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text('summary = "mine"\n[axes]\n"*" = ["nvfp4"]\n')
     Path("tumours.py").write_text(EXAMPLE)
+    monkeypatch.setattr("fp4dse.results.report.write_report", lambda _, page, **__: page.write_text("<html>"))
     return tmp_path / "tumours.py"
 
 

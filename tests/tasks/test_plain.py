@@ -7,13 +7,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
-from fp4dse.dse.training import SGD, StableSPAM, Training
+from fp4dse.dse.training import SGD, Training
 from fp4dse.tasks import Lane, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.one_by_one import EachLane, OneByOne, initial, named
 from fp4dse.tasks.optimizers import decays
 from fp4dse.tasks.plain import plain_task
+from tests.tasks.plain_net import Net, record, task_of
 
 OFF = Recipe.uniform(Quantizer.named("none"))
 
@@ -26,87 +27,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-class Net(nn.Module):
-    """Batch norm, dropout, a tied weight, a frozen one, a buffer that is replaced and attention that packs its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(8, 16)
-        self.norm = nn.BatchNorm1d(16)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Dropout(0.2)) for _ in range(2))
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.frozen = nn.Linear(16, 16).requires_grad_(False)
-        self.head = nn.Linear(16, 16)
-        self.head.weight = self.blocks[0][0].weight
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x):
-        if self.training:
-            self.seen = self.seen + len(x)
-        h = self.norm(self.stem(x))
-        for block in self.blocks:
-            h = h + block(h)
-        h = h + self.attention(h[:, None], h[:, None], h[:, None])[0][:, 0]
-        return {"out": self.head(self.frozen(h))}
-
-
-def record(**changes):
-    torch.manual_seed(0)
-    x = torch.randn(96, 8)
-    y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
-    return {
-        "model": Net,
-        "train": (x[:64], y[:64]),
-        "test": (x[64:], y[64:]),
-        "loss": lambda out, y: nn.functional.cross_entropy(out["out"], y),
-        "metrics": {"accuracy": lambda out, y: (out["out"].argmax(-1) == y).float()},
-        "steps": 8,
-        "batch": 16,
-        "lr": 1e-2,
-    } | changes
-
-
-def task_of(**changes):
-    return plain_task(record(**changes), "own.py:build", "own", "build")
-
-
 def lanes_of(task, names=("nvfp4", "nvfp4-sr"), seeds=(0, 1)):
     return [Lane(Recipe.named(name), task.lr, seed) for name in names for seed in seeds]
-
-
-def test_a_lane_is_what_it_is_in_company():
-    task = task_of()
-    lanes = lanes_of(task)
-    together = train(task, lanes, record=True).lanes
-    assert train(task, lanes[2:3], record=True).lanes == together[2:3]
-    assert train(task, [lanes[3], lanes[0]], record=True).lanes == [together[3], together[0]]
-    assert together[0] != together[1] != together[2]
-    assert "gnr/model.blocks.0.0" in together[0].recorded
-
-
-@pytest.mark.parametrize(
-    "training",
-    [
-        Training(optimizer=SGD(), weight_decay=0.1, accumulate=2),
-        Training(optimizer=StableSPAM(reset=3), loss_scale=64.0, schedule=None, clip=0.1),
-    ],
-    ids=["sgd", "stable-spam"],
-)
-def test_so_it_is_with_whatever_a_recipe_does(training):
-    task = task_of()
-    recipe = msgspec.structs.replace(Recipe.named("ue5m3-graphcore"), training=training)
-    lanes = [Lane(recipe, task.lr, seed) for seed in (0, 1, 2)]
-    together = train(task, lanes).lanes
-    assert [train(task, [lane]).lanes[0] for lane in lanes] == together
-
-
-def test_a_lane_that_diverges_leaves_its_neighbours_alone():
-    task = task_of()
-    lanes = lanes_of(task)
-    calm = train(task, lanes).lanes
-    mixed = train(task, [lanes[0], Lane(lanes[0].recipe, 1e30, 5), *lanes[1:]]).lanes
-    assert mixed[1].status == "diverged"
-    assert [mixed[0], *mixed[2:]] == calm
 
 
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path):

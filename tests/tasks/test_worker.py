@@ -61,9 +61,10 @@ class Parent:
         return int(child)
 
 
-@pytest.fixture
-def parent(tmp_path) -> Iterator[Parent]:
-    with start(tmp_path) as parent:
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory) -> Iterator[Parent]:
+    """A worker for all tests that leave it alive: to start one takes longer than most of what they ask of it."""
+    with start(tmp_path_factory.mktemp("parent")) as parent:
         yield parent
 
 
@@ -110,38 +111,37 @@ def test_a_job_that_is_killed_is_told_by_its_signal_and_the_worker_goes_on(paren
 LONG = Job(task="regression", preset="small", lanes=lanes() * 2)
 
 
-def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path):
+def test_a_job_that_is_asked_to_stop_goes_on_from_its_checkpoint(tmp_path, parent):
     expected = train(get_task(LONG.task, LONG.preset), LONG.lanes).lanes
-    (tmp_path / "again").mkdir()
-    with start(tmp_path) as parent:
-        folder = parent.give(LONG)
-        parent.wait_for_child()
-        while b'"train"' not in parent.process.stdout.readline().encode():
+    with start(tmp_path) as stopped:
+        folder = stopped.give(LONG)
+        stopped.wait_for_child()
+        while b'"train"' not in stopped.process.stdout.readline().encode():
             pass
-        parent.process.send_signal(signal.SIGUSR1)
-        parent.reports()
-        assert parent.code == STOPPED
-        assert parent.process.wait(60) == STOPPED
+        stopped.process.send_signal(signal.SIGUSR1)
+        stopped.reports()
+        assert stopped.code == STOPPED
+        assert stopped.process.wait(60) == STOPPED
         assert (folder / "checkpoint.pt").exists()
         assert "of 500 steps" in (folder / "stderr.txt").read_text()
-    with start(tmp_path / "again") as parent:
-        parent.jobs = 1
-        (tmp_path / "again" / "1").mkdir()
-        (tmp_path / "again" / "1" / "checkpoint.pt").write_bytes((folder / "checkpoint.pt").read_bytes())
-        parent.give(LONG)
-        first = parent.reports()
-        assert parent.code == 0
-        assert result(tmp_path / "again" / "1").lanes == expected
-        assert all(p.step > 1 for p in first if p.phase == "train")
-        assert not (tmp_path / "again" / "1" / "checkpoint.pt").exists()
+    there = parent.folder / str(parent.jobs)
+    there.mkdir()
+    (there / "checkpoint.pt").write_bytes((folder / "checkpoint.pt").read_bytes())
+    assert parent.give(LONG) == there
+    reports = parent.reports()
+    assert parent.code == 0
+    assert result(there).lanes == expected
+    assert all(p.step > 1 for p in reports if p.phase == "train")
+    assert not (there / "checkpoint.pt").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked through prctl")
-def test_a_job_dies_with_its_worker_even_by_kill_9(parent):
-    parent.give(LONG)
-    child = parent.wait_for_child()
-    parent.process.kill()
-    wait_for(lambda: not is_running(child))
+def test_a_job_dies_with_its_worker_even_by_kill_9(tmp_path):
+    with start(tmp_path) as killed:
+        killed.give(LONG)
+        child = killed.wait_for_child()
+        killed.process.kill()
+        wait_for(lambda: not is_running(child))
 
 
 def test_a_worker_has_one_thread_whenever_it_forks(parent):
