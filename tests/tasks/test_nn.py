@@ -41,7 +41,7 @@ def test_batch_norm_is_that_of_torch_in_each_lane():
     x, gain, shift = torch.randn(3, 4, 5, 5, 6) * 3 + 1, torch.rand(3, 6) + 0.5, torch.randn(3, 6)
     lanes = numerics()
     ours = BatchNorm(gain.clone(), shift.clone(), lanes)
-    theirs = [torch.BatchNorm2d(6) for _ in range(3)]
+    theirs = [torch.nn.BatchNorm2d(6) for _ in range(3)]
     for lane, norm in enumerate(theirs):
         norm.weight.data, norm.bias.data = gain[lane].clone(), shift[lane].clone()
     for training in (True, True, False):

@@ -28,8 +28,7 @@ def example(tmp_path, monkeypatch) -> Path:
     return tmp_path / "tumours.py"
 
 
-def test_the_worked_example_is_swept_and_learns(example, monkeypatch):
-    monkeypatch.setenv("FP4DSE_EAGER", "1")  # the workers compile nothing
+def test_the_worked_example_is_swept_and_learns(example):
     with pytest.raises(SystemExit) as ended:
         cli.main([*COMMAND.split(), "--jobs", "1"])
     assert ended.value.code == 0
@@ -43,8 +42,7 @@ def test_the_worked_example_is_swept_and_learns(example, monkeypatch):
         cli.main([*COMMAND.split(), "--jobs", "1", "--dry-run"])
 
 
-def test_the_plain_module_is_swept_and_learns(example, monkeypatch):
-    monkeypatch.setenv("FP4DSE_EAGER", "1")
+def test_the_plain_module_is_swept_and_learns(example):
     Path("digits.py").write_text(PLAIN)
     with pytest.raises(SystemExit) as ended:
         cli.main([*PLAIN_COMMAND.split(), "--jobs", "1"])
