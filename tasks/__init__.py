@@ -1,6 +1,6 @@
-"""What is learned: data, models and losses per task, and the engine that trains a population of lanes.
+"""Tasks: their data, models and losses, and the engine that trains a population of lanes.
 
-What needs torch is imported when it is asked for, so that a driver, which trains nothing, starts without.
+Names that need torch are imported on first use, so that a driver, which trains nothing, starts without torch.
 """
 
 from typing import TYPE_CHECKING

@@ -39,7 +39,7 @@ def backward(
 
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
-    """What the model makes of a batch, in FP32 where BF16 passes between its layers: losses are computed in it."""
+    """Outputs of the model for a batch. BF16 outputs become FP32, in which losses are computed."""
     return mapped(lambda x: x.to(torch.float32) if x.dtype == torch.bfloat16 else x, model(inputs))
 
 
@@ -49,7 +49,7 @@ def piece(data: Any, part: int, parts: int) -> Any:
 
 
 def mapped(function: Callable[[Tensor], Tensor], data: Any) -> Any:
-    """The function of every tensor in data, which may be one, or a dict, tuple or list of such. What is none stays."""
+    """Apply the function to every tensor in nested dicts, tuples and lists; other values stay as they are."""
     if isinstance(data, Tensor):
         return function(data)
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Which tasks there are: ours by name and preset, on bundled data or on the user's, and those of a user's file."""
+"""All tasks: ours by name and preset, on bundled data or on the user's, and those of a user's file."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
     if known not in TASKS[name]:
         raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
     if data is None:
-        return _between(TASKS[name][known], preset)
+        return _at_preset(TASKS[name][known], preset)
     if name not in ON_DATA:
         raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
     path = data if data in NAMED_DATA.get(name, ()) else absolute(data)
-    return msgspec.structs.replace(_between(ON_DATA[name](known, path), preset), origin=(name, preset, path))
+    return msgspec.structs.replace(_at_preset(ON_DATA[name](known, path), preset), origin=(name, preset, path))
 
 
-def _between(task: Task, preset: str) -> Task:
-    """The task as the preset that was asked for."""
+def _at_preset(task: Task, preset: str) -> Task:
+    """The task under the name of the preset that was asked for, with BF16 between layers if that ends in `+bf16`."""
     return msgspec.structs.replace(task, preset=preset, dtype="bfloat16") if preset.endswith(BF16) else task

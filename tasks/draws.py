@@ -1,5 +1,6 @@
-"""What a task draws anew for every batch: noise, times, crops. Keyed by (seed, step, site), so that every recipe of a
-seed meets the same, on every device and in every company.
+"""Random numbers of a task: noise, times and crops, drawn anew for every batch and keyed by (seed, step, site).
+
+So every recipe of a seed gets the same numbers, on every device and beside any other lanes.
 """
 
 from __future__ import annotations

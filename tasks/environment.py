@@ -1,6 +1,6 @@
-"""What this machine is: the columns that a row carries so that it can be compared, and what `doctor` prints.
+"""Description of this machine: the columns that make a row comparable with others, and the lines of `doctor`.
 
-torch is imported where it is asked: who plans a sweep on a CPU does without (remembered.py).
+torch is imported within functions: planning a sweep on a CPU does not need it (remembered.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BYTES_PER_PARAMETER = 6 * 4
 
 
 class Software(msgspec.Struct, frozen=True):
-    """What the bits of results depend on beside the device. vector: the instructions that torch takes here."""
+    """Software on which the bits of results depend. vector: the vector instructions that torch uses here."""
 
     torch: str
     vector: str

@@ -1,4 +1,4 @@
-"""What a sweep must know of a task to plan it and to name its rows: numbers and names, no data and no models."""
+"""Facts of a task that a sweep needs to plan it and to name its rows: numbers and names, no data and no models."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ class TaskFacts(msgspec.Struct, frozen=True):
 
 
 def facts_of(task: Task) -> TaskFacts:
-    """Those of a task. Reads its data, for their digest."""
+    """Facts of a task. Reads its data, for their digest."""
     same = {name: getattr(task, name) for name in TaskFacts.__struct_fields__}
     return TaskFacts(**{**same, "samples": task.samples() if task.samples else None})
 
 
 def find_facts(*asked: str) -> TaskFacts:
-    """Those of the task that get_task finds; its ConfigErrors. Of our own tasks on bundled data they are remembered,
-    since they follow from the source alone."""
+    """Facts of the task that get_task finds for the same arguments; raises its ConfigErrors.
+
+    Those of our own tasks on bundled data follow from the source alone, and are remembered.
+    """
 
     def ask() -> TaskFacts:
         from fp4dse.tasks.catalogue import get_task  # imports torch

@@ -1,4 +1,4 @@
-"""What a worker is given and what it gives back: plain records that travel as JSON."""
+"""Jobs of a worker and their results: plain records that travel as JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LaneResult(msgspec.Struct):
-    """What became of a lane. Losses are means in the task's own unit (nats, squared error).
+    """Result of a lane. Losses are means in the task's own unit (nats, squared error).
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
     `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.

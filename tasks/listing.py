@@ -39,7 +39,7 @@ SECONDS = {
 NOTES = {
     "vision:small": "memorises: loss 0.0006 in training, 0.14 held out; BF16 differs by 47 % from seed to seed",
 }
-"""What to know before results of a preset are believed."""
+"""Remarks on presets whose results need care."""
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
-"""How many lanes of a population train fastest here: `python -m fp4dse.tasks.measure LEAST MOST SHARE`.
+"""Measure the number of lanes that trains fastest here: `python -m fp4dse.tasks.measure LEAST MOST SHARE`.
 
-Standard input is a Job whose lanes say which recipes. Standard output is a line whenever another number was measured,
-with the best one so far: between LEAST and MOST, and no more than fit into a SHAREth of the memory that is free.
+Standard input is a Job with lanes of the recipes to measure. Whenever a number of lanes was measured, a line of
+standard output is the best number so far: between LEAST and MOST, and no more than fit into 1/SHARE of the free memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much memory a device has."""
+"""Memory of a device."""
 
 from __future__ import annotations
 

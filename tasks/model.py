@@ -52,7 +52,7 @@ class ImagePreset(msgspec.Struct, frozen=True):
 
     @property
     def all_steps(self) -> int:
-        """Of the training."""
+        """Steps of the training."""
         return self.steps or self.epochs * (self.images // self.batch)
 
     @property

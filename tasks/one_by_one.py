@@ -35,7 +35,7 @@ HAS = "has/"
 
 
 class Each:
-    """What the module makes of each lane's batch, in the order of the lanes: whatever it returns."""
+    """Outputs of the module for each lane's batch, in the order of the lanes: whatever it returns."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.outputs = list(outputs)
@@ -56,7 +56,7 @@ class EachLane(LaneNumerics):
         return lanes
 
     def of_lane(self, lane: int) -> LaneNumerics:
-        """Of one lane, as all stand now."""
+        """Numerics of one lane, at the present step and in the present mode."""
         of = self.each[lane]
         of.training, of.counting, of.measuring, of.part = self.training, self.counting, self.measuring, self.part
         of.precise_stages = self.precise_stages
@@ -78,7 +78,7 @@ class EachLane(LaneNumerics):
             lane.forget_lost()
 
     def state(self) -> dict[str, Tensor]:
-        """With zeros for lanes that carry nothing under a name under which others carry something."""
+        """State of all lanes by name; zeros for a lane without state under a name that another lane has."""
         lanes = [lane.state() for lane in self.each]
         out = {}
         for name, example in {name: value for lane in lanes for name, value in lane.items()}.items():
@@ -93,14 +93,14 @@ class EachLane(LaneNumerics):
 
 
 class Now:
-    """Where the layers of the converted module get the numerics of the lane from that is computed now."""
+    """The lane that is computed now: the layers of the converted module get their numerics from it."""
 
     def __init__(self) -> None:
         self.lane: LaneNumerics | None = None
         self.off = False
 
     def numerics(self, device: torch.device) -> LaneNumerics:
-        """Of the lane."""
+        """Numerics of the lane."""
         assert self.lane is not None
         return self.lane
 
@@ -148,9 +148,9 @@ class OneByOne(nn.Module):
         return Each([self.lane(i, x[i], [p[i] for p in self.parameters()], False) for i in range(len(x))])
 
     def lane(self, lane: int, x: Tensor, parameters: Sequence[Tensor], train: bool) -> Any:
-        """What a lane's module makes of x [B, …] with these parameters of its, in the order of `parameters()`.
+        """Outputs of a lane's module for x [B, …] with the lane's parameters, in the order of `parameters()`.
 
-        In train mode buffers move on with the step; in a pass that is beside the training they stay.
+        In train mode the step changes buffers; a pass that is not part of the training leaves them.
         """
         numerics, module = self.numerics, self.module[0].train(train)
         self.now.lane, self.now.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
@@ -171,7 +171,7 @@ class OneByOne(nn.Module):
 def backward(
     task: Task, model: OneByOne, numerics: LaneNumerics, optimizer: LaneOptimizer, x: Tensor, y: Tensor
 ) -> Tensor:
-    """As `backward.backward`, lane by lane: mean loss [L], and gradients in the model's parameters."""
+    """Lane by lane what `backward.backward` does: mean loss [L], and gradients in the model's parameters."""
     parts, parameters = optimizer.accumulate, list(model.parameters())
     losses = torch.zeros(len(x), device=x.device)
     for p in parameters:
@@ -199,7 +199,7 @@ def initial(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """All that a lane of the module has: `parameter:NAME` for what is trained, `buffer:NAME` for the rest."""
+    """Tensors of a lane of the module: `parameter:NAME` for those that are trained, `buffer:NAME` for the others."""
     trained = {f"parameter:{name}": p.detach() for name, p in module.named_parameters() if p.requires_grad}
     return trained | {f"buffer:{name}": value.detach() for name, value in _fixed(module)}
 
@@ -228,8 +228,8 @@ def _fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _path(name: str, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Where in the tree a tensor stands: by its own name, but for the weights that nn.MultiheadAttention keeps without
-    layers: `in_proj_weight` is the weight of `in_proj`."""
+    """Path of a tensor in the tree of modules. It follows the tensor's name, except for weights that
+    nn.MultiheadAttention has without a layer: `in_proj_weight` is the weight of `in_proj`."""
     owner, _, leaf = name.rpartition(".")
     if isinstance(modules.get(owner), nn.MultiheadAttention) and leaf.endswith("_weight"):
         name = f"{name.removesuffix('_weight')}.weight"

@@ -34,7 +34,7 @@ def load_task(path: str, name: str) -> Task:
     found = vars(_run(file)).get(name)
     if isinstance(found, FunctionType):
         where = f"{file.name}:{name}"
-        found = plain_task(_ran(file, where, found), where, file.stem, name)
+        found = plain_task(_call(file, where, found), where, file.stem, name)
     if not isinstance(found, Task):
         wanted = f"the name of an object of class Task in {file.name}, or of a function that describes one"
         raise ConfigError("--task", f"{path}:{name}", wanted)
@@ -58,12 +58,12 @@ def _run(file: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where decorators of the standard library look for it
-    _ran(file, str(file), partial(spec.loader.exec_module, module))
+    _call(file, str(file), partial(spec.loader.exec_module, module))
     return module
 
 
-def _ran(file: Path, where: str, function: Callable[[], Any]) -> Any:
-    """What a function of the file returns. ConfigError at `where` if it fails, with the line."""
+def _call(file: Path, where: str, function: Callable[[], Any]) -> Any:
+    """Call a function of the file and return its result. ConfigError at `where` names the line if it fails."""
     try:
         return function()
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What a training tells about itself on request, at log-spaced steps, per lane.
+"""Measurements that a training records on request, at log-spaced steps, for each lane.
 
     gradient_norm, gradient_norm/LAYER   ‖g‖, g the gradient that the step uses (of LAYER's weight)
     gnr, gnr/LAYER                       ρ = ‖∇L‖ / (σ_q √d), the gradient-to-noise ratio of arXiv 2505.19115: σ_q is
@@ -6,9 +6,9 @@
                                          change of the gradient ∇L; the rule is not to quantize where ρ < √3
     clipped/SLOT, flushed/SLOT           shares of elements that are clipped, or become zero (counters.COUNTERS)
 
-∇L is taken from a second pass on the same batch whose backward stages are those of the BF16 baseline. Both passes are
-beside the training: nothing that is kept between steps moves, and they draw the bits that the step itself draws.
-Without a request none of this is computed.
+∇L comes from a second pass over the same batch, with the backward stages of the BF16 baseline. Neither pass changes the
+state that is kept between steps, and both draw the same random bits as the step itself. Without a request none of this
+is computed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _square(x: Tensor) -> Tensor:
 
 
 class Recorder:
-    """What was measured so far. `steps`: indices of the steps at which to measure."""
+    """Measurements so far. `steps`: indices of the steps at which to measure."""
 
     def __init__(self, steps: int) -> None:
         self.steps = recorded_steps(steps)

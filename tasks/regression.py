@@ -101,7 +101,7 @@ def table(hidden: Sequence[int], found: Table, seeds: Sequence[int]) -> Problem:
 
 
 def _parameters(widths: Sequence[int], biases: bool) -> int:
-    """Of an MLP."""
+    """Number of parameters of an MLP."""
     return sum(fan_in * fan_out + biases * fan_out for fan_in, fan_out in itertools.pairwise(widths))
 
 

@@ -33,7 +33,7 @@ PROCESSOR = ("vendor_id", "model name", "flags", "Features")
 
 
 class _File(msgspec.Struct):
-    """What is on the disk: answers by question, as JSON."""
+    """Content of the file: answers by question, as JSON."""
 
     stamp: str
     answers: dict[str, msgspec.Raw]
@@ -100,7 +100,7 @@ def _version(package: str) -> str:
 
 
 def _processor() -> list[str]:
-    """What the first processor says of itself."""
+    """Lines of /proc/cpuinfo that describe the first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Who goes on at a rung: successive halving on two objectives, inside a running population.
+"""Choice of the lanes that go on at a rung: successive halving on two objectives, inside a running population.
 
 At a rung the lanes are ranked by non-domination on (loss so far, overhead), both to be small, and the worse part is
 dropped. Losses are compared at equal learning rate and, as data order and initial weights belong to a seed, only
@@ -25,8 +25,8 @@ def keep_lanes(
     keep: float,
     recipes: Sequence[Hashable] | None = None,
 ) -> list[bool]:
-    """Which lanes go on, [L]: of each learning rate (and seed, without `recipes`) the better `keep` of the recipes,
-    rounded up.
+    """True for each lane that goes on, [L]: at each learning rate (and seed, without `recipes`) the better share `keep`
+    of the recipes, rounded up.
 
     losses    held-out losses at the rung, None where a lane has diverged: it does not go on, and is not counted
     keep      share in (0, 1]

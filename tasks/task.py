@@ -1,4 +1,4 @@
-"""What is learned, as data: a task at a preset is one record with its data, its model and its training numbers."""
+"""A task at a preset as one record: its data, its model and its training numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """What a task makes of trained models beyond the held-out loss. metrics: name -> [L]; pictures: name -> a PNG file
+    """Results of a task's trained models beyond the held-out loss. metrics: name -> [L]; pictures: name -> a PNG file
     per lane."""
 
     metrics: dict[str, Tensor] = {}
@@ -94,7 +94,7 @@ class Task(msgspec.Struct, frozen=True):
     origin: tuple[str, ...] = ()
 
     def lr_factor(self, step: int) -> float:
-        """What the learning rate is multiplied by at a step."""
+        """Factor of the learning rate at a step."""
         rise = (step + 1) / (self.warmup * self.steps) if self.warmup else 1.0
         fall = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
         return min(1.0, rise, fall)

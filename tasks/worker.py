@@ -53,7 +53,7 @@ CHECKPOINT = "checkpoint.pt"
 
 
 class Stopping:
-    """Whether a stop was asked for, and whom else to ask."""
+    """The request to stop, as signals leave it, and the child that it is passed on to."""
 
     asked = False
     child = 0

@@ -1,1 +1,1 @@
-"""How fast populations train, beside the same training one lane at a time."""
+"""Benchmark of training: populations against the same training one lane at a time."""

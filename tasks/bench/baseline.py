@@ -1,6 +1,7 @@
-"""What speed is measured against: the same training one lane at a time, in eager torch with plain torch quantizers.
+"""Baseline of the speed benchmark: the same training, one lane at a time, in eager torch with quantizers in plain
+torch.
 
-Frozen: it is how simulations of FP4 training are commonly written, and stays as it is, whatever the engine becomes.
+It is frozen: simulations of FP4 training are commonly written like this, and it stays so whatever the engine becomes.
 NVFP4 in six slots with a current tensor maximum, decoded into FP32, products in BF16 on a GPU and FP32 on a CPU,
 torch.optim.AdamW. Rounding is to nearest; its bits are not the engine's, its work is.
 """
@@ -78,7 +79,7 @@ class EagerNumerics:
 
 
 def seconds_per_step(task: Task, device: str, steps: int = 20, warm_up: int = 3, rounds: int = 3) -> float:
-    """Least of a few rounds of so many steps of one lane, seconds a step."""
+    """Seconds of a step of one lane: the least of `rounds` rounds of `steps` steps."""
     problem = task.problem([0])
     numerics = EagerNumerics(device)
     model = task.model({name: value.to(device) for name, value in problem.init.items()}, numerics)  # type: ignore[arg-type]

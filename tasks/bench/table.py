@@ -1,7 +1,7 @@
 """The rows of `fp4dse bench train`: how fast populations train and what they take, all ratios from one run.
 
-A row is a function of what is measured; what several rows need is measured once. Rows come one by one, as they are
-done, so that what was measured is not lost with what was not.
+What several rows need is measured once. Each row is yielded as soon as it is measured, so that a failure later on
+loses none of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP = 52
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row: what was measured, its value and unit, what it is to reach (`≤ 28`), and why it was not measured."""
+    """One row: what was measured, its value and unit, the bound that it shall keep (`≤ 28`), and a remark."""
 
     what: str
     value: float | None
@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def reached(self) -> bool | None:
-        """Whether the value is what it is to be; None where there is none, or nothing is asked."""
+        """True if the value keeps its bound; None without a value or a bound."""
         if self.value is None or not self.reach:
             return None
         sign, bound = self.reach.split()
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A row to be: its name, unit and bound, and what returns its value, or its value and a note."""
+    """A row that is still to be measured. `value` returns its value, or its value and a remark."""
 
     what: str
     unit: str
@@ -91,7 +91,7 @@ def with_amax(recipe: Recipe, amax: str) -> Recipe:
 def step_us(
     task: Task, recipe: Recipe, lanes: int, device: str, steps: int = 100, warm_up: int = WARM_UP, least_s: float = 0.3
 ) -> float:
-    """Microseconds of a step of so many lanes."""
+    """Microseconds of a step of a population of `lanes` lanes."""
     population = Population(with_steps(task, BEGUN), lanes_of(task, [recipe], lanes), device)
     return 1e6 * step_seconds(population, least_s, steps, warm_up)
 

@@ -17,7 +17,7 @@ def split_column(text: str) -> tuple[Path, str | None]:
 
 
 def absolute(text: str) -> str:
-    """The same, from whatever folder it is read."""
+    """`PATH` or `PATH:COLUMN` with an absolute path."""
     path, column = split_column(text)
     return str(path.resolve()) if column is None else f"{path.resolve()}:{column}"
 
@@ -47,7 +47,7 @@ def refuse_large_parquet(file: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, for a message of one line."""
+    """First line of an error's message, at most 120 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
 
 
@@ -56,12 +56,12 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def fingerprint(files: Iterable[Path]) -> Fingerprint:
-    """What changes when one of the files does, without reading them."""
+    """Size and time of change of each file, by which a change is noticed without reading the files."""
     return tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
 
 
 def hash_files(files: Iterable[Path]) -> str:
-    """SHA-256 of what the files hold, one after the other."""
+    """SHA-256 of the SHA-256 digests of the files, in order."""
     state = hashlib.sha256()
     for file in files:
         with open(file, "rb") as opened:

@@ -42,18 +42,19 @@ REV = 1
 TRAIN, HELD_OUT = 0, 1
 """Splits. Two texts of 64 tokens are practically never the same."""
 DEPTH = 3
-"""How deep relative clauses nest."""
+"""Deepest nesting of relative clauses."""
 ROWS = 1 << 15
 """Texts that are drawn at once."""
 
 NOUN, VERB, ADJECTIVE, ADVERB, TOPIC, PREPOSITION, STOP, THAT, AND, PRONOUN, END = range(11)
-"""What comes next. END: a stop; within a relative clause the verb behind it, of the subject before it."""
+"""Kinds of the next token. END: a stop; within a relative clause the verb that ends it and belongs to the outer
+subject."""
 
 BEGIN, FIRST, SENTENCE, DESCRIBED, SUBJECT, PHRASE, VERBED, QUALIFIED, OBJECT, OBJECT_PHRASE, LINKED, RELATIVE = range(
     12
 )
-"""What has been read: nothing; the topic; a sentence; an adjective of a subject; a subject; its preposition; a verb; an
-adverb; an object; its preposition; `and`; `that`."""
+"""States, named after what has been read: nothing; the topic; a sentence; an adjective of a subject; a subject; its
+preposition; a verb; an adverb; an object; its preposition; `and`; `that`."""
 
 CHOICES = 16
 GRAMMAR: dict[int, dict[int, tuple[int, int]]] = {
@@ -85,7 +86,7 @@ class Language:
 
     @property
     def name(self) -> str:
-        """What it is called in a task's summary."""
+        """Name in a task's summary."""
         return "procedural language"
 
     @property
@@ -111,12 +112,12 @@ class Language:
         return dict(enumerate((0, *ends, ends[-1] + 1, ends[-1] + 2, ends[-1] + 3)))
 
     def count(self, kind: int) -> int:
-        """How many words of the kind there are to choose from; of verbs, those of one gender."""
+        """Number of words of the kind; of verbs, of those of one gender."""
         size = self.first[kind + 1] - self.first[kind]
         return size // GENDERS if kind == VERB else size
 
     def zipf(self, kind: int) -> NDArray[np.int64]:
-        """Where each rank ends, of 2^32: the r-th word is drawn 1/r times as often as the first."""
+        """Cumulative frequency of each rank, of 2^32: the r-th word is drawn 1/r times as often as the first."""
         shares = np.cumsum(1 / np.arange(1, self.count(kind) + 1))
         return np.rint(shares / shares[-1] * 2**32).astype(np.int64)
 
@@ -140,17 +141,18 @@ class Language:
         for start in range(0, count, ROWS):
             rows = slice(start, min(start + ROWS, count))
             drawing = _Drawing(self, rows.stop - rows.start)
-            for place, bits in enumerate(_bits(split, first + start, rows.stop - rows.start, length)):
-                tokens[rows, place], probability = drawing.step(bits)
-                nats[rows, place] = -np.log(probability)
+            for position, bits in enumerate(_bits(split, first + start, rows.stop - rows.start, length)):
+                tokens[rows, position], probability = drawing.step(bits)
+                nats[rows, position] = -np.log(probability)
         return tokens, nats
 
 
 def _bits(split: int, first: int, count: int, length: int) -> Iterator[NDArray[np.int64]]:
-    """For each place 32 random bits for choice, mixture and word of each text, [4, count], from counters of its own."""
+    """For each position 32 random bits for choice, mixture and word of each text, [4, count], from counters of its
+    own."""
     seed = torch.zeros(1, dtype=torch.int64)
-    for place in range(length):
-        drawn = words(seed, STREAMS["data"], torch.tensor(place), torch.tensor(split), count, first)[0]
+    for position in range(length):
+        drawn = words(seed, STREAMS["data"], torch.tensor(position), torch.tensor(split), count, first)[0]
         yield (drawn.numpy().astype(np.int64) & 0xFFFFFFFF).T
 
 
@@ -183,7 +185,8 @@ def _scrambled(key: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
 
 
 def _inverse(odd: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Of odd numbers modulo a power of two up to 2^16, by Newton's iteration: 3 bits are right, then 6, 12, 24."""
+    """Inverses of odd numbers modulo a power of two up to 2^16, by Newton's iteration: 3 bits are right, then 6, 12,
+    24."""
     inverse = odd
     for _ in range(3):
         inverse = inverse * (2 - odd * inverse) % (1 << 24)
@@ -273,7 +276,7 @@ class _Drawing:
         return [np.where(object_, by_verb, plain), np.where(object_, by_both, plain)]
 
     def _read(self, kind: NDArray[np.int64], token: NDArray[np.int64]) -> None:
-        """What later words depend on."""
+        """Update the state on which later words depend."""
         self.depth += kind == THAT
         at = self.all[kind == THAT]
         self.subjects[at, self.depth[at]] = self.subjects[at, self.depth[at] - 1]

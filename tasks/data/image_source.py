@@ -1,4 +1,4 @@
-"""Where images come from, and what a reader of files finds there."""
+"""Records that readers of image files share: the source that they read and the part that they return."""
 
 from __future__ import annotations
 

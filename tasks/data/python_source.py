@@ -83,7 +83,7 @@ def _write(packages: dict[str, list[Path]], folder: Path) -> None:
 
 
 def _new(files: list[Path], seen: set[bytes]) -> Iterator[bytes]:
-    """What the files hold, each content once, with a line's end after it."""
+    """Yield the content of the files that is not in `seen`, with a newline after each; add it to `seen`."""
     for file in files:
         text = file.read_bytes()
         digest = hashlib.sha256(text).digest()

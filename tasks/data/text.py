@@ -62,15 +62,15 @@ def standard_library() -> Corpus:
 
 
 def read_corpus(path: str) -> Corpus:
-    """What `--data` names: a file of text, a `.parquet` file (`FILE:COLUMN`; default column: text), a `.bin` file of
-    tokens, or a folder of text or Parquet files. ConfigError on what cannot be read, or holds too little."""
+    """The corpus at a `--data` path: a file of text, a `.parquet` file (`FILE:COLUMN`; default column: text), a `.bin`
+    file of tokens, or a folder of text or Parquet files. ConfigError on what cannot be read, or holds too little."""
     file, column = split_column(path)
     files = _files_of(file)
     return _read(path, tuple(files), column or COLUMN, fingerprint([*files, *_beside(files)]))
 
 
 def paragraphs(texts: Iterable[str]) -> list[str]:
-    """What stands between blank lines, each once, in order."""
+    """Paragraphs, the text between blank lines: each once, in order."""
     cut = (part.strip("\n") for text in texts for part in text.replace("\r\n", "\n").split("\n\n"))
     return list(dict.fromkeys(part for part in cut if part.strip()))
 

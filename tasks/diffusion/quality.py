@@ -1,4 +1,4 @@
-"""How good samples are: a Fréchet distance in the features of a small classifier of the same data, and a picture.
+"""Quality of samples: a Fréchet distance in the features of a small classifier of the same data, and a picture.
 
     d² = |μ - μ'|² + tr(Σ + Σ' - 2 (Σ Σ')^½)                                                     (1706.08500)
 

@@ -17,7 +17,7 @@ def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:
 
 
 def time_embedding(times: Tensor, layer: nn.ModuleDict, waves: int) -> Tensor:
-    """What a block's projection takes, [L, B, width], of times int64 [L, B], by the layers time1 and time2."""
+    """Embedding [L, B, width] of times int64 [L, B], by the layers time1 and time2."""
     hidden = silu(layer["time1"](_waves(waves, times.device)[times]))
     return silu(layer["time2"](hidden))
 

@@ -1,6 +1,6 @@
-"""Which samples a step takes: every epoch a new permutation of the data per seed, from counters.
+"""Samples of each step: every epoch is a new permutation of the data for each seed, from counters.
 
-A long training has more steps than memory for them, so that the device holds the order of a few epochs at a time.
+The order of a whole long training may not fit into memory, so the device holds that of a few epochs at a time.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ FORMAT = 1
 
 
 class Standing(msgspec.Struct):
-    """Where a training stands beside its tensors.
+    """Progress of a training, apart from its tensors.
 
-    done: steps; members: the numbers of the lanes that are still in the population, in its order; outcomes: what became
-    of the others, by number; train_s: what it has taken so far.
+    done: steps so far; members: numbers of the lanes that are still in the population, in its order; outcomes: results
+    of the others, by number; train_s: seconds of training so far.
     """
 
     done: int
@@ -37,7 +37,7 @@ class Standing(msgspec.Struct):
 
 
 def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Rung], record: bool) -> dict[str, str]:
-    """What the bits of a training depend on, in words."""
+    """Everything that the bits of a training depend on, as text by name."""
     here = environment(device, torch.get_num_threads())
     names = ("device_class", "torch_version", "rev_quantizers", "rev_engine")
     return {
@@ -63,7 +63,7 @@ def save(path: Path, of: dict[str, str], standing: Standing, state: dict[str, Te
 
 
 def load(path: Path, of: dict[str, str]) -> tuple[Standing, dict[str, Tensor]]:
-    """What `save` wrote. ConfigError if it belongs to another training, naming the first difference."""
+    """Read a file that `save` wrote. ConfigError names the first difference if it belongs to another training."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     for name, here in of.items():
         if (found := content["of"].get(name)) != here:

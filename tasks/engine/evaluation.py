@@ -1,4 +1,4 @@
-"""What a population has learnt: held-out loss and metrics, and the record of each lane that leaves it."""
+"""Evaluation of a population: held-out loss and metrics, and the results of each lane that leaves it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fp4dse.tasks.task import Finish
 
 @torch.no_grad()
 def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean loss and metrics on the held-out data, [L] each, with the quantizers on as in training, but for what they
-    keep from step to step, which stays as it is."""
+    """Mean loss and metrics on the held-out data, [L] each. Quantizers are on as in training, but their state from step
+    to step (held maxima, averages) does not change."""
     p, task, numerics = population, population.task, population.numerics
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
@@ -34,7 +34,7 @@ def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of a pass, over the held-out samples from `start` on, in the mean loss and metrics, [L] each."""
+    """One pass over the held-out samples from `start` on: its share in the mean loss and metrics, [L] each."""
     task, n = p.task, p.problem.val_x.shape[1]
     p.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
     x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
@@ -48,8 +48,8 @@ def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 @torch.no_grad()
 def rehearse(population: Population) -> None:
-    """One pass of the evaluation, where it might not fit beside what training holds: then memory runs out now and not
-    when all is trained. Nothing that later steps depend on changes."""
+    """Run one pass of the evaluation early if it might not fit into memory beside the training: running out of memory
+    then costs a few steps and not the whole training. Nothing that later steps depend on changes."""
     if is_tight(population):
         population.make_room()
         population.numerics.training = False
@@ -58,7 +58,7 @@ def rehearse(population: Population) -> None:
 
 
 def is_tight(population: Population) -> bool:
-    """Whether a pass might not fit: on a GPU, if it takes no more for a sample than training does at most."""
+    """True if a pass might not fit into a GPU's memory, assuming it takes as much for a sample as training does."""
     p = population
     if p.stream is None:
         return False
@@ -68,7 +68,7 @@ def is_tight(population: Population) -> bool:
 
 @torch.no_grad()
 def finish(population: Population, val_loss: Tensor) -> Finish:
-    """What the task makes of the trained models."""
+    """Run the task's `finish` on the trained models."""
     p, task = population, population.task
     if task.finish is None:
         return Finish()
@@ -78,7 +78,7 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
 
 
 def final(population: Population) -> list[LaneResult]:
-    """What became of all lanes that have had all their steps."""
+    """Results of all lanes after the last step."""
     p, steps = population, population.task.steps
     p.record.fetch(steps, p.diverged)
     val_loss, metrics = evaluate(p)

@@ -27,14 +27,15 @@ REV = 6
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
 
 EAGER_STEPS = 3
-"""Steps before one is captured, one at least of its phase: kernels are compiled, what is kept between steps exists."""
+"""Steps that run eagerly before one is captured: they compile kernels and create the state that is kept between
+steps."""
 
 
 class Population:
-    """Lanes of one task in lock-step, one or more. What a lane's future depends on is `state`, the lane axis first.
+    """One or more lanes of one task, trained in lock-step. `state` is all that a lane's further training depends on.
 
-    A phase is a kind of step that launches other kernels, and has a graph of its own: steps at which tensor maxima are
-    taken anew, steps at which all that are held stay, and both in a recipe's finish.
+    A phase is a kind of step with its own sequence of kernels, and so its own CUDA graph: steps that measure tensor
+    maxima anew, steps that use the held ones, and both again during a recipe's finish.
 
     record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see Record.
     """
@@ -81,10 +82,10 @@ class Population:
         self.warm: Counter[Hashable] = Counter()
 
     def state(self, done: int) -> dict[str, Tensor]:
-        """All that the steps after the first `done` depend on, and what is known of those: name -> tensor [L, …].
+        """Everything that later steps depend on, and the records of the first `done` steps: name -> tensor [L, …].
 
-        Weights and buffers of the model (a persistent buffer has the lane axis first), the optimizer's state, what
-        slots keep, who is alive. The tensors are the population's own. Waits for the device.
+        Weights and buffers of the model (a persistent buffer has the lane axis first), state of the optimizer and of
+        the quantizers, and which lanes are alive. The tensors are the population's own. Waits for the device.
         """
         self.record.fetch(done, self.diverged)
         parts = {
@@ -159,8 +160,8 @@ class Population:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def make_room(self) -> None:
-        """Give back the memory of captured steps, where what is to run now might not fit beside them. They are captured
-        again."""
+        """Free the memory of captured steps if an eager step might not fit beside them. They are captured again
+        later."""
         if self.graphs and is_crowded(self.device):
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
@@ -205,7 +206,7 @@ class Population:
 
 
 def is_crowded(device: str) -> bool:
-    """Whether this process holds so much of a GPU that another step might not fit."""
+    """True if this process holds so much of a GPU that another step might not fit."""
     return torch.cuda.memory_reserved(device) > total_memory(device) / 2
 
 

@@ -1,4 +1,4 @@
-"""What is kept of the training losses: the least, the mean of the last 5 %, and a log-spaced curve, per lane.
+"""Record of the training losses: for each lane the least, the mean of the last 5 % and a log-spaced curve.
 
 The step writes its losses into a short buffer on the device, which is fetched when it is full, so that no step waits
 for the device and a training of a million steps needs no tensor of a million rows.
@@ -17,7 +17,7 @@ HELD = 256
 CURVE_POINTS = 64
 
 RUNG_TAIL = 0.5
-"""Share of the steps up to a rung over which lanes are compared there, as rungs.py asks for."""
+"""Share of the steps up to a rung over which lanes are compared at the rung (rungs.py)."""
 
 
 class Record:
@@ -40,7 +40,7 @@ class Record:
         self.recent.index_copy_(0, (step % HELD).view(1), losses[None])
 
     def is_full(self, done: int) -> bool:
-        """Whether the losses must be fetched after `done` steps."""
+        """True if the losses must be fetched after `done` steps."""
         return done - self.fetched >= HELD
 
     def fetch(self, done: int, diverged: Tensor) -> None:
@@ -71,7 +71,7 @@ class Record:
         return [mean if mean == mean else None for mean in means.tolist()]
 
     def state(self) -> dict[str, Tensor]:
-        """What was fetched, the lane axis first."""
+        """All fetched values, the lane axis first."""
         return {"least": self.least, "last": self.last, "curve": self.curve, "sums": self.sums}
 
     def load_state(self, state: dict[str, Tensor], done: int) -> None:
@@ -82,7 +82,7 @@ class Record:
 
 
 def tail_of(rung: int) -> int:
-    """How many steps before a rung are compared there."""
+    """Number of steps before a rung over which lanes are compared."""
     return max(1, round(RUNG_TAIL * rung))
 
 

@@ -1,4 +1,4 @@
-"""How many lanes a device holds, and with how many it trains most lanes per second.
+"""Sizes of populations: the number of lanes that fit into a device, and the one that trains most lanes per second.
 
 A population takes fixed + L · per_lane bytes. Both follow from the peaks of two small ones, which train a few steps and
 evaluate, or from the peak of one lane where these do not fit; what does not fit all the same is split by the sweep.
@@ -31,7 +31,7 @@ LARGEST, SEEN = 128, 1.2
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
 GAIN = 1.05
-"""What a doubling must bring, in lanes per second, to be worth it."""
+"""Least factor in lanes per second for which a doubling is worth it."""
 STEPS, LEAST_S = 8, 0.2
 OTHERS = 0.1
 """Share of a GPU that contexts, libraries and desktops may take: who has more is another program that trains."""
@@ -48,14 +48,14 @@ class Memory(msgspec.Struct, frozen=True):
     per_lane: int
 
     def lanes(self, memory: float) -> int:
-        """How many lanes fit into so many bytes; 0 if not even one."""
+        """Number of lanes that fit into `memory` bytes; 0 if not even one does."""
         return max(0, int((memory * SHARE - self.fixed) // max(1, self.per_lane)))
 
 
 def plan_lanes(task: Task, recipes: Sequence[Recipe], device: str = "cpu", memory: float | None = None) -> int:
-    """How many lanes of a task fit; recipes share their structural signature. memory: bytes, None for what is free.
+    """Number of lanes of a task that fit, 0 if not even one does. Recipes share their structural signature.
 
-    Returns 0 where not even one does.
+    memory: bytes, None for what is free.
     """
     of = memory_of(task, recipes, device)
     return 0 if of is None else of.lanes(free_memory(device) if memory is None else memory)
@@ -152,7 +152,7 @@ def step_seconds(
 
 
 def lanes_of(task: Task, recipes: Sequence[Recipe], count: int, seeds: int = 4) -> list[Lane]:
-    """So many lanes of the recipes in turn, with few seeds, so that making their data takes little."""
+    """`count` lanes of the recipes in turn, with few seeds, so that making their data takes little."""
     return [Lane(recipes[i % len(recipes)], task.lr * 2.0 ** -(i // seeds % 8), i % seeds) for i in range(count)]
 
 
@@ -173,17 +173,17 @@ def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
 
 
 def _name(device: str) -> str:
-    """Of a device, for people."""
+    """Name of a device in messages."""
     return torch.cuda.get_device_properties(device).name if torch.device(device).type == "cuda" else "this machine"
 
 
 def gib(count: float) -> str:
-    """Bytes for people."""
+    """Bytes as text in GiB."""
     return f"{count / 2**30:.1f} GiB"
 
 
 def has_for_itself(device: str) -> bool:
-    """Whether nobody else takes much of a GPU: what does not fit now will not fit later."""
+    """True if no other program uses much of a GPU, so that a population that does not fit now will not fit later."""
     return torch.device(device).type == "cuda" and taken_by_others(device) < OTHERS * total_memory(device)
 
 

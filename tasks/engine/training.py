@@ -25,8 +25,8 @@ over the last steps (record.RUNG_TAIL), None where a lane has diverged."""
 
 @dataclass(frozen=True)
 class Pruning:
-    """How a training is cut short: at each rung the lanes that `keep_lanes` does not choose are evaluated and dropped,
-    and the others train on as if nothing had happened. `overheads`, one a lane, are handed to it (zeros if empty)."""
+    """Rungs at which lanes are dropped: those that `keep_lanes` does not choose are evaluated and leave; the others
+    train on as if nothing had happened. `overheads`, one a lane, are arguments of `keep_lanes` (zeros if empty)."""
 
     rungs: Sequence[Rung]
     keep_lanes: KeepLanes
@@ -107,7 +107,7 @@ def train(
 
 
 class Run:
-    """A population on its way, where it stands, and what became of lanes that left it."""
+    """A population in training, its progress, and the results of lanes that have left it."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to train."""
+        """True if there is nothing left to train."""
         return self.standing.done == self.task.steps or not self.standing.members
 
     def advance(self) -> None:
@@ -152,7 +152,7 @@ class Run:
             self._rung(self.rungs[done])
         elif self.population.record.is_full(done):
             self.population.record.fetch(done, self.population.diverged)
-            self._bury(done)
+            self._drop_diverged(done)
 
     def losses(self) -> list[float | None]:
         """Current training loss of each lane, None where it is dead or gone."""
@@ -163,7 +163,7 @@ class Run:
         return out
 
     def results(self) -> list[LaneResult]:
-        """What became of every lane."""
+        """Results of all lanes, in the order in which they were given."""
         if self.standing.members:
             self.standing.outcomes |= dict(zip(self.standing.members, final(self.population), strict=True))
         return [self.standing.outcomes[i] for i in range(len(self.lanes))]
@@ -175,7 +175,7 @@ class Run:
             files.save(self.checkpoint, self.identity, self.standing, state)
 
     def _rung(self, rung: Rung) -> None:
-        """Drop what is dead, and of the others all but those that are chosen."""
+        """Drop the diverged lanes, and of the others all but those that `keep_lanes` chooses."""
         population, members = self.population, self.standing.members
         population.record.fetch(rung.step, population.diverged)
         dead = self._dead()
@@ -194,19 +194,19 @@ class Run:
         for p in living:
             if p not in stay:
                 self.standing.outcomes[members[p]] = partial(population, p, rung.step, val_loss, metrics)
-        self._leave(stay, dead)
+        self._remove(stay, dead)
 
-    def _bury(self, done: int) -> None:
-        """Drop the dead where they are half of all lanes."""
+    def _drop_diverged(self, done: int) -> None:
+        """Drop the diverged lanes if they are half of all lanes or more."""
         dead = self._dead() if done < self.task.steps else {}
         if 2 * len(dead) >= len(self.standing.members):
-            self._leave([p for p in range(len(self.standing.members)) if p not in dead], dead)
+            self._remove([p for p in range(len(self.standing.members)) if p not in dead], dead)
 
     def _dead(self) -> dict[int, int]:
         """Positions of the lanes that have diverged, and the steps at which they did. Waits for the device."""
         return {p: at for p, at in enumerate(self.population.diverged.tolist()) if at >= 0}
 
-    def _leave(self, stay: list[int], dead: dict[int, int]) -> None:
+    def _remove(self, stay: list[int], dead: dict[int, int]) -> None:
         members = self.standing.members
         for p, at in dead.items():
             self.standing.outcomes[members[p]] = diverged(self.population, p, at)

@@ -164,7 +164,7 @@ NAMED: dict[str, Callable[[str], Task]] = {
     "grammar": _on_grammar,
     "python": lambda preset: _on_corpus(preset, installed_python, installed_python().name),
 }
-"""What `--data` names without being a file: a preset -> its task."""
+"""Names for `--data` that are no files: name -> (preset -> task)."""
 
 
 def on_data(preset: str, path: str) -> Task:

@@ -42,7 +42,7 @@ HELD = 4096
 
 
 class LaneOptimizer:
-    """All lanes' weights and what their updates remember. Every tensor has the lane axis first.
+    """Weights of all lanes and the state of their updates. Every tensor has the lane axis first.
 
     After construction the model's parameters are views into `flat` [L, P]. lr: float32 [L]; numbers: one a lane, of one
     kind of optimizer; lr_factors: what the learning rate is multiplied by at each step.
@@ -158,12 +158,12 @@ class LaneOptimizer:
         return torch.where((decay > 0) & self.decaying, x + self.flat[of] * decay, x)
 
     def state(self) -> dict[str, Tensor]:
-        """What moves from step to step beside the parameters: name -> the tensor itself, the lane axis first."""
+        """State of the updates: name -> the tensor itself, the lane axis first."""
         return dict(self.kept)
 
 
 def decays(model: nn.Module) -> list[bool]:
-    """Which of the model's parameters are weights of products, in the order of `parameters()`."""
+    """True for each of the model's parameters that is the weight of a product, in the order of `parameters()`."""
     products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
     return [id(p) in products for p in model.parameters()]
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Tensors(NamedTuple):
-    """Where the parameter tensors of a model lie in one of all: how many elements each has, and which tensor each
-    element is of, int64 [P]."""
+    """Layout of a model's parameter tensors within the flat one: the number of elements of each, and for each element
+    the index of its tensor, int64 [P]."""
 
     sizes: Sequence[int]
     of_element: Tensor
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Of one lane. clip: inf for none. schedule: None for the task's."""
+    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's."""
 
     optimizer: AdamW | SGD | StableSPAM
     weight_decay: float
@@ -37,7 +37,7 @@ class Numbers(msgspec.Struct, frozen=True):
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
-    """What is None in `training` is the task's, whose optimizer is AdamW."""
+    """Hyperparameters of a recipe; those that are None in `training` are the task's, whose optimizer is AdamW."""
 
     def own(value: float | None, other: float | None) -> float:
         return value if value is not None else math.inf if other is None else other

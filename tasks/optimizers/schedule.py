@@ -1,4 +1,4 @@
-"""How the learning rate moves over a training, by recipes that do not leave it to the task.
+"""Schedules of the learning rate, for recipes that do not leave it to the task.
 
     warm-up     (s + 1) / (w · steps)                                over the first w · steps steps s
     after that  constant    1
@@ -17,7 +17,7 @@ from fp4dse.dse.training import Constant, Cosine, Linear
 
 
 def factor(schedule: Constant | Linear | Cosine, step: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step."""
+    """Factor of the learning rate at a step."""
     rise = schedule.warmup * steps
     if step + 1 < rise:
         return (step + 1) / rise

@@ -30,6 +30,6 @@ def row(step: int, n: Numbers) -> list[float]:
 def update(
     g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the learning rate is multiplied with, [L, P], and the new state."""
+    """The update before the learning rate, [L, P], and the new state."""
     buffer = state["buffer"] * c["momentum"] + g
     return buffer, {"buffer": buffer}

@@ -51,7 +51,7 @@ def row(step: int, n: Numbers) -> list[float]:
 def update(
     g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], tensors: Tensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the learning rate is multiplied with, [L, P], and the new state."""
+    """The update before the learning rate, [L, P], and the new state."""
     over_top, over_norm, over_square, correction1, correction2, reset = numbers
     sizes = list(tensors.sizes)
 
