@@ -109,7 +109,7 @@ def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False
     Every row is printed as soon as it is measured; as JSON it is a line.
     """
     from fp4dse.tasks import check_device
-    from fp4dse.tasks.bench.table import bench
+    from fp4dse.tasks.bench.speed import bench
 
     check_device(device)
     columns = ["what", "value", "unit", "reach", "reached", "note"]

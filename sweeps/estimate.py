@@ -138,7 +138,7 @@ def _measure(job: Job) -> list[tuple[float, float, int]] | str:
     import torch
 
     from fp4dse.tasks import train
-    from fp4dse.tasks.engine.sizes import why_not_fit
+    from fp4dse.tasks.engine.lane_counts import why_not_fit
     from fp4dse.tasks.worker import task_of
 
     torch.set_num_threads(job.threads)

@@ -21,7 +21,7 @@ from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
 from fp4dse.sweeps.rows import result_rows
 from fp4dse.sweeps.stores import work_folder
 from fp4dse.tasks import environment, train
-from fp4dse.tasks.engine.sizes import why_not_fit
+from fp4dse.tasks.engine.lane_counts import why_not_fit
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
 from fp4dse.tasks.worker import task_of
 

@@ -24,12 +24,12 @@ def backward(
     task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
 ) -> Tensor:
     """Mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss."""
-    if isinstance(model, one_by_one.OneByOne):
+    if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
     for part in range(parts):
         numerics.part = part
-        x, y = (piece(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
+        x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
         loss = lane_mean(task.loss(outputs(model, x), y))
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
         (scaled * (1 / parts)).sum().backward()  # a power of two: exact
@@ -40,21 +40,21 @@ def backward(
 
 def outputs(model: nn.Module, inputs: Any) -> Any:
     """Outputs of the model for a batch. BF16 outputs become FP32, in which losses are computed."""
-    return mapped(lambda x: x.to(torch.float32) if x.dtype == torch.bfloat16 else x, model(inputs))
+    return map_tensors(lambda x: x.to(torch.float32) if x.dtype == torch.bfloat16 else x, model(inputs))
 
 
-def piece(data: Any, part: int, parts: int) -> Any:
+def batch_part(data: Any, part: int, parts: int) -> Any:
     """Part `part` of `parts` along the batch, the second axis of every tensor in data."""
-    return mapped(lambda x: x.chunk(parts, dim=1)[part], data)
+    return map_tensors(lambda x: x.chunk(parts, dim=1)[part], data)
 
 
-def mapped(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
     """Apply the function to every tensor in nested dicts, tuples and lists; other values stay as they are."""
     if isinstance(data, Tensor):
         return function(data)
     if isinstance(data, dict):
-        return {key: mapped(function, value) for key, value in data.items()}
+        return {key: map_tensors(function, value) for key, value in data.items()}
     if not isinstance(data, (list, tuple)):
         return data
-    made = [mapped(function, value) for value in data]
+    made = [map_tensors(function, value) for value in data]
     return type(data)(*made) if hasattr(data, "_fields") else type(data)(made)

@@ -8,7 +8,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, language, regression, vision
-from fp4dse.tasks.data.files import absolute
+from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
 from fp4dse.tasks.task import Task
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse import ConfigError
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.facts import TaskFacts
-from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.remembered import remembered
 
 BYTES_PER_PARAMETER = 6 * 4

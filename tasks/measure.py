@@ -11,7 +11,7 @@ import sys
 import msgspec
 import torch
 
-from fp4dse.tasks.engine.sizes import free_memory, search_lanes
+from fp4dse.tasks.engine.lane_counts import free_memory, search_lanes
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.worker import task_of
 

@@ -39,7 +39,7 @@ Shapes = dict[str, tuple[int, ...]]
 """Layer name -> shape of its weight: (out, in), or (out, kh, kw, in) of a convolution."""
 
 
-def drawn(
+def initial_weights(
     seeds: Sequence[int], shapes: Shapes, gains: Mapping[str, float], biased: Container[str] | None = None
 ) -> dict[str, Tensor]:
     """`name.w` N(0, gain²/fan_in) for each seed, [S, *shape], and `name.b` of zeros [S, out].
@@ -58,7 +58,7 @@ def drawn(
     return made
 
 
-def layers(
+def make_layers(
     parameters: Mapping[str, Tensor],
     numerics: LaneNumerics,
     blocks: int = 0,
@@ -97,7 +97,7 @@ def self_attention(qkv: Tensor, heads: int) -> Tensor:
     return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
-class _MadeAgain(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
@@ -116,7 +116,7 @@ class _MadeAgain(torch.autograd.Function):
 def max_pool(x: Tensor) -> Tensor:
     """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
     keeps for the backward pass is x."""
-    return _MadeAgain.apply(x, _largest_of_two)
+    return _Recomputed.apply(x, _largest_of_two)
 
 
 def _largest_of_two(x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _largest_of_two(x: Tensor) -> Tensor:
 def max_pool_overlapping(x: Tensor) -> Tensor:
     """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
     backward pass is x."""
-    return _MadeAgain.apply(x, _largest_of_three)
+    return _Recomputed.apply(x, _largest_of_three)
 
 
 def _largest_of_three(x: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def mean_pool(x: Tensor) -> Tensor:
     return divided(lane_sum(rows.to(torch.float32), 2), rows.shape[2]).to(x.dtype)
 
 
-class _Doubled(torch.autograd.Function):
+class _Upsampled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
@@ -159,9 +159,9 @@ class _Doubled(torch.autograd.Function):
         return (rows[:, :, :, 0::2] + rows[:, :, :, 1::2]).to(g.dtype)
 
 
-def doubled(x: Tensor) -> Tensor:
+def upsampled(x: Tensor) -> Tensor:
     """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
-    return _Doubled.apply(x)
+    return _Upsampled.apply(x)
 
 
 def patches(x: Tensor, size: int) -> Tensor:

@@ -30,18 +30,18 @@ from fp4dse.tasks.optimizers import LaneOptimizer
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
-HAS = "has/"
+PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
 
-class Each:
+class LaneOutputs:
     """Outputs of the module for each lane's batch, in the order of the lanes: whatever it returns."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self.outputs = list(outputs)
 
 
-class EachLane(LaneNumerics):
+class SequentialNumerics(LaneNumerics):
     """Numerics of lanes that are computed one after the other: each has numerics of one lane."""
 
     @cached_property
@@ -83,16 +83,16 @@ class EachLane(LaneNumerics):
         out = {}
         for name, example in {name: value for lane in lanes for name, value in lane.items()}.items():
             out[name] = torch.cat([lane.get(name, torch.zeros_like(example)) for lane in lanes])
-            out[HAS + name] = torch.tensor([name in lane for lane in lanes])
+            out[PRESENT + name] = torch.tensor([name in lane for lane in lanes])
         return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        names = [name for name in state if not name.startswith(HAS)]
+        names = [name for name in state if not name.startswith(PRESENT)]
         for i, lane in enumerate(self.each):
-            lane.load_state({name: state[name][i : i + 1] for name in names if state[HAS + name][i]})
+            lane.load_state({name: state[name][i : i + 1] for name in names if state[PRESENT + name][i]})
 
 
-class Now:
+class CurrentLane:
     """The lane that is computed now: the layers of the converted module get their numerics from it."""
 
     def __init__(self) -> None:
@@ -105,16 +105,18 @@ class Now:
         return self.lane
 
 
-class OneByOne(nn.Module):
+class SequentialLanes(nn.Module):
     """L lanes of a plain module. parameters: names as `named` gives them -> [L, …].
 
     In `model` stand the parameters and buffers under the module's own names; what is not trained is a buffer. Weights
     of products have a `place`, precise or not: recipes' weight decay is theirs.
     """
 
-    def __init__(self, module: nn.Module, parameters: Mapping[str, Tensor], numerics: EachLane, name: str) -> None:
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[str, Tensor], numerics: SequentialNumerics, name: str
+    ) -> None:
         super().__init__()
-        self.numerics, self.now, self.device = numerics, Now(), numerics.step.device
+        self.numerics, self.current, self.device = numerics, CurrentLane(), numerics.step.device
         modules = dict(module.named_modules())
         structure = structure_of(modules)
         lines = lines_of(modules, structure)
@@ -138,14 +140,14 @@ class OneByOne(nn.Module):
             if leaf == "weight" and owner in products and is_product(modules[owner]):
                 node.place = products[owner]  # type: ignore[assignment]
         self.names = [names[p] for p in self.parameters()]
-        for at, numbers in attach(modules, lines, self.now).items():
+        for at, numbers in attach(modules, lines, self.current).items():
             for number in numbers:
                 numerics.add_layer(number, products[at])
         self.module = [module.to(self.device)]  # in a list: its own parameters are nobody's
 
-    def forward(self, x: Tensor) -> Each:
+    def forward(self, x: Tensor) -> LaneOutputs:
         """x [L, B, …] -> what each lane's module makes of its batch, in eval mode."""
-        return Each([self.lane(i, x[i], [p[i] for p in self.parameters()], False) for i in range(len(x))])
+        return LaneOutputs([self.lane(i, x[i], [p[i] for p in self.parameters()], False) for i in range(len(x))])
 
     def lane(self, lane: int, x: Tensor, parameters: Sequence[Tensor], train: bool) -> Any:
         """Outputs of a lane's module for x [B, …] with the lane's parameters, in the order of `parameters()`.
@@ -153,7 +155,7 @@ class OneByOne(nn.Module):
         In train mode the step changes buffers; a pass that is not part of the training leaves them.
         """
         numerics, module = self.numerics, self.module[0].train(train)
-        self.now.lane, self.now.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
+        self.current.lane, self.current.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
         moves = train and numerics.training
         buffers = {name: node.get_buffer(leaf)[lane] for name, (node, leaf) in self.fixed.items()}
         if not moves:
@@ -169,7 +171,7 @@ class OneByOne(nn.Module):
 
 
 def backward(
-    task: Task, model: OneByOne, numerics: LaneNumerics, optimizer: LaneOptimizer, x: Tensor, y: Tensor
+    task: Task, model: SequentialLanes, numerics: LaneNumerics, optimizer: LaneOptimizer, x: Tensor, y: Tensor
 ) -> Tensor:
     """Lane by lane what `backward.backward` does: mean loss [L], and gradients in the model's parameters."""
     parts, parameters = optimizer.accumulate, list(model.parameters())
@@ -181,7 +183,7 @@ def backward(
         for lane in range(len(x)):
             leaves = [p.detach()[lane].requires_grad_() for p in parameters]
             out = model.lane(lane, of_x[lane], leaves, True)
-            loss = task.loss(Each([out]), of_y[lane : lane + 1])[0]
+            loss = task.loss(LaneOutputs([out]), of_y[lane : lane + 1])[0]
             scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale[lane]
             gradients = torch.autograd.grad(scaled * (1 / parts), leaves, allow_unused=True)
             for p, gradient in zip(parameters, gradients, strict=True):

@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
-from fp4dse.tasks.one_by_one import Each, EachLane, OneByOne, initial, named, seeded
+from fp4dse.tasks.one_by_one import LaneOutputs, SequentialLanes, SequentialNumerics, initial, named, seeded
 from fp4dse.tasks.task import Problem, Task
 
 NEEDED = ("model", "train", "test", "loss")
@@ -77,7 +77,7 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
         raise ConfigError(f"{where}: batch", numbers["batch"], f"1 … {len(train.x)}, the samples in train")
     if numbers["steps"] < 1:
         raise ConfigError(f"{where}: steps", numbers["steps"], "1 or more")
-    module = _tried(make, {"loss": loss, **metrics}, train, where)
+    module = _checked_module(make, {"loss": loss, **metrics}, train, where)
     size = sum(p.numel() for p in module.parameters() if p.requires_grad)
     summary = numbers.pop("summary") or f"{type(module).__name__}, {size:,} parameters, {len(train.x)} samples"
     return Task(
@@ -86,9 +86,9 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
         rev=1,
         summary=summary,
         problem=partial(_problem, make, train, test, where),
-        model=partial(_lanes, make, where),
-        loss=partial(_of_each, loss),
-        metrics={key: partial(_of_each, metric) for key, metric in metrics.items()},
+        model=partial(_model, make, where),
+        loss=partial(_per_lane, loss),
+        metrics={key: partial(_per_lane, metric) for key, metric in metrics.items()},
         digest_of=partial(_digest, train, test),
         eval_rows=numbers["batch"],
         size=size,
@@ -97,11 +97,11 @@ def plain_task(record: object, where: str, name: str, preset: str) -> Task:
     )
 
 
-def _lanes(
+def _model(
     make: Callable[[], nn.Module], where: str, parameters: dict[str, Tensor], numerics: LaneNumerics
-) -> OneByOne:
-    assert isinstance(numerics, EachLane)
-    return OneByOne(initial(make, 0), parameters, numerics, where)
+) -> SequentialLanes:
+    assert isinstance(numerics, SequentialNumerics)
+    return SequentialLanes(initial(make, 0), parameters, numerics, where)
 
 
 def _problem(make: Callable[[], nn.Module], train: Data, test: Data, where: str, seeds: Sequence[int]) -> Problem:
@@ -114,7 +114,7 @@ def _problem(make: Callable[[], nn.Module], train: Data, test: Data, where: str,
     return Problem(train.x[None], train.y[None], test.x[None], test.y[None], init)
 
 
-def _of_each(function: Callable[[Any, Tensor], Tensor], outputs: Each, targets: Tensor) -> Tensor:
+def _per_lane(function: Callable[[Any, Tensor], Tensor], outputs: LaneOutputs, targets: Tensor) -> Tensor:
     """The function of each lane's outputs and targets, its mean where it is one for each sample: float32 [L]."""
     pairs = zip(outputs.outputs, targets, strict=True)
     return torch.stack([torch.as_tensor(function(out, y)).to(torch.float32).mean() for out, y in pairs])
@@ -163,14 +163,14 @@ def _number(value: object, where: str, type_: Any) -> Any:
         raise ConfigError(where, value, str(error)) from None
 
 
-def _tried(
+def _checked_module(
     make: Callable[[], nn.Module], functions: Mapping[str, Callable[..., Any]], train: Data, where: str
 ) -> nn.Module:
     """The module, after two samples went through it, loss and metrics. ConfigError for what does not work."""
     try:
         module = initial(make, 0)
     except Exception as error:
-        raise ConfigError(f"{where}: model", _said(error), "a function without arguments that runs") from None
+        raise ConfigError(f"{where}: model", _describe(error), "a function without arguments that runs") from None
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{where}: model", type(module).__name__, "a function that returns an nn.Module")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -186,13 +186,13 @@ def _tried(
             out = module.train()(x)
         except Exception as error:
             takes = f"a module that takes a batch of train's inputs, {_shape(x)}"
-            raise ConfigError(f"{where}: model", _said(error), takes) from None
+            raise ConfigError(f"{where}: model", _describe(error), takes) from None
         for key, function in functions.items():
             try:
                 value = function(out, y)
             except Exception as error:
                 takes = f"a function of what the model returns and of targets {_shape(y)}"
-                raise ConfigError(f"{where}: {key}", _said(error), takes) from None
+                raise ConfigError(f"{where}: {key}", _describe(error), takes) from None
             if key == "loss" and not (isinstance(value, Tensor) and value.numel() == 1):
                 found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigError(f"{where}: loss", found, "a scalar tensor, the mean over the batch")
@@ -201,7 +201,7 @@ def _tried(
     return module
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -43,9 +43,9 @@ from fp4dse.kernels import backend
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Pruning, Stopped, train
-from fp4dse.tasks.engine.sizes import has_for_itself, why_not_fit
+from fp4dse.tasks.engine.lane_counts import is_alone_on, why_not_fit
+from fp4dse.tasks.halving import keep_lanes
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
-from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
 
 CHECKPOINT = "checkpoint.pt"
@@ -165,7 +165,7 @@ def _without_memory(task: Task, job: Job, error: BaseException) -> int:
     """Say what did not fit, as the last line; returns the exit code."""
     print(error, file=sys.stderr)
     print(why_not_fit(task, job.lanes, job.device), file=sys.stderr)
-    return TOO_LARGE if len(job.lanes) == 1 and has_for_itself(job.device) else OUT_OF_MEMORY
+    return TOO_LARGE if len(job.lanes) == 1 and is_alone_on(job.device) else OUT_OF_MEMORY
 
 
 def task_of(job: Job) -> Task:

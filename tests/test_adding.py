@@ -138,7 +138,7 @@ ADDED: dict[str, Edits] = {
                 "def update(g, state, c, numbers, _):\n    return g.sign(), {}\n",
             )
         ],
-        "tasks/optimizers/lanes.py": [
+        "tasks/optimizers/lane_optimizer.py": [
             ("KINDS: dict[type, ModuleType] = {AdamW: adamw", ", Signs: signs"),
             ("from fp4dse.dse.training import SGD, AdamW", ", Signs"),
             ("from fp4dse.tasks.optimizers import adamw", ", signs"),

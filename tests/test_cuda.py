@@ -24,7 +24,7 @@ from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.products import is_large
 from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.tasks import TASKS, Lane, get_task, train
-from fp4dse.tasks.bench.table import with_amax
+from fp4dse.tasks.bench.speed import with_amax
 from fp4dse.tasks.engine import Population, Stopped
 
 pytestmark = pytest.mark.gpu

@@ -16,8 +16,8 @@ import torch
 from PIL import Image, ImageOps
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks.data.files import refuse_large_parquet
 from fp4dse.tasks.data.image_source import Part, Source
+from fp4dse.tasks.data.user_files import refuse_large_parquet
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 HELD_OUT = ("val", "valid", "validation", "test")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks.data import image_files, published
+from fp4dse.tasks.data import cifar_mnist, image_files
 from fp4dse.tasks.data.image_source import Part, Source
 from fp4dse.tasks.draws import fixed_order
 
@@ -61,9 +61,9 @@ def load_images(data: str, size: int | None = None) -> Images:
     a label or image column that does not exist, images of several sizes without `size`, fewer than two images.
     """
     source = parse_source(data, size)
-    for read in (published.cifar, published.mnist, image_files.parquet, image_files.folder):
+    for read in (cifar_mnist.cifar, cifar_mnist.mnist, image_files.parquet, image_files.folder):
         if (parts := read(source)) is not None:
-            if read in (published.cifar, published.mnist) and "size=" in data:
+            if read in (cifar_mnist.cifar, cifar_mnist.mnist) and "size=" in data:
                 raise ConfigError(f"option of data {source.path}", "size", "none: published images keep their size")
             return _images(source, *parts)
     raise ConfigError(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.reading import decode_json
-from fp4dse.tasks.data.files import Fingerprint, fingerprint, hash_files, read_column, split_column
+from fp4dse.tasks.data.user_files import Fingerprint, fingerprint, hash_files, read_column, split_column
 
 HELD_OUT = 10
 """One paragraph in so many is held out."""

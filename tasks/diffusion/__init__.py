@@ -1,7 +1,7 @@
 """Diffusion: models that predict the noise in images, by a UNet and by a transformer.
 
 Data: the digits that scikit-learn ships, or a path (tasks/data/images.py). After training each lane draws samples:
-their Fréchet distance is the metric `fid` (lower is better; quality.py), and 64 of them the picture `samples`.
+their Fréchet distance is the metric `fid` (lower is better; frechet.py), and 64 of them the picture `samples`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fp4dse.tasks.diffusion.dit import dit
-from fp4dse.tasks.diffusion.quality import frechet, grid, reference
-from fp4dse.tasks.diffusion.schedule import noised, sampled
+from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
+from fp4dse.tasks.diffusion.process import noised, sample
 from fp4dse.tasks.diffusion.unet import unet
 from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.image_preset import ImagePreset, Model, needed
 from fp4dse.tasks.losses import squared_error
-from fp4dse.tasks.model import ImagePreset, Model, needed
 from fp4dse.tasks.task import Finish, Problem, Task
 
 REV = 4
@@ -70,10 +70,10 @@ say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `pa
 
 def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:
     height, width, channels = problem.train_x.shape[2:]
-    images = sampled(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
+    images = sample(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
     against = reference(size.data)
-    distances = torch.tensor([frechet(against, lane) for lane in images], dtype=torch.float64)
-    return Finish({"fid": distances}, {"samples": [grid(lane[:SHOWN]) for lane in images]})
+    distances = torch.tensor([frechet_distance(against, lane) for lane in images], dtype=torch.float64)
+    return Finish({"fid": distances}, {"samples": [sample_sheet(lane[:SHOWN]) for lane in images]})
 
 
 def on_data(preset: str, path: str) -> Task:

@@ -19,8 +19,8 @@ from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import time_embedding, time_shapes
 from fp4dse.tasks.draws import seed_keys
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, patches, self_attention, unpatched
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, patches, self_attention, unpatched
 
 
 def dit(patch: int, width: int, depth: int, heads: int) -> Model:
@@ -38,7 +38,7 @@ class DiT(nn.Module):
         super().__init__()
         self.patch, self.width, self.depth, self.heads = patch, width, depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
-        self.layer = layers(parameters, numerics, depth)
+        self.layer = make_layers(parameters, numerics, depth)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
@@ -83,7 +83,7 @@ def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[in
             f"block{i}.down": (width, 4 * width),
         }
     shapes |= {"mod": (2 * width, width), "head": (pixels, width)}
-    made = drawn(seeds, shapes, {"mod": 0.1, "head": 0.1, "out": 0.5, "down": 0.5})
+    made = initial_weights(seeds, shapes, {"mod": 0.1, "head": 0.1, "out": 0.5, "down": 0.5})
     for i in range(depth):
         for gate in (2, 5):
             made[f"block{i}.mod.b"][:, gate * width : (gate + 1) * width] = 0.5

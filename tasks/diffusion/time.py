@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import silu
-from fp4dse.tasks.diffusion.schedule import TIMES
+from fp4dse.tasks.diffusion.process import TIMES
 
 
 def time_shapes(waves: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -19,8 +19,8 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.group_norm import group_norm, smooth_group_norm
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.diffusion.time import time_embedding, time_shapes
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import doubled, drawn, layers, self_attention
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, self_attention, upsampled
 
 
 class _Block(NamedTuple):
@@ -76,7 +76,7 @@ class UNet(nn.Module):
         super().__init__()
         self.plan, self.groups, self.base = plan, groups, base
         strides = {f"{block.name}.resize": 2 for block in plan if block.resize == "down"}
-        self.layer = layers(parameters, numerics, len(plan), strides)
+        self.layer = make_layers(parameters, numerics, len(plan), strides)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         x, times = inputs
@@ -88,7 +88,7 @@ class UNet(nn.Module):
             if block.kept:
                 stack.append(h)
             if block.resize:
-                h = self.layer[f"{block.name}_resize"](doubled(h) if block.resize == "up" else h)
+                h = self.layer[f"{block.name}_resize"](upsampled(h) if block.resize == "up" else h)
         return self.layer["head"](self._active(h))
 
     def _block(self, block: _Block, x: Tensor, c: Tensor) -> Tensor:
@@ -124,4 +124,4 @@ def _init(plan: Sequence[_Block], base: int, time: int, images: Images, seeds: S
         if resize:
             shapes[f"{name}.resize"] = (fan_out, 3, 3, fan_out)
     shapes["head"] = (channels, 3, 3, plan[-1].fan_out)
-    return drawn(seeds, shapes, {"conv2": 0.1, "out": 0.1, "time": 0.1, "head": 0.1})
+    return initial_weights(seeds, shapes, {"conv2": 0.1, "out": 0.1, "time": 0.1, "head": 0.1})

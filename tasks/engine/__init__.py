@@ -13,8 +13,8 @@ whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours
     sizes        how many lanes fit, and how many are fastest
 """
 
+from fp4dse.tasks.engine.loss_record import curve_steps
 from fp4dse.tasks.engine.population import REV, Population
-from fp4dse.tasks.engine.record import curve_steps
 from fp4dse.tasks.engine.training import Pruning, Stopped, train
 
 __all__ = ["REV", "Population", "Pruning", "Stopped", "curve_steps", "train"]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fp4dse.kernels.ops.philox import STREAMS, random32
 
-HELD = 1 << 21
+ORDERED_SAMPLES = 1 << 21
 """Samples of all seeds together whose order is held at a time, if that is an epoch or more."""
 
 
@@ -28,7 +28,7 @@ class Batches:
         self.seeds = [torch.full((1,), seed, dtype=torch.int64, device=device) for seed in seeds]
         self.n, self.batch = n, batch
         self.per_epoch = n // batch
-        epochs = max(1, HELD // (len(seeds) * self.per_epoch * batch))
+        epochs = max(1, ORDERED_SAMPLES // (len(seeds) * self.per_epoch * batch))
         self.epochs = min(epochs, -(-steps // self.per_epoch))
         self.rows = torch.zeros(self.epochs * self.per_epoch, len(seeds), batch, dtype=torch.int64, device=device)
         self.first: int | None = None  # step of the first row

@@ -23,7 +23,7 @@ FORMAT = 1
 """Raised when files are read another way."""
 
 
-class Standing(msgspec.Struct):
+class TrainingProgress(msgspec.Struct):
     """Progress of a training, apart from its tensors.
 
     done: steps so far; members: numbers of the lanes that are still in the population, in its order; outcomes: results
@@ -51,24 +51,24 @@ def identity(task: Task, lanes: Sequence[Lane], device: str, rungs: Sequence[Run
     }
 
 
-def save(path: Path, of: dict[str, str], standing: Standing, state: dict[str, Tensor]) -> None:
+def save(path: Path, of: dict[str, str], progress: TrainingProgress, state: dict[str, Tensor]) -> None:
     """Write the file; after a crash at any moment it is the old one or the new one."""
     tensors = {name: value.detach().cpu() for name, value in state.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "wb") as file:
-        torch.save({"of": of, "standing": msgspec.json.encode(standing).decode(), "state": tensors}, file)
+        torch.save({"of": of, "standing": msgspec.json.encode(progress).decode(), "state": tensors}, file)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
 
 
-def load(path: Path, of: dict[str, str]) -> tuple[Standing, dict[str, Tensor]]:
+def load(path: Path, of: dict[str, str]) -> tuple[TrainingProgress, dict[str, Tensor]]:
     """Read a file that `save` wrote. ConfigError names the first difference if it belongs to another training."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     for name, here in of.items():
         if (found := content["of"].get(name)) != here:
             raise ConfigError(f"{name} of the checkpoint {path}", _short(found), f"{_short(here)} (or delete the file)")
-    return msgspec.json.decode(content["standing"], type=Standing), content["state"]
+    return msgspec.json.decode(content["standing"], type=TrainingProgress), content["state"]
 
 
 def _short(text: str | None) -> str:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fp4dse.kernels import lane_mean
 from fp4dse.tasks.backward import outputs
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import LaneResult, number
-from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Finish
 
 
@@ -77,7 +77,7 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
     return task.finish(p.model, p.problem, p.draws, val_loss)
 
 
-def final(population: Population) -> list[LaneResult]:
+def final_results(population: Population) -> list[LaneResult]:
     """Results of all lanes after the last step."""
     p, steps = population, population.task.steps
     p.record.fetch(steps, p.diverged)
@@ -87,7 +87,7 @@ def final(population: Population) -> list[LaneResult]:
     p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
     out = []
     for position, at in enumerate(p.diverged.tolist()):
-        result = partial(p, position, steps, val_loss, metrics) if at < 0 else diverged(p, position, at)
+        result = pruned_result(p, position, steps, val_loss, metrics) if at < 0 else diverged_result(p, position, at)
         if at < 0:
             result.status = "done"
             result.pruned_step = None
@@ -97,7 +97,7 @@ def final(population: Population) -> list[LaneResult]:
     return out
 
 
-def partial(
+def pruned_result(
     population: Population, position: int, done: int, val_loss: Tensor, metrics: dict[str, Tensor]
 ) -> LaneResult:
     """A lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
@@ -108,11 +108,11 @@ def partial(
         train_loss_final=None,
         val_loss=number(val_loss[position].item()),
         metrics={name: number(of[position].item()) for name, of in metrics.items()},
-        **_seen(population, position, done),
+        **_history(population, position, done),
     )
 
 
-def diverged(population: Population, position: int, step: int) -> LaneResult:
+def diverged_result(population: Population, position: int, step: int) -> LaneResult:
     """A lane whose loss or gradient became NaN or Inf at a step."""
     return LaneResult(
         status="diverged",
@@ -120,11 +120,11 @@ def diverged(population: Population, position: int, step: int) -> LaneResult:
         train_loss_final=None,
         val_loss=None,
         metrics={},
-        **_seen(population, position, step),
+        **_history(population, position, step),
     )
 
 
-def _seen(population: Population, position: int, steps: int) -> dict[str, Any]:
+def _history(population: Population, position: int, steps: int) -> dict[str, Any]:
     record = population.record
     curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
     shown = [(step, loss) for step, loss in curve if step <= steps]

@@ -13,12 +13,12 @@ from torch import Tensor
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
-from fp4dse.tasks.engine.record import Record
+from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.job import Lane, number
-from fp4dse.tasks.memory import total_memory
-from fp4dse.tasks.one_by_one import EachLane
+from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
@@ -37,7 +37,7 @@ class Population:
     A phase is a kind of step with its own sequence of kernels, and so its own CUDA graph: steps that measure tensor
     maxima anew, steps that use the held ones, and both again during a recipe's finish.
 
-    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see Record.
+    record: whether to measure gradients and slots at log-spaced steps (see recorder.py). rungs: see LossRecord.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class Population:
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
         recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
-        numerics = EachLane if task.one_by_one else LaneNumerics
+        numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
         self.model = task.model(parameters, self.numerics)
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
-        self.record = Record(task.steps, len(lanes), device, self.rungs)
+        self.record = LossRecord(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
         captures = torch.device(device).type == "cuda" and not task.one_by_one  # what others wrote may not be captured
@@ -184,13 +184,13 @@ class Population:
         """Inputs and targets of the present step."""
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
-        return self.prepared(*(gathered(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        return self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
 
     def _step(self) -> None:
         step = self.numerics.step
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
-        finite = torch.isfinite(loss) & torch.isfinite(largest(gradient))
+        finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
         self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
         self.alive.logical_and_(finite)
         self.optimizer.step(gradient, self.alive, step.view(1))
@@ -210,12 +210,12 @@ def is_crowded(device: str) -> bool:
     return torch.cuda.memory_reserved(device) > total_memory(device) / 2
 
 
-def gathered(data: Tensor, rows: Tensor) -> Tensor:
+def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
     """[L, B, …] of data [D, n, …] at rows [L, B] of D · n."""
     return data.flatten(0, 1).index_select(0, rows.flatten()).view(*rows.shape, *data.shape[2:])
 
 
-def largest(gradient: Tensor) -> Tensor:
+def max_abs(gradient: Tensor) -> Tensor:
     """max |g| of each lane, [L], NaN where one is, of gradients [L, P]: on a GPU they are read once."""
     if gradient.is_cuda:
         return torch.linalg.vector_norm(gradient, torch.inf, dim=1)

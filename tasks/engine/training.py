@@ -13,7 +13,7 @@ import torch
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import dispatch
 from fp4dse.tasks.engine import checkpoint as files
-from fp4dse.tasks.engine.evaluation import diverged, evaluate, final, partial, rehearse
+from fp4dse.tasks.engine.evaluation import diverged_result, evaluate, final_results, pruned_result, rehearse
 from fp4dse.tasks.engine.population import EAGER_STEPS, Population
 from fp4dse.tasks.job import JobResult, Lane, LaneResult, Progress, Rung
 from fp4dse.tasks.task import Task
@@ -64,23 +64,23 @@ def train(
     report(Progress("setup", 0, task.steps, [None] * len(lanes)))
     run = Run(task, lanes, device, pruning, checkpoint, record)
     ready = last = saved = time.monotonic()
-    before, began = run.standing.train_s, run.standing.done
+    before, began = run.progress.train_s, run.progress.done
 
     def save() -> None:
-        run.standing.train_s = before + time.monotonic() - ready
+        run.progress.train_s = before + time.monotonic() - ready
         run.save()
 
     while not run.over:
         if should_stop():
             save()
-            raise Stopped(f"stopped after {run.standing.done} of {task.steps} steps")
+            raise Stopped(f"stopped after {run.progress.done} of {task.steps} steps")
         run.advance()
-        if run.standing.done == began + EAGER_STEPS + 1 and not run.over:  # all that steps hold is there
+        if run.progress.done == began + EAGER_STEPS + 1 and not run.over:  # all that steps hold is there
             rehearse(run.population)
         now = time.monotonic()
         if now - last > every_s:
             last = now
-            report(Progress("train", run.standing.done, task.steps, run.losses()))
+            report(Progress("train", run.progress.done, task.steps, run.losses()))
         if checkpoint and now - saved > save_every_s and not run.over:
             save()
             saved = time.monotonic()
@@ -127,27 +127,27 @@ class Run:
             if not 0 < rung.step < task.steps:
                 raise ConfigError("rungs", rung.step, f"steps between 1 and {task.steps - 1}")
         self.rungs = {rung.step: rung for rung in self.pruning.rungs}
-        self.standing = files.Standing(0, list(range(len(lanes))), {}, 0.0)
+        self.progress = files.TrainingProgress(0, list(range(len(lanes))), {}, 0.0)
         state = None
         if checkpoint:
             self.identity = files.identity(task, lanes, device, self.pruning.rungs, record)
             if checkpoint.exists():
-                self.standing, state = files.load(checkpoint, self.identity)
-        members = [lanes[i] for i in self.standing.members]
+                self.progress, state = files.load(checkpoint, self.identity)
+        members = [lanes[i] for i in self.progress.members]
         self.population = Population(task, members, device, record, list(self.rungs))
         if state is not None:
-            self.population.load_state(state, self.standing.done)
+            self.population.load_state(state, self.progress.done)
 
     @property
     def over(self) -> bool:
         """True if there is nothing left to train."""
-        return self.standing.done == self.task.steps or not self.standing.members
+        return self.progress.done == self.task.steps or not self.progress.members
 
     def advance(self) -> None:
         """One step, and what is due after it."""
-        self.population.train_step(self.standing.done)
-        self.standing.done += 1
-        done = self.standing.done
+        self.population.train_step(self.progress.done)
+        self.progress.done += 1
+        done = self.progress.done
         if done in self.rungs:
             self._rung(self.rungs[done])
         elif self.population.record.is_full(done):
@@ -157,26 +157,26 @@ class Run:
     def losses(self) -> list[float | None]:
         """Current training loss of each lane, None where it is dead or gone."""
         out: list[float | None] = [None] * len(self.lanes)
-        if self.standing.done and self.standing.members:
-            for i, loss in zip(self.standing.members, self.population.losses(self.standing.done - 1), strict=True):
+        if self.progress.done and self.progress.members:
+            for i, loss in zip(self.progress.members, self.population.losses(self.progress.done - 1), strict=True):
                 out[i] = loss
         return out
 
     def results(self) -> list[LaneResult]:
         """Results of all lanes, in the order in which they were given."""
-        if self.standing.members:
-            self.standing.outcomes |= dict(zip(self.standing.members, final(self.population), strict=True))
-        return [self.standing.outcomes[i] for i in range(len(self.lanes))]
+        if self.progress.members:
+            self.progress.outcomes |= dict(zip(self.progress.members, final_results(self.population), strict=True))
+        return [self.progress.outcomes[i] for i in range(len(self.lanes))]
 
     def save(self) -> None:
         """Write the checkpoint, if there is to be one."""
         if self.checkpoint:
-            state = self.population.state(self.standing.done)
-            files.save(self.checkpoint, self.identity, self.standing, state)
+            state = self.population.state(self.progress.done)
+            files.save(self.checkpoint, self.identity, self.progress, state)
 
     def _rung(self, rung: Rung) -> None:
         """Drop the diverged lanes, and of the others all but those that `keep_lanes` chooses."""
-        population, members = self.population, self.standing.members
+        population, members = self.population, self.progress.members
         population.record.fetch(rung.step, population.diverged)
         dead = self._dead()
         lanes = [self.lanes[i] for i in members]
@@ -193,28 +193,28 @@ class Run:
         val_loss, metrics = evaluate(population)
         for p in living:
             if p not in stay:
-                self.standing.outcomes[members[p]] = partial(population, p, rung.step, val_loss, metrics)
+                self.progress.outcomes[members[p]] = pruned_result(population, p, rung.step, val_loss, metrics)
         self._remove(stay, dead)
 
     def _drop_diverged(self, done: int) -> None:
         """Drop the diverged lanes if they are half of all lanes or more."""
         dead = self._dead() if done < self.task.steps else {}
-        if 2 * len(dead) >= len(self.standing.members):
-            self._remove([p for p in range(len(self.standing.members)) if p not in dead], dead)
+        if 2 * len(dead) >= len(self.progress.members):
+            self._remove([p for p in range(len(self.progress.members)) if p not in dead], dead)
 
     def _dead(self) -> dict[int, int]:
         """Positions of the lanes that have diverged, and the steps at which they did. Waits for the device."""
         return {p: at for p, at in enumerate(self.population.diverged.tolist()) if at >= 0}
 
     def _remove(self, stay: list[int], dead: dict[int, int]) -> None:
-        members = self.standing.members
+        members = self.progress.members
         for p, at in dead.items():
-            self.standing.outcomes[members[p]] = diverged(self.population, p, at)
+            self.progress.outcomes[members[p]] = diverged_result(self.population, p, at)
         if len(stay) == len(members):
             return
-        self.standing.members = [members[p] for p in stay]
+        self.progress.members = [members[p] for p in stay]
         if stay:
-            self.population.keep(stay, self.standing.done)
+            self.population.keep(stay, self.progress.done)
 
 
 def _peak_memory(device: str) -> int:

@@ -6,8 +6,8 @@
 
 Every expert multiplies the tokens that chose it and no others, as it would on a device, because what shares a block or
 a tensor scale with a token is part of what is studied. Shapes are static: an expert has room for `CAPACITY` times its
-even share of the batch, empty places are zeros, and of a token that finds its expert full that choice is dropped
-(2006.16668). First choices take their places before second ones, earlier tokens before later ones. Tokens move by
+even share of the batch, empty positions are zeros, and of a token that finds its expert full that choice is dropped
+(2006.16668). First choices take their positions before second ones, earlier tokens before later ones. Tokens move by
 gathers in both passes, so nothing is added in the order of threads.
 """
 
@@ -36,13 +36,13 @@ class Experts(nn.Module):
         lanes, count, tokens = len(x), len(self.mlps), x.reshape(len(x), -1, x.shape[-1])
         probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
         chosen = two_largest(probabilities.detach())  # [L, M, 2]
-        places, tokens_of, choices_of = seats(chosen, count)
-        sent = _Move.apply(tokens, tokens_of, places).view(lanes, count, -1, x.shape[-1])
+        positions, tokens_of, choices_of = dispatch(chosen, count)
+        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])
         parts = [mlp(part) for mlp, part in zip(self.mlps, (p.contiguous() for p in sent.unbind(1)), strict=True)]
-        back = _Move.apply(torch.cat(parts, dim=1), places.flatten(1), choices_of[..., None])
+        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])
         a, b = back.view(lanes, -1, CHOICES, x.shape[-1]).unbind(2)
         p, q = probabilities.gather(2, chosen).unbind(2)
-        y = _Weigh.apply(a, p / (p + q)) + _Weigh.apply(b, q / (p + q))
+        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))
         share = _shares(chosen, count)
         mean = lane_sum(probabilities, 1) * (1.0 / probabilities.shape[1])  # over tokens, [L, E]
         balance = lane_sum(mean * share, 1) * count
@@ -61,24 +61,25 @@ def capacity(tokens: int, experts: int) -> int:
     return 16 * math.ceil(CAPACITY * CHOICES * tokens / experts / 16)
 
 
-def seats(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Who sits where. chosen: int64 [L, M, 2], expert of each choice. P places in all, expert after expert:
+def dispatch(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Assign a position to every choice. chosen: int64 [L, M, 2], expert of each choice. Returns, for P positions in all,
+    expert after expert:
 
-    places      [L, M, 2]   the place of each choice; P where it is dropped
-    tokens_of   [L, P]      the token on each place; M where it is empty
-    choices_of  [L, P]      the choice on each place, as 2 · token + (0 first, 1 second); 2M where it is empty
+    positions   [L, M, 2]   the position of each choice; P where it is dropped
+    tokens_of   [L, P]      the token at each position; M where it is empty
+    choices_of  [L, P]      the choice at each position, as 2 · token + (0 first, 1 second); 2M where it is empty
     """
     lanes, tokens, _ = chosen.shape
     room = capacity(tokens, experts)
     queue = chosen.transpose(1, 2).reshape(lanes, -1)  # first choices, then second ones
     mine = queue[..., None] == torch.arange(experts, device=chosen.device)
     rank = (mine.cumsum(dim=1) - 1).gather(2, queue[..., None])[..., 0]
-    place = torch.where(rank < room, queue * room + rank, experts * room)
-    places = place.view(lanes, CHOICES, tokens).transpose(1, 2).contiguous()
+    position = torch.where(rank < room, queue * room + rank, experts * room)
+    positions = position.view(lanes, CHOICES, tokens).transpose(1, 2).contiguous()
     number = torch.arange(CHOICES * tokens, device=chosen.device).expand(lanes, -1)
     empty = torch.full((lanes, experts * room + 1), CHOICES * tokens, device=chosen.device)
-    choices_of = empty.scatter(1, places.flatten(1), number)[:, :-1]
-    return places, choices_of // CHOICES, choices_of
+    choices_of = empty.scatter(1, positions.flatten(1), number)[:, :-1]
+    return positions, choices_of // CHOICES, choices_of
 
 
 def _shares(chosen: Tensor, experts: int) -> Tensor:
@@ -88,7 +89,7 @@ def _shares(chosen: Tensor, experts: int) -> Tensor:
     return counts.to(torch.float32) * (1.0 / flat.shape[1])
 
 
-class _Move(torch.autograd.Function):
+class _GatherRows(torch.autograd.Function):
     """Rows of x [L, R, D] at index [L, S], 0 for index R. inverse [L, R, k]: where each row went, S for nowhere."""
 
     @staticmethod
@@ -109,7 +110,7 @@ def _rows_or_zero(x: Tensor, index: Tensor) -> Tensor:
     return torch.where(inside[..., None], rows, 0.0)
 
 
-class _Weigh(torch.autograd.Function):
+class _WeightRows(torch.autograd.Function):
     """x [L, M, D] times w float32 [L, M], in x's dtype."""
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp4dse.tasks.optimizers.numbers import Numbers
+from fp4dse.tasks.optimizers.hyperparameters import Numbers
 
 STATE = {"mean": "element", "square": "element"}
 

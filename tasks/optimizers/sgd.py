@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fp4dse.dse.training import SGD
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
 STATE = {"buffer": "element"}
 

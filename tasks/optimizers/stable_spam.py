@@ -22,7 +22,7 @@ from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import adam
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors
 
 STATE = {**adamw.STATE, "top": "tensor", "norm": "tensor", "norm_square": "tensor"}
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.image_preset import ImagePreset, Model, needed
 from fp4dse.tasks.losses import correct, cross_entropy
-from fp4dse.tasks.model import ImagePreset, Model, needed
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.vision.cnn import cnn
 from fp4dse.tasks.vision.resnet import resnet

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, max_pool
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, max_pool
 
 
 def cnn(channels: tuple[int, int], hidden: Sequence[int], norm: bool) -> Model:
@@ -31,7 +31,7 @@ class Cnn(nn.Module):
     def __init__(self, norm: bool, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
         self.norm = norm
-        self.layer = layers(parameters, numerics, kinds={"conv1": "embedding"})
+        self.layer = make_layers(parameters, numerics, kinds={"conv1": "embedding"})
 
     def forward(self, x: Tensor) -> Tensor:
         for name in ("conv1", "conv2"):
@@ -56,4 +56,4 @@ def _init(
         shapes[f"hidden{i}"] = (fan_out, fan_in)
         fan_in = fan_out
     shapes["head"] = (images.classes, fan_in)
-    return drawn(seeds, shapes, dict.fromkeys(shapes, 2**0.5) | {"head": 3**-0.5})
+    return initial_weights(seeds, shapes, dict.fromkeys(shapes, 2**0.5) | {"head": 3**-0.5})

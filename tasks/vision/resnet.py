@@ -22,8 +22,8 @@ from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.group_norm import batch_norm
 from fp4dse.kernels.ops.layer_norm import EPS
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, max_pool_overlapping, mean_pool
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, max_pool_overlapping, mean_pool
 
 
 class _Block(NamedTuple):
@@ -66,7 +66,7 @@ class ResNet(nn.Module):
         self.plan, self.photos = plan, photos
         strides = {f"{b.name}.{part}": b.stride for b in plan for part in ("conv1", "skip")}
         strides["stem"] = 2 if photos else 1
-        self.layer = layers(parameters, numerics, len(plan), strides)
+        self.layer = make_layers(parameters, numerics, len(plan), strides)
         gains = {name.removesuffix(".gain"): value for name, value in parameters.items() if name.endswith(".gain")}
         self.norm = nn.ModuleDict(
             {
@@ -101,7 +101,7 @@ def _init(
     shapes["head"] = (max(images.classes, least_classes), plan[-1].fan_out)
     convolutions = [name for name in shapes if name != "head"]
     gains = dict.fromkeys((name.rpartition(".")[2] for name in convolutions), 2**0.5) | {"head": 3**-0.5}
-    made = drawn(seeds, shapes, gains, biased=("head",))
+    made = initial_weights(seeds, shapes, gains, biased=("head",))
     for name in convolutions:
         made[f"{name}.gain"] = torch.ones(len(seeds), shapes[name][0])
         made[f"{name}.shift"] = torch.zeros(len(seeds), shapes[name][0])

@@ -16,8 +16,8 @@ from fp4dse.kernels.ops.layer_norm import added_layer_norm
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.images import Images
 from fp4dse.tasks.draws import seed_keys
-from fp4dse.tasks.model import Model
-from fp4dse.tasks.nn import drawn, layers, mean_pool, patches, self_attention
+from fp4dse.tasks.image_preset import Model
+from fp4dse.tasks.nn import initial_weights, make_layers, mean_pool, patches, self_attention
 
 
 def vit(patch: int, width: int, depth: int, heads: int) -> Model:
@@ -35,7 +35,7 @@ class PatchClassifier(nn.Module):
         super().__init__()
         self.patch, self.depth, self.heads = patch, depth, heads
         self.position = nn.Parameter(parameters["position"])  # [L, T·D]
-        self.layer = layers(parameters, numerics, depth)
+        self.layer = make_layers(parameters, numerics, depth)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer["embed"](patches(x, self.patch))
@@ -61,4 +61,4 @@ def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[in
     shapes["head"] = (images.classes, width)
     gains = {"out": 0.5, "down": 0.5, "head": 0.1}
     position = 0.1 * normal(seed_keys(seeds), STREAMS["init"], 0, 1000, tokens * width)
-    return {"position": position} | drawn(seeds, shapes, gains)
+    return {"position": position} | initial_weights(seeds, shapes, gains)

@@ -17,7 +17,7 @@ from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.job import Job
-from fp4dse.tasks.language.experts import _Weigh
+from fp4dse.tasks.language.experts import _WeightRows
 from fp4dse.tasks.vision.resnet import BatchNorm
 from fp4dse.tasks.worker import task_of
 
@@ -58,11 +58,11 @@ OPERATIONS = {
     "group norm with gain and shift": (lambda x, a, b: group_norm(x, 4, a, b), [X, (3, 4, 8), (3, 4, 8)]),
     "affine": (affine, [(3, 7, 8), (3, 8), (3, 8)]),
     "mean pool": (nn.mean_pool, [X]),
-    "doubled": (nn.doubled, [X]),
+    "upsampled": (nn.upsampled, [X]),
     "rms norm": (lambda x: rms_norm(x, randn(3, 8, seed=3)), [X]),
     "rope": (lambda x: rope(x, *rope_tables(9, 8)), [(5, 9, 8)]),
     "bias": (lambda x: add_bias(x, randn(3, 8, seed=3)), [(3, 7, 8)]),
-    "weighed": (lambda x: _Weigh.apply(x, randn(3, 7, seed=3)), [(3, 7, 8)]),
+    "weighed": (lambda x: _WeightRows.apply(x, randn(3, 7, seed=3)), [(3, 7, 8)]),
     "residual": (torch.add, [X, X]),
     "gated": (torch.mul, [X, X]),
 }

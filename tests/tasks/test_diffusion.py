@@ -16,7 +16,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, diffusion, get_task, train
 from fp4dse.tasks.data.digits import digits
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.diffusion import quality, schedule
+from fp4dse.tasks.diffusion import frechet, process
 from fp4dse.tasks.draws import Draws, fixed_order
 
 SMOKE = ("smoke", "dit-smoke")
@@ -42,7 +42,7 @@ def test_loss_halves_and_samples_are_drawn(preset, recipe):
 
 
 def test_the_share_of_the_image_falls_from_almost_all_to_almost_nothing():
-    shares = schedule.kept()
+    shares = process.alpha_bar()
     assert len(shares) == 1000
     assert shares[0] == pytest.approx(1 - 1e-4)
     assert shares[-1] == pytest.approx(4.04e-5, rel=0.01)  # 2006.11239
@@ -51,13 +51,13 @@ def test_the_share_of_the_image_falls_from_almost_all_to_almost_nothing():
 
 def test_noise_has_the_variance_of_its_time_and_is_of_the_seed():
     x = torch.full((2, 400, 8, 8, 1), 16, dtype=torch.uint8)
-    (noisy, times), noise = schedule.noised(digits, x, None, draws())
-    share = torch.tensor(schedule.kept(), dtype=torch.float64)[times][:, :, None, None, None]
+    (noisy, times), noise = process.noised(digits, x, None, draws())
+    share = torch.tensor(process.alpha_bar(), dtype=torch.float64)[times][:, :, None, None, None]
     assert torch.allclose(noisy.double(), share.sqrt() + (1 - share).sqrt() * noise, atol=1e-6)  # the image is 1
     assert (int(times.min()), int(times.max())) == pytest.approx((0, 999), abs=20)
-    (again, _), _ = schedule.noised(digits, x[:1], None, draws((4,)))
+    (again, _), _ = process.noised(digits, x[:1], None, draws((4,)))
     assert torch.equal(again[0], noisy[1])
-    (other, _), _ = schedule.noised(digits, x, None, draws(step=1))
+    (other, _), _ = process.noised(digits, x, None, draws(step=1))
     assert not torch.equal(other, noisy)
 
 
@@ -69,7 +69,7 @@ class Oracle:
 
     def __call__(self, inputs):
         x, times = inputs
-        share = torch.tensor(schedule.kept())[times][:, :, None, None, None]
+        share = torch.tensor(process.alpha_bar())[times][:, :, None, None, None]
         return (x - share.sqrt() * self.image) / (1 - share).sqrt()
 
 
@@ -77,7 +77,7 @@ class Oracle:
 @pytest.mark.parametrize("steps", [1, 2, 10])
 def test_a_model_that_knows_the_noise_is_sampled_to_the_image(eta, steps):
     image = torch.linspace(-0.9, 0.9, 16).view(4, 4, 1)
-    found = schedule.sampled(Oracle(image), draws(), (4, 4, 1), 5, steps, eta)
+    found = process.sample(Oracle(image), draws(), (4, 4, 1), 5, steps, eta)
     assert found.shape == (2, 5, 4, 4, 1)
     assert torch.allclose(found, image.expand_as(found), atol=1e-3)
 
@@ -90,7 +90,7 @@ class Gaussian:
 
     def __call__(self, inputs):
         x, times = inputs
-        share = torch.tensor(schedule.kept())[times][:, :, None, None, None]
+        share = torch.tensor(process.alpha_bar())[times][:, :, None, None, None]
         return x * (1 - share).sqrt() / (share * self.variance + 1 - share)
 
 
@@ -98,22 +98,22 @@ class Gaussian:
 def test_samples_of_a_gaussian_have_its_variance(eta):
     """The mean of 2·128·64 squares of deviation 0.2 has a standard error of 0.04·sqrt(2/16384) = 0.00044; 2 % are
     for steps that are not infinitely small."""
-    found = schedule.sampled(Gaussian(0.04), draws(), (8, 8, 1), 128, 1000, eta)
+    found = process.sample(Gaussian(0.04), draws(), (8, 8, 1), 128, 1000, eta)
     assert float(found.double().square().mean()) == pytest.approx(0.04, abs=5 * 0.00044 + 0.0008)
 
 
 def test_samples_are_of_the_seed_and_passes_differ():
     model = Gaussian(0.04)
-    found = schedule.sampled(model, draws((3, 4)), (2, 2, 1), 2 * schedule.PASS, 3)
-    assert torch.equal(schedule.sampled(model, draws((4,)), (2, 2, 1), 2 * schedule.PASS, 3)[0], found[1])
-    assert not torch.equal(found[:, : schedule.PASS], found[:, schedule.PASS :])
+    found = process.sample(model, draws((3, 4)), (2, 2, 1), 2 * process.PASS, 3)
+    assert torch.equal(process.sample(model, draws((4,)), (2, 2, 1), 2 * process.PASS, 3)[0], found[1])
+    assert not torch.equal(found[:, : process.PASS], found[:, process.PASS :])
 
 
 def test_times_of_a_sampler_hold_both_ends():
-    assert schedule.times_of(1) == [999]
-    assert schedule.times_of(2) == [999, 0]
-    assert schedule.times_of(4) == [999, 666, 333, 0]
-    assert schedule.times_of(1000) == list(range(999, -1, -1))
+    assert process.times_of(1) == [999]
+    assert process.times_of(2) == [999, 0]
+    assert process.times_of(4) == [999, 666, 333, 0]
+    assert process.times_of(1000) == list(range(999, -1, -1))
 
 
 def test_a_step_of_adam_is_that_of_torch():
@@ -124,7 +124,7 @@ def test_a_step_of_adam_is_that_of_torch():
         gradients = [torch.sin(step * p) for p in ours]
         theirs[0].grad = gradients[0].clone()
         optimizer.step()
-        quality._adam(ours, gradients, moments, step, 2e-3)
+        frechet._adam(ours, gradients, moments, step, 2e-3)
         assert torch.equal(ours[0], theirs[0])
 
 
@@ -140,38 +140,38 @@ def test_the_digits_are_those_that_scikit_learn_loads():
 
 def test_the_classifier_knows_digits_and_is_always_the_same():
     """With one number of threads: another test may have asked for it with more."""
-    quality.reference.cache_clear()
-    found = quality.reference(digits)
+    frechet.reference.cache_clear()
+    found = frechet.reference(digits)
     assert found.accuracy > 0.95
-    quality.reference.cache_clear()
+    frechet.reference.cache_clear()
     before = torch.get_rng_state()
-    again = quality.reference(digits)
+    again = frechet.reference(digits)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(found.mean, again.mean)
     assert torch.equal(found.covariance, again.covariance)
 
 
 def test_the_distance_orders_real_images_blurred_ones_and_noise():
-    found = quality.reference(digits)
+    found = frechet.reference(digits)
     real = digits().held_out.float() / 8 - 1
     generator = torch.Generator().manual_seed(0)
     noisy = (real + 0.5 * torch.randn(real.shape, generator=generator)).clamp(-1, 1)
     noise = torch.randn(real.shape, generator=generator).clamp(-1, 1)
     few = real[:1].expand(360, -1, -1, -1)
-    distances = [quality.frechet(found, samples) for samples in (real, noisy, noise)]
+    distances = [frechet.frechet_distance(found, samples) for samples in (real, noisy, noise)]
     assert distances == sorted(distances)
     assert distances[1] > 2 * distances[0]
-    assert quality.frechet(found, few) > 5 * distances[0]  # one good image again and again
-    assert math.isnan(quality.frechet(found, noise * math.nan))
-    assert quality.frechet(found, digits().train.float() / 8 - 1) < 0.01 * distances[0]
+    assert frechet.frechet_distance(found, few) > 5 * distances[0]  # one good image again and again
+    assert math.isnan(frechet.frechet_distance(found, noise * math.nan))
+    assert frechet.frechet_distance(found, digits().train.float() / 8 - 1) < 0.01 * distances[0]
 
 
 def test_the_distance_is_that_of_two_gaussians():
     torch.manual_seed(0)
     mean, basis = torch.randn(5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
     samples = torch.randn(50, 1, 1, 5)
-    found = quality.Reference(lambda x: x.flatten(1).double(), mean, basis @ basis.T, 1.0)
-    ours = quality.frechet(found, samples)
+    found = frechet.Reference(lambda x: x.flatten(1).double(), mean, basis @ basis.T, 1.0)
+    ours = frechet.frechet_distance(found, samples)
     covariance = torch.cov(samples.flatten(1).double().T)
     product = np.linalg.eigvals((covariance @ found.covariance).numpy())
     theirs = (samples.flatten(1).double().mean(0) - mean).square().sum() + covariance.trace()
@@ -183,26 +183,26 @@ def test_images_of_one_class_are_told_apart_by_their_rotation():
     images = digits()
     zeros = torch.zeros_like(images.train_labels)
     one = Images(images.train, zeros, images.held_out, zeros[:360], 1, images.mean, images.std, "0" * 16, 16)
-    assert quality.reference(lambda: one).accuracy > 0.6  # by chance 0.25
+    assert frechet.reference(lambda: one).accuracy > 0.6  # by chance 0.25
 
 
 def test_large_images_and_oblong_ones_have_features():
     for height, width in ((40, 40), (8, 36), (3, 5)):
         pixels = torch.randint(0, 256, (4, height, width, 3), dtype=torch.uint8)
         given = Images(pixels, torch.arange(4), pixels, torch.arange(4), 4, (0.0,) * 3, (1.0,) * 3, "0" * 16)
-        body = quality._body(given)
-        assert body(pixels.float()).shape == (4, quality.FEATURES)
+        body = frechet._body(given)
+        assert body(pixels.float()).shape == (4, frechet.FEATURES)
 
 
 def test_the_grid_shows_samples_row_by_row_with_lines_between():
     samples = torch.linspace(-1, 1, 10)[:, None, None, None].expand(10, 2, 3, 3)
-    pixels = np.asarray(Image.open(io.BytesIO(quality.grid(samples, columns=4, least=1))))
+    pixels = np.asarray(Image.open(io.BytesIO(frechet.sample_sheet(samples, columns=4, least=1))))
     assert pixels.shape == (8, 15, 3)  # 3·(2 + 1) - 1 by 4·(3 + 1) - 1
     assert [int(pixels[0, 4 * i, 0]) for i in range(4)] == [0, 28, 57, 85]
     assert int(pixels[3, 0, 0]) == 113
-    assert {int(pixels[0, 3, 0]), int(pixels[2, 0, 0]), int(pixels[7, 14, 0])} == {quality.LINE}
-    assert Image.open(io.BytesIO(quality.grid(samples, columns=4, least=31))).size == (45, 24)
-    grey = Image.open(io.BytesIO(quality.grid(samples[:1, ..., :1] * math.nan, columns=1)))
+    assert {int(pixels[0, 3, 0]), int(pixels[2, 0, 0]), int(pixels[7, 14, 0])} == {frechet.GREY}
+    assert Image.open(io.BytesIO(frechet.sample_sheet(samples, columns=4, least=31))).size == (45, 24)
+    grey = Image.open(io.BytesIO(frechet.sample_sheet(samples[:1, ..., :1] * math.nan, columns=1)))
     assert grey.mode == "L"
     assert grey.getextrema() == (0, 0)
 
@@ -220,7 +220,7 @@ def test_larger_models_take_a_step(preset, size):
     model = diffusion.SIZES[preset].model
     start = {name: value.expand(2, *value.shape[1:]).clone() for name, value in model.init(given, [0]).items()}
     built = model.build(start, LaneNumerics([Recipe.named("bf16")] * 2, [0, 0]))
-    inputs, noise = schedule.noised(lambda: given, given.train[None].expand(2, -1, -1, -1, -1), None, draws())
+    inputs, noise = process.noised(lambda: given, given.train[None].expand(2, -1, -1, -1, -1), None, draws())
     out = built(inputs)
     assert out.shape == noise.shape
     out.square().mean().backward()
@@ -237,7 +237,7 @@ def test_presets_of_the_paper_have_its_numbers():
 
 
 def test_a_users_images_are_noised_and_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(quality, "STEPS", 20)
+    monkeypatch.setattr(frechet, "STEPS", 20)
     generator = np.random.default_rng(0)
     for i in range(40):
         Image.fromarray(generator.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")

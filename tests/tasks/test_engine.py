@@ -12,7 +12,7 @@ from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Population, curve_steps
 from fp4dse.tasks.engine.batches import Batches
-from fp4dse.tasks.engine.record import Record
+from fp4dse.tasks.engine.loss_record import LossRecord
 
 NAMES = ("nvfp4", "nvfp4-sr", "ue5m3-sr")  # one structural signature
 
@@ -79,7 +79,7 @@ def test_every_epoch_is_a_new_permutation(monkeypatch):
             assert len(set(epoch.flatten().tolist())) == 90
         assert not torch.equal(rows[0, seed], rows[3, seed])
     assert torch.equal(rows[:, 1], order([1], 100, 30, 7)[:, 0])
-    monkeypatch.setattr("fp4dse.tasks.engine.batches.HELD", 1)  # an epoch at a time
+    monkeypatch.setattr("fp4dse.tasks.engine.batches.ORDERED_SAMPLES", 1)  # an epoch at a time
     assert torch.equal(rows, order([0, 1], 100, 30, 7))
     with pytest.raises(ValueError, match="batch 30 is larger than the 20"):
         Batches([0], 20, 30, 1, "cpu")
@@ -88,7 +88,7 @@ def test_every_epoch_is_a_new_permutation(monkeypatch):
 def test_a_million_steps_take_little_memory():
     batches = Batches([0, 1], n=1000, batch=100, steps=10**6, device="cpu")
     assert batches.rows.nbytes < 2**25
-    assert Record(10**6, 2, "cpu").recent.nbytes < 2**12
+    assert LossRecord(10**6, 2, "cpu").recent.nbytes < 2**12
 
 
 def test_curves_are_log_spaced_and_hold_both_ends():

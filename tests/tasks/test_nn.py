@@ -78,7 +78,7 @@ def test_pools_are_those_of_torch(size):
 def test_doubling_is_the_nearest_neighbour_of_torch():
     x = torch.randn(2, 3, 4, 5, 6)
     wanted = gradients(lambda t: F.interpolate(first(t), scale_factor=2, mode="nearest"), x)
-    close(gradients(lambda t: first(nn.doubled(t)), x), wanted)
+    close(gradients(lambda t: first(nn.upsampled(t)), x), wanted)
 
 
 def test_patches_are_cut_and_joined():
@@ -104,7 +104,7 @@ def test_affine_has_the_gradients_of_its_formula():
         nn.max_pool,
         nn.max_pool_overlapping,
         nn.mean_pool,
-        nn.doubled,
+        nn.upsampled,
     ],
 )
 @pytest.mark.parametrize("threads", [1, 2])
@@ -131,7 +131,7 @@ def test_a_lane_has_the_same_bits_in_any_company(part, threads):
 
 def test_layers_know_their_place():
     shapes = {"stem": (4, 3, 3, 1), "block0.conv1": (4, 3, 3, 4), "block1.qkv": (12, 4), "block1.time": (4, 4)}
-    made = nn.layers(nn.drawn([0, 1], shapes, {}), numerics(2), 2)
+    made = nn.make_layers(nn.initial_weights([0, 1], shapes, {}), numerics(2), 2)
     assert [layer.place for layer in made.values()] == [
         Place("embedding", None, 2),
         Place("conv", 0, 2),
@@ -143,7 +143,7 @@ def test_layers_know_their_place():
 
 
 def test_weights_have_the_variance_that_was_asked_for_and_a_seed_its_own():
-    drawn = nn.drawn([3, 4], {"a": (64, 3, 3, 16), "block0.b": (8, 16)}, {"a": 2.0}, biased=("b",))
+    drawn = nn.initial_weights([3, 4], {"a": (64, 3, 3, 16), "block0.b": (8, 16)}, {"a": 2.0}, biased=("b",))
     assert set(drawn) == {"a.w", "block0.b.w", "block0.b.b"}
     assert float(drawn["a.w"].std()) == pytest.approx(2 / 12, rel=0.02)
-    assert torch.equal(drawn["a.w"][1], nn.drawn([4], {"a": (64, 3, 3, 16)}, {"a": 2.0})["a.w"][0])
+    assert torch.equal(drawn["a.w"][1], nn.initial_weights([4], {"a": (64, 3, 3, 16)}, {"a": 2.0})["a.w"][0])

@@ -12,7 +12,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.backward import backward, piece
+from fp4dse.tasks.backward import backward, batch_part
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
@@ -274,17 +274,17 @@ def test_a_batch_that_cannot_be_cut_is_refused_before_training():
 
 def test_any_nest_of_tensors_is_cut_along_the_batch():
     x = torch.arange(12).view(2, 6)
-    got = piece((x, {"a": x[:, :, None]}), 1, 3)
+    got = batch_part((x, {"a": x[:, :, None]}), 1, 3)
     assert got[0].tolist() == [[2, 3], [8, 9]]
     assert got[1]["a"].shape == (2, 2, 1)
     named = namedtuple("Named", "first second")
-    assert piece(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
+    assert batch_part(named(x, [x]), 2, 3).second[0].tolist() == [[4, 5], [10, 11]]
 
 
 def test_numbers_of_steps_beyond_the_table_are_written_when_they_are_due(monkeypatch):
     of_lanes = [numbers(AdamW(), beta2=0.99), numbers(AdamW(), beta1=0.5)]
     whole = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, [1 / (step + 1) for step in range(10)])
-    monkeypatch.setattr("fp4dse.tasks.optimizers.lanes.HELD", 4)
+    monkeypatch.setattr("fp4dse.tasks.optimizers.lane_optimizer.TABLE_STEPS", 4)
     parts = LaneOptimizer(Toy(2), torch.ones(2), of_lanes, whole.lr_factors)
     assert len(parts.table) == 4
     for step in (0, 3, 4, 7, 9, 2):

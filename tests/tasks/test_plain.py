@@ -11,7 +11,7 @@ from fp4dse.dse.training import SGD, Training
 from fp4dse.tasks import Lane, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
-from fp4dse.tasks.one_by_one import EachLane, OneByOne, initial, named
+from fp4dse.tasks.one_by_one import SequentialLanes, SequentialNumerics, initial, named
 from fp4dse.tasks.optimizers import decays
 from fp4dse.tasks.plain import plain_task
 from tests.tasks.plain_net import Net, record, task_of
@@ -201,7 +201,7 @@ def test_what_a_slot_of_some_lanes_keeps_is_theirs_after_a_reload():
     """Lanes of one signature, of which one holds a maximum and the other takes the current one."""
     current = Quantizer.named("nvfp4")
     held = msgspec.structs.replace(current, tensor_scale=msgspec.structs.replace(current.tensor_scale, amax="held"))
-    there, back = (EachLane([Recipe.uniform(held), Recipe.uniform(current)], [0, 1]) for _ in range(2))
+    there, back = (SequentialNumerics([Recipe.uniform(held), Recipe.uniform(current)], [0, 1]) for _ in range(2))
     x = torch.randn(1, 16, 32)
     for lane in range(2):
         there.of_lane(lane).forward(0, x, x)
@@ -218,7 +218,7 @@ def test_what_a_slot_of_some_lanes_keeps_is_theirs_after_a_reload():
 def test_a_module_of_every_name_finds_its_place():
     net = initial(Net, 0)
     parameters = {name: value[None] for name, value in named(net).items()}
-    model = OneByOne(initial(Net, 0), parameters, EachLane([OFF], [0]), "own.py:build")
+    model = SequentialLanes(initial(Net, 0), parameters, SequentialNumerics([OFF], [0]), "own.py:build")
     assert set(model.names) == {name for name, p in net.named_parameters() if p.requires_grad}
     net.eval()
     x = torch.randn(4, 8)

@@ -7,7 +7,7 @@ from fp4dse.dse import SLOTS, ConfigError, Recipe
 from fp4dse.kernels import quantize
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline, table
-from fp4dse.tasks.bench.table import Measure, Row, with_amax
+from fp4dse.tasks.bench.speed import Measure, Row, with_amax
 
 
 def test_the_baseline_quantizes_as_the_engine_does():

@@ -14,7 +14,7 @@ from fp4dse.kernels import native
 from fp4dse.kernels.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
-from fp4dse.tasks.engine.record import HELD, Record
+from fp4dse.tasks.engine.loss_record import BUFFERED_STEPS, LossRecord
 from fp4dse.tasks.job import Rung
 
 STATEFUL = [
@@ -134,17 +134,17 @@ def test_a_rung_lies_within_the_training(step):
 
 
 def test_a_population_of_the_dead_is_not_trained_to_the_end(monkeypatch):
-    task = task_of(steps=HELD + 40)
+    task = task_of(steps=BUFFERED_STEPS + 40)
     calm = lanes_of(("bf16",), seeds=(0,))
     wild = [Lane(calm[0].recipe, 1e30, seed) for seed in (1, 2)]
     taken = []
     one_step = Population.train_step
     monkeypatch.setattr(Population, "train_step", lambda p, step: (taken.append(len(p.lanes)), one_step(p, step)))
     assert [lane.status for lane in train(task, wild).lanes] == ["diverged"] * 2
-    assert len(taken) == HELD
+    assert len(taken) == BUFFERED_STEPS
     taken.clear()
     mixed = train(task, [*wild, *calm]).lanes
-    assert taken == [3] * HELD + [1] * 40
+    assert taken == [3] * BUFFERED_STEPS + [1] * 40
     assert mixed[2] == train(task, calm).lanes[0]
 
 
@@ -153,8 +153,8 @@ def test_what_is_recorded_does_not_depend_on_when_it_is_fetched():
     losses = torch.rand(steps, 2)
     losses[300:, 1] = torch.nan
     states = []
-    for often in (HELD, 1, 37):
-        record = Record(steps, 2, "cpu")
+    for often in (BUFFERED_STEPS, 1, 37):
+        record = LossRecord(steps, 2, "cpu")
         for step in range(steps):
             record.write(torch.tensor(step), losses[step])
             if (step + 1) % often == 0:

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fp4dse.dse import ConfigError, bounds
-from fp4dse.tasks.data.files import read_column
 from fp4dse.tasks.data.images import load_images
-from fp4dse.tasks.data.tables import read_table
+from fp4dse.tasks.data.tabular import read_table
+from fp4dse.tasks.data.user_files import read_column
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fp4dse.tasks.language import experts
-from fp4dse.tasks.language.experts import Experts, capacity, seats, two_largest
+from fp4dse.tasks.language.experts import Experts, capacity, dispatch, two_largest
 
 
 def randn(*shape, seed=0):
@@ -68,15 +68,15 @@ def test_every_choice_has_a_place_of_its_own_or_none(skew):
     logits[..., 0] += skew
     chosen = two_largest(logits)
     room = capacity(50, 4)
-    places, tokens_of, choices_of = seats(chosen, 4)
-    dropped = places == 4 * room
+    positions, tokens_of, choices_of = dispatch(chosen, 4)
+    dropped = positions == 4 * room
     for lane in range(2):
-        taken = places[lane][~dropped[lane]]
+        taken = positions[lane][~dropped[lane]]
         assert len(set(taken.tolist())) == len(taken)
         for token in range(50):
             for n in range(2):
                 if not dropped[lane, token, n]:
-                    at = places[lane, token, n]
+                    at = positions[lane, token, n]
                     assert at // room == chosen[lane, token, n]
                     assert (tokens_of[lane, at], choices_of[lane, at]) == (token, 2 * token + n)
         assert int((tokens_of[lane] < 50).sum()) == len(taken)
@@ -86,14 +86,14 @@ def test_every_choice_has_a_place_of_its_own_or_none(skew):
 def test_a_full_expert_drops_later_tokens_and_second_choices_first():
     chosen = torch.tensor([[[1, 0]] * 10 + [[0, 1]] * 20])
     room = capacity(30, 8)
-    places, _, _ = seats(chosen, 8)
+    positions, _, _ = dispatch(chosen, 8)
     assert room == 16
-    assert (places[0, :10, 0] == torch.arange(16, 26)).all()
-    assert (places[0, 10:26, 0] == torch.arange(16)).all()
-    assert (places[0, 26:, 0] == 8 * room).all()  # first choices that come too late
-    assert (places[0, :10, 1] == 8 * room).all()  # expert 0 is full of first choices
-    assert (places[0, 10:16, 1] == torch.arange(26, 32)).all()
-    assert (places[0, 16:, 1] == 8 * room).all()
+    assert (positions[0, :10, 0] == torch.arange(16, 26)).all()
+    assert (positions[0, 10:26, 0] == torch.arange(16)).all()
+    assert (positions[0, 26:, 0] == 8 * room).all()  # first choices that come too late
+    assert (positions[0, :10, 1] == 8 * room).all()  # expert 0 is full of first choices
+    assert (positions[0, 10:16, 1] == torch.arange(26, 32)).all()
+    assert (positions[0, 16:, 1] == 8 * room).all()
 
 
 def test_a_token_without_a_place_is_left_as_zero():

@@ -11,7 +11,7 @@ import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.tasks import Lane, get_task, regression, train
-from fp4dse.tasks.data.tables import read_table
+from fp4dse.tasks.data.tabular import read_table
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ PASS = 128
 
 
 @cache
-def kept() -> tuple[float, ...]:
+def alpha_bar() -> tuple[float, ...]:
     """ᾱ_t for t = 0 … TIMES - 1: the share of the image's variance that is left."""
     first, last = BETAS
     share, shares = 1.0, []
@@ -44,7 +44,7 @@ def kept() -> tuple[float, ...]:
 @cache
 def _roots(device: torch.device) -> tuple[Tensor, Tensor]:
     """sqrt(ᾱ_t) and sqrt(1 - ᾱ_t), float32 [TIMES]."""
-    shares = torch.tensor(kept(), dtype=torch.float64)
+    shares = torch.tensor(alpha_bar(), dtype=torch.float64)
     return shares.sqrt().float().to(device), (1 - shares).sqrt().float().to(device)
 
 
@@ -70,7 +70,7 @@ def times_of(steps: int) -> list[int]:
 
 
 @torch.no_grad()
-def sampled(
+def sample(
     model: nn.Module, draws: Draws, shape: tuple[int, int, int], count: int, steps: int, eta: float = 0.0
 ) -> Tensor:
     """`count` images of each lane in [-1, 1], float32 [L, count, H, W, C]. Every pass of the model is a step of its own
@@ -82,22 +82,22 @@ def sampled(
         times = times_of(steps)
         for t, u in zip(times, [*times[1:], None], strict=True):
             at = torch.full(x.shape[:2], t, dtype=torch.int64, device=x.device)
-            clean, noise = _parted(x, model((x, at)).to(torch.float32), t)
+            clean, noise = _split_prediction(x, model((x, at)).to(torch.float32), t)
             draws.step.add_(1)
-            x = clean if u is None else _stepped(clean, noise, t, u, eta, draws, 2 * number + 3)
+            x = clean if u is None else _next_sample(clean, noise, t, u, eta, draws, 2 * number + 3)
         images.append(x)
     return torch.cat(images, dim=1)
 
 
-def _parted(x: Tensor, noise: Tensor, t: int) -> tuple[Tensor, Tensor]:
+def _split_prediction(x: Tensor, noise: Tensor, t: int) -> tuple[Tensor, Tensor]:
     """x̂_0 within [-1, 1], and the noise that it implies. By factors: a GPU divides by a number with its inverse."""
-    share = kept()[t]
+    share = alpha_bar()[t]
     clean = torch.clamp((x - noise * math.sqrt(1 - share)) * (1 / math.sqrt(share)), -1.0, 1.0)
     return clean, (x - clean * math.sqrt(share)) * (1 / math.sqrt(1 - share))
 
 
-def _stepped(clean: Tensor, noise: Tensor, t: int, u: int, eta: float, draws: Draws, site: int) -> Tensor:
-    share, wanted = kept()[t], kept()[u]
+def _next_sample(clean: Tensor, noise: Tensor, t: int, u: int, eta: float, draws: Draws, site: int) -> Tensor:
+    share, wanted = alpha_bar()[t], alpha_bar()[u]
     variance = eta**2 * (1 - wanted) / (1 - share) * (1 - share / wanted)
     x = clean * math.sqrt(wanted) + noise * math.sqrt(1 - wanted - variance)
     return x + draws.normal(site, *x.shape[1:]) * math.sqrt(variance) if eta else x

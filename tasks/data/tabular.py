@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks.data.files import Fingerprint, fingerprint, first_line, refuse_large_parquet, split_column
+from fp4dse.tasks.data.user_files import Fingerprint, fingerprint, first_line, refuse_large_parquet, split_column
 from fp4dse.tasks.draws import fixed_order
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from fp4dse.tasks.data.images import Images
 
 FEATURES = 32
-SEEN = 32
+MOST_PIXELS = 32
 """Height and width that the classifier sees, at most: it is trained on the CPU."""
 STEPS, BATCH = 300, 128
-REAL = 10_000
+MOST_REAL = 10_000
 """Training images that samples are compared with, at most."""
-LINE = 96
+GREY = 96
 """Grey between the samples of a picture."""
 
 
@@ -73,7 +73,7 @@ def reference(data: Callable[[], Images]) -> Reference:
         y = torch.arange(len(x)) % 4
         x = _turned(x, y)
     accuracy = (head(features(_scaled(x, images.top)).float()).argmax(1) == y).double().mean().item()
-    return Reference(features, *_moments(features(_scaled(images.train[:REAL], images.top))), accuracy)
+    return Reference(features, *_moments(features(_scaled(images.train[:MOST_REAL], images.top))), accuracy)
 
 
 @torch.no_grad()
@@ -93,7 +93,7 @@ def _adam(
         parameter.addcdiv_(mean, spread, value=-lr / (1 - 0.9**step))
 
 
-def frechet(found: Reference, samples: Tensor) -> float:
+def frechet_distance(found: Reference, samples: Tensor) -> float:
     """d² of samples float32 [n, H, W, C] in [-1, 1]; NaN if one of them is not finite."""
     if not torch.isfinite(samples).all():
         return float("nan")
@@ -104,13 +104,13 @@ def frechet(found: Reference, samples: Tensor) -> float:
     return max(0.0, squared.item())
 
 
-def grid(samples: Tensor, columns: int = 8, least: int = 200) -> bytes:
+def sample_sheet(samples: Tensor, columns: int = 8, least: int = 200) -> bytes:
     """A PNG file of samples float32 [n, H, W, C] in [-1, 1], in rows of 8 with grey lines between, enlarged to `least`
     pixels of width or more. What is not finite is black."""
     levels = ((torch.nan_to_num(samples, nan=-1.0).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     n, height, width, channels = levels.shape
     rows = -(-n // columns)
-    sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), LINE, dtype=np.uint8)
+    sheet = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, channels), GREY, dtype=np.uint8)
     for i, image in enumerate(levels.numpy()):
         top, left = i // columns * (height + 1), i % columns * (width + 1)
         sheet[top : top + height, left : left + width] = image
@@ -130,11 +130,11 @@ class _ChannelsFirst(nn.Module):
 
 def _body(images: Images) -> nn.Module:
     """Convolutions with ReLU, halved until 4 pixels or fewer are left, and a layer of features. Larger images are
-    averaged down to SEEN pixels first."""
+    averaged down to MOST_PIXELS pixels first."""
     height, width, channels = images.shape
     parts: list[nn.Module] = [_ChannelsFirst()]
-    if max(height, width) > SEEN:
-        height, width = min(height, SEEN), min(width, SEEN)
+    if max(height, width) > MOST_PIXELS:
+        height, width = min(height, MOST_PIXELS), min(width, MOST_PIXELS)
         parts.append(nn.AdaptiveAvgPool2d((height, width)))
     for fan_out in (32, 64, 64, 64):
         parts += [nn.Conv2d(channels, fan_out, 3, padding=1), nn.ReLU()]

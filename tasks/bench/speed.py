@@ -18,8 +18,8 @@ from fp4dse.dse import SLOTS, STAGES, ConfigError, Recipe
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline
+from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds
 from fp4dse.tasks.engine.population import Population, with_steps
-from fp4dse.tasks.engine.sizes import BEGUN, lanes_of, peak_bytes, step_seconds
 from fp4dse.tasks.regression import teacher_task
 from fp4dse.tasks.task import Task
 
@@ -92,7 +92,7 @@ def step_us(
     task: Task, recipe: Recipe, lanes: int, device: str, steps: int = 100, warm_up: int = WARM_UP, least_s: float = 0.3
 ) -> float:
     """Microseconds of a step of a population of `lanes` lanes."""
-    population = Population(with_steps(task, BEGUN), lanes_of(task, [recipe], lanes), device)
+    population = Population(with_steps(task, TIMED_STEPS), lanes_of(task, [recipe], lanes), device)
     return 1e6 * step_seconds(population, least_s, steps, warm_up)
 
 
@@ -178,7 +178,7 @@ def _on_cpu() -> list[Measure]:
 
 
 def _by_clock(task: Task) -> tuple[float, str]:
-    return _ratio(baseline.seconds_per_step(task, "cpu", rounds=10), step_seconds(_company(task), 2.0, 3))
+    return _ratio(baseline.seconds_per_step(task, "cpu", rounds=10), step_seconds(_population_of_32(task), 2.0, 3))
 
 
 def _of_cpu(task: Task) -> tuple[float, str]:
@@ -187,15 +187,15 @@ def _of_cpu(task: Task) -> tuple[float, str]:
     try:
         _cpu_of_baseline(task, 1, 1)  # what is done but once in a process
         few, many = _cpu_of_baseline(task, 1, 1), _cpu_of_baseline(task, 20, 5)
-        return _ratio((many - few) / 99, step_seconds(_company(task), 2.0, 3, clock=time.process_time))
+        return _ratio((many - few) / 99, step_seconds(_population_of_32(task), 2.0, 3, clock=time.process_time))
     finally:
         torch.set_num_threads(threads)
 
 
-def _ratio(alone: float, company: float) -> tuple[float, str]:
-    """Lanes per second of 32 in company over those alone, from seconds of a step."""
-    note = f"{1e6 * alone:.0f} µs alone, {1e6 * company / 32:.0f} µs a lane in company"
-    return 32 * alone / company, note
+def _ratio(alone: float, population: float) -> tuple[float, str]:
+    """Lanes per second of a population of 32 over those alone, from seconds of a step."""
+    note = f"{1e6 * alone:.0f} µs alone, {1e6 * population / 32:.0f} µs a lane among 32"
+    return 32 * alone / population, note
 
 
 def _cpu_of_baseline(task: Task, steps: int, rounds: int) -> float:
@@ -205,8 +205,8 @@ def _cpu_of_baseline(task: Task, steps: int, rounds: int) -> float:
     return time.process_time() - begin
 
 
-def _company(task: Task) -> Population:
-    return Population(with_steps(task, BEGUN), lanes_of(task, [Recipe.named("nvfp4")], 32), "cpu")
+def _population_of_32(task: Task) -> Population:
+    return Population(with_steps(task, TIMED_STEPS), lanes_of(task, [Recipe.named("nvfp4")], 32), "cpu")
 
 
 def _row(measure: Measure) -> Row:

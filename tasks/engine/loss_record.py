@@ -11,23 +11,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-HELD = 256
+BUFFERED_STEPS = 256
 """Steps whose losses stay on the device."""
 
 CURVE_POINTS = 64
 
 RUNG_TAIL = 0.5
-"""Share of the steps up to a rung over which lanes are compared at the rung (rungs.py)."""
+"""Share of the steps up to a rung over which lanes are compared at the rung (halving.py)."""
 
 
-class Record:
+class LossRecord:
     """Losses of L lanes over `steps` steps. rungs: numbers of steps after which `until` is going to be asked."""
 
     def __init__(self, steps: int, lanes: int, device: torch.device | str, rungs: Sequence[int] = ()) -> None:
         self.points = curve_steps(steps)
         self.tail = max(1, steps // 20)
         self.steps = steps
-        self.recent = torch.zeros(HELD, lanes, device=device)
+        self.recent = torch.zeros(BUFFERED_STEPS, lanes, device=device)
         self.least = torch.full((lanes,), torch.inf)
         self.last = torch.zeros(lanes, dtype=torch.float64)  # sum over the last steps
         self.curve = torch.full((lanes, len(self.points)), torch.nan)
@@ -37,11 +37,11 @@ class Record:
 
     def write(self, step: Tensor, losses: Tensor) -> None:
         """Remember the losses [L] of a step, int64 scalar on the device."""
-        self.recent.index_copy_(0, (step % HELD).view(1), losses[None])
+        self.recent.index_copy_(0, (step % BUFFERED_STEPS).view(1), losses[None])
 
     def is_full(self, done: int) -> bool:
         """True if the losses must be fetched after `done` steps."""
-        return done - self.fetched >= HELD
+        return done - self.fetched >= BUFFERED_STEPS
 
     def fetch(self, done: int, diverged: Tensor) -> None:
         """Take in what was written until `done` steps were done; diverged: int64 [L], the step or -1. Waits."""
@@ -49,7 +49,7 @@ class Record:
         if not len(steps):
             return
         ended = torch.where(diverged < 0, self.steps, diverged).cpu()
-        losses = torch.where(steps[:, None] < ended, self.recent.cpu()[steps % HELD], torch.nan)  # [n, L]
+        losses = torch.where(steps[:, None] < ended, self.recent.cpu()[steps % BUFFERED_STEPS], torch.nan)  # [n, L]
         self.least = torch.fmin(self.least, losses.nan_to_num(torch.inf).amin(0))
         for row in losses[max(0, self.steps - self.tail - self.fetched) :].double():  # in order, whatever the buffer
             self.last += row
@@ -63,7 +63,7 @@ class Record:
 
     def now(self, step: int) -> Tensor:
         """The losses [L] of one of the last steps."""
-        return self.recent[step % HELD]
+        return self.recent[step % BUFFERED_STEPS]
 
     def until(self, rung: int) -> list[float | None]:
         """Mean loss of each lane over the tail of the steps before a rung; None where it has diverged."""

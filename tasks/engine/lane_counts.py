@@ -18,26 +18,26 @@ import msgspec
 import torch
 
 from fp4dse.dse import Recipe
+from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.job import Lane
-from fp4dse.tasks.memory import total_memory
 from fp4dse.tasks.task import Task
 
 PAIR = (2, 4)
 """Lanes of the first two populations that are measured …"""
-LARGEST, SEEN = 128, 1.2
+LARGEST, LEAST_GROWTH = 128, 1.2
 """… and how far they grow until the larger one takes so many times the smaller one's memory."""
 SHARE = 0.85
 """Of the memory, what is planned with: allocators waste some, and graphs have pools of their own."""
 GAIN = 1.05
 """Least factor in lanes per second for which a doubling is worth it."""
 STEPS, LEAST_S = 8, 0.2
-OTHERS = 0.1
+OTHER_PROGRAMS = 0.1
 """Share of a GPU that contexts, libraries and desktops may take: who has more is another program that trains."""
 MOST_PARTS = 64
 """Of a batch (training.accumulate)."""
-BEGUN = 20_000
+TIMED_STEPS = 20_000
 """Steps of a training that is begun to be timed."""
 
 
@@ -99,7 +99,7 @@ def _memory_of_several(task: Task, recipes: Sequence[Recipe], device: str) -> Me
     small, large = PAIR
     try:
         peaks = [peak_bytes(task, recipes, device, lanes) for lanes in (small, large)]
-        while peaks[1] < SEEN * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
+        while peaks[1] < LEAST_GROWTH * peaks[0] and 4 * large <= LARGEST:  # what does not grow hides what does
             small, large = large, 4 * large
             peaks = [peaks[1], peak_bytes(task, recipes, device, large)]
     except torch.OutOfMemoryError:
@@ -120,7 +120,7 @@ def peak_bytes(task: Task, recipes: Sequence[Recipe], device: str, lanes: int, s
 
 def lanes_per_second(task: Task, recipes: Sequence[Recipe], device: str, lanes: int) -> float:
     """Steps of all lanes per second, once everything is compiled and captured."""
-    return lanes / step_seconds(Population(with_steps(task, BEGUN), lanes_of(task, recipes, lanes), device))
+    return lanes / step_seconds(Population(with_steps(task, TIMED_STEPS), lanes_of(task, recipes, lanes), device))
 
 
 def step_seconds(
@@ -182,9 +182,9 @@ def gib(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-def has_for_itself(device: str) -> bool:
+def is_alone_on(device: str) -> bool:
     """True if no other program uses much of a GPU, so that a population that does not fit now will not fit later."""
-    return torch.device(device).type == "cuda" and taken_by_others(device) < OTHERS * total_memory(device)
+    return torch.device(device).type == "cuda" and taken_by_others(device) < OTHER_PROGRAMS * total_memory(device)
 
 
 def taken_by_others(device: str) -> int:

@@ -12,8 +12,8 @@ import torch
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.sweeps import estimate
 from fp4dse.tasks import get_task, train, worker
-from fp4dse.tasks.engine import Population, evaluation, sizes
-from fp4dse.tasks.engine.sizes import Memory, lanes_of, memory_of, plan_lanes, search_lanes
+from fp4dse.tasks.engine import Population, evaluation, lane_counts
+from fp4dse.tasks.engine.lane_counts import Memory, lanes_of, memory_of, plan_lanes, search_lanes
 from fp4dse.tasks.job import Job
 
 TASK, RECIPES = get_task("regression", "smoke"), [Recipe.named("bf16")]
@@ -21,15 +21,15 @@ TASK, RECIPES = get_task("regression", "smoke"), [Recipe.named("bf16")]
 
 def test_lanes_fit_into_the_planned_share_of_the_memory():
     model = Memory(fixed=1000, per_lane=100)
-    assert model.lanes(2000 / sizes.SHARE) == 10
-    assert model.lanes(1150 / sizes.SHARE) == 1
-    assert model.lanes(1050 / sizes.SHARE) == 0
+    assert model.lanes(2000 / lane_counts.SHARE) == 10
+    assert model.lanes(1150 / lane_counts.SHARE) == 1
+    assert model.lanes(1050 / lane_counts.SHARE) == 0
 
 
 def test_the_model_follows_from_two_peaks(monkeypatch):
-    monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 500 + 70 * lanes)
+    monkeypatch.setattr(lane_counts, "peak_bytes", lambda task, recipes, device, lanes: 500 + 70 * lanes)
     assert memory_of(TASK, RECIPES, "cpu") == Memory(500, 70)
-    assert plan_lanes(TASK, RECIPES, "cpu", memory=1200 / sizes.SHARE) == 10
+    assert plan_lanes(TASK, RECIPES, "cpu", memory=1200 / lane_counts.SHARE) == 10
 
 
 @pytest.mark.parametrize(("room", "fit"), [(3, 3), (1, 1), (0.9, 0)])
@@ -41,22 +41,22 @@ def test_where_a_few_lanes_are_too_many_one_tells_how_many_fit(monkeypatch, room
             raise torch.OutOfMemoryError
         return 1000 * lanes
 
-    monkeypatch.setattr(sizes, "peak_bytes", peak)
-    monkeypatch.setattr(sizes, "gc", SimpleNamespace(collect=lambda: None))  # slow among so many modules
-    assert plan_lanes(TASK, RECIPES, "cpu", memory=1000 * room / sizes.SHARE) == fit
+    monkeypatch.setattr(lane_counts, "peak_bytes", peak)
+    monkeypatch.setattr(lane_counts, "gc", SimpleNamespace(collect=lambda: None))  # slow among so many modules
+    assert plan_lanes(TASK, RECIPES, "cpu", memory=1000 * room / lane_counts.SHARE) == fit
 
 
 def test_what_does_not_grow_does_not_hide_what_does(monkeypatch):
-    monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: max(5000, 100 + 150 * lanes))
+    monkeypatch.setattr(lane_counts, "peak_bytes", lambda task, recipes, device, lanes: max(5000, 100 + 150 * lanes))
     assert memory_of(TASK, RECIPES, "cpu").per_lane == pytest.approx(150, rel=0.4)
 
 
 PEAKS = """
 from fp4dse.dse import Recipe
 from fp4dse.tasks import get_task
-from fp4dse.tasks.engine import sizes
+from fp4dse.tasks.engine.lane_counts import peak_bytes
 
-print([sizes.peak_bytes(get_task("regression", "smoke"), [Recipe.named("bf16")], "cpu", lanes) for lanes in (2, 400)])
+print([peak_bytes(get_task("regression", "smoke"), [Recipe.named("bf16")], "cpu", lanes) for lanes in (2, 400)])
 """
 
 
@@ -74,15 +74,15 @@ def test_the_search_stops_where_nothing_is_won(monkeypatch):
         asked.append(lanes)
         return {8: 100.0, 16: 190.0, 32: 300.0, 64: 301.0}[lanes]
 
-    monkeypatch.setattr(sizes, "lanes_per_second", rate)
-    monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
+    monkeypatch.setattr(lane_counts, "lanes_per_second", rate)
+    monkeypatch.setattr(lane_counts, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
     assert list(search_lanes(TASK, RECIPES, "cpu", None, 512, 8))[-1] == 32
     assert asked == [8, 16, 32, 64]
 
 
 def test_the_search_ends_with_the_memory(monkeypatch):
-    monkeypatch.setattr(sizes, "lanes_per_second", lambda task, recipes, device, lanes: float(lanes))
-    monkeypatch.setattr(sizes, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
+    monkeypatch.setattr(lane_counts, "lanes_per_second", lambda task, recipes, device, lanes: float(lanes))
+    monkeypatch.setattr(lane_counts, "peak_bytes", lambda task, recipes, device, lanes: 10 * lanes)
     assert list(search_lanes(TASK, RECIPES, "cpu", 350, 512, 8))[-1] == 16
 
 
@@ -97,30 +97,30 @@ def test_measured_lanes_have_few_seeds_and_every_recipe():
 @pytest.fixture
 def small_card(monkeypatch):
     """A GPU of 16 GiB, of which a job has taken 14."""
-    monkeypatch.setattr(sizes, "total_memory", lambda device: 16 << 30)
-    monkeypatch.setattr(sizes, "free_memory", lambda device: 1 << 30)
-    monkeypatch.setattr(sizes, "_reserved", lambda device, now=False: 14 << 30)
-    monkeypatch.setattr(sizes, "_name", lambda device: "a small card")
+    monkeypatch.setattr(lane_counts, "total_memory", lambda device: 16 << 30)
+    monkeypatch.setattr(lane_counts, "free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(lane_counts, "_reserved", lambda device, now=False: 14 << 30)
+    monkeypatch.setattr(lane_counts, "_name", lambda device: "a small card")
 
 
 def test_what_does_not_fit_says_what_would_help(small_card):
     task = msgspec.structs.replace(TASK, batch=32)
     taken = "more than the 16.0 GiB of a small card (taken: 14.0 GiB by this job, 1.0 GiB by others)"
-    said = sizes.why_not_fit(task, lanes_of(task, RECIPES, 64), "cuda")
+    said = lane_counts.why_not_fit(task, lanes_of(task, RECIPES, 64), "cuda")
     assert said == f"out of memory: 64 lanes of regression:smoke want {taken}"
     parts = "training.accumulate = 2 or more (batches in parts of 16)"
-    said = sizes.why_not_fit(task, lanes_of(task, RECIPES, 1), "cuda")
+    said = lane_counts.why_not_fit(task, lanes_of(task, RECIPES, 1), "cuda")
     wants = f"out of memory: one lane of regression:smoke wants {taken}; what would help:"
     assert said == f"{wants} --task regression:smoke+bf16, {parts}, a device with more memory"
     narrow = msgspec.structs.replace(task, dtype="bfloat16", batch=33)
-    assert sizes.why_not_fit(narrow, lanes_of(task, RECIPES, 1), "cuda") == f"{wants} a device with more memory"
+    assert lane_counts.why_not_fit(narrow, lanes_of(task, RECIPES, 1), "cuda") == f"{wants} a device with more memory"
 
 
 def test_a_card_is_a_jobs_own_unless_others_have_a_tenth_of_it(small_card, monkeypatch):
-    assert sizes.has_for_itself("cuda")
-    monkeypatch.setattr(sizes, "_reserved", lambda device, now=False: 12 << 30)
-    assert not sizes.has_for_itself("cuda")
-    assert not sizes.has_for_itself("cpu")
+    assert lane_counts.is_alone_on("cuda")
+    monkeypatch.setattr(lane_counts, "_reserved", lambda device, now=False: 12 << 30)
+    assert not lane_counts.is_alone_on("cuda")
+    assert not lane_counts.is_alone_on("cpu")
 
 
 @pytest.mark.parametrize(("count", "alone", "code"), [(2, True, 17), (1, True, 20), (1, False, 17)])
@@ -130,7 +130,7 @@ def test_a_worker_tells_what_will_never_fit(monkeypatch, tmp_path, capsys, count
         raise error
 
     monkeypatch.setattr(worker, "train", fail)
-    monkeypatch.setattr(worker, "has_for_itself", lambda device: alone)
+    monkeypatch.setattr(worker, "is_alone_on", lambda device: alone)
     monkeypatch.setattr(worker, "environment", lambda *_: {})
     job = Job("regression", "smoke", lanes_of(TASK, RECIPES, count), threads=torch.get_num_threads())
     assert worker.run(job, tmp_path / "out.json") == code

@@ -25,7 +25,7 @@ from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
-from fp4dse.tasks.optimizers.numbers import Numbers, Tensors, numbers_of
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of
 from fp4dse.tasks.optimizers.schedule import factor
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam
 COUPLED = (SGD,)
 """Kinds whose weight decay is part of the gradient."""
 
-HELD = 4096
+TABLE_STEPS = 4096
 """Steps whose numbers lie on the device."""
 
 
@@ -82,7 +82,7 @@ class LaneOptimizer:
         self.distinct, self.lr_factors = list(dict.fromkeys(numbers)), lr_factors
         self.of_lane = torch.tensor([self.distinct.index(n) for n in numbers], device=device)
         some = len(self._rows(range(1))[0][0])
-        self.table = torch.zeros(min(HELD, len(lr_factors)), some, len(self.distinct), device=device)
+        self.table = torch.zeros(min(TABLE_STEPS, len(lr_factors)), some, len(self.distinct), device=device)
         self.first: int | None = None  # step of the table's first row
         self.prepare(0)
 
