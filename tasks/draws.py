@@ -56,4 +56,5 @@ class Draws:
 def _quantiles(device: torch.device) -> Tensor:
     """float32 [65536]: the standard normal's quantiles at (i + 1/2) / 65536, made on the CPU so that devices agree."""
     at = (torch.arange(65536, dtype=torch.float64) + 0.5) / 65536
-    return torch.special.ndtri(at).to(torch.float32).to(device)
+    quantiles: Tensor = torch.special.ndtri(at).to(torch.float32).to(device)
+    return quantiles

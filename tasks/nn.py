@@ -116,7 +116,8 @@ class _Recomputed(torch.autograd.Function):
 def max_pool(x: Tensor) -> Tensor:
     """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
     keeps for the backward pass is x."""
-    return _Recomputed.apply(x, _largest_of_two)
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_two)  # type: ignore[no-untyped-call]
+    return pooled
 
 
 def _largest_of_two(x: Tensor) -> Tensor:
@@ -128,7 +129,8 @@ def _largest_of_two(x: Tensor) -> Tensor:
 def max_pool_overlapping(x: Tensor) -> Tensor:
     """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
     backward pass is x."""
-    return _Recomputed.apply(x, _largest_of_three)
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_three)  # type: ignore[no-untyped-call]
+    return pooled
 
 
 def _largest_of_three(x: Tensor) -> Tensor:
@@ -161,7 +163,8 @@ class _Upsampled(torch.autograd.Function):
 
 def upsampled(x: Tensor) -> Tensor:
     """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
-    return _Upsampled.apply(x)
+    out: Tensor = _Upsampled.apply(x)  # type: ignore[no-untyped-call]
+    return out
 
 
 def patches(x: Tensor, size: int) -> Tensor:

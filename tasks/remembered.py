@@ -71,7 +71,7 @@ def recall(question: str, type_: type[T]) -> T | None:
 
 def _read() -> _File:
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        found = decode_json((cache_folder() / "answers.json").read_bytes(), _File)
+        found: _File = decode_json((cache_folder() / "answers.json").read_bytes(), _File)
         if found.stamp == stamp():
             return found
     return _File(stamp(), {})

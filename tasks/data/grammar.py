@@ -119,7 +119,8 @@ class Language:
     def zipf(self, kind: int) -> NDArray[np.int64]:
         """Cumulative frequency of each rank, of 2^32: the r-th word is drawn 1/r times as often as the first."""
         shares = np.cumsum(1 / np.arange(1, self.count(kind) + 1))
-        return np.rint(shares / shares[-1] * 2**32).astype(np.int64)
+        ends: NDArray[np.int64] = np.rint(shares / shares[-1] * 2**32).astype(np.int64)
+        return ends
 
     @cached_property
     def _ends(self) -> dict[int, NDArray[np.int64]]:
@@ -162,7 +163,8 @@ def ordered(rank: NDArray[np.int64], key: NDArray[np.int64], size: int) -> NDArr
     half = (size.bit_length()) // 2
     word = ((rank ^ (b % size)) * (a | 1)) % size
     word ^= word >> half
-    return (word * (c | 1) + (b >> 16)) % size
+    out: NDArray[np.int64] = (word * (c | 1) + (b >> 16)) % size
+    return out
 
 
 def rank_of(word: NDArray[np.int64], key: NDArray[np.int64], size: int) -> NDArray[np.int64]:

@@ -117,7 +117,7 @@ def _columns(file: Path) -> dict[str, pa.ChunkedArray]:
 def _is_number(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
 
 
 def _numbers(place: str, column: pa.ChunkedArray, hint: str) -> np.ndarray:

@@ -188,7 +188,8 @@ def _entries(tokenizer: Path) -> int:
         said = decode_json(tokenizer.read_bytes())
         pieces, added = said["model"]["vocab"], [token["id"] for token in said.get("added_tokens", [])]
         ids = range(len(pieces)) if isinstance(pieces, list) else pieces.values()
-        return 1 + max([*ids, *added])
+        size: int = 1 + max([*ids, *added])
+        return size
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError("--data", str(tokenizer), "a tokenizer.json of the package `tokenizers`") from None
 

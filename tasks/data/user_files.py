@@ -35,7 +35,8 @@ def read_column(file: Path, column: str) -> list[str]:
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
             raise ConfigError("--data", f"{file}:{column}", f"a column of text (this one is {kind})")
         refuse_large_parquet(file)
-        return pq.read_table(file, columns=[column])[column].drop_null().to_pylist()
+        rows: list[str] = pq.read_table(file, columns=[column])[column].drop_null().to_pylist()
+        return rows
     except pa.ArrowException as error:
         raise ConfigError("--data", str(file), f"a readable Parquet file ({first_line(error)})") from None
 

@@ -163,4 +163,5 @@ def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
 
 def _root(symmetric: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh((symmetric + symmetric.T) / 2)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
+    root: Tensor = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    return root

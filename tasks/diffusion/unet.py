@@ -89,11 +89,12 @@ class UNet(nn.Module):
                 stack.append(h)
             if block.resize:
                 h = self.layer[f"{block.name}_resize"](upsampled(h) if block.resize == "up" else h)
-        return self.layer["head"](self._active(h))
+        noise: Tensor = self.layer["head"](self._active(h))
+        return noise
 
     def _block(self, block: _Block, x: Tensor, c: Tensor) -> Tensor:
         part = {name: f"{block.name}_{name}" for name in ("conv1", "conv2", "time", "skip", "qkv", "out")}
-        h = self.layer[part["conv1"]](self._active(x))
+        h: Tensor = self.layer[part["conv1"]](self._active(x))
         scale, shift = self.layer[part["time"]](c).chunk(2, dim=-1)  # [L, B, C]
         h = self.layer[part["conv2"]](smooth_group_norm(h, self.groups, 1.0 + scale, shift))
         h = h + (self.layer[part["skip"]](x) if part["skip"] in self.layer else x)

@@ -86,7 +86,8 @@ class Mlp(nn.Module):
         self.down = QuantLinear(parameters[f"{prefix}down"], None, numerics, next(layers), place)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.up(x)))
+        out: Tensor = self.down(swiglu(self.up(x)))
+        return out
 
 
 class Block(nn.Module):
@@ -125,7 +126,8 @@ class Block(nn.Module):
         lanes, batch, length, width = x.shape
         mixed = attention(*heads_apart(self.qkv(x), self.heads, cos, sin), causal=True)  # lanes folded into the batch
         mixed = mixed.view(lanes, batch, self.heads, length, -1).transpose(2, 3)
-        return self.out(mixed.reshape(lanes, batch, length, width))
+        out: Tensor = self.out(mixed.reshape(lanes, batch, length, width))
+        return out
 
 
 class Decoder(nn.Module):

@@ -37,12 +37,12 @@ class Experts(nn.Module):
         probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
         chosen = two_largest(probabilities.detach())  # [L, M, 2]
         positions, tokens_of, choices_of = dispatch(chosen, count)
-        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])
+        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])  # type: ignore[no-untyped-call]
         parts = [mlp(part) for mlp, part in zip(self.mlps, (p.contiguous() for p in sent.unbind(1)), strict=True)]
-        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])
+        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])  # type: ignore[no-untyped-call]
         a, b = back.view(lanes, -1, CHOICES, x.shape[-1]).unbind(2)
         p, q = probabilities.gather(2, chosen).unbind(2)
-        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))
+        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))  # type: ignore[no-untyped-call]
         share = _shares(chosen, count)
         mean = lane_sum(probabilities, 1) * (1.0 / probabilities.shape[1])  # over tokens, [L, E]
         balance = lane_sum(mean * share, 1) * count
@@ -62,8 +62,8 @@ def capacity(tokens: int, experts: int) -> int:
 
 
 def dispatch(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Assign a position to every choice. chosen: int64 [L, M, 2], expert of each choice. Returns, for P positions in all,
-    expert after expert:
+    """Assign a position to every choice. chosen: int64 [L, M, 2], expert of each choice. Returns, for P positions in
+    all, expert after expert:
 
     positions   [L, M, 2]   the position of each choice; P where it is dropped
     tokens_of   [L, P]      the token at each position; M where it is empty

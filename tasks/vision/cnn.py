@@ -41,7 +41,8 @@ class Cnn(nn.Module):
         for name in self.layer:
             if name.startswith("hidden"):
                 h = torch.relu(self.layer[name](h))
-        return self.layer["head"](h)
+        logits: Tensor = self.layer["head"](h)
+        return logits
 
 
 def _init(

@@ -83,10 +83,12 @@ class ResNet(nn.Module):
             hidden = torch.relu(self._convolved(f"{block.name}_conv1", h))
             skip = self._convolved(f"{block.name}_skip", h) if block.projects else h
             h = torch.relu(self._convolved(f"{block.name}_conv2", hidden) + skip)
-        return self.layer["head"](mean_pool(h))
+        logits: Tensor = self.layer["head"](mean_pool(h))
+        return logits
 
     def _convolved(self, name: str, x: Tensor) -> Tensor:
-        return self.norm[name](self.layer[name](x))
+        out: Tensor = self.norm[name](self.layer[name](x))
+        return out
 
 
 def _init(

@@ -47,7 +47,8 @@ class PatchClassifier(nn.Module):
             h, normal = added_layer_norm(h, self.layer[f"block{i}_out"](mixed))
             hidden = self.layer[f"block{i}_up"](normal)
             branch = self.layer[f"block{i}_down"](silu(hidden))
-        return self.layer["head"](mean_pool(added_layer_norm(h, branch)[1]))
+        logits: Tensor = self.layer["head"](mean_pool(added_layer_norm(h, branch)[1]))
+        return logits
 
 
 def _init(patch: int, width: int, depth: int, images: Images, seeds: Sequence[int]) -> dict[str, Tensor]:

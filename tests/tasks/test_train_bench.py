@@ -6,7 +6,7 @@ import torch
 from fp4dse.dse import SLOTS, ConfigError, Recipe
 from fp4dse.kernels import quantize
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, table
+from fp4dse.tasks.bench import baseline, speed
 from fp4dse.tasks.bench.speed import Measure, Row, with_amax
 
 
@@ -32,7 +32,7 @@ def test_recipes_change_what_their_tensor_scales_follow_alone():
 
 
 def test_a_task_that_is_not_there_is_skipped_with_the_reason():
-    row = table._row(Measure("what", "×", "≤ 2", lambda: get_task("poetry", "small").lr))
+    row = speed._row(Measure("what", "×", "≤ 2", lambda: get_task("poetry", "small").lr))
     assert row.value is None
     assert row.reached is None
     assert "found 'poetry'" in row.note
@@ -44,14 +44,14 @@ def test_rows_come_as_they_are_measured_and_only_those_that_are_asked_for(monkey
     def measure(name):
         return Measure(name, "s", "", lambda: measured.append(name) or 1.0)
 
-    monkeypatch.setattr(table, "_on_cpu", lambda: [measure(name) for name in ("wide MLP", "decoder", "narrow MLP")])
-    rows = table.bench("cpu", ["mlp"])
+    monkeypatch.setattr(speed, "_on_cpu", lambda: [measure(name) for name in ("wide MLP", "decoder", "narrow MLP")])
+    rows = speed.bench("cpu", ["mlp"])
     assert measured == []
     assert next(rows).what == "wide MLP"
     assert measured == ["wide MLP"]
     assert [row.what for row in rows] == ["narrow MLP"]
     with pytest.raises(ConfigError, match="--only: found 'poetry'; accepted: a part of one of wide MLP; decoder"):
-        table.bench("cpu", ["poetry"])
+        speed.bench("cpu", ["poetry"])
 
 
 @pytest.mark.parametrize(("value", "reach", "reached"), [(1.0, "≤ 2", True), (3.0, "≤ 2", False), (3.0, "≥ 2", True)])
