@@ -151,11 +151,11 @@ def mean_pool(x: Tensor) -> Tensor:
 
 class _Upsampled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
+    def backward(_ctx: Any, g: Tensor) -> Tensor:
         wide = g.to(torch.float32)
         rows = wide[:, :, 0::2] + wide[:, :, 1::2]
         return (rows[:, :, :, 0::2] + rows[:, :, :, 1::2]).to(g.dtype)

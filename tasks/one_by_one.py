@@ -99,7 +99,7 @@ class CurrentLane:
         self.lane: LaneNumerics | None = None
         self.off = False
 
-    def numerics(self, device: torch.device) -> LaneNumerics:
+    def numerics(self, _device: torch.device) -> LaneNumerics:
         """Numerics of the lane."""
         assert self.lane is not None
         return self.lane

@@ -83,7 +83,7 @@ def _joined(parts: list[Part]) -> Part:
     return Part(torch.cat([part.pixels for part in parts]), labels)
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+def _latin1(text: str, _encoding: str) -> bytes:
     return text.encode("latin1")
 
 

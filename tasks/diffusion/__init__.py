@@ -68,7 +68,7 @@ SIZES = {
 say of them (multiples, blocks a level) is DDPM's. The one-cycle schedule of `paper` is here its falling part."""
 
 
-def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, val_loss: torch.Tensor) -> Finish:
+def _finish(size: Preset, model: nn.Module, problem: Problem, draws: Draws, _val_loss: torch.Tensor) -> Finish:
     height, width, channels = problem.train_x.shape[2:]
     images = sample(model, draws, (height, width, channels), size.samples, size.sampler).cpu()
     against = reference(size.data)

@@ -53,7 +53,7 @@ def _half(data: Callable[[], Images], device: torch.device) -> Tensor:
     return torch.tensor(data().top / 2, device=device)
 
 
-def noised(data: Callable[[], Images], x: Tensor, y: Tensor, draws: Draws) -> tuple[tuple[Tensor, Tensor], Tensor]:
+def noised(data: Callable[[], Images], x: Tensor, _y: Tensor, draws: Draws) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Pixels uint8 [L, B, H, W, C] -> ((x_t, t int64 [L, B]), ε): a time and a noise for each image."""
     images = x.to(torch.float32) / _half(data, x.device) - 1.0
     times = draws.integers(0, TIMES, x.shape[1])

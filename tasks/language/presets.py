@@ -42,7 +42,7 @@ def problem(
     return Problem(train, next(nothing), held_out, next(nothing), shape.initial(found.vocabulary, seeds))
 
 
-def shifted(x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def shifted(x: Tensor, _y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
     """Tokens to read and to say, int64 [L, B, T] each."""
     x = x.to(torch.int64)
     return x[..., :-1].contiguous(), x[..., 1:].contiguous()
@@ -64,7 +64,7 @@ def excess(entropy: Callable[[], float], out: tuple[Tensor, Tensor], y: Tensor) 
     return cross_entropy(out[0], y) - entropy()
 
 
-def perplexity(model: nn.Module, problem: Problem, draws: Draws, val_loss: Tensor) -> Finish:
+def perplexity(_model: nn.Module, _problem: Problem, _draws: Draws, val_loss: Tensor) -> Finish:
     """exp of the held-out loss per token."""
     values = [math.exp(min(x, 700.0)) for x in val_loss.tolist()]
     return Finish(metrics={"perplexity": torch.tensor(values, dtype=torch.float64)})

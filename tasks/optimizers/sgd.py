@@ -22,13 +22,13 @@ def columns(n: Numbers) -> dict[str, float]:
     return {"momentum": n.optimizer.momentum}
 
 
-def row(step: int, n: Numbers) -> list[float]:
+def row(_step: int, _n: Numbers) -> list[float]:
     """Nothing changes from step to step."""
     return []
 
 
 def update(
-    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], numbers: Sequence[Tensor], _: Tensors
+    g: Tensor, state: dict[str, Tensor], c: dict[str, Tensor], _numbers: Sequence[Tensor], _: Tensors
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The update before the learning rate, [L, P], and the new state."""
     buffer = state["buffer"] * c["momentum"] + g

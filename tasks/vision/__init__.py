@@ -53,7 +53,7 @@ SIZES = {
 (CIFAR-10) and resnet-paper (ImageNet-100, torchvision's ResNet-18 with its 1,000 outputs)."""
 
 
-def standardized(data: Callable[[], Images], x: Tensor, y: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+def standardized(data: Callable[[], Images], x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
     """Pixels uint8 [L, B, H, W, C] as float32 of mean 0 and variance 1 over the data set, and the labels."""
     mean, std = _moments(data, x.device)
     return (x.to(torch.float32) - mean) / std, y

@@ -48,7 +48,7 @@ def naively(base: str, axes: dict[str, list]) -> tuple[int, list[Recipe]]:
         for path, value in zip(axes, values, strict=True):
             for stage, attribute in AXES[path][0]:
                 part = data[stage]
-                if path in ("wgrad.rotation",):
+                if path == "wgrad.rotation":
                     part[attribute] = value
                 elif path.rsplit(".", 1)[-1] in ("rounding", "tensor_scale", "range", "scale"):
                     part[attribute] = {**part[attribute], path.rsplit(".", 1)[-1]: value}

@@ -75,7 +75,9 @@ def _interpreted(patch):
         if paths[path] in modules:
             return
         spec = importlib.util.find_spec(path)
-        for of in re.findall(r"^from (fp4dse\.[\w.]+) import", inspect.getsource(importlib.import_module(path)), re.M):
+        for of in re.findall(
+            r"^from (fp4dse\.[\w.]+) import", inspect.getsource(importlib.import_module(path)), re.MULTILINE
+        ):
             if of in paths:
                 load(of)
         module = modules[paths[path]] = importlib.util.module_from_spec(spec)

@@ -74,7 +74,7 @@ def test_a_time_that_is_not_steady_is_no_figure():
 def test_the_interval_of_the_median_misses_as_seldom_as_is_said():
     """Exhaustive: each of n values is below or above the median, and all 2^n patterns are as likely."""
     for n in (8, 12, 16):
-        below = np.array([bin(pattern).count("1") for pattern in range(2**n)])
+        below = np.array([pattern.bit_count() for pattern in range(2**n)])
         for miss in (0.5, 0.05, 0.01):
             k = order_statistic(n, miss)
             assert np.mean((below < k) | (below > n - k)) <= miss < np.mean((below < k + 1) | (below > n - k - 1))
