@@ -24,8 +24,8 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
 from fp4dse.results.stats.summary import SUMMARIZED
-from fp4dse.tasks.job import Rung
 from fp4dse.tasks.halving import keep_lanes
+from fp4dse.tasks.job import Rung
 
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""

@@ -12,7 +12,8 @@ What is wrong with it is said in one line, when the file is read: two samples go
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -141,7 +142,7 @@ def _read(dataset: Any, where: str, wanted: str) -> Any:
     """All samples of a Dataset, read once."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ConfigError(where, type(dataset).__name__, wanted)
-    try:
+    with _failing_as(where, wanted):
         firsts = []
         for key in (0, 1):
             with seeded(torch.device("cpu"), key):
@@ -150,10 +151,6 @@ def _read(dataset: Any, where: str, wanted: str) -> Any:
             better = "a Dataset without chance in it: it is read once (augment in the model's forward, in train mode)"
             raise ConfigError(where, "a sample that differs when it is read again", better)
         return default_collate([dataset[i] for i in range(len(dataset))])
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(where, f"{type(error).__name__}: {error}", wanted) from None
 
 
 def _number(value: object, where: str, type_: Any) -> Any:
@@ -167,10 +164,8 @@ def _checked_module(
     make: Callable[[], nn.Module], functions: Mapping[str, Callable[..., Any]], train: Data, where: str
 ) -> nn.Module:
     """The module, after two samples went through it, loss and metrics. ConfigError for what does not work."""
-    try:
+    with _failing_as(f"{where}: model", "a function without arguments that runs"):
         module = initial(make, 0)
-    except Exception as error:
-        raise ConfigError(f"{where}: model", _describe(error), "a function without arguments that runs") from None
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{where}: model", type(module).__name__, "a function that returns an nn.Module")
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -182,17 +177,11 @@ def _checked_module(
         raise ConfigError(f"{where}: model", "no parameters", "a module with something to train")
     x, y = train.x[:2], train.y[:2]
     with seeded(torch.device("cpu"), 0):
-        try:
+        with _failing_as(f"{where}: model", f"a module that takes a batch of train's inputs, {_shape(x)}"):
             out = module.train()(x)
-        except Exception as error:
-            takes = f"a module that takes a batch of train's inputs, {_shape(x)}"
-            raise ConfigError(f"{where}: model", _describe(error), takes) from None
         for key, function in functions.items():
-            try:
+            with _failing_as(f"{where}: {key}", f"a function of what the model returns and of targets {_shape(y)}"):
                 value = function(out, y)
-            except Exception as error:
-                takes = f"a function of what the model returns and of targets {_shape(y)}"
-                raise ConfigError(f"{where}: {key}", _describe(error), takes) from None
             if key == "loss" and not (isinstance(value, Tensor) and value.numel() == 1):
                 found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ConfigError(f"{where}: loss", found, "a scalar tensor, the mean over the batch")
@@ -201,8 +190,15 @@ def _checked_module(
     return module
 
 
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+@contextmanager
+def _failing_as(where: str, accepted: str) -> Iterator[None]:
+    """ConfigError in place of whatever the user's code raises."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(where, f"{type(error).__name__}: {error}", accepted) from None
 
 
 def _shape(x: Tensor) -> str:

@@ -147,11 +147,9 @@ def run(job: Job, out: Path) -> int:
     except Stopped as error:
         print(error, file=sys.stderr)
         return STOPPED
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        return _without_memory(task, job, error)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # what torch's CPU allocator says
-            raise
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise  # that is what torch's CPU allocator says
         return _without_memory(task, job, error)
     result.environment = here
     temporary = out.with_name(f".{out.name}.{os.getpid()}")

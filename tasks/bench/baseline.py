@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fp4dse.kernels.lanes import Forward
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
+from fp4dse.tasks.engine.lane_counts import wait_for
 from fp4dse.tasks.task import Task
 
 BLOCK, LARGEST, SCALE_LARGEST = 16, 6.0, 448.0
@@ -104,15 +105,10 @@ def seconds_per_step(task: Task, device: str, steps: int = 20, warm_up: int = 3,
         one(step)
     times = []
     for _ in range(rounds):
-        _wait(device)
+        wait_for(device)
         begin = time.perf_counter()
         for step in range(steps):
             one(step)
-        _wait(device)
+        wait_for(device)
         times.append((time.perf_counter() - begin) / steps)
     return min(times)
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)

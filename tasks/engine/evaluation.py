@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -87,12 +87,13 @@ def final_results(population: Population) -> list[LaneResult]:
     p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
     out = []
     for position, at in enumerate(p.diverged.tolist()):
-        result = pruned_result(p, position, steps, val_loss, metrics) if at < 0 else diverged_result(p, position, at)
-        if at < 0:
-            result.status = "done"
-            result.pruned_step = None
-            result.train_loss_final = p.record.last[position].item() / p.record.tail
-            result.pictures = {name: of[position] for name, of in finished.pictures.items()}
+        if at >= 0:
+            out.append(diverged_result(p, position, at))
+            continue
+        result = pruned_result(p, position, steps, val_loss, metrics)
+        result.status, result.pruned_step = "done", None
+        result.train_loss_final = p.record.last[position].item() / p.record.tail
+        result.pictures = {name: of[position] for name, of in finished.pictures.items()}
         out.append(result)
     return out
 
@@ -100,41 +101,36 @@ def final_results(population: Population) -> list[LaneResult]:
 def pruned_result(
     population: Population, position: int, done: int, val_loss: Tensor, metrics: dict[str, Tensor]
 ) -> LaneResult:
-    """A lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
-    return LaneResult(
-        status="pruned",
-        diverged_step=None,
-        pruned_step=done,
-        train_loss_final=None,
-        val_loss=number(val_loss[position].item()),
-        metrics={name: number(of[position].item()) for name, of in metrics.items()},
-        **_history(population, position, done),
-    )
+    """Result of a lane that is dropped after `done` steps, with its held-out loss [L] and metrics [L] there."""
+    result = _result("pruned", population, position, done)
+    result.pruned_step, result.val_loss = done, number(val_loss[position].item())
+    result.metrics = {name: number(of[position].item()) for name, of in metrics.items()}
+    return result
 
 
 def diverged_result(population: Population, position: int, step: int) -> LaneResult:
-    """A lane whose loss or gradient became NaN or Inf at a step."""
+    """Result of a lane whose loss or gradient became NaN or Inf at a step."""
+    result = _result("diverged", population, position, step)
+    result.diverged_step = step
+    return result
+
+
+def _result(status: Literal["pruned", "diverged"], population: Population, position: int, steps: int) -> LaneResult:
+    """Result of a lane with what was recorded of its first `steps` steps."""
+    record, recorder = population.record, population.recorder
+    curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
+    shown = [(step, loss) for step, loss in curve if step <= steps]
     return LaneResult(
-        status="diverged",
-        diverged_step=step,
+        status,
+        diverged_step=None,
         train_loss_final=None,
         val_loss=None,
         metrics={},
-        **_history(population, position, step),
+        train_loss_min=number(record.least[position].item()),
+        curve_step=[step for step, _ in shown],
+        curve_loss=[loss for _, loss in shown],
+        recorded=recorder.of_lane(position, steps) if recorder else {},
     )
-
-
-def _history(population: Population, position: int, steps: int) -> dict[str, Any]:
-    record = population.record
-    curve = [(point + 1, loss) for point, loss in zip(record.points, record.curve[position].tolist(), strict=True)]
-    shown = [(step, loss) for step, loss in curve if step <= steps]
-    recorder = population.recorder
-    return {
-        "recorded": recorder.of_lane(position, steps) if recorder else {},
-        "train_loss_min": number(record.least[position].item()),
-        "curve_step": [step for step, _ in shown],
-        "curve_loss": [loss for _, loss in shown],
-    }
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

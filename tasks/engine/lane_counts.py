@@ -140,12 +140,12 @@ def step_seconds(
         population.train_step(done)
         done += 1
     while sum(times) < least_s:
-        _wait(population.device)
+        wait_for(population.device)
         begin = clock()
         for _ in range(steps):
             population.train_step(done)
             done += 1
-        _wait(population.device)
+        wait_for(population.device)
         times.append(clock() - begin)
     on_gpu = population.stream is not None
     return (sum(times) / len(times) if on_gpu else min(times)) / steps
@@ -207,7 +207,8 @@ def free_memory(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _wait(device: str) -> None:
+def wait_for(device: str) -> None:
+    """Wait until a GPU has done all that was asked of it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 

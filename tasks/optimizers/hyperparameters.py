@@ -52,3 +52,25 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         loss_scale=training.loss_scale,
         schedule=training.schedule,
     )
+
+
+def schedule_factor(schedule: Constant | Linear | Cosine, step: int, steps: int) -> float:
+    """Factor of the learning rate at a step, by a schedule of the recipe.
+
+        warm-up     (s + 1) / (w · steps)                                over the first w · steps steps s
+        after that  constant    1
+                    linear      floor + (1 - floor) · (1 - t)
+                    cosine      floor + (1 - floor) · (1 + cos(π t)) / 2        (arXiv 1608.03983)
+
+    where t runs from 0 at the end of the warm-up to 1 after the last step. Computed on the host in float64 and rounded
+    once, so that factors are the same on every device.
+    """
+    rise = schedule.warmup * steps
+    if step + 1 < rise:
+        return (step + 1) / rise
+    if isinstance(schedule, Constant):
+        return 1.0
+    top = max(rise, 1.0)  # the step after which it falls
+    t = max(0.0, (step + 1 - top) / (steps + 1 - top))
+    left = 1.0 - t if isinstance(schedule, Linear) else (1.0 + math.cos(math.pi * t)) / 2.0
+    return schedule.floor + (1.0 - schedule.floor) * left

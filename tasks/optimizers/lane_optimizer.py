@@ -25,8 +25,7 @@ from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
-from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of
-from fp4dse.tasks.optimizers.schedule import factor
+from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
@@ -100,7 +99,7 @@ class LaneOptimizer:
         return [[[self._lr_factor(step, n), *self.rule.row(step, n)] for step in steps] for n in self.distinct]
 
     def _lr_factor(self, step: int, n: Numbers) -> float:
-        return factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
+        return schedule_factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
     def gradient(self) -> Tensor:
         """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""

@@ -16,7 +16,7 @@ from fp4dse.tasks.backward import backward, batch_part
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine import Population
 from fp4dse.tasks.optimizers import KINDS, LaneOptimizer, Numbers, decays, make_optimizer
-from fp4dse.tasks.optimizers.schedule import factor
+from fp4dse.tasks.optimizers.hyperparameters import schedule_factor
 
 replace = msgspec.structs.replace
 
@@ -294,7 +294,7 @@ def test_numbers_of_steps_beyond_the_table_are_written_when_they_are_due(monkeyp
 
 def test_learning_rates_rise_and_fall_as_scheduled():
     schedules = Constant(0.1), Linear(0.1, 0.2), Cosine(0.1, 0.2)
-    constant, linear, cosine = ([factor(s, step, 100) for step in range(100)] for s in schedules)
+    constant, linear, cosine = ([schedule_factor(s, step, 100) for step in range(100)] for s in schedules)
     for factors in (constant, linear, cosine):
         assert factors[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert constant[10:] == [1.0] * 90
@@ -307,7 +307,7 @@ def test_learning_rates_rise_and_fall_as_scheduled():
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_short_trainings_have_learning_rates_too(warmup, steps):
     for schedule in (Constant(warmup), Linear(warmup), Cosine(warmup)):
-        assert all(0 < factor(schedule, step, steps) <= 1 for step in range(steps))
+        assert all(0 < schedule_factor(schedule, step, steps) <= 1 for step in range(steps))
 
 
 def test_cosine_without_warm_up_is_that_of_torch():
@@ -315,6 +315,6 @@ def test_cosine_without_warm_up_is_that_of_torch():
     theirs = torch.optim.SGD([parameter], lr=1.0)
     annealing = torch.optim.lr_scheduler.CosineAnnealingLR(theirs, T_max=50, eta_min=0.1)
     for step in range(50):
-        assert factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
+        assert schedule_factor(Cosine(floor=0.1), step, 50) == pytest.approx(theirs.param_groups[0]["lr"])
         theirs.step()
         annealing.step()
