@@ -49,8 +49,9 @@ def hard(*shape):
     return x
 
 
-@pytest.mark.parametrize("shape", [(3, 9, 128), (2, 40, 384)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(torch.float32, (2, 40, 384)), (torch.bfloat16, (3, 9, 128))], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_slot_has_the_bits_of_the_reference(place, monkeypatch, name, dtype, shape):
     recipe = Recipe.uniform(QUANTIZERS["mxfp4"])
