@@ -2,7 +2,7 @@
 
 With a share `keep` and n rungs, the rungs stand at the shares keep^n … keep of a task's steps, so that every stretch
 between two rungs trains about as many lane-steps as the one before (Hyperband's brackets, 1603.06560). What goes on is
-decided by tasks/halving.py.
+decided by tasks/rungs.py.
 
 A finished sweep without rungs tells what rungs would have done: its final losses are the truth, and its stored training
 curves stand for the held-out losses that rungs would have seen. `replay` does that offline. It takes the mean over the
@@ -24,8 +24,8 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import Store, front, summarize
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
 from fp4dse.results.stats.summary import SUMMARIZED
-from fp4dse.tasks.halving import keep_lanes
 from fp4dse.tasks.job import Rung
+from fp4dse.tasks.rungs import keep_lanes
 
 TAIL = 0.5
 """Share of the steps up to a rung whose training losses are averaged."""

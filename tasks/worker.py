@@ -44,8 +44,8 @@ from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task
 from fp4dse.tasks.engine import Pruning, Stopped, train
 from fp4dse.tasks.engine.lane_counts import is_alone_on, why_not_fit
-from fp4dse.tasks.halving import keep_lanes
 from fp4dse.tasks.job import ELSEWHERE, OUT_OF_MEMORY, STOPPED, TOO_LARGE, Ended, Job, Progress
+from fp4dse.tasks.rungs import keep_lanes
 from fp4dse.tasks.task import Task
 
 CHECKPOINT = "checkpoint.pt"

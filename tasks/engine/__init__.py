@@ -6,15 +6,15 @@ whose loss or gradient becomes NaN or Inf is frozen at that step; its neighbours
 
     population   tensors of running lanes and the step, captured as CUDA graphs
     batches      which samples a step takes
-    record       what is kept of the training losses
+    loss_record  the training losses
     evaluation   the held-out data, and what became of a lane
-    training     from the first step to the results: reports, rungs, checkpoints
+    run          from the first step to the results: reports, rungs, checkpoints
     checkpoint   a population in a file
-    sizes        how many lanes fit, and how many are fastest
+    lane_counts  the number of lanes that fit, and the one that is fastest
 """
 
 from fp4dse.tasks.engine.loss_record import curve_steps
 from fp4dse.tasks.engine.population import REV, Population
-from fp4dse.tasks.engine.training import Pruning, Stopped, train
+from fp4dse.tasks.engine.run import Pruning, Stopped, train
 
 __all__ = ["REV", "Population", "Pruning", "Stopped", "curve_steps", "train"]

@@ -17,7 +17,7 @@ BUFFERED_STEPS = 256
 CURVE_POINTS = 64
 
 RUNG_TAIL = 0.5
-"""Share of the steps up to a rung over which lanes are compared at the rung (halving.py)."""
+"""Share of the steps up to a rung over which lanes are compared at the rung (rungs.py)."""
 
 
 class LossRecord:

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp4dse.tasks.halving import front_numbers, keep_lanes, ranking
+from fp4dse.tasks.rungs import front_numbers, keep_lanes, ranking
 
 VALUES = st.sampled_from([0.0, 1.0, 2.0, 3.0, math.inf])
 POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=12)
