@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TaskFacts(msgspec.Struct, frozen=True):
-    """Fields as those of Task (task.py). `samples`: how many there are to train on, None: enough."""
+    """Facts of a task; fields as in Task (task.py). `samples`: their number, None: always more than a batch."""
 
     name: str
     preset: str

@@ -15,7 +15,7 @@ TOO_LARGE = 20
 ELSEWHERE = 19
 """Exit code of a job that is for another kind of device than this worker's."""
 STOPPED = 18
-"""Exit code of a job that was asked to stop before it was done; where it stands is in its checkpoint."""
+"""Exit code of a job that was asked to stop before it was done; its checkpoint has the state."""
 
 
 class Lane(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Lane(msgspec.Struct, frozen=True):
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """After `step` steps the best share `keep` of the lanes that live goes on; the others are pruned."""
+    """After `step` steps the best share `keep` of the lanes that have not diverged trains on; the others are pruned."""
 
     step: Annotated[int, msgspec.Meta(ge=1)]
     keep: Annotated[float, msgspec.Meta(gt=0, le=1)]

@@ -1,4 +1,5 @@
-"""Regression: a student MLP that must find its teacher again, and the linear Gaussian task of arXiv 2509.17791.
+"""Regression: a student MLP that learns the function of a teacher MLP, and the linear Gaussian task of arXiv
+2509.17791.
 
 Teacher–student (specification: arXiv 2609.02846): X ~ N(0,1), teacher weights N(0, 1/fan_in), SiLU between layers, no
 bias, student = teacher + noise/sqrt(fan_in) · N(0,1), targets without noise, AdamW at a constant learning rate without

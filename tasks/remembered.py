@@ -52,7 +52,7 @@ def remembered(question: str, ask: Callable[[], T], type_: type[T]) -> T:
 
 
 def remember(question: str, answer: object) -> None:
-    """Put an answer beside the others. Where nothing can be written, nothing is: it is asked again next time."""
+    """Store an answer beside the others. If the file cannot be written, the question is asked again next time."""
     file, known = cache_folder() / "answers.json", _read()
     known.answers[question] = msgspec.Raw(msgspec.json.encode(answer))
     with contextlib.suppress(OSError):

@@ -48,19 +48,19 @@ class Task(msgspec.Struct, frozen=True):
     digest_of   what identifies the data: hashed into `digest`
     lr          default learning rate; a lane may have another
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
-    shown       the metric that stands beside the loss, if it is one that `finish` makes
-    better      which way that metric is better; None: nobody said. The loss is better the lower it is
+    shown       the metric that is shown beside the loss, if `finish` computes it
+    better      the direction in which that metric is better; None: not stated. The loss is better the lower it is
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
-    parts       a power of two: into how many a batch is cut at least, which go through the model one after the other
-                where all of it would not fit. A recipe's `accumulate` counts if it is larger
-    dtype       of what passes between layers, forward and backward: what a layer takes and gives, the residual stream.
-                What computes, computes in FP32 and rounds once
-    size        parameters of one lane; 0 where nobody has counted
-    samples     how many samples there are to train on, where that depends on what the data are; None: enough
+    parts       least number of parts, a power of two, into which a batch is cut: they pass through the model one by
+                one, because the whole batch would not fit. A recipe's `accumulate` counts if it is larger
+    dtype       of activations and their gradients between layers, the residual stream included. Operations compute in
+                FP32 and round their result once
+    size        parameters of one lane; 0 if unknown
+    samples     number of training samples, where that depends on the user's data; None: always more than a batch
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
-    origin      what get_task is asked for it, where name and preset do not say it all
+    origin      arguments of get_task for it, where name and preset are not all of them
     """
 
     name: str

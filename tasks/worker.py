@@ -1,25 +1,25 @@
 """The process that trains jobs, each in a fork of its own: `python -m fp4dse.tasks.worker`.
 
 Importing torch takes a second, and building the native code, where there is none yet, some more. The parent does both
-once and never trains; a job's child finds them done, and whatever happens to it happens to no other job.
+once and never trains. A job's child starts with both done, and a crash of it affects no other job.
 
-    standard input     a line `["JOB.json", "OUT.json", "STDERR.txt"]` a job; the end of it ends the worker
+    standard input     for each job a line `["JOB.json", "OUT.json", "STDERR.txt"]`; the worker ends at end of file
     standard output    the child's Progress lines, then the parent's line Ended
     JOB.json           a Job
     OUT.json           its JobResult; it appears whole or not at all
-    checkpoint.pt      beside OUT.json, while the job is not done: where it stood when it was last saved
-    STDERR.txt         standard error of both is added to it
+    checkpoint.pt      the last saved state of the job, beside OUT.json, until the job is done
+    STDERR.txt         standard error of parent and child is appended to it
 
-A child ends with 0 when the result is there, OUT_OF_MEMORY when the population did not fit, TOO_LARGE when it never
+A child exits with 0 when the result is written, OUT_OF_MEMORY when the population did not fit, TOO_LARGE when it never
 will, STOPPED when it was asked to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
 
-SIGTERM, SIGUSR1 and SIGUSR2 ask it to stop: the job that runs saves its checkpoint after the step that it is in, and no
-other is begun. `--budget SECONDS` asks by itself when so many have passed.
+SIGTERM, SIGUSR1 and SIGUSR2 ask the worker to stop: the running job saves its checkpoint after the present step, and no
+other job is started. `--budget SECONDS` does the same after so many seconds.
 
-A job whose folder holds a checkpoint goes on from there, bit for bit, whatever ended it: who gives a job again keeps
-the file, or deletes it to begin anew. It is written every five minutes and when a stop is asked for. A checkpoint of
-another job, or of other revisions or versions, is refused: the job fails and says which. With the result in place the
-checkpoint is deleted.
+A job whose folder holds a checkpoint resumes from it, bit for bit, whatever ended the job before; delete the file to
+start from the beginning. It is written every five minutes and on a request to stop, and deleted once the result is
+written. A checkpoint of another job, or of other revisions or versions, is refused: the job fails and names the
+difference.
 
 A fork copies one thread alone, and a child would wait for ever for what its parent's other threads did: the parent has
 none. Nor does CUDA survive a fork: the parent never touches it. All jobs of a worker are for one device.

@@ -1,7 +1,7 @@
 """Labelled images: one record for every source, and the choice of who reads a path.
 
 Pixels stay 8-bit, [n, H, W, C], until a batch of them is prepared: a data set then takes a quarter of the memory, and
-its digest is of what the files hold. What a path is, is told by what lies there:
+its digest is that of the files' content. The format of a path follows from the files that it holds:
 
     data_batch_1 … 5, test_batch (.bin)     CIFAR-10     (the pickles of the Python version are read without executing)
     train, test (.bin)                      CIFAR-100    `PATH:coarse` for its 20 classes

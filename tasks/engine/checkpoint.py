@@ -1,4 +1,4 @@
-"""A population in a file, from which its training goes on bit for bit on the same device.
+"""Checkpoint: a population in a file, from which training resumes bit for bit on the same device.
 
 The file appears whole or not at all. It names what it belongs to: the job, and the revisions and versions that the bits
 depend on. Anything else is refused.

@@ -38,7 +38,7 @@ OTHER_PROGRAMS = 0.1
 MOST_PARTS = 64
 """Of a batch (training.accumulate)."""
 TIMED_STEPS = 20_000
-"""Steps of a training that is begun to be timed."""
+"""Length of a training of which only the first steps are run, to time them."""
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ def train(
 
     record      whether to measure gradients and slots at log-spaced steps (see recorder.py)
     pruning     at which rungs lanes are dropped, and which ones
-    checkpoint  a file that is written every `save_every_s` seconds, and from which the training goes on if it is there.
+    checkpoint  a file that is written every `save_every_s` seconds, and from which training resumes if it exists.
                 ConfigError if it belongs to another training
     should_stop asked before every step; when it says True, the checkpoint is written and Stopped is raised
     """
