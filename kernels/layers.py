@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Place
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.operand.records import Saved
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
@@ -18,7 +19,7 @@ from fp4dse.kernels.ops.sums import wide_sum
 ANYWHERE = Place()
 
 
-class _QuantLinear(torch.autograd.Function):
+class _QuantLinear(Function):
     """Y = X Wᵀ + b, each of the six operands quantized along its own contraction axis.
 
     Backward operands are made from the unquantized ones, or from the forward pass's quantized copies where the recipe
@@ -90,7 +91,7 @@ def product(
     return _quant_linear(x.to(numerics.dtype), w, b, numerics, layer, window)
 
 
-class _AddBias(torch.autograd.Function):
+class _AddBias(Function):
     """y + b over the rows, [L, M, N] + [L, N], in y's dtype; the gradient of b is summed in a fixed order."""
 
     @staticmethod

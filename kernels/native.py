@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -282,7 +283,7 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     return out
 
 
-def _over(count: int, elements: int, function: Callable[..., None], *arguments) -> None:
+def _over(count: int, elements: int, function: Callable[..., None], *arguments: Any) -> None:
     """The function over `count` lanes or elements, in as many parts as there are threads."""
     threads = torch.get_num_threads() if elements > SERIAL else 1
     if threads == 1:

@@ -16,6 +16,8 @@ With a factor per row, rows take the place of the tensor.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def quantize_blocks(
     codec: str = "block",
     factors: int = 1,
     tensor_amax: Tensor | None = None,
-    **more,
+    **more: Any,
 ) -> tuple[Encoded, Tensor]:
     """Quantize lanes of blocks. Returns elements and scales, and decode factors [L], or [L, factors] if there are more.
 
@@ -66,7 +68,7 @@ def with_numbers(
     *,
     factors: int = 1,
     tensor_amax: Tensor | None = None,
-    **more,
+    **more: Any,
 ) -> tuple[Blocks, Tensor]:
     """Blocks x with maxima amax [L, n] and their lanes' numbers, and decode factors [L, factors]."""
     f = dict(zip(FLOATS, floats[:, : len(FLOATS), None].unbind(1), strict=True))  # each [L, 1]
@@ -92,7 +94,7 @@ def widened(t: Tensor, blocks: int) -> Tensor:
 
 
 def decode_operand(
-    x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more
+    x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """What a GEMM consumes: (q · scale [L, n, B], decode factors); arguments as in quantize_blocks."""
     encoded, dec = quantize_blocks(x, floats, ints, random, adaptive, **more)

@@ -195,7 +195,7 @@ def odd_blocks() -> Tensor:
     return x
 
 
-def _unscaled(values: Tensor, element: str, device: str, rounding=None) -> Tensor:
+def _unscaled(values: Tensor, element: str, device: str, rounding: Stochastic | None = None) -> Tensor:
     """`values` quantized under a block scale of 1: each stands beside the largest element."""
     rows = torch.zeros(len(values), 32)
     rows[:, 0], rows[:, 1] = ELEMENTS[element].max, values

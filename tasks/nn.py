@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.place import Kind, Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
@@ -97,7 +98,7 @@ def self_attention(qkv: Tensor, heads: int) -> Tensor:
     return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
-class _Recomputed(torch.autograd.Function):
+class _Recomputed(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x)
@@ -116,7 +117,7 @@ class _Recomputed(torch.autograd.Function):
 def max_pool(x: Tensor) -> Tensor:
     """The largest of each 2×2 pixels, without a last odd row or column. Two equal ones share the gradient. What it
     keeps for the backward pass is x."""
-    pooled: Tensor = _Recomputed.apply(x, _largest_of_two)  # type: ignore[no-untyped-call]
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_two)
     return pooled
 
 
@@ -129,7 +130,7 @@ def _largest_of_two(x: Tensor) -> Tensor:
 def max_pool_overlapping(x: Tensor) -> Tensor:
     """The largest of each 3×3 pixels in steps of 2, zeros around the image; x is not negative. What it keeps for the
     backward pass is x."""
-    pooled: Tensor = _Recomputed.apply(x, _largest_of_three)  # type: ignore[no-untyped-call]
+    pooled: Tensor = _Recomputed.apply(x, _largest_of_three)
     return pooled
 
 
@@ -149,7 +150,7 @@ def mean_pool(x: Tensor) -> Tensor:
     return divided(lane_sum(rows.to(torch.float32), 2), rows.shape[2]).to(x.dtype)
 
 
-class _Upsampled(torch.autograd.Function):
+class _Upsampled(Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
@@ -163,7 +164,7 @@ class _Upsampled(torch.autograd.Function):
 
 def upsampled(x: Tensor) -> Tensor:
     """Every pixel four times: [L, B, H, W, C] -> [L, B, 2H, 2W, C]."""
-    out: Tensor = _Upsampled.apply(x)  # type: ignore[no-untyped-call]
+    out: Tensor = _Upsampled.apply(x)
     return out
 
 

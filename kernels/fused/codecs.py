@@ -18,7 +18,7 @@ from fp4dse.kernels.codecs.hif4 import SCALE_MAX, SCALE_MIN, SEVENTH
 from fp4dse.kernels.codecs.quest import OPTIMAL_CLIP
 from fp4dse.kernels.codecs.razer import SPECIAL
 from fp4dse.kernels.codecs.softmax import SHARPNESS
-from fp4dse.kernels.fused.blocks import block_maximum, block_scales, column, e8m0, lane_sum, rounded, total
+from fp4dse.kernels.fused.blocks import block_maximum, block_scales, column, e8m0, rounded, total
 from fp4dse.kernels.fused.numbers import (
     as_float,
     as_int,
@@ -31,6 +31,7 @@ from fp4dse.kernels.fused.numbers import (
 )
 from fp4dse.kernels.ops.elementary.triton import exp_nonpositive, log
 from fp4dse.kernels.ops.philox.triton import draws16
+from fp4dse.kernels.ops.sums.trees import lane_sum
 
 _SEVENTH = tl.constexpr(SEVENTH)
 _HIF4_MIN, _HIF4_MAX = tl.constexpr(SCALE_MIN), tl.constexpr(SCALE_MAX)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fp4dse.kernels import estimators
 from fp4dse.kernels.arithmetic.grid import FLT_MAX
 from fp4dse.kernels.call import Call
-from fp4dse.kernels.fused.blocks import block_maximum, column, lane_sum, larger, numbers_of, quantized
+from fp4dse.kernels.fused.blocks import block_maximum, column, larger, numbers_of, quantized
 from fp4dse.kernels.fused.codecs import encoded, exponentials, soft_maximum
 from fp4dse.kernels.fused.launch import factor, flags, together
 from fp4dse.kernels.fused.limits import span
@@ -25,6 +25,7 @@ from fp4dse.kernels.fused.tiles import put, rotated, singles, tile
 from fp4dse.kernels.ops.elementary.triton import exp_nonpositive, power
 from fp4dse.kernels.ops.grids import grid, is_large
 from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.ops.sums.trees import lane_sum
 
 _PRESCALE, _POSTSCALE, _ENCODE = column("prescale"), column("postscale"), column("encode")
 _NEAR, _FLT_MAX = tl.constexpr(estimators.NEAR), tl.constexpr(FLT_MAX)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -186,7 +187,7 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     both_kernel[places](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
-def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict, int]:
+def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
     """Arguments of the kernels for one operand of x, and how many programs it takes."""
     _, rows, width = (x.mT if columns else x).shape
     shape = _shape(rows, width, span(call.block, call.rotation, call.codec), columns)

@@ -6,6 +6,7 @@ Operators are flat: each has one wrapper, which takes the call record, and is ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -194,7 +195,7 @@ def _of_each(signs: Tensor | None, lanes: int) -> Tensor | None:
     return None if signs is None else signs.expand(lanes, -1).contiguous()
 
 
-def _two(of_calls: Sequence) -> list[Call]:
+def _two(of_calls: Sequence[Any]) -> list[Call]:
     half = len(Call._fields)
     return [unflat(of_calls[:half]), unflat(of_calls[half:])]
 

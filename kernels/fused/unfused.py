@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def packed(x: Tensor, columns: bool, call: Call, quantizers: Sequence[Quantizer]
     return codes.view(*shape[:2], -1), scales.view(*shape[:2], -1), dec
 
 
-def _blocks(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, torch.Size, Tensor | None, dict]:
+def _blocks(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, torch.Size, Tensor | None, dict[str, Any]]:
     """Blocks of the rotated operand, float32 [L, n, B], the operand's shape, its random bits or None, and the maxima
     that are given."""
     x = (x.mT if columns else x).to(torch.float32).contiguous()

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.sums import lane_sum, wide_sum
 
 
-class _Affine(torch.autograd.Function):
+class _Affine(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, shift: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, gain)

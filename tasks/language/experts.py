@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels import QuantLinear, lane_sum
+from fp4dse.kernels.autograd import Function
 
 CHOICES = 2
 CAPACITY = 1.5
@@ -37,12 +38,12 @@ class Experts(nn.Module):
         probabilities = torch.softmax(self.router(tokens).to(torch.float32), dim=-1)  # [L, M, E]
         chosen = two_largest(probabilities.detach())  # [L, M, 2]
         positions, tokens_of, choices_of = dispatch(chosen, count)
-        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])  # type: ignore[no-untyped-call]
+        sent = _GatherRows.apply(tokens, tokens_of, positions).view(lanes, count, -1, x.shape[-1])
         parts = [mlp(part) for mlp, part in zip(self.mlps, (p.contiguous() for p in sent.unbind(1)), strict=True)]
-        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])  # type: ignore[no-untyped-call]
+        back = _GatherRows.apply(torch.cat(parts, dim=1), positions.flatten(1), choices_of[..., None])
         a, b = back.view(lanes, -1, CHOICES, x.shape[-1]).unbind(2)
         p, q = probabilities.gather(2, chosen).unbind(2)
-        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))  # type: ignore[no-untyped-call]
+        y = _WeightRows.apply(a, p / (p + q)) + _WeightRows.apply(b, q / (p + q))
         share = _shares(chosen, count)
         mean = lane_sum(probabilities, 1) * (1.0 / probabilities.shape[1])  # over tokens, [L, E]
         balance = lane_sum(mean * share, 1) * count
@@ -89,7 +90,7 @@ def _shares(chosen: Tensor, experts: int) -> Tensor:
     return counts.to(torch.float32) * (1.0 / flat.shape[1])
 
 
-class _GatherRows(torch.autograd.Function):
+class _GatherRows(Function):
     """Rows of x [L, R, D] at index [L, S], 0 for index R. inverse [L, R, k]: where each row went, S for nowhere."""
 
     @staticmethod
@@ -110,7 +111,7 @@ def _rows_or_zero(x: Tensor, index: Tensor) -> Tensor:
     return torch.where(inside[..., None], rows, 0.0)
 
 
-class _WeightRows(torch.autograd.Function):
+class _WeightRows(Function):
     """x [L, M, D] times w float32 [L, M], in x's dtype."""
 
     @staticmethod

@@ -10,7 +10,7 @@ from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.kernels import native
-from fp4dse.kernels.backend import PLAIN
+from fp4dse.kernels.backend import PLAIN, Backend
 from fp4dse.kernels.fused.by_scales import by_scales
 from fp4dse.kernels.operand.kinds import Clamped, Estimated, Plain, Residual, Scaled, make_slot
 from fp4dse.kernels.operand.paths import PATHS, first_path
@@ -39,7 +39,7 @@ def slot(q: Quantizer, backend=PLAIN, name: str = "fprop.w"):
         (WITH_OPERAND, "row", False, "blocks"),
         (PLAIN, "row", True, "counted"),
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, Backend) else str(value),
 )
 def test_the_first_path_that_takes_an_operand_is_taken(backend, block, counting, path):
     of = slot(replace(NVFP4, block=block), backend).quantizers

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.products import bf16
 from fp4dse.kernels.ops.sums import lane_sum
@@ -36,7 +37,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
     return _Attention.apply(q, k, v, causal)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         ctx.causal, ctx.dtypes = causal, (q.dtype, k.dtype, v.dtype)

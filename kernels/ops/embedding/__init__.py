@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 
 _EMBEDDING = Operation(__name__)
 
 
-class _Embedding(torch.autograd.Function):
+class _Embedding(Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, tokens: Tensor) -> Tensor:
         ctx.save_for_backward(tokens)

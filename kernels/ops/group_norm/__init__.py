@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.layer_norm import EPS, scaled
@@ -24,7 +25,7 @@ from fp4dse.kernels.ops.sums import divided, lane_sum
 _GROUP_NORM = Operation(__name__)
 
 
-class _GroupNorm(torch.autograd.Function):
+class _GroupNorm(Function):
     """The norm of x [N, P, C] over P and each of `groups` of neighbouring channels, and its moments [N, groups]. Where
     there are kernels, also SiLU of it; `smooths` is for them alone."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.sums import divided, lane_sum
@@ -23,7 +24,7 @@ EPS = 1e-5
 _LAYER_NORM = Operation(__name__)
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(Function):
     """(h + branch, its norm); (None, the norm of h) where there is no branch."""
 
     @staticmethod

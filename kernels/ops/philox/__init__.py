@@ -9,6 +9,8 @@ whatever the neighbours draw. `step`, `site` and `call` may be tensors: the step
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -49,7 +51,11 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     return torch.stack([w.to(torch.int32) for w in out], dim=-1)
 
 
-def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+Words = Callable[..., Tensor]
+"""`words`, or a function with its bits."""
+
+
+def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
     """int16 [L, count], uniform 16 bits. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
 
     `words` may be a compiled twin of the function above. Large draws are made piece by piece, since making one takes
@@ -70,12 +76,12 @@ def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, 
     return drawn.view(torch.int16).view(len(seeds), -1)[:, :count].contiguous()
 
 
-def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
     """The same bits as int32 [L, count], uniform in 0 … 65535."""
     return draws16(seeds, stream, step, site, count, words).to(torch.int32) & 0xFFFF
 
 
-def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words=words) -> Tensor:
+def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
     """float32 [L, count], ±1: the lowest bit of each 16-bit draw."""
     if kernels := _PHILOX.kernels(seeds, count):
         return kernels.signs(seeds, STREAMS["signs"], step, site, count)

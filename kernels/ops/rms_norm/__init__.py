@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.kernels.ops.sums import lane_sum
@@ -21,7 +22,7 @@ EPS = 1e-5
 _RMS_NORM = Operation(__name__)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _RmsNorm(Function):
     """(h + branch, its norm); (None, the norm of h) where there is no branch."""
 
     @staticmethod

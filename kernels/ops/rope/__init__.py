@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 
 BASE = 10_000.0
@@ -31,7 +32,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-class _HeadsApart(torch.autograd.Function):
+class _HeadsApart(Function):
     @staticmethod
     def forward(
         ctx: Any, kernels: Any, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor

@@ -73,7 +73,7 @@ SIGNS: dict[str, Callable[[int, torch.device, Callable[[], Tensor]], Tensor | No
 @cache
 def sequency_order(size: int) -> tuple[int, ...]:
     """Columns of the Sylvester matrix by the number of their sign changes, 0 … size-1."""
-    bit = [[bin(row & column).count("1") % 2 for row in range(size)] for column in range(size)]
+    bit = [[(row & column).bit_count() % 2 for row in range(size)] for column in range(size)]
     return tuple(sorted(range(size), key=lambda column: sum(a != b for a, b in pairwise(bit[column]))))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.elementary import exp_nonpositive
 
@@ -24,7 +25,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
-class _SiLU(torch.autograd.Function):
+class _SiLU(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         wide = x.detach().to(torch.float32)

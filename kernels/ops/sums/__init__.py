@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 
 _SUMS = Operation(__name__)
 
 
-class _LaneSum(torch.autograd.Function):
+class _LaneSum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
         ctx.shape, ctx.dim = x.shape, dim

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 from fp4dse.kernels.ops.silu import silu
 
 _SWIGLU = Operation(__name__)
 
 
-class _SwiGlu(torch.autograd.Function):
+class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, kernels: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
