@@ -1,4 +1,4 @@
-"""Gradient estimators of the forward quantizers, as data. kernels/estimators.py computes it.
+"""Gradient estimators of the forward quantizers, as data. kernels/quant/spec/estimators.py computes it.
 
 For x̂ = s · Q(x/s) with z = x/s, the gradient of x is that of x̂ times a surrogate of Q'(z), plus a term for the scale's
 own dependence on x, with a surrogate of the derivative of its rounding. What STE, the default, does: one, no such term.

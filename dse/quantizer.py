@@ -101,7 +101,7 @@ class Quantizer(Part, frozen=True):
 
     @property
     def codec(self) -> str:
-        """The function of kernels/codecs that computes it: its method, or `block`."""
+        """The function of kernels/quant/spec/codecs that computes it: its method, or `block`."""
         return self.methods[0] if self.methods else "block"
 
     @property

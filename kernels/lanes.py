@@ -16,9 +16,9 @@ from torch import Tensor
 from fp4dse.dse import SHARED, STAGES, Recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.stages import grouped
-from fp4dse.kernels.backend import PLAIN, Backend, backend
-from fp4dse.kernels.counters import COUNTERS
-from fp4dse.kernels.operand.records import Saved, Use
+from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
+from fp4dse.kernels.quant.counters import COUNTERS
+from fp4dse.kernels.quant.operand.records import Saved, Use
 from fp4dse.kernels.stage import Stage, make_stages
 
 BASELINE = Recipe.named("bf16")

@@ -12,9 +12,9 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.operand.records import Saved
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
+from fp4dse.kernels.quant.operand.records import Saved
 
 ANYWHERE = Place()
 

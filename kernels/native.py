@@ -31,12 +31,12 @@ from fp4dse.dse.cache import cache_folder
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels import compiling
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.codecs import Encoded
-from fp4dse.kernels.codecs.dialects import NEAREST
-from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS
 from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS
+from fp4dse.kernels.quant.spec.codecs import Encoded
+from fp4dse.kernels.quant.spec.codecs.dialects import NEAREST
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 MAIN = Path(__file__).with_name("cpp") / "native.cpp"

@@ -19,12 +19,12 @@ from fp4dse.dse.formats import E8M0_RULES, ELEMENTS
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E8M0, SCALE_NAMES
-from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.backend import PLAIN, backend
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.operand.kinds import make_slot
-from fp4dse.kernels.operand.records import Use
-from fp4dse.kernels.quantize import quantize
+from fp4dse.kernels.quant.backend import PLAIN, backend
+from fp4dse.kernels.quant.operand.kinds import make_slot
+from fp4dse.kernels.quant.operand.records import Use
+from fp4dse.kernels.quant.quantize import quantize
+from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.vectors import BLOCK_SCALED, vectors
 
 

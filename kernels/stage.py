@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse import STAGES, Hadamard, Recipe
-from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.backend import Backend
 from fp4dse.kernels.gemm import GEMMS, pick
-from fp4dse.kernels.operand.kinds import make_slot
-from fp4dse.kernels.operand.records import Operand, Rotation, Saved, SavedInput, Use
-from fp4dse.kernels.operand.slot import Slot
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.products import scaled
 from fp4dse.kernels.ops.rotation import signs_of
+from fp4dse.kernels.quant.backend import Backend
+from fp4dse.kernels.quant.operand.kinds import make_slot
+from fp4dse.kernels.quant.operand.records import Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.quant.operand.slot import Slot
+from fp4dse.kernels.quant.spec import blocks
 
 
 class Stage(msgspec.Struct):

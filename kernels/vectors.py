@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fp4dse.dse import QUANTIZERS
-from fp4dse.kernels.quantize import quantize
+from fp4dse.kernels.quant.quantize import quantize
 
 VECTORS = Path(__file__).with_name("vectors.npz")
 BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain}

@@ -57,7 +57,7 @@ ADDED: dict[str, Edits] = {
             ('    "nearest": Nearest(),\n', '    "down": Down(),\n'),
             ('ROUNDING_WORDS = {"nearest": ""', ', "down": "down"'),
         ],
-        "kernels/descriptor.py": [
+        "kernels/quant/descriptor.py": [
             (
                 '"ties go away from zero"),\n',
                 '    "down": Column("element", 0, "elements are rounded towards zero"),\n',
@@ -65,7 +65,7 @@ ADDED: dict[str, Edits] = {
             ('lambda rounding: {"half_away": rounding.ties == "away"},\n', '    Down: lambda _: {"down": 1},\n'),
             ("from fp4dse.dse.rounding import ", "Down, "),
         ],
-        "kernels/arithmetic/grid.py": [
+        "kernels/quant/spec/grid.py": [
             (
                 "torch.where(by_threshold, round_up_from(t, threshold), nearest)",
                 '.where(column["down"] == 0, torch.floor(t))',
@@ -93,7 +93,7 @@ ADDED: dict[str, Edits] = {
             ("\nRelaxation = STE", " | Half"),
             ("\nRELAXATION_NAMES: dict[str, Relaxation] = {\n", '    "half": Half(),\n'),
         ],
-        "kernels/estimators.py": [
+        "kernels/quant/spec/estimators.py": [
             ("    STE: _ste,\n", "    Half: lambda z, q, spec, element: torch.where(z.abs() > 1, 0.5, 1.0),\n"),
             ("from fp4dse.dse.estimator import DGE, STE, Clipped,", " Half,"),
         ],
@@ -105,18 +105,21 @@ ADDED: dict[str, Edits] = {
             ("REQUIRES: dict[str, tuple[Requirement, ...]] = {\n", '    "second": (_BLOCKS, _NO_ADAPTION),\n')
         ],
         "dse/cost/work.py": [("SCALING: dict[str, Work] = {\n", '    "second": Work(vector=1),\n')],
-        "kernels/codecs/second.py": [
+        "kernels/quant/spec/codecs/second.py": [
             (
                 None,
                 '"""Scales from the second largest magnitude of a block: the largest saturates."""\n\n'
-                "from fp4dse.kernels.codecs.block import Blocks, Encoded, block\n\n\n"
+                "from fp4dse.kernels.quant.spec.codecs.block import Blocks, Encoded, block\n\n\n"
                 "def second(b: Blocks) -> Encoded:\n"
                 '    """The general codec with that for the block maxima."""\n'
                 "    return block(b._replace(amax=b.x.abs().topk(2, dim=2).values[:, :, 1]))\n",
             )
         ],
-        "kernels/codecs/__init__.py": [
-            ("from fp4dse.kernels.codecs.razer import razer\n", "from fp4dse.kernels.codecs.second import second\n"),
+        "kernels/quant/spec/codecs/__init__.py": [
+            (
+                "from fp4dse.kernels.quant.spec.codecs.razer import razer\n",
+                "from fp4dse.kernels.quant.spec.codecs.second import second\n",
+            ),
             ("CODECS: dict[str, Callable[[Blocks], Encoded]] = {\n", '    "second": second,\n'),
         ],
     },

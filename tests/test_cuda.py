@@ -12,17 +12,17 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, FP32
 from fp4dse.kernels import LaneNumerics, backend, lane_sum, lanes, quantize, silu
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import operators as fused
-from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.gemm import GEMMS, fp8_rows
-from fp4dse.kernels.operand.records import SavedInput
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.products import is_large
 from fp4dse.kernels.ops.rotation import hadamard
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.operand.records import SavedInput
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton import unfused
+from fp4dse.kernels.quant.triton.features import features_of
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.bench.speed import with_amax
 from fp4dse.tasks.engine import Population, Stopped

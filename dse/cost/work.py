@@ -1,7 +1,8 @@
 """The work of each technique on an operand: bytes and instructions per element of the operand.
 
 The counts are of one fused kernel a pass, 16-bit input, packed output. They follow the operations of docs/numerics.md
-(kernels/reference.py), each FP32 or integer operation one instruction; n is the number of elements, l that of a block.
+(kernels/quant/spec/reference.py), each FP32 or integer operation one instruction; n is the number of elements, l that
+of a block.
 
     pass                  bytes                         instructions
     quantize              2 read, stored bits written   unpack, maximum, multiply; rounding; a scale / l

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, Quantizer
-from fp4dse.kernels.backend import backend
 from fp4dse.kernels.bench.timing import Timing, stochastic
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.memory import keep_freed_memory
+from fp4dse.kernels.quant.backend import backend
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.triton import unfused
+from fp4dse.kernels.quant.triton.features import features_of
 
 EDGE, ROUNDS = 4096, 30
 SLOW, SLOW_ROUNDS = 0.25, 3  # calls of more seconds are made in the first rounds only

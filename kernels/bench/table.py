@@ -20,13 +20,13 @@ from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import dispatch as devices
 from fp4dse.kernels.bench.cpu import on_cpu
 from fp4dse.kernels.bench.timing import Timing, stochastic
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import operators as fused
-from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.rotation import rotate
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton import unfused
+from fp4dse.kernels.quant.triton.features import features_of
 
 EDGE, CALLS, REPEATS = 8192, 10, 20
 _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")

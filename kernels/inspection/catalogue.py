@@ -8,7 +8,7 @@ from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.scale import scale_name
-from fp4dse.kernels.quantize import quantize
+from fp4dse.kernels.quant.quantize import quantize
 
 
 def gaussian_error(quantizer: Quantizer, rows: int = 2048) -> float:

@@ -29,7 +29,7 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.record import defaults, plain
 from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.scale import E8M0, FP32, FloatScale
-from fp4dse.kernels.quantize import Quantized, quantize
+from fp4dse.kernels.quant.quantize import Quantized, quantize
 
 PARTS = ("scale", "dead", "grid")
 CROSS = (("scale", "dead"), ("scale", "grid"), ("dead", "grid"))

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError, Quantizer
-from fp4dse.kernels.arithmetic.blocks import cut
-from fp4dse.kernels.counters import COUNTERS, count, largest_element
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.inspection.decompose import finite, split, why_not_decomposed
 from fp4dse.kernels.inspection.files import read_tensors
-from fp4dse.kernels.quantize import Quantized, quantize
+from fp4dse.kernels.quant.counters import COUNTERS, count, largest_element
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.quantize import Quantized, quantize
+from fp4dse.kernels.quant.spec.blocks import cut
 
 DEFAULT_QUANTIZERS = ("mxfp4", "mxfp4-rceil", "nvfp4", "ue5m3-t448")
 

@@ -7,8 +7,8 @@ import torch
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import LaneNumerics, backend, native, why_not_compiled
-from fp4dse.kernels.backend import PLAIN, _compiled
-from fp4dse.kernels.descriptor import descriptor
+from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from fp4dse.kernels.quant.descriptor import descriptor
 
 
 def test_every_draw_has_its_own_threshold_in_native_code():

@@ -8,10 +8,10 @@ from fp4dse.dse import QUANTIZERS, Recipe
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.fused.by_scales import by_scales
-from fp4dse.kernels.operand.state import EMA_STEPS
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.operand.state import EMA_STEPS
+from fp4dse.kernels.quant.triton.by_scales import by_scales
 
 
 def changed(name, **fields):

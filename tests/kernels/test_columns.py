@@ -6,8 +6,8 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.kernels import LaneNumerics, QuantConv2d, lanes
-from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
+from fp4dse.kernels.quant.backend import PLAIN
 from tests.kernels.comparing import take_kernels
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -13,11 +13,11 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E8M0, FP32, UE5M3, TensorScale
 from fp4dse.kernels import decompose, quantize, statistics, why_not_decomposed
-from fp4dse.kernels.arithmetic.blocks import cut
-from fp4dse.kernels.counters import COUNTERS, count
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.inspection.decompose import finite, split
-from fp4dse.kernels.reference import quantize_blocks
+from fp4dse.kernels.quant.counters import COUNTERS, count
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.blocks import cut
+from fp4dse.kernels.quant.spec.reference import quantize_blocks
 
 DEFINED = [name for name, q in QUANTIZERS.items() if why_not_decomposed(q) is None]
 RCEIL = Quantizer.named("mxfp4-rceil")

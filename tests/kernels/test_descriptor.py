@@ -14,13 +14,15 @@ from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
-from fp4dse.kernels import LaneNumerics, descriptor, estimators, lanes, native
-from fp4dse.kernels.backend import PLAIN, _compiled
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.fused import limits
-from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import random16
-from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.quant import descriptor
+from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.spec import estimators
+from fp4dse.kernels.quant.spec.reference import decode_operand
+from fp4dse.kernels.quant.triton import limits
+from fp4dse.kernels.quant.triton.features import features_of
 
 replace = msgspec.structs.replace
 NVFP4 = Quantizer.named("nvfp4")

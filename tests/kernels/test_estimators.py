@@ -25,12 +25,12 @@ from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.rules import ONE_GRID
 from fp4dse.dse.scale import FP32, UE5M3
 from fp4dse.kernels import LaneNumerics, QuantLinear, lanes, quantize
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.codecs import CODECS
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.estimators import surrogate, through
 from fp4dse.kernels.ops.rotation import fixed_signs, rotate, rotate_back
-from fp4dse.kernels.reference import quantize_blocks
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.codecs import CODECS
+from fp4dse.kernels.quant.spec.estimators import surrogate, through
+from fp4dse.kernels.quant.spec.reference import quantize_blocks
 
 E2M1 = ELEMENTS["e2m1"]
 SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")

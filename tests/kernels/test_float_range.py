@@ -12,10 +12,11 @@ from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, SCALE_NAMES, UE5M3, FloatScale, TensorScale
-from fp4dse.kernels import native, quantize, reference
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused.features import features_of
+from fp4dse.kernels import native, quantize
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec import reference
+from fp4dse.kernels.quant.triton.features import features_of
 
 replace = msgspec.structs.replace
 FLT_MAX = torch.finfo(torch.float32).max

@@ -23,12 +23,13 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import canonical_faults, quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
-from fp4dse.kernels import LaneNumerics, QuantLinear, estimators, lanes
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.fused import operators as fused
-from fp4dse.kernels.operand.records import SavedInput
+from fp4dse.kernels import LaneNumerics, QuantLinear, lanes
 from fp4dse.kernels.ops import grids
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.operand.records import SavedInput
+from fp4dse.kernels.quant.spec import estimators
+from fp4dse.kernels.quant.triton import operators as fused
 
 replace = msgspec.structs.replace
 SCALES = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")

@@ -8,9 +8,9 @@ from fp4dse.dse.exactness import OPERAND_FORMATS, format_grid, operand_format
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import BF16, E8M0, FP32
 from fp4dse.kernels import LaneNumerics, gemm, lanes
-from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.gemm import FASTEST, GEMMS, fp8_rows, pick
 from fp4dse.kernels.ops import products
+from fp4dse.kernels.quant.backend import PLAIN
 
 NVFP4, MXFP4, WIDE = Quantizer.named("nvfp4"), Quantizer.named("mxfp4"), Quantizer(scale=BF16())
 

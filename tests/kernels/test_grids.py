@@ -9,14 +9,14 @@ import torch
 
 from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.fused import operators as fused
-from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.by_scales import elements
 from fp4dse.kernels.ops import grids
 from fp4dse.kernels.ops.grids import FIRST, OTHERS, grid, is_large
 from fp4dse.kernels.ops.rotation import rotate
-from fp4dse.kernels.reference import decode_operand, tensor_maxima
+from fp4dse.kernels.quant.spec import blocks
+from fp4dse.kernels.quant.spec.reference import decode_operand, tensor_maxima
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton import unfused
+from fp4dse.kernels.quant.triton.by_scales import elements
 
 pytest.importorskip("triton", reason="triton is not installed")
 from tests.kernels.test_triton import arguments_for, assert_same_bits, both, call_for, odd_rows, signs_of, to
@@ -90,8 +90,8 @@ LONG = 512 * 112 * 112
 @pytest.mark.parametrize("shape", [(2, LONG, 160), (1, LONG, 576), (560, 512 * 32 * 32, 32), (1, 16, LONG)], ids=str)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 def test_the_largest_operands_fit_their_grids(meta, shape, columns):
-    from fp4dse.kernels.fused import elements, launch, squares
     from fp4dse.kernels.ops.products import triton as products
+    from fp4dse.kernels.quant.triton import elements, launch, squares
 
     lanes, rows, width = shape
     x = empty(*shape)

@@ -13,16 +13,16 @@ from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, OwnScale
 from fp4dse.kernels import LaneNumerics, lanes, native
-from fp4dse.kernels.backend import PLAIN, backend
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import unfused
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.ops import adamw as adam
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops import silu as activations
 from fp4dse.kernels.ops.philox import STREAMS
-from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.quant.backend import PLAIN, backend
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.reference import decode_operand
+from fp4dse.kernels.quant.triton import unfused
+from fp4dse.kernels.quant.triton.features import features_of
 
 replace = msgspec.structs.replace
 NVFP4, MXFP4 = Quantizer.named("nvfp4"), Quantizer.named("mxfp4")

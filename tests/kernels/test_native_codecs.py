@@ -13,14 +13,15 @@ from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, OwnScale, TensorScale
-from fp4dse.kernels import LaneNumerics, lanes, native, reference
-from fp4dse.kernels.backend import PLAIN, _compiled
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.codecs import CODECS
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused.features import features_of
-from fp4dse.kernels.operand.state import EMA_STEPS
+from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import STREAMS, random16
+from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.operand.state import EMA_STEPS
+from fp4dse.kernels.quant.spec import reference
+from fp4dse.kernels.quant.spec.codecs import CODECS
+from fp4dse.kernels.quant.triton.features import features_of
 
 replace = msgspec.structs.replace
 NVFP4 = QUANTIZERS["nvfp4"]

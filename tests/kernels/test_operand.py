@@ -10,10 +10,10 @@ from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import FP32, TensorScale
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 from fp4dse.kernels import LaneNumerics, lanes, quantize
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.operand.kinds import clamped
-from fp4dse.kernels.operand.state import EMA_STEPS
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.operand.kinds import clamped
+from fp4dse.kernels.quant.operand.state import EMA_STEPS
 
 replace = msgspec.structs.replace
 NV, NONE = QUANTIZERS["nvfp4"], QUANTIZERS["none"]

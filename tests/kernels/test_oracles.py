@@ -33,10 +33,10 @@ from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, FloatScale
 from fp4dse.kernels import quantize
-from fp4dse.kernels.arithmetic.grid import round_elements
-from fp4dse.kernels.codecs.block import block_scales
-from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
 from fp4dse.kernels.ops.philox import STREAMS, random16
+from fp4dse.kernels.quant.descriptor import FLOATS, INTS, descriptor
+from fp4dse.kernels.quant.spec.codecs.block import block_scales
+from fp4dse.kernels.quant.spec.grid import round_elements
 
 CHUNK, CHUNKS = 1 << 18, 4  # a million numbers a format
 LARGEST_SCALE = (2 - 2.0**-7) * 2.0**126  # of BF16 below 2^127, whose inverse is no normal number; scales end there

@@ -21,11 +21,11 @@ from fp4dse.dse.own_formats import FloatElement, TableElement, element_format, s
 from fp4dse.dse.rounding import Ema, Nearest, Rounding, Stochastic
 from fp4dse.dse.scale import E8M0, FP32, SCALE_NAMES, OwnScale, TensorScale, scale_grid
 from fp4dse.kernels import quantize
-from fp4dse.kernels.arithmetic.grid import round_elements, round_scale, round_to_levels
-from fp4dse.kernels.backend import _eager
-from fp4dse.kernels.descriptor import FLOATS, INTS, LEVELS, descriptor, levels
 from fp4dse.kernels.inspection.tensors import statistics
-from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.quant.backend import _eager
+from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS, descriptor, levels
+from fp4dse.kernels.quant.spec.grid import round_elements, round_scale, round_to_levels
+from fp4dse.kernels.quant.spec.reference import decode_operand
 
 replace = msgspec.structs.replace
 

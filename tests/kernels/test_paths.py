@@ -10,11 +10,11 @@ from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.kernels import native
-from fp4dse.kernels.backend import PLAIN, Backend
-from fp4dse.kernels.fused.by_scales import by_scales
-from fp4dse.kernels.operand.kinds import Clamped, Estimated, Plain, Residual, Scaled, make_slot
-from fp4dse.kernels.operand.paths import PATHS, first_path
-from fp4dse.kernels.operand.records import Use
+from fp4dse.kernels.quant.backend import PLAIN, Backend
+from fp4dse.kernels.quant.operand.kinds import Clamped, Estimated, Plain, Residual, Scaled, make_slot
+from fp4dse.kernels.quant.operand.paths import PATHS, first_path
+from fp4dse.kernels.quant.operand.records import Use
+from fp4dse.kernels.quant.triton.by_scales import by_scales
 
 replace = msgspec.structs.replace
 CPU = torch.device("cpu")

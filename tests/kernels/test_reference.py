@@ -8,12 +8,12 @@ from fp4dse.dse import QUANTIZERS, ConfigError, Hadamard, Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, TensorScale, scale_key
-from fp4dse.kernels import native, quantize, reference
-from fp4dse.kernels.arithmetic import grid
-from fp4dse.kernels.arithmetic.blocks import cut, join
-from fp4dse.kernels.codecs.codes import CODES
-from fp4dse.kernels.descriptor import FLOATS, INTS, descriptor
+from fp4dse.kernels import native, quantize
 from fp4dse.kernels.ops.philox import random16
+from fp4dse.kernels.quant.descriptor import FLOATS, INTS, descriptor
+from fp4dse.kernels.quant.spec import grid, reference
+from fp4dse.kernels.quant.spec.blocks import cut, join
+from fp4dse.kernels.quant.spec.codecs.codes import CODES
 
 BLOCK_SCALED = {name: q for name, q in QUANTIZERS.items() if not q.is_plain}
 E2M1 = torch.tensor(ELEMENTS["e2m1"].magnitudes())

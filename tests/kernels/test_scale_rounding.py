@@ -23,16 +23,16 @@ from fp4dse.dse.estimator import (
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, SCALE_NAMES, UE4M4, UE5M3, TensorScale, scale_grid
 from fp4dse.kernels import LaneNumerics, QuantLinear, lanes
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.estimators import rounded_slope, scale_surrogate, through
-from fp4dse.kernels.reference import quantize_blocks
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.estimators import rounded_slope, scale_surrogate, through
+from fp4dse.kernels.quant.spec.reference import quantize_blocks
 
 E2M1 = ELEMENTS["e2m1"]
 SCALES = [E8M0(), E4M3(), UE5M3(), UE5M3(max=61440), E5M2(), UE4M4(), BF16()]
 SCALE_GRADIENTS = ("diagonal", "exact", "softmax-diagonal", "softmax")
 replace = msgspec.structs.replace
-codecs_block = sys.modules["fp4dse.kernels.codecs.block"]  # the package has a function of that name
+codecs_block = sys.modules["fp4dse.kernels.quant.spec.codecs.block"]  # the package has a function of that name
 
 
 def slope(u, relaxation, scale=E4M3(), masked=False) -> np.ndarray:  # noqa: B008  (immutable)

@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import selftest, vectors
-from fp4dse.kernels.backend import backend
+from fp4dse.kernels.quant.backend import backend
 
 
 @pytest.mark.parametrize("check", selftest.CHECKS, ids=lambda check: check.__name__)

@@ -9,7 +9,7 @@ from fp4dse.dse.estimator import Through
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.scale import E4M3, E8M0, FP32, UE5M3, TensorScale
 from fp4dse.kernels import quantize
-from fp4dse.kernels.estimators import through
+from fp4dse.kernels.quant.spec.estimators import through
 
 SOFT = Quantizer(scale=FP32(), scaling="softmax")
 

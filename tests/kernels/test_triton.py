@@ -15,17 +15,17 @@ from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, dispatch, lanes
-from fp4dse.kernels.arithmetic import blocks
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.call import Call
-from fp4dse.kernels.codecs import Encoded
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.fused import limits, unfused
-from fp4dse.kernels.fused import operators as fused
-from fp4dse.kernels.fused.features import features_of
 from fp4dse.kernels.ops.rotation import rotate
-from fp4dse.kernels.packed import pack, unpack, why_not_packed
-from fp4dse.kernels.reference import decode_operand, tensor_maxima
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.packed import pack, unpack, why_not_packed
+from fp4dse.kernels.quant.spec import blocks
+from fp4dse.kernels.quant.spec.codecs import Encoded
+from fp4dse.kernels.quant.spec.reference import decode_operand, tensor_maxima
+from fp4dse.kernels.quant.triton import limits, unfused
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton.features import features_of
 
 tl = pytest.importorskip("triton.language", reason="triton is not installed")
 

@@ -6,12 +6,12 @@ import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, add_bias, lanes, silu
-from fp4dse.kernels.backend import PLAIN
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.group_norm import group_norm
 from fp4dse.kernels.ops.layer_norm import layer_norm
 from fp4dse.kernels.ops.rms_norm import rms_norm
 from fp4dse.kernels.ops.rope import rope, rope_tables
+from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.sweeps.rows import lane_id, task_context
 from fp4dse.tasks import TASKS, Lane, environment, facts_of, get_task, nn, train
 from fp4dse.tasks.backward import backward

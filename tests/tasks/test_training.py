@@ -11,7 +11,7 @@ import torch
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.kernels import native
-from fp4dse.kernels.backend import _eager
+from fp4dse.kernels.quant.backend import _eager
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.engine.loss_record import BUFFERED_STEPS, LossRecord

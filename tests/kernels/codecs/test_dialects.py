@@ -7,8 +7,8 @@ import torch
 
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import quantize
-from fp4dse.kernels.codecs.dialects import DIALECTS
 from fp4dse.kernels.inspection.catalogue import gaussian_error
+from fp4dse.kernels.quant.spec.codecs.dialects import DIALECTS
 
 BLOCKDIALECT = Quantizer.named("blockdialect")
 FORMATBOOK = """0 1 2 3 4 6 11 15

@@ -10,10 +10,10 @@ import torch
 from fp4dse.dse import Quantizer
 from fp4dse.dse.formats import SCALES
 from fp4dse.kernels import quantize
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.ops.philox import random16, signs
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
-from fp4dse.kernels.reference import decode_operand, quantize_blocks
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.reference import decode_operand, quantize_blocks
 from fp4dse.kernels.selftest import odd_blocks
 
 EDEN = Quantizer.named("ms-eden")

@@ -9,8 +9,8 @@ import torch
 from fp4dse.dse import Quantizer
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import quantize
-from fp4dse.kernels.codecs.hif4 import keep_mantissa
 from fp4dse.kernels.inspection.catalogue import gaussian_error
+from fp4dse.kernels.quant.spec.codecs.hif4 import keep_mantissa
 
 HIF4 = Quantizer.named("hif4")
 E6M2 = [(1 + m / 4) * 2.0**e for e in range(-48, 16) for m in range(4)][:-1]  # the last code is NaN

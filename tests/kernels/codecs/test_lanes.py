@@ -7,9 +7,9 @@ import torch
 from fp4dse.dse import Quantizer
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import BF16, E4M3, E5M2, FP32, UE4M4, UE5M3, TensorScale
-from fp4dse.kernels.descriptor import descriptor
 from fp4dse.kernels.ops.philox import random16
-from fp4dse.kernels.reference import decode_operand
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.reference import decode_operand
 from fp4dse.kernels.selftest import odd_blocks
 
 

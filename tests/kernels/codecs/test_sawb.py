@@ -11,9 +11,9 @@ import torch
 from fp4dse.dse import Hadamard, Quantizer, Recipe
 from fp4dse.dse.scale import FP32
 from fp4dse.kernels import LaneNumerics, lanes, quantize
-from fp4dse.kernels.backend import PLAIN
-from fp4dse.kernels.descriptor import descriptor
-from fp4dse.kernels.reference import quantize_blocks
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.descriptor import descriptor
+from fp4dse.kernels.quant.spec.reference import quantize_blocks
 from fp4dse.kernels.selftest import odd_blocks
 
 SAWB = Quantizer.named("int4-sawb")

@@ -1,0 +1,190 @@
+"""The kinds of slots, and which one an operand takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from fp4dse.dse import SLOTS, Quantizer, Recipe
+from fp4dse.dse.estimator import STE, Through
+from fp4dse.dse.formats import FloatFormat
+from fp4dse.dse.outliers import Clamp
+from fp4dse.dse.outliers import Residual as SecondQuantizer
+from fp4dse.dse.own_formats import element_format
+from fp4dse.kernels.quant.backend import Backend
+from fp4dse.kernels.quant.descriptor import FLOATS
+from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
+from fp4dse.kernels.quant.operand.paths import encode, quantized, why_not_whole
+from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Term, Use
+from fp4dse.kernels.quant.operand.slot import Slot
+from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
+from fp4dse.kernels.quant.triton.limits import why_not_through
+
+LINE = 16
+"""Numbers in a line of a CPU's cache."""
+
+
+def make_slot(recipes: Sequence[Recipe], name: str, device: torch.device, backend: Backend) -> Slot:
+    """The slot of that name (`dse.SLOTS`) for recipes of equal structural signature, one a lane."""
+    quantizers = [recipe.slot(name).canonical() for recipe in recipes]
+    if quantizers[0].is_plain:
+        return Plain(quantizers, device)
+    scaled = Scaled(LaneQuantizers(quantizers, SLOTS.index(name), device, backend))
+    if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
+        return Clamped(scaled, clamps, device)
+    if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
+        return Residual(scaled, residuals, device)
+    stage, operand = name.split(".")
+    estimator = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
+    return scaled if estimator == Through() else Estimated(scaled, quantizers, estimator, device)
+
+
+class Plain(Slot):
+    """An operand that lanes round to BF16 or leave as it is."""
+
+    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
+        super().__init__()
+        rounds = [q.element == "bf16" for q in quantizers]
+        self.only_bf16 = all(rounds)
+        self.rounds = torch.tensor(rounds, device=device)[:, None, None] if any(rounds) else None
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        x = use.contracted_last(x)
+        if self.rounds is None:
+            return Operand([Term(x.to(torch.float32), None)], x)
+        rounded = x.to(torch.bfloat16).to(use.dtype)
+        return Operand([Term(rounded if self.only_bf16 else torch.where(self.rounds, rounded, x), None)], x)
+
+
+class Scaled(Slot):
+    """A block-scaled operand."""
+
+    def __init__(self, quantizers: LaneQuantizers) -> None:
+        super().__init__(quantizers)
+        self.quantizers = quantizers
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        if why_not_whole(self.quantizers, use):
+            x = x.to(torch.float32)
+        term = quantized(self.quantizers, x, use)
+        return Operand([term._replace(values=laid_out(term.values, use.dim))], use.contracted_last(x))
+
+    def rotates(self, use: Use) -> bool:
+        of, rotation = self.quantizers, use.rotation
+        if rotation is None or rotation.order != "sylvester" or rotation.size not in of.backend.rotations:
+            return False
+        return why_not_whole(of, use) is None
+
+
+class Clamped(Slot):
+    """A Scaled of the operand clamped to its quantiles; what is cut off is multiplied apart in lanes that compensate
+    (OCC, 2501.17116)."""
+
+    def __init__(self, scaled: Scaled, clamps: Sequence[Clamp], device: torch.device) -> None:
+        super().__init__(scaled.quantizers)
+        self.scaled = scaled
+        self.quantiles = torch.tensor([c.quantile for c in clamps], dtype=torch.float64, device=device)
+        self.multiplies_rest = any(c.compensate for c in clamps)
+        self.compensates = torch.tensor([c.compensate for c in clamps], device=device)[:, None, None]
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        x = use.contracted_last(x.to(torch.float32))
+        kept = clamped(x, self.quantiles)
+        rest = torch.where(self.compensates, x - kept, 0.0) if self.multiplies_rest else None
+        return self.scaled.quantize(kept, replace(use, dim=2))._replace(raw=x, rest=rest)
+
+
+class Residual(Slot):
+    """Q(x) + alpha · Q(x - Q(x)), in two terms (2605.20402)."""
+
+    def __init__(self, scaled: Scaled, residuals: Sequence[SecondQuantizer], device: torch.device) -> None:
+        super().__init__(scaled.quantizers)
+        self.scaled = scaled
+        self.alphas = torch.tensor([r.alpha for r in residuals], device=device)[:, None]
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        operand = self.scaled.quantize(x.to(torch.float32), use)
+        error = operand.raw - operand.decoded()
+        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1)).terms
+        factor = self.alphas if second.factor is None else second.factor.view(len(error), -1) * self.alphas
+        return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
+
+
+class Estimated(Slot):
+    """A Scaled with another gradient than straight through.
+
+    numbers: what the backend's kernel takes of the estimator; None where gradients pass through the reference.
+    """
+
+    has_estimator = True
+
+    def __init__(
+        self, scaled: Scaled, quantizers: Sequence[Quantizer], estimator: Through, device: torch.device
+    ) -> None:
+        super().__init__(scaled.quantizers)
+        self.scaled = scaled
+        self.estimator = estimator
+        element = element_format(quantizers[0].element)
+        assert isinstance(element, FloatFormat)  # rule estimator-needs-one-grid
+        self.element = element
+        row = dict(zip(FLOATS, scaled.quantizers.tables[0][:, : len(FLOATS)].unbind(1), strict=True))
+        self.gain = row["prescale"] * row["postscale"]  # a constant, except that 3/4 and 4/3 cancel
+        self.slope = row["inv_val_max"] / row["prescale"]
+        self.numbers: Tensor | None = None
+        if scaled.quantizers.backend.through:
+            self.why_not_through = next(filter(None, (why_not_through(q, estimator) for q in quantizers)), None)
+            if not (self.why_not_through or scaled.quantizers.why_not_operand):
+                self.numbers = numbers(estimator, element, device)
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        if not use.save:
+            return self.scaled.quantize(x, use)
+        of, x, use = self.scaled.quantizers, use.contracted_last(x), replace(use, dim=2)
+        if self.numbers is not None and why_not_whole(of, use) is None:
+            assert of.backend.operand
+            call = of.with_maxima(of.call_for(x, int(of.block), use), x)
+            return Operand(
+                [Term(*of.backend.operand(x, False, call, use.dtype))], x, saved=SavedInput(x, call.tensor_amax)
+            )
+        x = x.to(torch.float32)
+        term, saved = encode(of, x, use)
+        return Operand([term], x, saved=saved)
+
+    def rotates(self, use: Use) -> bool:
+        return self.scaled.rotates(use) and (not use.save or self.numbers is not None)
+
+    def backward(self, g: Tensor, saved: Saved, use: Use) -> Tensor:
+        of = self.scaled.quantizers
+        if isinstance(saved, SavedInput):
+            assert of.backend.through is not None
+            call = of.call(int(of.block), use, saved.amax)
+            return of.backend.through(g, saved.x, call, self.numbers, self.estimator.form())
+        dec = saved.dec.view(len(g), -1) / self.gain[:, None]
+        slope = self.slope
+        if self.estimator.scale_rounding != STE():
+            slope = rounded_slope(saved.x, dec, slope, self.estimator, of.first)
+        cut = through(of.cut(g), saved.x, saved.q, saved.scale, dec, self.estimator, self.element, slope)
+        return of.joined(cut, g.shape)
+
+
+def laid_out(values: Tensor, dim: int) -> Tensor:
+    """An operand [L, R, C] as a CPU's product is to find it in memory, since the product's bits follow from that.
+
+    What was contracted over dimension 1 goes on to lie along R, whichever path quantized it. Rows that do not fill
+    lines of the cache lie along C: MKL's product of such depends on how a lane's result is aligned.
+    """
+    if dim == 2 or values.is_cuda:
+        return values
+    return values.contiguous() if values.shape[1] % LINE else values.mT.contiguous().mT
+
+
+def clamped(x: Tensor, quantiles: Tensor) -> Tensor:
+    """x [L, R, C], each lane clamped to its quantiles (1 - q, q), float64 [L]: elements of the sorted tensor."""
+    ordered = x.reshape(len(x), -1).sort(dim=1).values
+    n = ordered.shape[1]
+    high = torch.clamp((quantiles * n).to(torch.int64), max=n - 1)[:, None]
+    low = n - 1 - high
+    return torch.minimum(torch.maximum(x, ordered.gather(1, low)[:, :, None]), ordered.gather(1, high)[:, :, None])

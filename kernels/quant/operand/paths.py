@@ -1,0 +1,141 @@
+"""The ways to quantize a block-scaled operand, and which operands each does not take.
+
+    counted     the reference, which shows elements and scales, from which is counted what was lost
+    whole       the backend's kernel reads the operand where it lies, along its rows or down its columns
+    tiles       a GPU kernel quantizes 2-D tiles where they lie
+    blocks      the operand is cut into blocks, each of which the backend's kernel takes as a row
+    by-scales   on a GPU the reference makes the scales, a kernel the elements; native code makes both
+    reference   the reference, on blocks: takes everything
+
+All have the same bits. `quantized` takes the first that has no reason against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp4dse.dse.quantizer import block_elements
+from fp4dse.kernels.quant.counters import count, largest_element
+from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
+from fp4dse.kernels.quant.operand.records import SavedBlocks, Term, Use
+from fp4dse.kernels.quant.spec import reference
+from fp4dse.kernels.quant.spec.reference import decoded
+from fp4dse.kernels.quant.triton.limits import BLOCKS, why_not_squares
+from fp4dse.kernels.quant.triton.operators import squares
+
+
+class Path(NamedTuple):
+    """A way to quantize an operand x.
+
+    why_not  (quantizers, x, use) -> why it cannot be taken, None if it can
+    run      (quantizers, x, use) -> the term [L, R, C]
+    """
+
+    why_not: Callable[[LaneQuantizers, Tensor, Use], str | None]
+    run: Callable[[LaneQuantizers, Tensor, Use], Term]
+
+
+def quantized(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    """x, float32 (or bfloat16, where `why_not_whole` has no reason), quantized by the first path that takes it."""
+    return PATHS[first_path(of, x, use)].run(of, x, use)
+
+
+def first_path(of: LaneQuantizers, x: Tensor, use: Use) -> str:
+    """The name of the first path that takes x."""
+    return next(name for name, path in PATHS.items() if path.why_not(of, x, use) is None)
+
+
+def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
+    """The reason why the backend's kernel does not take the operand where it lies, None if it does."""
+    if use.counting:
+        return "counting: the kernel does not show elements and scales"
+    if of.why_not_operand:
+        return of.why_not_operand
+    return None if isinstance(of.block, int) else "block: found no number of elements along the contraction"
+
+
+def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
+    """The term of x [L, R, C] by the reference, with its elements and scales; while counting, what they lost is added
+    to `of.counts`."""
+    cut = of.cut(x)
+    arguments, more = of.reference_arguments(x, cut, use)
+    quantize_blocks = reference.quantize_blocks if of.why_not_by_scales else of.backend.quantize_blocks
+    encoded, dec = quantize_blocks(*arguments, **more)
+    if use.counting:
+        lost = count(cut, encoded.q, encoded.scale, dec, *of.tables, largest_element(of.first.codec, encoded.meta))
+        elements = x.shape[1] * (use.length or x.shape[2])  # but for padding
+        lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (cut != 0).any(2).sum(1)}
+        for name, number in lost.items():
+            of.counts[name] = of.counts.get(name, 0) + number
+    return of.as_term(decoded(encoded), dec, x.shape), SavedBlocks(cut, encoded.q, encoded.scale, dec)
+
+
+def _counted(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    return encode(of, use.contracted_last(x), use)[0]
+
+
+def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    assert of.backend.operand
+    columns = use.dim == 1
+    return Term(*of.backend.operand(x, columns, of.call_for(x, int(of.block), use, columns), use.dtype))
+
+
+def _tiles(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    values, dec = squares(x, of.with_maxima(of.call_for(x, of.edge, use), x), use.dtype)
+    return Term(use.contracted_last(values), dec)
+
+
+def _blocks(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    assert of.backend.operand
+    x = use.contracted_last(x)
+    cut = of.cut(x)
+    values, dec = of.backend.operand(cut, False, of.call_for(cut, cut.shape[2], use), use.dtype)
+    return Term(of.joined(values, x.shape), dec)
+
+
+def _by_scales(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    assert of.backend.by_scales
+    x = use.contracted_last(x)
+    cut = of.cut(x)
+    call = of.call_for_blocks(cut, use)
+    dtype = torch.float32 if of.first.factors_over == "segment" else use.dtype  # those factors are multiplied in FP32
+    values, dec = of.backend.by_scales(cut, call, dtype, **of.extra_arguments(x, cut, call, use))
+    return of.as_term(values, dec, x.shape)
+
+
+def _reference(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
+    x = use.contracted_last(x)
+    arguments, more = of.reference_arguments(x, of.cut(x), use)
+    values, dec = reference.decode_operand(*arguments, **more)
+    return of.as_term(values, dec, x.shape)
+
+
+def _why_not_tiles(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
+    if of.why_not_operand:
+        return of.why_not_operand
+    if not (of.edge and x.is_cuda):
+        return "block: accepted: tiles, on a CUDA device"
+    return why_not_squares(x, of.edge, of.features, of.first.codec, use.dim == 1)
+
+
+def _why_not_blocks(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
+    if of.why_not_operand:
+        return of.why_not_operand
+    rows, columns = use.contracted_last(x).shape[1:]
+    size = block_elements(of.block) or (columns if of.block == "row" else rows * columns)
+    return None if size in BLOCKS else f"block: found {size} elements; accepted: {', '.join(map(str, BLOCKS))}"
+
+
+PATHS = {
+    "counted": Path(lambda of, x, use: None if use.counting else "counting: off", _counted),
+    "whole": Path(lambda of, x, use: why_not_whole(of, use), _whole),
+    "tiles": Path(_why_not_tiles, _tiles),
+    "blocks": Path(_why_not_blocks, _blocks),
+    "by-scales": Path(lambda of, x, use: of.why_not_by_scales, _by_scales),
+    "reference": Path(lambda of, x, use: None, _reference),
+}
+"""Every path by name, in the order in which they are asked."""

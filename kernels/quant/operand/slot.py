@@ -1,0 +1,61 @@
+"""A slot: what is done in all lanes to one operand of one product. All kinds of slots have the same protocol.
+
+    Plain       no block scale: the operand is rounded to BF16, or left as it is
+    Scaled      quantized in blocks that share a scale
+    Clamped     a Scaled of the operand without its largest elements, which may be multiplied apart
+    Residual    a Scaled of the operand, and again of what that lost
+    Estimated   a Scaled whose gradient does not pass straight through
+
+`kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
+from fp4dse.kernels.quant.operand.records import Operand, Saved, Use
+
+
+class Slot(ABC):
+    """One operand of one product, quantized in all lanes.
+
+    unit             the contraction must be a multiple of it
+    maxima           the tensor maxima that scales follow, None where there is no block scale
+    state            tensors carried from step to step, the lane axis first
+    counts           what was lost while counting, int64 [L]; see counters.COUNTERS
+    only_bf16        in every lane the operand is rounded to BF16, and nothing else is done to it
+    multiplies_rest  what is cut off the operand is multiplied with the other operand, rotated and not quantized
+    has_estimator    the gradient does not pass straight through
+    why_not_fused    why the reference quantizes although the backend has kernels, else None
+    why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
+    """
+
+    only_bf16: bool = False
+    multiplies_rest: bool = False
+    has_estimator: bool = False
+    why_not_through: str | None = None
+
+    def __init__(self, quantizers: LaneQuantizers | None = None) -> None:
+        """quantizers: with block scales, if there are any."""
+        self.unit = quantizers.first.unit if quantizers else 1
+        self.maxima = quantizers.maxima if quantizers else None
+        self.why_not_fused = quantizers.why_not_fused if quantizers else None
+        self.state: dict[str, Tensor] = quantizers.state if quantizers else {}
+        self.counts: dict[str, Tensor] = quantizers.counts if quantizers else {}
+
+    @abstractmethod
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        """x [L, ·, ·], float32 or bfloat16, its contraction a multiple of `unit`, as an operand
+        [L, rows, contraction]."""
+
+    def rotates(self, use: Use) -> bool:
+        """True if `quantize` can rotate the operand by `use.rotation` itself; else it takes one that is rotated."""
+        return False
+
+    def backward(self, g: Tensor, saved: Saved, use: Use) -> Tensor:
+        """The gradient of x from g, that of the decoded operand, both float32 [L, R, C], padded and rotated as the
+        operand was; not rotated where `use.rotation` has the rotation. saved, use: those of `quantize`."""
+        return g

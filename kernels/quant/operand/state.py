@@ -1,0 +1,90 @@
+"""State that a slot carries from one training step to the next: tensor maxima, and moving averages of weights.
+
+It is a dict of tensors, the lane axis first. A new value is written into the memory of the old one, because a captured
+CUDA graph reads it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.rounding import Ema
+from fp4dse.kernels.quant.operand.records import Use
+
+EMA_STEPS = 10
+"""Steps before a moving average takes part in rounding."""
+
+
+class Maxima:
+    """The tensor maxima that tensor scales follow: the current ones, those of the previous step, or held ones, which
+    are taken anew every so many steps. Lanes may differ in it."""
+
+    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
+        scales = [q.tensor_scale for q in quantizers]
+        self.has_state = any(s is not None and s.amax != "current" for s in scales)
+
+        def column(values: list[bool] | list[int]) -> Tensor:
+            return torch.tensor(values, device=device)[:, None]
+
+        self.previous = column([s is not None and s.amax == "previous" for s in scales])
+        self.current = column([s is None or s.amax == "current" for s in scales])
+        steps = [1 if s is None else max(1, round(s.steps)) for s in scales]
+        self.steps = column(steps)
+        self.always = any(s is None or s.amax != "held" for s in scales)
+        self.periods = set(steps)
+
+    def due(self, step: int) -> bool:
+        """True if the state depends on the maxima of this step's tensor in some lane."""
+        return self.has_state and (self.always or any(step % period == 0 for period in self.periods))
+
+    def __call__(self, state: dict[str, Tensor], take: Callable[[], Tensor], use: Use) -> Tensor | None:
+        """The maxima to scale by, [L]; None where they are the current ones in every lane. `take` returns these, and is
+        called only where some lane needs them. State changes in training alone."""
+        if not self.has_state:
+            return None
+        key = f"amax {use.layer} {use.term}"
+        old = state.get(key)
+        if old is not None and not self.always and not (use.training and use.measuring):
+            return old[:, 0]
+        current = take()[:, None]
+        if old is None:  # the first step has no past
+            used = current
+        else:
+            refresh = self.current | (~self.previous & (use.step % self.steps == 0)) if use.training else self.current
+            used = torch.where(refresh, current, old)
+        if use.training:
+            store(state, key, torch.where(self.previous, current, used))
+        return used[:, 0]
+
+
+class Average:
+    """The moving averages of a weight, for lanes that round towards them."""
+
+    def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
+        betas = [q.rounding.beta if isinstance(q.rounding, Ema) else 0.0 for q in quantizers]
+        self.betas = torch.tensor(betas, device=device)[:, None, None] if any(betas) else None
+
+    def __call__(self, state: dict[str, Tensor], w: Tensor, use: Use) -> Tensor:
+        """The average of w [L, R, C] with this step's weight in it; NaN in the first EMA_STEPS steps."""
+        assert self.betas is not None
+        key = f"average {use.layer}"
+        average = state.get(key)
+        if average is None:
+            average = w.clone()
+        elif use.training:
+            average = average * self.betas + w * (1 - self.betas)
+        if use.training:
+            store(state, key, average)
+        return torch.where(use.step >= EMA_STEPS, average, torch.nan)
+
+
+def store(state: dict[str, Tensor], key: str, value: Tensor) -> None:
+    """Write a value into the memory of the last one of that key."""
+    if key in state:
+        state[key].copy_(value)
+    else:
+        state[key] = value.clone()

@@ -1,0 +1,1 @@
+"""What quantizers compute, in torch: rounding to a grid, codecs, gradient estimators. All kernels have these bits."""

@@ -1,0 +1,54 @@
+"""Operands whose scales the reference makes and whose elements a kernel does: what the operand kernel does not take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp4dse.kernels.quant.call import Call, schema, unflat
+from fp4dse.kernels.quant.spec.codecs import SCALES
+from fp4dse.kernels.quant.spec.reference import with_numbers
+
+
+def by_scales(
+    x: Tensor, call: Call, dtype: torch.dtype, *, guide: Tensor | None = None, factors: int = 1, **more
+) -> tuple[Tensor, Tensor]:
+    """`reference.decode_operand` with `philox.random16`: values [L, n, B] as `dtype`, decode factors [L], [L, factors].
+
+    x: float32 [L, n, B], blocks of any length, of a codec in `codecs.SCALES`, no lane adaptive, nothing to be rotated.
+    guide, factors, more: as in `reference.quantize_blocks`.
+    """
+    low, high = torch.aminmax(x, dim=2)  # no temporary of x's size
+    amax = None if call.tensor_amax is None else call.tensor_amax[:, None]
+    more |= {"factors": factors, "tensor_amax": amax, "guide": guide}
+    blocks, dec = with_numbers(x, torch.maximum(high, -low), call.floats, call.ints, **more)
+    scale, mult = (t.contiguous() for t in SCALES[call.codec](blocks))
+    return elements(x, scale, mult * blocks.prescale, guide, call, dtype), dec[:, 0] if factors == 1 else dec
+
+
+def elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, call: Call, dtype: torch.dtype) -> Tensor:
+    """q · scale as `dtype` of x [L, n, B], q being x · mult on the element grid; NaN where mult is.
+
+    scale, mult: float32 [L, n]. guide: float32, of x's shape, or None, see `grid.round_elements`. The grid of the codec
+    `radix4` is one of powers of four.
+    """
+    return _elements(x, scale, mult, guide, dtype, *call)
+
+
+@torch.library.custom_op(
+    "fp4dse::elements",
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor scale, Tensor mult, Tensor? guide, ScalarType dtype, {schema()}) -> Tensor",
+)
+def _elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, dtype: torch.dtype, *of_call) -> Tensor:
+    from fp4dse.kernels.quant.triton.elements import launch_elements
+
+    out = torch.empty_like(x, dtype=dtype)
+    with torch.cuda.device_of(x):
+        launch_elements(x, scale, mult, guide, unflat(of_call), out)
+    return out
+
+
+@_elements.register_fake
+def _(x, scale, mult, guide, dtype, *of_call):
+    return torch.empty_like(x, dtype=dtype)

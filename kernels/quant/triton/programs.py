@@ -1,0 +1,298 @@
+"""The programs of the fused kernels: an operand, or both operands, of a lane, tile by tile.
+
+Only sizes, the codec and what no lane needs are compile-time constants. Bits equal those of `rotation.rotate` and
+`reference.decode_operand` with `philox.random16`, whatever the tiles.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fp4dse.kernels.quant.triton.blocks import numbers_of
+from fp4dse.kernels.quant.triton.tiles import rotated, tile, write
+
+
+@triton.jit
+def _operand(
+    lane,
+    first,
+    row0,
+    column0,
+    x_ptr,
+    signs_ptr,
+    out_ptr,
+    scales_ptr,
+    dec_ptr,
+    floats_ptr,
+    ints_ptr,
+    amax_ptr,
+    site,
+    rows,
+    width,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    TENSOR_SCALE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
+):
+    """TILES tiles of a lane's operand [rows, width], from (row0, column0) on down x; arguments as in `tile`, `write`.
+
+    first: whether this is the lane's first program, which writes the decode factor. Rows go from the end to the start:
+    what the tensor maximum read last is still in the cache. A tile is loaded while the one after it is computed.
+    """
+    HELD: tl.constexpr = B == 16 and ROTATION <= 16
+    x_ptr += lane * rows * width
+    if not COLUMNS:
+        at = row0 + (TILES - 1) * TILE_ROWS
+        x = tile(x_ptr, at, rows, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
+    numbers = numbers_of(lane, floats_ptr, ints_ptr, amax_ptr, seeds_ptr, step_ptr, stream, site, TENSOR_SCALE, CODEC)
+    if first:
+        tl.store(dec_ptr + lane, numbers[6])
+    if COLUMNS:
+        for n in range(TILES):
+            place = row0, rows, column0 + n * TILE_COLUMNS, width
+            x = tile(x_ptr, *place, TILE_ROWS, TILE_COLUMNS, True, WHOLE, PAIRS)
+            x = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            write(
+                x,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
+    else:
+        for n in range(TILES):
+            place = row0 + (TILES - 1 - n) * TILE_ROWS, rows, column0, width
+            x_rotated = rotated(x, signs_ptr, lane, ROTATION, FACTOR)
+            at = row0 + tl.maximum(TILES - 2 - n, 0) * TILE_ROWS
+            left = tl.where(n < TILES - 1, rows, 0)
+            x = tile(x_ptr, at, left, column0, width, TILE_ROWS, TILE_COLUMNS, False, WHOLE, PAIRS)
+            write(
+                x_rotated,
+                out_ptr,
+                scales_ptr,
+                lane,
+                *place,
+                numbers,
+                B,
+                WHOLE,
+                HELD,
+                COLUMNS,
+                STOCHASTIC,
+                ADAPTIVE,
+                UNUSUAL,
+                CODEC,
+            )
+
+
+@triton.jit
+def corner(program, width, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Row and column of an operand at which a program begins. An operand of rows is one tile wide."""
+    if COLUMNS:
+        across = (width + TILE_COLUMNS - 1) // TILE_COLUMNS
+        row0, column0 = program // across * TILE_ROWS, program % across * TILE_COLUMNS
+    else:
+        row0, column0 = program * TILE_ROWS, 0
+    return row0, column0
+
+
+@triton.jit(do_not_specialize=["site", "stream"])
+def quantize_kernel(
+    x_ptr,
+    signs_ptr,
+    out_ptr,
+    scales_ptr,
+    dec_ptr,
+    floats_ptr,
+    ints_ptr,
+    amax_ptr,
+    site,
+    rows,
+    width,
+    apart,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    ROTATION: tl.constexpr,
+    FACTOR: tl.constexpr,
+    TENSOR_SCALE: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ADAPTIVE: tl.constexpr,
+    UNUSUAL: tl.constexpr,
+    CODEC: tl.constexpr,
+    LARGE: tl.constexpr,
+):
+    """One operand of x. apart: numbers that lie between the lanes of x. LARGE: see grids.py."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    if LARGE:
+        program, rows, width = program.to(tl.int64), tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
+    lane = (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
+    x_ptr += lane * apart
+    if not COLUMNS:
+        width = TILE_COLUMNS
+    HEIGHT: tl.constexpr = TILE_ROWS * (1 if COLUMNS else TILES)
+    row0, column0 = corner(program, width, HEIGHT, TILE_COLUMNS * (TILES if COLUMNS else 1), COLUMNS)
+    start = lane, program == 0, row0, column0
+    pointers = x_ptr, signs_ptr, out_ptr, scales_ptr, dec_ptr, floats_ptr, ints_ptr, amax_ptr
+    rest = site, rows, width, seeds_ptr, step_ptr, stream
+    _operand(
+        *start,
+        *pointers,
+        *rest,
+        B,
+        TILE_ROWS,
+        TILE_COLUMNS,
+        TILES,
+        COLUMNS,
+        not COLUMNS,
+        PAIRS,
+        ROTATION,
+        FACTOR,
+        TENSOR_SCALE,
+        STOCHASTIC,
+        ADAPTIVE,
+        UNUSUAL,
+        CODEC,
+    )
+
+
+@triton.jit(do_not_specialize=["site_1", "site_2", "stream"])
+def both_kernel(
+    x_ptr,
+    signs_1_ptr,
+    out_1_ptr,
+    scales_1_ptr,
+    dec_1_ptr,
+    floats_1_ptr,
+    ints_1_ptr,
+    amax_1_ptr,
+    site_1,
+    signs_2_ptr,
+    out_2_ptr,
+    scales_2_ptr,
+    dec_2_ptr,
+    floats_2_ptr,
+    ints_2_ptr,
+    amax_2_ptr,
+    site_2,
+    rows,
+    width,
+    seeds_ptr,
+    step_ptr,
+    stream,
+    B_1: tl.constexpr,
+    PAIRS_1: tl.constexpr,
+    ROTATION_1: tl.constexpr,
+    FACTOR_1: tl.constexpr,
+    TENSOR_SCALE_1: tl.constexpr,
+    STOCHASTIC_1: tl.constexpr,
+    ADAPTIVE_1: tl.constexpr,
+    UNUSUAL_1: tl.constexpr,
+    B_2: tl.constexpr,
+    PAIRS_2: tl.constexpr,
+    ROTATION_2: tl.constexpr,
+    FACTOR_2: tl.constexpr,
+    TENSOR_SCALE_2: tl.constexpr,
+    STOCHASTIC_2: tl.constexpr,
+    ADAPTIVE_2: tl.constexpr,
+    UNUSUAL_2: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES_1: tl.constexpr,
+    TILES_2: tl.constexpr,
+    LARGE: tl.constexpr,
+):
+    """The operand of rows of HEIGHT by WIDTH numbers of x [L, rows, width] (1), and that of columns (2).
+
+    The second one finds them in the multiprocessor's cache. LARGE: see grids.py.
+    """
+    DOWN: tl.constexpr = 0 if LARGE else 1
+    ACROSS: tl.constexpr = 1 - DOWN
+    row, column = tl.num_programs(DOWN) - 1 - tl.program_id(DOWN), tl.num_programs(ACROSS) - 1 - tl.program_id(ACROSS)
+    if LARGE:
+        row, column = row.to(tl.int64), column.to(tl.int64)
+        rows, width = tl.cast(rows, tl.int64), tl.cast(width, tl.int64)
+    lane = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)
+    row0, column0 = row * HEIGHT, column * WIDTH
+    first = row + column == 0
+    rest = seeds_ptr, step_ptr, stream
+    pointers_1 = x_ptr, signs_1_ptr, out_1_ptr, scales_1_ptr, dec_1_ptr, floats_1_ptr, ints_1_ptr, amax_1_ptr
+    pointers_2 = x_ptr, signs_2_ptr, out_2_ptr, scales_2_ptr, dec_2_ptr, floats_2_ptr, ints_2_ptr, amax_2_ptr
+    _operand(
+        lane,
+        first,
+        row0,
+        column0,
+        *pointers_1,
+        site_1,
+        rows,
+        width,
+        *rest,
+        B_1,
+        HEIGHT // TILES_1,
+        WIDTH,
+        TILES_1,
+        False,
+        False,
+        PAIRS_1,
+        ROTATION_1,
+        FACTOR_1,
+        TENSOR_SCALE_1,
+        STOCHASTIC_1,
+        ADAPTIVE_1,
+        UNUSUAL_1,
+        "block",
+    )
+    _operand(
+        lane,
+        first,
+        column0,
+        row0,
+        *pointers_2,
+        site_2,
+        width,
+        rows,
+        *rest,
+        B_2,
+        WIDTH,
+        HEIGHT // TILES_2,
+        TILES_2,
+        True,
+        False,
+        PAIRS_2,
+        ROTATION_2,
+        FACTOR_2,
+        TENSOR_SCALE_2,
+        STOCHASTIC_2,
+        ADAPTIVE_2,
+        UNUSUAL_2,
+        "block",
+    )
