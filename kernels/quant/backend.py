@@ -30,12 +30,12 @@ class Backend(msgspec.Struct, frozen=True):
     """A named implementation of `philox.words` and, where it has them, of functions that take the reference's place.
 
     why_not: what was passed over, one sentence each
-    operand: `triton.operators.operand`, or a twin, for these codecs and blocks, for lanes that need no other columns of the
-        descriptor tables than are `heeded` (of a codec), and for operands that are to be rotated in groups of one of
-        these sizes
-    by_scales: `triton.by_scales`, or a twin, for blocks of any size of these codecs (`scale_codecs`), and for lanes that
-        need no other columns than it heeds (`scale_heeded`); and, for such, `reference.quantize_blocks`, for operands
-        whose elements and scales the backward pass needs
+    operand: `triton.operators.operand`, or a twin, for these codecs and blocks, for lanes that need no other columns of
+        the descriptor tables than are `heeded` (of a codec), and for operands that are to be rotated in groups of one
+        of these sizes
+    by_scales: `triton.by_scales.by_scales`, or a twin, for blocks of any size of these codecs (`scale_codecs`), and for
+        lanes that need no other columns than it heeds (`scale_heeded`); and, for such, `reference.quantize_blocks`, for
+        operands whose elements and scales the backward pass needs
     through: `triton.operators.through`, which makes them again where there is such a kernel
     """
 
