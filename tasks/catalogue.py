@@ -8,6 +8,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, language, regression, vision
+from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
 from fp4dse.tasks.task import Task
@@ -28,8 +29,12 @@ ON_DATA: dict[str, Callable[[str, str], Task]] = {
 }
 """Task name -> (preset, path) -> the task on the user's data."""
 
-NAMED_DATA: dict[str, Collection[str]] = {"language": language.NAMED}
-"""Task name -> data that have a name and need no file."""
+NAMED_DATA: dict[str, Collection[str]] = {
+    "vision": (shapes.NAME,),
+    "diffusion": (shapes.NAME,),
+    "language": language.NAMED,
+}
+"""Task name -> data that have a name and need no file. Options may follow a question mark."""
 
 
 BF16 = "+bf16"
@@ -58,7 +63,7 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
         return _at_preset(TASKS[name][known], preset)
     if name not in ON_DATA:
         raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
-    path = data if data in NAMED_DATA.get(name, ()) else absolute(data)
+    path = data if data.partition("?")[0] in NAMED_DATA.get(name, ()) else absolute(data)
     return msgspec.structs.replace(_at_preset(ON_DATA[name](known, path), preset), origin=(name, preset, path))
 
 

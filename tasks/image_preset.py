@@ -14,6 +14,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.data.digits import digits
 from fp4dse.tasks.data.images import Images, load_images
+from fp4dse.tasks.data.shapes import NAME, SMALL, Shapes, load_shapes, parse_shapes
 from fp4dse.tasks.task import Problem, Task
 
 
@@ -29,6 +30,10 @@ class Model(msgspec.Struct, frozen=True):
     def check(self, images: Images) -> None:
         """ConfigError for images that the model cannot take."""
         height, width, _ = images.shape
+        self.check_size(height, width)
+
+    def check_size(self, height: int, width: int) -> None:
+        """The same, of their size."""
         if height % self.multiple or width % self.multiple:
             wanted = f"multiples of {self.multiple} for {self.name}; size=N makes all images N×N"
             raise ConfigError("height × width of the images", f"{height} × {width}", wanted)
@@ -36,7 +41,8 @@ class Model(msgspec.Struct, frozen=True):
 
 class ImagePreset(msgspec.Struct, frozen=True):
     """A model with its training numbers. images: of the data set whose epochs `epochs` counts, until a path is given.
-    size: what images in files of their own are scaled to, unless the path says otherwise. eval_rows: as in Task."""
+    size: what images in files of their own are scaled to, unless the path says otherwise. eval_rows: as in Task.
+    shapes: the procedural images that it is on, if any; drawn: those that it takes where nobody says which."""
 
     model: Model
     batch: int
@@ -49,6 +55,8 @@ class ImagePreset(msgspec.Struct, frozen=True):
     data: Callable[[], Images] = digits
     size: int | None = None
     eval_rows: int = 512
+    shapes: Shapes | None = None
+    drawn: Shapes = SMALL
 
     @property
     def all_steps(self) -> int:
@@ -58,11 +66,20 @@ class ImagePreset(msgspec.Struct, frozen=True):
     @property
     def source(self) -> str:
         """The data, in a word."""
+        if self.shapes is not None:
+            return self.shapes.name
         return "digits" if self.data is digits else "images"
 
+    @property
+    def digest(self) -> str:
+        """Of the data. Procedural images are not made for it."""
+        return (self.shapes or self.data()).digest
+
     def on(self, path: str, name: str, classes: int = 1) -> Self:
-        """This preset, called `name`, on the images at `path`, of at least so many classes. ConfigError for data that
-        cannot be read or that the model cannot take."""
+        """This preset, called `name`, on the images at `path`, of at least so many classes, or on procedural ones.
+        ConfigError for data that cannot be read or that the model cannot take."""
+        if path.partition("?")[0] == NAME:
+            return self._on_shapes(parse_shapes(path, self.drawn))
         data = partial(load_images, path, self.size)
         images = data()
         self.model.check(images)
@@ -73,12 +90,19 @@ class ImagePreset(msgspec.Struct, frozen=True):
             raise ConfigError(f"training images in {path}", n, f"{self.batch} or more, a batch of {name}")
         return msgspec.structs.replace(self, data=data, images=n)
 
+    def _on_shapes(self, shapes: Shapes) -> Self:
+        """On as many images as its steps read, so that none is read twice, unless these were too many to keep."""
+        self.model.check_size(shapes.size, shapes.size)
+        count = shapes.most(self.all_steps * self.batch)
+        data = partial(load_shapes, shapes, count)
+        return msgspec.structs.replace(self, data=data, steps=self.all_steps, images=count, shapes=shapes)
+
     def task(self, **of_family: Any) -> Task:
         """The Task of this preset. `of_family`: its name, loss and other fields that do not follow from the preset."""
         return Task(
             problem=partial(image_problem, self.model, self.data),
             model=self.model.build,
-            digest_of=lambda: self.data().digest,
+            digest_of=lambda: self.digest,
             steps=self.all_steps,
             batch=self.batch,
             lr=self.lr,

@@ -1,7 +1,8 @@
 """Diffusion: models that predict the noise in images, by a UNet and by a transformer.
 
-Data: the digits that scikit-learn ships, or a path (tasks/data/images.py). After training each lane draws samples:
-their Fréchet distance is the metric `fid` (lower is better; frechet.py), and 64 of them the picture `samples`.
+Data: the digits that scikit-learn ships, a path (tasks/data/images.py), or procedural images (tasks/data/shapes.py).
+After training each lane draws samples: their Fréchet distance is the metric `fid` (lower is better; frechet.py), and 64
+of them the picture `samples`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp4dse.tasks.data.shapes import COLOURED, LARGE
 from fp4dse.tasks.diffusion.dit import dit
 from fp4dse.tasks.diffusion.frechet import frechet_distance, reference, sample_sheet
 from fp4dse.tasks.diffusion.process import noised, sample
@@ -36,7 +38,9 @@ class Preset(ImagePreset, frozen=True):
 def _epochs(model: Model, batch: int, lr: float, sampler: int = 50, **numbers: Any) -> Preset:
     """20 epochs of CIFAR-10."""
     data = needed("the files of CIFAR-10")
-    return Preset(model, batch, lr, epochs=20, images=50_000, data=data, samples=1024, sampler=sampler, **numbers)
+    return Preset(
+        model, batch, lr, epochs=20, images=50_000, data=data, samples=1024, sampler=sampler, drawn=COLOURED, **numbers
+    )
 
 
 FFHQ = "FFHQ at 128×128 as a folder of images"
@@ -56,6 +60,7 @@ SIZES = {
         betas=ADAM,
         data=needed(FFHQ),
         size=128,
+        drawn=LARGE,
         eval_rows=64,
         samples=1024,
         sampler=100,

@@ -1,7 +1,8 @@
 """Vision: images and their classes, for three kinds of models.
 
-Data: the 1,797 real 8×8 digits that scikit-learn ships, a fixed fifth held out, or a path (tasks/data/images.py).
-Pixels are centred and divided by their standard deviation, per channel, as a batch is prepared.
+Data: the 1,797 real 8×8 digits that scikit-learn ships, a fixed fifth held out, a path (tasks/data/images.py), or
+procedural images (tasks/data/shapes.py). Pixels are centred and divided by their standard deviation, per channel, as a
+batch is prepared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.tasks.data.images import Images
+from fp4dse.tasks.data.shapes import COLOURED, GREY, LARGE, Shapes
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.image_preset import ImagePreset, Model, needed
 from fp4dse.tasks.losses import correct, cross_entropy
@@ -24,9 +26,9 @@ from fp4dse.tasks.vision.vit import vit
 REV = 5
 
 
-def _paper(model: Model, images: int, data: str, size: int | None = None) -> ImagePreset:
+def _paper(model: Model, images: int, data: str, size: int | None = None, drawn: Shapes = COLOURED) -> ImagePreset:
     """2509.17791: Adam at 1e-3, 20 epochs in batches of 512, no augmentation."""
-    return ImagePreset(model, 512, 1e-3, 0, 20, images, 0.0, (0.9, 0.999), needed(data), size)
+    return ImagePreset(model, 512, 1e-3, 0, 20, images, 0.0, (0.9, 0.999), needed(data), size, drawn=drawn)
 
 
 CIFAR = "the files of CIFAR-10"
@@ -43,10 +45,11 @@ SIZES = {
         126_689,
         "ImageNet-100 as folders or Parquet",
         224,
+        LARGE,
     ),
     "cnn-smoke": ImagePreset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
     "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300),
-    "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST"),
+    "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST", drawn=GREY),
     "cnn-paper": _paper(cnn((32, 64), (512, 128), True), 50_000, CIFAR),
 }
 """`smoke`, `quickstart` and `small` are the transformer. The paper's own are cnn-mnist-paper (MNIST), cnn-paper
