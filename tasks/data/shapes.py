@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -59,6 +59,7 @@ RANGES: dict[str, tuple[int, ...] | range] = {
     "channels": (1, 3),
     "classes": range(2, len(FIGURES) * len(TEXTURES) + 1),
     "turn": range(101),
+    "invert": range(101),
     "fade": range(91),
     "clutter": range(101),
     "occluders": range(4),
@@ -69,14 +70,16 @@ RANGES: dict[str, tuple[int, ...] | range] = {
 
 class Shapes(msgspec.Struct, frozen=True):
     """Procedural images of size × size pixels, grey or in colours. Difficulty: turn, percent of a half turn that a
-    figure is rotated by at most, to either side; fade, percent of the contrast that an image lacks at most; clutter,
-    percent of the range that the background's tones differ by; occluders, small figures before all; noise, its standard
-    deviation in percent of the range."""
+    figure is rotated by at most, to either side; invert, percent of the images (in colours: of channels) whose tones
+    are in any order, where in the others a light figure is on dark ground; fade, percent of the contrast that an image
+    lacks at most; clutter, percent of the range that the background's tones differ by; occluders, small figures before
+    all; noise, its standard deviation in percent of the range."""
 
     size: int = 16
     channels: int = 1
     classes: int = 64
     turn: int = 100
+    invert: int = 50
     fade: int = 40
     clutter: int = 20
     occluders: int = 1
@@ -121,7 +124,7 @@ class Shapes(msgspec.Struct, frozen=True):
         contrast = 128 - draws.below(clear + 1)
         tones, swing = [], []
         for _ in range(self.channels):
-            order = _ORDERS[draws.below(len(_ORDERS))]
+            order = _ORDERS[np.where(draws.below(100) < self.invert, draws.below(len(_ORDERS)), 0)]
             levels = _LEVELS[order] + np.stack([draws.below(40) for _ in range(3)], 1) - 128
             tones.append(128 + (levels * contrast[:, None] >> 7))
             swing.append((2 * draws.below(2) - 1) * (255 * self.clutter // 100) * contrast >> 7)
@@ -141,7 +144,7 @@ class Shapes(msgspec.Struct, frozen=True):
             draws.below(OFFSETS),
         )
 
-    def _layer(self, draws: _Draws, table: Ints, half: tuple[int, int], off: int, turn: int) -> Ints:
+    def _layer(self, draws: _Draws, table: NDArray[np.int64], half: tuple[int, int], off: int, turn: int) -> Ints:
         """int32 [count, 5]: where its table begins, a, b, x0, y0. half: of its extent, from … to; off: of its centre
         from the image's at most, in percent; turn: its angle at most."""
         edge = 16 * self.size
@@ -189,24 +192,24 @@ class Shapes(msgspec.Struct, frozen=True):
         return u
 
 
-SMALL, GREY, COLOURED, LARGE = Shapes(16, 1, 16, turn=10), Shapes(32), Shapes(32, 3), Shapes(64, 3)
+SMALL, GREY, COLOURED, LARGE = Shapes(16, 1, 16, turn=10, invert=20), Shapes(32), Shapes(32, 3), Shapes(64, 3)
 """In place of the digits, of MNIST, of CIFAR-10 and of photographs."""
 
 
 class _Scene(NamedTuple):
-    """n images before they have pixels.
+    """n images before they have pixels, int16 or int32.
 
     tones: [n, channels, 3], of the background, and the figure's first and second; swing: [n, channels], contrast of the
     background; shades: [n, channels, occluders]; layers: [n, 2 + occluders, 5], background, figure, occluders; texture,
     shift: [n], where that of the figure begins, and by how many cells it is moved; noise: [n], where it begins."""
 
-    tones: Small
-    swing: Small
-    shades: Small
-    layers: Ints
-    texture: Ints
-    shift: Ints
-    noise: NDArray[np.int64]
+    tones: NDArray[Any]
+    swing: NDArray[Any]
+    shades: NDArray[Any]
+    layers: NDArray[Any]
+    texture: NDArray[Any]
+    shift: NDArray[Any]
+    noise: NDArray[Any]
 
 
 class _Draws:
@@ -230,8 +233,8 @@ class _Draws:
 _CENTRED = np.flatnonzero([name in CENTRED for name in TEXTURES])
 _LEVELS = np.array([20, 108, 196])
 """Dark, middle and light, each up to 39 lighter."""
-_ORDERS = np.array([(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-"""Of background, first and second tone."""
+_ORDERS = np.array([(0, 2, 1), (0, 1, 2), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+"""Of background, first and second tone; the first is the usual one."""
 
 
 def _slices(count: int, step: int) -> Iterator[slice]:
@@ -262,7 +265,7 @@ def _noise(percent: int) -> Small:
     """Sums of four bytes, less their mean, of that deviation."""
     most = 3 * max(RANGES["size"]) ** 2
     drawn = random32(seed_keys([SEED]), STREAMS["data"], COUNTERS, 0, OFFSETS + most)[0].numpy()
-    total = sum(drawn >> shift & 255 for shift in (0, 8, 16, 24)) - 510
+    total = (drawn & 255) + (drawn >> 8 & 255) + (drawn >> 16 & 255) + (drawn >> 24) - 510
     return (total * (255 * percent) // (100 * 148)).astype(np.int16)  # 148: their deviation
 
 

@@ -19,9 +19,9 @@ BARE = Shapes(32, fade=0, clutter=0, occluders=0, noise=0)
 @pytest.mark.parametrize(
     ("found", "digest"),
     [
-        (shapes.SMALL, "66badc5cbfa2722f"),
-        (Shapes(32, 3), "a68b4f237c17a827"),
-        (Shapes(64, 1, 256, occluders=3, clutter=100, noise=50), "019b4fa02033c69a"),
+        (shapes.SMALL, "157a148f7abd9ea4"),
+        (Shapes(32, 3), "c415df5873430fea"),
+        (Shapes(64, 1, 256, occluders=3, clutter=100, noise=50), "012e59a9f1ecbc09"),
     ],
 )
 def test_images_are_the_same_on_every_machine(found, digest):
@@ -89,7 +89,7 @@ def test_a_plain_disc_is_of_one_tone_before_another():
 
 @pytest.mark.parametrize(
     ("field", "less", "more"),
-    [("fade", 0, 90), ("clutter", 0, 60), ("noise", 0, 20), ("occluders", 0, 3), ("turn", 0, 100)],
+    [("fade", 0, 90), ("clutter", 0, 60), ("noise", 0, 20), ("occluders", 0, 3), ("turn", 0, 100), ("invert", 0, 100)],
 )
 def test_difficulty_changes_images_and_digest(field, less, more):
     easy, hard = (msgspec.structs.replace(Shapes(), **{field: value}) for value in (less, more))
@@ -112,7 +112,7 @@ def test_what_is_not_said_is_as_the_preset_has_it():
         ("classes=1", "classes of data shapes: found '1'; accepted: 2 to 256"),
         ("noise=loud", "noise of data shapes: found 'loud'; accepted: 0 to 50"),
         ("occluders", "occluders of data shapes: found ''; accepted: 0 to 3"),
-        ("width=16", "option of data shapes: found 'width'; accepted: size, channels, classes, turn"),
+        ("width=16", "option of data shapes: found 'width'; accepted: size, channels, classes, turn, invert"),
     ],
 )
 @pytest.mark.parametrize("task", ["vision", "diffusion"])
