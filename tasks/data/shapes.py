@@ -1,8 +1,8 @@
 """Procedural images: figures with textures before a background, drawn from counters, without end.
 
-A class is a figure with a texture (figures.py). Which class an image is of is hardly ever in doubt, so a loss falls as
-long as there are more images to learn from. Within a class differ place, size, rotation and tones of the figure, the
-texture behind it, what lies before it, and noise: how much of each is the difficulty.
+A class is a figure with a texture (figures.py), which the eye tells apart. How low a loss can fall before doubtful
+labels bound it has not been measured. Within a class differ place, size, rotation and tones of the figure, the texture
+behind it, what lies before it, and noise: how much of each is the difficulty.
 
 Image number i of a split follows from i alone, in integers: it is the same on every machine and beside any others. A
 layer is a table that is looked up where the pixels are in the layer's own system,
