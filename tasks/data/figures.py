@@ -32,11 +32,13 @@ def _disc(x: Plane, y: Plane, across: float, down: float, radius: float) -> Plan
 
 
 def _both(*parts: Plane) -> Plane:
-    return np.minimum.reduce(parts)
+    common: Plane = np.minimum.reduce(parts)
+    return common
 
 
 def _any(*parts: Plane) -> Plane:
-    return np.maximum.reduce(parts)
+    union: Plane = np.maximum.reduce(parts)
+    return union
 
 
 FIGURES: dict[str, Callable[[Plane, Plane], Plane]] = {
@@ -68,12 +70,14 @@ def _wave(t: Plane) -> Plane:
     """Of period 1, from 0 to 1 and back, of two parabolas: close to a sine."""
     t = t - np.floor(t)
     half = np.minimum(t, 1 - t) * 4 - 1
-    return 0.5 + half * (1 - 0.5 * np.abs(half))
+    wave: Plane = 0.5 + half * (1 - 0.5 * np.abs(half))
+    return wave
 
 
 def _step(t: Plane) -> Plane:
     """From 0 to 1 around 1/2, the steep part of a wave cut off at both ends."""
-    return np.clip(3 * t - 1, 0, 1)
+    cut: Plane = np.clip(3 * t - 1, 0, 1)
+    return cut
 
 
 def _radius(x: Plane, y: Plane) -> Plane:

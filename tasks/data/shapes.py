@@ -161,7 +161,7 @@ class Shapes(msgspec.Struct, frozen=True):
         masks, shares = _masks(self.size), _shares()
         tones, swing, shades = (each[..., None, None] for each in (scene.tones, scene.swing, scene.shades))
         share = shares.take(self._cells(ground, wrapped=True))[:, None]
-        pixels = tones[:, :, 0] + ((share - 64) * swing >> 7)
+        pixels: Small = tones[:, :, 0] + ((share - 64) * swing >> 7)
         pixels.clip(0, 255, out=pixels)  # 16 bits hold a difference of pixels times a share, and no more
         at = self._cells(figure)
         cell = (at + (scene.shift - figure[:, 0])[:, None, None]) & (CELLS * CELLS - 1)
@@ -171,14 +171,15 @@ class Shapes(msgspec.Struct, frozen=True):
         for i, layer in enumerate(before):
             pixels += (shades[:, :, i] - pixels) * masks.take(self._cells(layer))[:, None] >> 7
         pixels += sliding_window_view(_noise(self.noise), pixels[0].size)[scene.noise].reshape(pixels.shape)
-        return pixels.clip(0, 255, out=pixels)
+        pixels.clip(0, 255, out=pixels)
+        return pixels
 
     def _cells(self, layer: Ints, wrapped: bool = False) -> Ints:
         """[count, size, size]: places in the flat tables. What lies beyond a table is its rim, or itself again."""
         table, a, b, x0, y0 = layer.T[..., None]
         along = 16 * np.arange(self.size, dtype=np.int32) + 8
         x, y, middle = along - x0, along - y0, CELLS // 2 << 16
-        u = (a * x + middle)[:, None, :] + (b * y)[:, :, None]
+        u: Ints = (a * x + middle)[:, None, :] + (b * y)[:, :, None]
         v = (a * y + middle)[:, :, None] - (b * x)[:, None, :]
         if not wrapped:
             for each in (u, v):
@@ -265,7 +266,7 @@ def _noise(percent: int) -> Small:
     """Sums of four bytes, less their mean, of that deviation."""
     most = 3 * max(RANGES["size"]) ** 2
     drawn = random32(seed_keys([SEED]), STREAMS["data"], COUNTERS, 0, OFFSETS + most)[0].numpy()
-    total = (drawn & 255) + (drawn >> 8 & 255) + (drawn >> 16 & 255) + (drawn >> 24) - 510
+    total: NDArray[np.int64] = (drawn & 255) + (drawn >> 8 & 255) + (drawn >> 16 & 255) + (drawn >> 24) - 510
     return (total * (255 * percent) // (100 * 148)).astype(np.int16)  # 148: their deviation
 
 
