@@ -51,7 +51,7 @@ def run(command: Sequence[str], cwd: str | None = None, timeout: float | None = 
 
 
 def is_there(file: Path) -> bool:
-    """Whether a compiled file is there, and whole; standard error says so if it is there and is not."""
+    """True if a compiled file is there, and whole; standard error says so if it is there and is not."""
     if not file.exists():
         return False
     if reason := why_not_whole(file):

@@ -51,7 +51,7 @@ class Converted(nn.Module):
         return super().forward(input) if self.fp4dse.off else self._in_float32(input, self.weight, self.compute)
 
     def compute(self, x: Tensor) -> Tensor:
-        """What the layer returns for x, both float32."""
+        """The layer's output for x, both float32."""
         raise NotImplementedError
 
     def _in_float32(self, x: Tensor, weight: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:

@@ -42,7 +42,7 @@ class Operation:
 
     @staticmethod
     def has_kernels(x: Tensor) -> bool:
-        """Whether x lies where Triton kernels run."""
+        """True if x lies where Triton kernels run."""
         return x.is_cuda and _takes(x.device)
 
     def kernels(self, x: Tensor, *more: object) -> ModuleType | None:

@@ -93,19 +93,19 @@ class LaneNumerics:
 
     @property
     def gemm_why_not(self) -> tuple[str, ...]:
-        """Why faster products were passed over, one sentence each."""
+        """The reasons why faster products were passed over, one sentence each."""
         stages = [*self.quantized.values(), *([] if self.recipe.is_plain else self.baseline.values())]
         return tuple(f"{stage.name}: {reason}" for stage in stages for reason in stage.gemm_why_not)
 
     @property
     def through_why_not(self) -> tuple[str, ...]:
-        """Why gradients pass through quantizers by the reference."""
+        """The reasons why gradients pass through quantizers by the reference."""
         reasons = {name: slot.why_not_through for name, slot in self.slots.items()}
         return tuple(f"{name}: gradient through the reference ({why})" for name, why in reasons.items() if why)
 
     @property
     def operand_why_not(self) -> tuple[str, ...]:
-        """Why the reference quantizes."""
+        """The reasons why the reference quantizes."""
         reasons = {name: slot.why_not_fused for name, slot in self.slots.items()}
         return tuple(grouped({n: f"quantized by the reference ({why})" if why else "" for n, why in reasons.items()}))
 
@@ -178,7 +178,7 @@ class LaneNumerics:
         return back, operand.saved
 
     def use(self, layer: int) -> Use:
-        """What a slot is told of a use in this layer, now."""
+        """The record of a slot's use in this layer, now."""
         training = self.training and self.part == 0  # state changes once a step
         return Use(self.seeds, self.step, layer, training, self.counting, self.measuring, self.part)
 
@@ -204,7 +204,8 @@ class LaneNumerics:
             slot.counts.clear()
 
     def state(self) -> dict[str, Tensor]:
-        """What slots carry from step to step and have counted: name -> the tensor itself, the lane axis first."""
+        """The tensors that slots carry from step to step and have counted: name -> the tensor itself, the lane axis
+        first."""
         return {f"{at}/{key}": value for at, of in self._carried().items() for key, value in of.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""How long this project's quantized layers take on a device, at a model's shapes, beside what the cost model says.
+"""The time that this project's quantized layers take on a device, at a model's shapes, beside what the cost model says.
 
 A layer's forward and backward pass, made by the code that training runs: on a GPU the fused kernels and the fastest
 exact products, on a CPU native code. These **emulate** FP4, so their times say what an experiment costs here
@@ -156,12 +156,12 @@ def _paired(base: Turn, others: list[Turn]) -> tuple[float, list[float], bool]:
 
 
 def _columns(taken: list[list[float]]) -> list[tuple[float, ...]]:
-    """What each turn but the first took."""
+    """The times of all turns but the first."""
     return list(zip(*taken, strict=True))[1:]
 
 
 def _is_steady(ratios: list[float]) -> bool:
-    """Whether the interval of the median is narrow. ratios: sorted."""
+    """True if the interval of the median is narrow. ratios: sorted."""
     middle, k = statistics.median(ratios), order_statistic(len(ratios), MISS / len(LOOKS))
     return k > 0 and max(middle - ratios[k - 1], ratios[-k] - middle) <= STEADY * middle
 
@@ -177,7 +177,8 @@ def order_statistic(n: int, miss: float) -> int:
 
 
 def _turns(calls: list[Callable[[], None]], device: str) -> list[Turn]:
-    """What takes a turn of each call: µs of one. On a GPU all of them as CUDA graphs, or none, with a word why."""
+    """A function that takes a turn of each call: µs of one. On a GPU all of them as CUDA graphs, or none, with a word
+    why."""
     for call in calls * 2:
         call()  # may compile
     if torch.device(device).type != "cuda":

@@ -121,12 +121,12 @@ def heeded() -> frozenset[str]:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether functions of this module are taken for x."""
+    """True if functions of this module are taken for x."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and why_not_native() is None
 
 
 def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """What `fused.operators.operand` returns, as float32, where nothing is to be rotated.
+    """The result of `quant.triton.operators.operand`, as float32, where nothing is to be rotated.
 
     Lanes need no columns but those that are `heeded`, and none of BESIDE. Of columns the values are a view, [L, R, C]
     of [L, C, R].
@@ -156,7 +156,7 @@ def by_scales(
     unpadded: int | None = None,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """What `fused.by_scales.by_scales` returns, as float32, of all CODECS.
+    """The result of `quant.triton.by_scales.by_scales`, as float32, of all CODECS.
 
     tensors: guide and scale_random, as in `reference.quantize_blocks`.
     """
@@ -338,7 +338,7 @@ def _compiler() -> str:
 
 
 def _definitions() -> list[str]:
-    """What the sources are given: columns of tables, of which their structures are made, names, and formats."""
+    """Definitions for the sources: columns of tables, of which their structures are made, names, and formats."""
     named = {"FLOAT_COLUMNS": FLOATS, "INT_COLUMNS": INTS, "ADAMW_NUMBERS": NUMBERS, "CODEC_NAMES": CODECS}
     lists = [f"-D{name}={','.join(columns)}" for name, columns in named.items()]
     fields = "".join(f"{kind} {name};" for name, kind in CALL.items())
@@ -349,7 +349,7 @@ def _definitions() -> list[str]:
 
 
 def _key() -> str:
-    """What the library depends on: source, flags, compiler and processor."""
+    """A hash of all that the library depends on: source, flags, compiler and processor."""
     version = subprocess.run([_compiler(), "--version"], check=True, capture_output=True, text=True).stdout
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})

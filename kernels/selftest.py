@@ -29,7 +29,7 @@ from fp4dse.kernels.vectors import BLOCK_SCALED, vectors
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What was checked, how many cases, how many of them were wrong."""
+    """A check: its name, its cases, and how many of them were wrong."""
 
     name: str
     cases: int

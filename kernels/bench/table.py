@@ -1,4 +1,4 @@
-"""How fast the quantizers are on a device, as a share of the speed at which it copies the same tensor.
+"""The speed of the quantizers on a device, as a share of the speed at which it copies the same tensor.
 
 Every row is first compared with the reference, bit for bit, and then timed, next to a copy measured in the same run. On
 a GPU a CUDA graph of several calls is replayed, so that the time is that of the kernels alone, no tensor fits in the
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.scale import SCALE_NAMES
-from fp4dse.kernels import dispatch as devices
+from fp4dse.kernels import dispatch
 from fp4dse.kernels.bench.cpu import on_cpu
 from fp4dse.kernels.bench.timing import Timing, stochastic
 from fp4dse.kernels.ops.philox import signs
@@ -33,7 +33,7 @@ _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What a row of the GPU table times: lanes of a tensor of 2^26 elements.
+    """A row of the GPU table: lanes of a tensor of 2^26 elements.
 
     given: the tensor maximum is known, else it is taken from the tensor. columns: the contraction axis comes first.
     rotation: of this size, with random signs. packed: codes. both: the operands of rows and of columns, by one call or
@@ -54,7 +54,7 @@ def bench(device: str) -> Iterator[Timing]:
     if torch.device(device).type == "cpu":
         yield from on_cpu()
         return
-    if reason := devices.why_not_fused(device):
+    if reason := dispatch.why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
     with torch.cuda.device(device):
         yield from _on_gpu(torch.bfloat16, _cases())

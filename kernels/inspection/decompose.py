@@ -1,4 +1,4 @@
-"""Where a quantizer's error comes from: the scale, the dead zone around zero, or the grid (2605.20402).
+"""The parts of a quantizer's error: the scale, the dead zone around zero, or the grid (2605.20402).
 
 With the ideal scale s* = amax / val_max of each block and Q* the same rounding under s*, the error of Q is exactly
 
@@ -129,7 +129,7 @@ def ideal_scale(quantizer: Quantizer) -> Quantizer:
 
 
 def why_not_decomposed(quantizer: Quantizer) -> str | None:
-    """Why the error of this quantizer has no such split; None where it has one."""
+    """The reason why the error of this quantizer has no such split; None where it has one."""
     try:
         ideal_scale(quantizer)
     except ConfigError as error:

@@ -1,4 +1,5 @@
-"""What a quantizer does to a bell curve: the yardstick by which operands of a recipe are compared without training."""
+"""The error of a quantizer on a bell curve: the yardstick by which operands of a recipe are compared without
+training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What quantizers make of a tensor, number by number: the record behind `fp4dse tensor`.
+"""Statistics of a quantized tensor, number by number: the record behind `fp4dse tensor`.
 
 Errors are relative to the tensor: mse = Σ(x̂−x)²/Σx², sqnr_db = −10·log10(mse), gain = ⟨x, x̂⟩/⟨x, x⟩, which is 1 for a
 quantizer that shrinks nothing on average. Sums are taken in float64.
@@ -53,7 +53,7 @@ def inspect_tensor(name: str, x: Tensor, quantizers: Mapping[str, Quantizer]) ->
 
 
 def statistics(x: Tensor, quantizer: Quantizer, *, seed: int = 0) -> dict[str, Any]:
-    """What a quantizer makes of a finite tensor [..., K].
+    """Statistics of a quantizer on a finite tensor [..., K].
 
     bits           stored bits per element, without tensor scales
     mse, sqnr_db, gain   see above; None where they have no value (a tensor of zeros, no error at all)

@@ -1,4 +1,4 @@
-"""What a launch may ask of a device, and how large a lane is whose places 32 bits do not hold.
+"""Limits of a launch on a device, and the size of a lane whose places 32 bits do not hold.
 
 A grid has up to 2^31 - 1 programs along its first axis and 65,535 along the two others, so that what may be long (rows,
 tiles of a lane) stands first. Triton's launcher multiplies the three in 32 bits and, where the product does not fit,
@@ -33,5 +33,5 @@ def grid(first: int, second: int = 1, third: int = 1) -> tuple[int, int, int]:
 
 
 def is_large(numbers: int) -> bool:
-    """Whether kernels of a lane of so many numbers are those with LARGE."""
+    """True if a lane of so many numbers takes the kernels with LARGE."""
     return numbers >= NEAR

@@ -1,4 +1,4 @@
-"""Which implementation of the quantizer runs on a device, decided once, with its reason.
+"""The implementation of the quantizer on a device, chosen once, with the reason.
 
 `triton`    the fused kernels, on a CUDA device; all but quantizing is the reference's
 `eager`     the reference itself, on any device

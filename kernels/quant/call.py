@@ -15,7 +15,7 @@ from fp4dse.kernels.quant.triton.features import Features
 
 
 class Call(NamedTuple):
-    """How L lanes of an operand are quantized.
+    """The arguments by which L lanes of an operand are quantized.
 
     block         elements that share a scale, one after another along the contraction; in `squares` the edge of a tile
     floats, ints  descriptor tables, a row a lane: float32 and int32 (kernels/quant/descriptor.py)

@@ -137,7 +137,8 @@ def _row(q: Quantizer) -> dict[str, float]:
 
 
 def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str]) -> list[str]:
-    """What lanes have in columns that an implementation does not heed, a sentence a column: none, or it must refuse."""
+    """The needs of lanes in columns that an implementation does not heed, a sentence a column: none, or it must
+    refuse."""
     found = []
     for columns, table in (FLOATS, floats), (INTS, ints):
         for number, (name, column) in enumerate(columns.items()):

@@ -76,7 +76,7 @@ def _chunks(q: Tensor) -> list[slice]:
 
 
 def _seen(rows: slice, k: Tensor, causal: bool) -> int:
-    """How many keys some of these queries see."""
+    """The number of keys that some of these queries see."""
     return rows.stop if causal else k.shape[1]
 
 

@@ -22,8 +22,8 @@ _COLUMNS = Operation(__name__)
 
 
 class Window(NamedTuple):
-    """What a convolution sees of an image: a kernel of (height, width) in steps of `stride`, with so many zeros around
-    the image."""
+    """The part of an image that a convolution sees: a kernel of (height, width) in steps of `stride`, with so many
+    zeros around the image."""
 
     kernel: tuple[int, int]
     stride: int = 1
@@ -31,7 +31,7 @@ class Window(NamedTuple):
 
     @property
     def is_pixel(self) -> bool:
-        """Whether columns are the pixels themselves."""
+        """True if columns are the pixels themselves."""
         return self == ((1, 1), 1, 0)
 
     def places(self, height: int, width: int) -> tuple[int, int]:

@@ -97,5 +97,5 @@ def _group_mean(sums: Tensor, x: Tensor, groups: int) -> Tensor:
 
 
 def _of_channels(moment: Tensor, x: Tensor) -> Tensor:
-    """What groups have, [N, groups] -> what each of their channels has, beside pixels, [N, 1, C]."""
+    """Numbers of groups, [N, groups] -> the same for each of their channels, beside pixels, [N, 1, C]."""
     return moment.repeat_interleave(x.shape[2] // moment.shape[1], dim=1)[:, None]

@@ -44,7 +44,7 @@ def _tile(
 
 @triton.jit
 def _place(n, rows, row, C, channel):
-    """Where a tile lies, and which of it there is."""
+    """The place of a tile, and the mask of what there is of it."""
     return ((n * rows + row) * C)[:, None] + channel[None, :], (row < rows)[:, None] & (channel < C)[None, :]
 
 

@@ -85,7 +85,7 @@ def why_not(x: Tensor, groups: int) -> str | None:
 
 
 class _Norm(NamedTuple):
-    """What the launches of one norm have in common; `numbers`: how many a moment is of."""
+    """The arguments that the launches of one norm share; `numbers`: how many a moment is of."""
 
     x: Tensor
     groups: int

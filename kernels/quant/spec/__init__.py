@@ -1,1 +1,2 @@
-"""What quantizers compute, in torch: rounding to a grid, codecs, gradient estimators. All kernels have these bits."""
+"""The definition of quantizers in torch: rounding to a grid, codecs, gradient estimators. All kernels have these
+bits."""

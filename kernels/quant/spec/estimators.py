@@ -1,4 +1,4 @@
-"""How a gradient passes backwards through the quantizer of a forward operand, by arithmetic that has one result.
+"""The gradient that passes backwards through the quantizer of a forward operand, by arithmetic that has one result.
 
 With x̂ = S · Q(z), z = x/S, S the block's scale with the tensor's factor, and g the gradient with respect to x̂:
 
@@ -190,8 +190,8 @@ NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
 
 
 def numbers(spec: Through, element: FloatFormat, device: torch.device) -> Tensor:
-    """What the kernel takes of an estimator, float64: three numbers of the relaxation of elements, three of that of
-    scales, the spline's knots, and its slopes."""
+    """The numbers of an estimator for the kernel, float64: three numbers of the relaxation of elements, three of that
+    of scales, the spline's knots, and its slopes."""
     of = [NUMBERS.get(type(r), lambda _: ())(r) for r in (spec.element, spec.scale_rounding)]
     knots, slopes = _spline_numbers(element)
     row = [number for three in of for number in (*three, 0.0, 0.0, 0.0)[:3]]
@@ -214,7 +214,7 @@ def _intervals(element: FloatFormat, device: torch.device) -> tuple[Tensor, Tens
 
 @cache
 def _spline_table(element: FloatFormat, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What `_spline_numbers` gives, float32."""
+    """`_spline_numbers` as float32."""
     knots, slopes = (torch.tensor(t, dtype=torch.float32, device=device) for t in _spline_numbers(element))
     return knots, slopes
 

@@ -96,7 +96,7 @@ def widened(t: Tensor, blocks: int) -> Tensor:
 def decode_operand(
     x: Tensor, floats: Tensor, ints: Tensor, random: Tensor | None = None, adaptive: bool = False, **more: Any
 ) -> tuple[Tensor, Tensor]:
-    """What a GEMM consumes: (q · scale [L, n, B], decode factors); arguments as in quantize_blocks."""
+    """The operand that a GEMM consumes: (q · scale [L, n, B], decode factors); arguments as in quantize_blocks."""
     encoded, dec = quantize_blocks(x, floats, ints, random, adaptive, **more)
     return decoded(encoded), dec
 

@@ -1,4 +1,5 @@
-"""What quantizes the blocks of a tile on a GPU, by one lane's row of the descriptor tables: `reference` as Triton code.
+"""Triton code that quantizes the blocks of a tile, by one lane's row of the descriptor tables: `reference` as Triton
+code.
 
 `numbers_of` reads the row once a program, `quantized` and `scaled` use it on every tile, with the bits of
 `reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
@@ -113,7 +114,7 @@ def numbers_of(
     TENSOR_SCALE: tl.constexpr,
     CODEC: tl.constexpr,
 ):
-    """What quantizing takes of a lane, and the decode factor of its tensor.
+    """The numbers of a lane that quantizing takes, and the decode factor of its tensor.
 
     inv_val_max; the tensor's factor, its inverse, and the bound of usable block maxima; of the element; of the usual
     scales; of stochastic rounding; pointers to the row, for what is rarely needed; the decode factor.
@@ -297,5 +298,5 @@ def scaled(x, amax, numbers, UNUSUAL: tl.constexpr):
 
 @triton.jit
 def decoded(x, q, scale):
-    """What the GEMM consumes, float32 [n, B]: q · scale with the sign of x."""
+    """The blocks that the GEMM consumes, float32 [n, B]: q · scale with the sign of x."""
     return as_float(as_int(q * scale[:, None]) | (as_int(x) & -0x80000000))

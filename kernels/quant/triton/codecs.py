@@ -67,7 +67,8 @@ def coded(
     STOCHASTIC: tl.constexpr,
     UNUSUAL: tl.constexpr,
 ):
-    """What the GEMM consumes of blocks x, float32 [n, B], by a codec other than `block`; arguments as in `quantized`.
+    """The blocks that the GEMM consumes of x, float32 [n, B], by a codec other than `block`; arguments as in
+    `quantized`.
 
     number: numbers of the blocks in the lane, [n].
     """

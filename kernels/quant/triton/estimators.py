@@ -1,4 +1,4 @@
-"""How a gradient passes backwards through a quantizer, on a GPU: `estimators.through` in one kernel.
+"""The gradient that passes backwards through a quantizer, on a GPU: `estimators.through` in one kernel.
 
 The forward pass keeps nothing but the operand, which the layer has anyway, and its tensor maxima. Rotated operand,
 elements and scales are made again here, by the forward kernel's own functions and from the same random bits, and the

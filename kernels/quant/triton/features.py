@@ -1,4 +1,4 @@
-"""What a population needs of the fused kernels: what no lane does is left out when they are compiled."""
+"""The features of the fused kernels that a population needs: what no lane does is left out when they are compiled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIES = ("log_ties", "half_away")
 
 
 class Features(NamedTuple):
-    """What some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
+    """The features that some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
 
     scales: the encode convention, hybrid, rounded-up and BF16 or FP32 scales; ties: half-away and logarithmic ones
     """

@@ -77,7 +77,8 @@ _MAXIMUM_TILE = 8192
 
 
 def _shape(rows: int, width: int, unit: int, columns: bool) -> dict[str, int]:
-    """How an operand [rows, width] is seen and cut, and how many warps take a tile. Rows may be seen as any others."""
+    """The shape in which an operand [rows, width] is seen and cut, and the warps that take a tile. Rows may be seen as
+    any others."""
     if columns:  # a row of a tile is a line of memory, of x and of the operand
         tile_columns = max(_EDGE, unit)
         tile_rows = _EDGE if unit <= _EDGE else _EDGE // 2
@@ -98,7 +99,7 @@ def together(x: Tensor) -> Tensor:
 
 
 def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
-    """Whether x is read as words of two bfloat16 numbers, which then must begin with a word and not be rotated."""
+    """True if x is read as words of two bfloat16 numbers, which then must begin with a word and not be rotated."""
     apart = x.stride(0) if len(x) > 1 else 0
     whole = not (apart % 2 or x.data_ptr() % 4 or (columns and x.shape[2] % 2))
     return x.dtype == torch.bfloat16 and not rotation and whole and _compares_pairs(x.device)
@@ -106,7 +107,7 @@ def pairs(x: Tensor, columns: bool, rotation: int) -> bool:
 
 @cache
 def _compares_pairs(device: torch.device) -> bool:
-    """Whether it has the maximum of two pairs of magnitudes."""
+    """True if the device has the maximum of two pairs of magnitudes."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 6)
 
 
@@ -201,7 +202,7 @@ def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:
 
 @cache
 def factor(size: int) -> float:
-    """What ends a rotation: FP32(1/sqrt(size)); 1 for none."""
+    """The factor that ends a rotation: FP32(1/sqrt(size)); 1 for none."""
     return float(hadamard(torch.eye(1, size), size, 1)[0, 0]) if size else 1.0
 
 

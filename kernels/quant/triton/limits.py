@@ -1,4 +1,4 @@
-"""Which operands the fused kernels take, and why they do not take the others."""
+"""The operands that the fused kernels take, and the reasons why they do not take the others."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def _(x, columns, *of_call):
 
 
 def both(x: Tensor, calls: tuple[Call, Call], dtype: torch.dtype) -> list[Tensor]:
-    """What `operand` returns for the rows of x and for its columns, one after the other, from one read of x [L, R, C].
+    """The results of `operand` for the rows of x and for its columns, one after the other, from one read of x [L, R,
+    C].
 
     calls: for rows and for columns, of the same seeds and step; ValueError for others. dtype: also torch.uint8, for
     what `packed` returns. Where neither is rotated they share one tensor maximum.

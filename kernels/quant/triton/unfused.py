@@ -1,4 +1,4 @@
-"""What the fused quantizers compute, by the reference in torch: their specification."""
+"""The fused quantizers by the reference in torch: their specification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fp4dse.kernels.quant.spec.reference import decode_operand
 
 
 def operand(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor]:
-    """What `operators.operand` computes, in float32, by the reference: its specification."""
+    """`operators.operand` in float32, by the reference: its specification."""
     blocks, shape, random, more = _blocks(x, columns, call)
     if call.codec != "block":
         more["codec"] = call.codec
@@ -29,7 +29,7 @@ def operand(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor]:
 
 
 def packed(x: Tensor, columns: bool, call: Call, quantizers: Sequence[Quantizer]) -> tuple[Tensor, Tensor, Tensor]:
-    """What `operators.packed` computes, by the reference: its specification. quantizers: of the tables, one a lane."""
+    """`operators.packed` by the reference: its specification. quantizers: of the tables, one a lane."""
     blocks, shape, random, more = _blocks(x, columns, call)
     tables = call.floats, call.ints, random, call.features.adaptive
     codes, scales, dec = quantize_and_pack(blocks, *tables, quantizers, **more)

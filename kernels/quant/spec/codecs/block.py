@@ -27,7 +27,7 @@ from fp4dse.kernels.quant.spec.grid import FLT_MAX, round_elements, round_scale,
 
 
 class Blocks(NamedTuple):
-    """What a codec works on: L lanes of n blocks of B elements.
+    """The operand of a codec: L lanes of n blocks of B elements.
 
     x             float32 [L, n, B]
     amax          block maxima [L, n]
@@ -109,7 +109,8 @@ def elements(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
 
 
 def payload(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
-    """What is rounded: magnitudes [L, n, B] times the blocks' multipliers and prescale, at most the largest element."""
+    """The numbers that are rounded: magnitudes [L, n, B] times the blocks' multipliers and prescale, at most the
+    largest element."""
     return torch.minimum(magnitude * _prescaled(b, mult), b.f["elem_max"][:, :, None])
 
 
@@ -150,5 +151,5 @@ def e8m0(amax: Tensor, i: dict[str, Tensor]) -> Tensor:
 
 
 def multiplier(scale: Tensor, enc: Tensor) -> Tensor:
-    """What elements are multiplied by: the inverse of the effective scale, at most the largest float32."""
+    """The multiplier of elements: the inverse of the effective scale, at most the largest float32."""
     return torch.clamp(1 / (scale * (1 / enc)), max=FLT_MAX)
