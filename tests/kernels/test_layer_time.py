@@ -9,7 +9,7 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.dse.cost import load_chip, load_model
 from fp4dse.dse.precision import Precise
-from fp4dse.kernels import backend, layer_time
+from fp4dse.kernels import layer_time
 from fp4dse.kernels.layer_time import LayerTime, layer_rows, layer_times, measured_overhead, order_statistic
 
 TINY = msgspec.structs.replace(load_model("mlp"), tokens=8)
@@ -18,13 +18,9 @@ FIRST, SECOND = TINY.linears
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The reference as it is, nothing to compile, and few turns."""
-    monkeypatch.setenv("FP4DSE_EAGER", "1")
+    """Few turns."""
     monkeypatch.setattr(layer_time, "LOOKS", (2,))
     monkeypatch.setattr(layer_time, "TURN_S", 0.0)
-    backend.cache_clear()
-    yield
-    backend.cache_clear()
 
 
 def line(linear=FIRST, quantized=1, precise=0, us=30.0, bf16_us=10.0, steady=True) -> LayerTime:
@@ -44,7 +40,7 @@ def test_every_quantized_layer_is_timed_and_modelled(name):
         assert row["us"] > 0
         assert row["measured"] == row["us"] / row["bf16_us"]
         assert row["modelled"] > 1  # an H200 emulates
-        assert (row["quantized"], row["precise"], row["backend"]) == (1, 0, "eager")
+        assert (row["quantized"], row["precise"], row["backend"]) == (1, 0, "compiled")
 
 
 @pytest.mark.usefixtures("quick")
