@@ -154,3 +154,22 @@ EXPECTED = [
     [488, 117, 341, 239, 504, 508, 341, 114, 498, 15, 506, 309],
 ]
 TOTAL = 40.088158
+
+
+def test_a_preset_on_the_language_measures_what_is_left_to_learn():
+    task = get_task("language", "smoke", "grammar")
+    problem = task.problem([0, 1])
+    assert problem.train_x.shape == (1, task.batch * task.steps, 33)
+    assert problem.init["embed"].shape == (2, 2048, 32)
+    assert task.origin == ("language", "smoke", "grammar")
+    lanes = [Lane(Recipe.named("bf16"), 1e-2, seed) for seed in (0, 1)]
+    for result in train(with_steps(task, 30), lanes).lanes:
+        entropy = Language().entropy(32, 16 * task.batch)
+        assert result.metrics["excess"] == pytest.approx(result.val_loss - entropy, abs=1e-4)
+        assert 0.5 < result.metrics["excess"] < 3
+
+
+def test_a_file_of_that_name_is_read_where_its_path_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "grammar").write_text("\n\n".join(f"paragraph {i} of some text" for i in range(900)))
+    assert get_task("language", "smoke", "./grammar").summary.startswith("grammar, vocabulary 256")
