@@ -9,11 +9,23 @@ from numpy.typing import ArrayLike, NDArray
 def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
 
-    A point is dominated if another is no worse in both and better in one. Equal points stay together; a point with
-    NaN or inf is never on the front and dominates nobody.
+    A point is dominated if another is no worse in both and better in one. Equal points stay together, and so do those
+    whose x differs in its last digits alone; a point with NaN or inf is never on the front and dominates nobody.
     """
-    [mask] = fronts(x, np.asarray(y, float)[None])
+    [mask] = fronts(equal_costs(x), np.asarray(y, float)[None])
     return np.asarray(mask)
+
+
+def equal_costs(x: ArrayLike) -> NDArray[np.float64]:
+    """Costs of which those that differ in their last digits alone (1e-9 of the largest) are the lowest of them. [n]"""
+    x = np.asarray(x, float)
+    order = np.argsort(x)  # NaN last
+    steps = np.diff(x[order], prepend=-np.inf)
+    apart = ~(steps <= 1e-9 * np.nanmax(np.abs(x), initial=0.0))
+    first = np.maximum.accumulate(np.where(apart, np.arange(len(x)), 0))
+    out = np.empty_like(x)
+    out[order] = x[order][first]
+    return out
 
 
 def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:
