@@ -152,7 +152,7 @@ def _null(said: Answers) -> Iterator[Score]:
     yield "null studies with a recipe told from the best", float(versus["verdict"].isin(["lower", "higher"]).any()), 1
 
 
-TOLD = "p"
+TOLD = "q"
 """The column of `effects` that says which of them are told from nothing, below 0.05."""
 
 

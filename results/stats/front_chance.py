@@ -12,7 +12,9 @@ differ in their last digits are one cost (pareto.equal_costs).
 
     p_front       share of draws in which the recipe is on the front
     expected      mean of the drawn gaps: what the gap is expected to be on new seeds; its interval is the middle 95 %
-    hypervolume   area between the front and a fixed reference point, and its interval, from the draws
+    hypervolume   area between the front and a fixed reference point; drawn from each recipe's own seeds, and its
+                  interval is the reflected one, 2·h - h*, because a front of noisy means is too good, and one of noisier
+                  draws too good once more
 
 With many recipes and few seeds the chance spreads over all that might be on the front; that is the finding.
 """
@@ -31,7 +33,7 @@ from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.pareto import equal_costs, front, fronts, hypervolumes
-from fp4dse.results.stats.shrinkage import Posterior, posterior
+from fp4dse.results.stats.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.summary import summarize
 
@@ -92,24 +94,19 @@ def hypervolume(
         reference = (REFERENCES[overhead], GAP_REFERENCE)
     competing, parts = _competing(runs, overhead)
     out = []
-    for lines, spread, draws in _drawn(competing, parts, resamples, seed):
+    for lines, spread, draws in _drawn(competing, parts, resamples, seed, alone=True):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
         low = high = math.nan
         if np.isfinite(spread.error).all():
             drawn = [hypervolumes(lines[overhead], draw + shared[:, None], reference) for draw, shared in draws]
-            area, low, high = _middle(np.concatenate(drawn))
+            tails = np.quantile(np.concatenate(drawn), [0.5 + CONFIDENCE / 2, 0.5 - CONFIDENCE / 2])
+            low, high = np.clip(2 * area - tails, 0, None)
         facts = {name: lines[name].iloc[0] for name in SETTING}
         facts |= {"axis": overhead, "reference_overhead": reference[0], "reference_gap": reference[1]}
         counts = {"recipes": len(lines), "on_front": int(front(lines[overhead], lines["gap"]).sum())}
         out.append({**facts, "hypervolume": area, "low": low, "high": high, **counts})
     columns = [*SETTING, "axis", "reference_overhead", "reference_gap", "hypervolume", "low", "high", "recipes"]
     return pd.DataFrame(out, columns=[*columns, "on_front"])
-
-
-def _middle(drawn: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Mean and the middle 95 %."""
-    low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
-    return float(drawn.mean()), float(low), float(high)
 
 
 def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
@@ -137,16 +134,20 @@ def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
 
 
 def _drawn(
-    competing: pd.DataFrame, parts: Parts, resamples: int, seed: int
+    competing: pd.DataFrame, parts: Parts, resamples: int, seed: int, alone: bool = False
 ) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
-    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk]."""
+    """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk].
+
+    alone: each recipe has what its own seeds say.
+    """
     for keys, lines in competing.groupby(list(SETTING), sort=False):
         recipes, gaps, knobs = parts[keys]
         distinct, first, which = np.unique(
             gaps[recipes.get_indexer(lines["config_id"])], axis=0, return_index=True, return_inverse=True
         )
         spread = spread_over_seeds(distinct)
-        found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
+        codes = from_zero(knobs.loc[lines["config_id"].iloc[first]])
+        found = unmoved(spread) if alone else posterior(spread, distinct, codes)
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
         yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+ULPS = 8
+"""Last places by which two sums of the same costs may differ."""
+
 
 def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
@@ -17,14 +20,13 @@ def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
 
 
 def equal_costs(x: ArrayLike) -> NDArray[np.float64]:
-    """Costs of which those that differ in their last digits alone (1e-9 of the largest) are the lowest of them. [n]"""
+    """Costs [n], those that differ by sums taken in another order (ULPS) made equal to the lowest of them."""
     x = np.asarray(x, float)
-    order = np.argsort(x)  # NaN last
-    steps = np.diff(x[order], prepend=-np.inf)
-    apart = ~(steps <= 1e-9 * np.nanmax(np.abs(x), initial=0.0))
-    first = np.maximum.accumulate(np.where(apart, np.arange(len(x)), 0))
-    out = np.empty_like(x)
-    out[order] = x[order][first]
+    out, known = x.copy(), np.flatnonzero(np.isfinite(x))
+    order = known[np.argsort(x[known], kind="stable")]
+    with np.errstate(over="ignore"):
+        apart = np.diff(x[order], prepend=-np.inf) > ULPS * np.spacing(np.abs(x[order]))
+    out[order] = x[order][np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
     return out
 
 

@@ -81,7 +81,9 @@ class Posterior(NamedTuple):
         centre = self._coefficients(count, rng) @ self.design.T
         prior = np.square(self.own.drawn(count, rng))
         kept = prior / (prior + variance + 1e-300)
-        return np.asarray(np.round(centre + kept * (self.spread.mean - centre) + np.sqrt(kept * variance) * noise, DIGITS))
+        return np.asarray(
+            np.round(centre + kept * (self.spread.mean - centre) + np.sqrt(kept * variance) * noise, DIGITS)
+        )
 
     def _coefficients(self, count: int, rng: np.random.Generator) -> Array:
         """[count, coefficients], exactly 0 for factors that a draw says do nothing."""
@@ -113,9 +115,8 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
     ends = np.cumsum([1, *(part.shape[1] for part in parts)])
     blocks = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
     level_error, own_error = _level_noise(spread, gaps, parts)
-    nothing = Mixture(np.zeros(1), np.ones((len(blocks), 1)))
     if recipes < LEAST_RECIPES or not np.isfinite(own_error).all() or not (own_error > 0).all():
-        return Posterior(spread, None, spread.error, design, np.zeros(len(design.T)), np.zeros((0, 0)), nothing, blocks)
+        return unmoved(spread)
     coefficients, covariance, own = _fitted(design, spread.mean, np.square(own_error))
     for columns in blocks:
         size = columns.stop - columns.start
@@ -123,6 +124,12 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
     effects = _effects(coefficients, covariance, blocks)
     precision = np.linalg.inv(covariance)
     return Posterior(spread, own, own_error, design, coefficients, precision, effects, blocks)
+
+
+def unmoved(spread: Spread) -> Posterior:
+    """The posterior that draws recipes towards nothing: each has what its own seeds say."""
+    nothing = Mixture(np.zeros(1), np.ones((0, 1)))
+    return Posterior(spread, None, spread.error, np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)), nothing, [])
 
 
 def _inflation(freedom: Array, count: int, rng: np.random.Generator) -> Array:
