@@ -74,7 +74,7 @@ class Posterior(NamedTuple):
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """Gaps [count, recipes] from the posterior."""
         recipes = len(self.spread.mean)
-        variance = np.square(self.own_error) * _inflation(self.spread.freedom, count, rng)
+        variance = np.square(self.own_error) * inflation(self.spread.freedom, count, rng)
         noise = rng.standard_normal((count, recipes))
         if self.own is None:
             return self.spread.mean + np.sqrt(variance) * noise
@@ -132,7 +132,7 @@ def unmoved(spread: Spread) -> Posterior:
     return Posterior(spread, None, spread.error, np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0)), nothing, [])
 
 
-def _inflation(freedom: Array, count: int, rng: np.random.Generator) -> Array:
+def inflation(freedom: Array, count: int, rng: np.random.Generator) -> Array:
     """[count, recipes]: by how much a variance may be larger than what its seeds say."""
     out = np.ones((count, len(freedom)))
     finite = np.isfinite(freedom) & (freedom > 0)

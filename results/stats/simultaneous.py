@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.shrinkage import Posterior
+from fp4dse.results.stats.shrinkage import Posterior, inflation
 from fp4dse.results.stats.spread import Spread
 
 Array = NDArray[np.float64]
@@ -71,19 +71,20 @@ def versus(values: Array, place: int, spread: Spread, found: Posterior, chosen: 
 
 
 def _limit(truth: Array, place: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
-    """The 95 % quantile of the largest |t|, as a multiple of the error."""
+    """The 95 % quantile of the largest |t|, as a multiple of the error.
+
+    A variance may be larger than it looks, and the recipes whose are so are those that chance puts first.
+    """
     rng = np.random.default_rng(1)
-    luck = rng.standard_normal(truth.shape) * spread.error
+    luck = rng.standard_normal(truth.shape) * spread.error * np.sqrt(inflation(spread.freedom, len(truth), rng))
     luck[:, same] = luck[:, [place]]
-    freedom = np.where(np.isfinite(spread.freedom), spread.freedom, 1e6)
-    assumed = np.square(spread.error) * 2 * rng.standard_gamma(freedom / 2, truth.shape) / freedom
     where = np.full(len(truth), place)
     if chosen.any():
         where = np.where(chosen, truth + luck, np.inf).argmin(axis=1)
     rows = np.arange(len(truth))
     apart = np.abs(luck - luck[rows, where][:, None])
     with np.errstate(invalid="ignore", divide="ignore"):
-        t = apart / np.sqrt(assumed + assumed[rows, where][:, None])
+        t = apart / np.sqrt(np.square(spread.error) + np.square(spread.error)[where][:, None])
     t[rows, where] = 0.0
     return float(np.quantile(np.nan_to_num(t).max(axis=1), CONFIDENCE))
 
