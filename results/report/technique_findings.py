@@ -1,9 +1,9 @@
 """Sentences on techniques: helps, harms, depends on the rest, or nothing. Matched pairs decide.
 
-The effect of a level is the mean over pairs of recipes that differ in nothing else. It is a finding if q, its
-p-value adjusted for all techniques that are compared, is below 0.05 and most pairs agree. It is not one if one of the two levels was tried with something that the other
-never met: E4M3 without a tensor scale against E8M0, which has none, says nothing of NVFP4 against MXFP4.
-"""
+The effect of a level is the mean over pairs of recipes that differ in nothing else. It is a finding if q, its p-value
+adjusted for all techniques that are compared, is below 0.05 and most pairs agree. It is not one if one of the two
+levels was tried with something that the other never met: E4M3 without a tensor scale against E8M0, which has none, says
+nothing of NVFP4 against MXFP4."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ Intervals. Seeds are the replicates: each gives an estimate of every effect. The
 independent lanes, is pooled over the effects as far as these are alike (spread.shrunken). Where a part of the
 combinations was tried, what the model leaves unexplained between recipes is added for those that were not: other ones
 might have said something else. With one seed the recipes are the replicates, and `basis` says so. q is p adjusted for
-all lines of a setting (false discovery rate, Benjamini and Hochberg): of what has q below 0.05, one in twenty is chance.
+all lines of a setting (false discovery rate, Benjamini and Hochberg): of what has q below 0.05, one in twenty is
+chance.
 
 Nothing is said across combinations of levels that were never tried. An effect is over those levels of the other factors
 that both of its levels were tried with, and `note` names them; without any there is none. A marginal mean needs all.
@@ -35,14 +36,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.stats.contrasts import Term, Tried, estimates, with_intervals
 from fp4dse.results.stats.factors import AXES, Factor, factors
-from fp4dse.results.stats.intervals import CONFIDENCE, adjusted
 from fp4dse.results.stats.least_squares import Fit, fit, null_space, sum_to_zero, undetermined
 from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
-from fp4dse.results.stats.spread import shrunken
 
 Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
@@ -72,11 +71,12 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     """Main effects and pairwise interactions, per SETTING, over the recipes that quantize, at their best rates.
 
     Columns: SETTING, kind (`main` or `interaction`), factor, level, with_factor, with_level (null for main), reference
-    (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1;
-    below 0 where it helps), low, high (95 %), p, q (p adjusted for all lines of the setting), error, freedom (standard error and its degrees of freedom), share (of
-    the variance between recipes that the factor or pair alone explains: what R² falls by without it, 0 … 1), mean (of
-    main: the marginal mean gap or rank; NaN without a baseline), recipes (with this level), diverged (the share of them
-    with a diverged seed), basis (`seeds` or `recipes`), note (why there is no effect, else empty).
+    (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1; below
+    0 where it helps), low, high (95 %), p, q (p adjusted for all lines of the setting), error, freedom (standard error
+    and its degrees of freedom), share (of the variance between recipes that the factor or pair alone explains: what R²
+    falls by without it, 0 … 1), mean (of main: the marginal mean gap or rank; NaN without a baseline), recipes (with
+    this level), diverged (the share of them with a diverged seed), basis (`seeds` or `recipes`), note (why there is no
+    effect, else empty).
 
     The reference level has a line, with effect 0. The effect of an interaction is what two levels do together beyond
     what each does on average. Order: SETTING, main before interaction, large shares first. A line whose note is not
@@ -130,16 +130,6 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
-class _Term(NamedTuple):
-    """A factor, or a pair of them, in the model: which columns of the design it has, and how its levels are coded."""
-
-    factors: tuple[Factor, ...]
-    present: tuple[NDArray[np.intp], ...]
-    coding: tuple[NDArray[np.float64], ...]
-    block: NDArray[np.float64]
-    columns: slice
-
-
 def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     finished = np.asarray(np.isfinite(table.y).any(axis=1))
     y = table.y[finished]
@@ -150,7 +140,7 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
         if len(present) > 1:
             coding = sum_to_zero(len(present))
             columns = slice(start, start := start + len(present) - 1)
-            mains.append(_Term((f,), (present,), (coding,), coding[codes], columns))
+            mains.append(Term((f,), (present,), (coding,), coding[codes], columns))
     if len(y) < 2 or not mains:
         for f in table.factors:
             yield _without(table, f, "fewer than two recipes finished" if len(y) < 2 else "one level finished")
@@ -162,7 +152,7 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     for a, b in combinations(mains, 2):
         block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
         columns = slice(start, start := start + block.shape[1])
-        pairs.append(_Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
+        pairs.append(Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
         cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
         determined.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
         free += determined[-1]
@@ -189,37 +179,9 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
         yield _interaction(table, term, model, total, finished, not known, tried, untold)
 
 
-class Tried(NamedTuple):
-    """Which levels of the modelled factors were tried with which."""
-
-    mains: list[_Term]
-    pairs: list[_Term]
-    """Interactions in the model."""
-    codes: list[NDArray[np.intp]]
-    """[recipes] of each of `mains`, those that finished."""
-
-    def cells(self) -> float:
-        """How many combinations there are."""
-        return float(np.prod([len(term.present[0]) for term in self.mains]))
-
-    def support(self, term: _Term, level: int, reference: int) -> Iterator[tuple[_Term, NDArray[np.bool_]]]:
-        """Each other factor, and at which of its levels both levels of `term` were tried."""
-        mine = next(codes for main, codes in zip(self.mains, self.codes, strict=True) if main is term)
-        for other, codes in zip(self.mains, self.codes, strict=True):
-            if other is not term:
-                with_, without = (np.isin(other.present[0], codes[mine == code]) for code in (level, reference))
-                yield other, with_ & without
-
-    def between(self, term: _Term, other: _Term) -> tuple[_Term | None, bool]:
-        """Their interaction, and True if `term` comes first in it."""
-        names = {f.name for f in (*term.factors, *other.factors)}
-        found = next((pair for pair in self.pairs if {f.name for f in pair.factors} == names), None)
-        return found, found is not None and found.factors[0].name == term.factors[0].name
-
-
 def _main(
     table: FactorTable,
-    term: _Term,
+    term: Term,
     model: Fit,
     total: float,
     note: str,
@@ -255,7 +217,7 @@ def _main(
     cannot = lost | none | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
     cannot[reference] = lost
     means = model.coefficients[0] + coding @ model.coefficients[term.columns] - table.baseline
-    out = _estimates(model, contrasts, cannot, complete)
+    out = estimates(model, contrasts, cannot, complete)
     out.loc[reference, ["seed_variance", "lane_variance", "misfit"]] = np.nan
     out = out.assign(level=[f.levels[i] for i in present], mean=np.where(lost | ~whole, np.nan, means), note=notes)
     missing = sorted(set(f.codes) - set(present))
@@ -276,7 +238,7 @@ def _main(
 
 def _interaction(
     table: FactorTable,
-    term: _Term,
+    term: Term,
     model: Fit,
     total: float,
     finished: NDArray[np.bool_],
@@ -289,7 +251,7 @@ def _interaction(
     contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
     complete = np.full(len(contrasts), (len(rows) - 1) * (len(columns) - 1) / tried.cells())
     cannot = lost | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
-    out = _estimates(model, contrasts, cannot, complete)
+    out = estimates(model, contrasts, cannot, complete)
     cells = [(i, j) for i in rows for j in columns]
     here = [(f.codes == i) & (g.codes == j) for i, j in cells]
     empty = np.array([not (cell & finished).any() for cell in here])
@@ -318,41 +280,6 @@ def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
     return pd.DataFrame({**dict.fromkeys(COLUMNS[len(SETTING) :]), **names, **counts, "note": why}).astype(
         dict.fromkeys(["effect", "low", "high", "p", "q", "error", "freedom", "share", "mean"], float)
     )
-
-
-def _estimates(
-    model: Fit, contrasts: NDArray[np.float64], cannot: NDArray[np.bool_], complete: NDArray[np.float64]
-) -> pd.DataFrame:
-    """Values and the parts of their variance, for `with_intervals`; NaN where nothing can be told."""
-    parts = (contrasts @ model.coefficients, *model.variances(contrasts, complete))
-    names = ("effect", "seed_variance", "lane_variance", "misfit")
-    columns = {name: np.where(cannot, np.nan, part) for name, part in zip(names, parts, strict=True)}
-    out = pd.DataFrame({**columns, "freedom": model.freedom, "misfit_freedom": model.misfit_freedom})
-    return out.assign(basis="seeds" if model.by_seeds else "recipes")
-
-
-def with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
-    """Lines of `_estimates` with error, freedom, low, high, p and q; see the top."""
-    out = lines.copy()
-    names = ["seed_variance", "lane_variance", "misfit", "freedom", "misfit_freedom"]
-    out = out.assign(**{name: out[name].astype(float) if name in out else np.nan for name in names})
-    variance, freedom = out["seed_variance"].to_numpy(copy=True), out["freedom"].to_numpy(copy=True)
-    for kind in out["kind"].unique():
-        usable = (out["kind"].eq(kind) & out["lane_variance"].gt(0) & out["basis"].eq("seeds")).to_numpy()
-        if usable.sum() > 1:
-            alone = out["lane_variance"].to_numpy()[usable]
-            ratio, pooled = shrunken(variance[usable] / alone, freedom[usable])
-            variance[usable], freedom[usable] = ratio * alone, pooled
-    misfit = out["misfit"].to_numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        parts = np.square(variance) / freedom + np.square(misfit) / out["misfit_freedom"].to_numpy()
-        freedom = np.where(misfit > 0, np.square(variance + misfit) / parts, freedom)
-        error = np.where(freedom > 0, np.sqrt(variance + misfit), np.nan)
-        half = stdtrit(np.maximum(freedom, 1), 0.5 + CONFIDENCE / 2) * error
-        p = 2 * stdtr(np.maximum(freedom, 1), -np.abs(out["effect"].to_numpy(float) / error))
-    effect = out["effect"].to_numpy(float)
-    out = out.assign(error=error, freedom=freedom, low=effect - half, high=effect + half, p=p, q=adjusted(p))
-    return out.drop(columns=["seed_variance", "lane_variance", "misfit", "misfit_freedom"])
 
 
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:

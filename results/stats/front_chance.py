@@ -13,8 +13,8 @@ differ in their last digits are one cost (pareto.equal_costs).
     p_front       share of draws in which the recipe is on the front
     expected      mean of the drawn gaps: what the gap is expected to be on new seeds; its interval is the middle 95 %
     hypervolume   area between the front and a fixed reference point; drawn from each recipe's own seeds, and its
-                  interval is the reflected one, 2·h - h*, because a front of noisy means is too good, and one of noisier
-                  draws too good once more
+                  interval is the reflected one, 2·h - h*, because a front of noisy means is too good, and one of
+                  noisier draws too good once more
 
 With many recipes and few seeds the chance spreads over all that might be on the front; that is the finding.
 """

@@ -50,8 +50,8 @@ class Fit(NamedTuple):
     lanes: Array
     """[recipes]: seeds that each has."""
     misfit: float
-    """Variance between recipes that neither the design nor the luck of lanes explains; 0 with one seed, whose errors have
-    it already, NaN where no recipe is left to tell."""
+    """Variance between recipes that neither the design nor the luck of lanes explains; 0 with one seed, whose errors
+    have it already, NaN where no recipe is left to tell."""
     misfit_freedom: float
 
     def estimate(self, contrasts: Array) -> tuple[Array, Array]:

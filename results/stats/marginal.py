@@ -25,12 +25,11 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     """The value of each level of each factor over its reference level, per SETTING, from matched pairs of recipes.
 
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
-    log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, q (p adjusted for all levels), helps (share of matches where it lowers the
-    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best and
-    worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
-    factors that one of the two was tried with and the other never, as text; then the matches speak of what both were
-    tried with alone). Lowest difference first.
-    """
+    log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, q (p adjusted for all levels), helps (share
+    of matches where it lowers the loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the
+    techniques that suit it best and worst), diverges, recovers (matches where it alone, or the reference alone,
+    diverged), untried (levels of other factors that one of the two was tried with and the other never, as text; then
+    the matches speak of what both were tried with alone). Lowest difference first."""
     parts = []
     for keys, table in factor_tables(runs):
         lane = _lane_variance(table.y)

@@ -6,9 +6,9 @@
 The luckiest of many noisy means is too good. Here every mean is drawn towards the linear model by as much as its luck
 outweighs what recipes differ by beside the model. Both that part and the factors' effects are mixtures of normal
 distributions of fixed widths, 0 among them, whose shares are fitted (adaptive shrinkage, Stephens 2017): a few large
-ones stay where they are while the rest moves in, and techniques that do nothing are told to do nothing. Variances v over
-seeds are those of spread.py. What all recipes with a technique share in a seed is estimated over all factors together,
-from how much their effects differ between seeds beyond the luck of lanes; it is uncertainty of the effects.
+ones stay where they are while the rest moves in, and techniques that do nothing are told to do nothing. Variances v
+over seeds are those of spread.py. What all recipes with a technique share in a seed is estimated over all factors
+together, from how much their effects differ between seeds beyond the luck of lanes; it is uncertainty of the effects.
 
 A draw from the posterior takes v from its scaled inverse χ² distribution, the width and the effects of each factor, and
 u given these. Too few recipes for a model (fewer than twice its coefficients) are drawn towards their mean alone, and
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +114,7 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
         parts = []
     design = np.hstack([np.ones((recipes, 1)), *parts])
     ends = np.cumsum([1, *(part.shape[1] for part in parts)])
-    blocks = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    blocks = [slice(int(a), int(b)) for a, b in pairwise(ends)]
     level_error, own_error = _level_noise(spread, gaps, parts)
     if recipes < LEAST_RECIPES or not np.isfinite(own_error).all() or not (own_error > 0).all():
         return unmoved(spread)

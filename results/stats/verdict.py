@@ -225,7 +225,7 @@ def _expected(pick: pd.Series) -> dict[str, float]:
 def _against_bf16(gap: dict[str, float], pairs: int) -> Against:
     if pairs < 2 or math.isnan(gap["gap_low"]):
         return "unknown"
-    if -MARGIN < gap["gap_low"] and gap["gap_high"] < MARGIN:
+    if gap["gap_low"] > -MARGIN and gap["gap_high"] < MARGIN:
         return "same"
     return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"
 

@@ -7,9 +7,9 @@ from fp4dse.dse import ConfigError
 from fp4dse.results import front_chance, hypervolume, summarize
 from fp4dse.results.bench.generated import generated
 from fp4dse.results.stats.front_chance import _draws
+from fp4dse.results.stats.pareto import hypervolumes
 from fp4dse.results.stats.shrinkage import unmoved
 from fp4dse.results.stats.spread import shrunken, spread_over_seeds
-from fp4dse.results.stats.pareto import hypervolumes
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 REFERENCE = (10.0, np.log(2))
