@@ -40,12 +40,11 @@ MOST_SEEDS = 10_000
 def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MARGIN) -> pd.DataFrame:
     """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
 
-    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where
-    the recipe is better), low, high (95 %), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST),
-    verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN
-    where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the reference has
-    none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
-    """
+    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where the
+    recipe is better), low, high (95 %, of all recipes at once), p, p_holm (adjusted for all recipes of the setting),
+    p_same (of TOST), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds
+    (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the
+    reference has none. ConfigError if the store holds no runs of `reference`, or if margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
     knobs = codes_of(rows)

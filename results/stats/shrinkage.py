@@ -123,7 +123,7 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
         size = columns.stop - columns.start
         covariance[columns, columns] += level_error**2 * (np.eye(size) - 1 / (size + 1))
     effects = _effects(coefficients, covariance, blocks)
-    precision = np.linalg.inv(covariance)
+    precision: Array = np.linalg.inv(covariance)
     return Posterior(spread, own, own_error, design, coefficients, precision, effects, blocks)
 
 
@@ -176,7 +176,8 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
             break
     normal = weighted @ design
     slack = 1e-9 * np.trace(normal) / len(normal) * np.eye(len(normal))  # factors that are a mixture of others
-    return coefficients, np.linalg.inv(normal + slack), Mixture(widths, member)
+    covariance: Array = np.linalg.inv(normal + slack)
+    return coefficients, covariance, Mixture(widths, member)
 
 
 def _effects(coefficients: Array, covariance: Array, blocks: Sequence[slice]) -> Mixture:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.shrinkage import Posterior, inflation
@@ -114,8 +114,6 @@ def _more_seeds(found: Versus, which: NDArray[np.bool_], margin: float) -> Array
     The chance is over what the difference may be after all (the posterior), the luck of the seeds to come, and what the
     variance may be: it is what is promised before the seeds are trained.
     """
-    from scipy.special import ndtri
-
     n0 = found.pairs[which][:, None, None].astype(float)
     n = np.maximum(_SEEDS[None, :, None], n0 + 1)
     node = ndtri(_NODES)[None, None]

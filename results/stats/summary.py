@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.special import betaincinv
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import OVERHEAD_OF
@@ -31,12 +30,12 @@ SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead
 def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
-    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
-    and val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval;
-    NaN bounds with one pair), pairs, survived (the share of seeds that did not diverge, of those that finished or
-    diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap),
-    points, bits, the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else
-    empty).
+    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss and
+    val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN
+    bounds with one pair), pairs, survived (the share of seeds that did not diverge, of those that finished or
+    diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934), p_best (two-sided p of the paired
+    difference to the recipe with the lowest gap), points, bits, the column `overhead` if it is another, on_front, note
+    (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -106,6 +105,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
 
 def survival(finished: pd.Series, diverged: pd.Series) -> pd.DataFrame:
     """Share of seeds that finished and its exact 95 % interval; NaN without a seed. finished, diverged: counts."""
+    from scipy.special import betaincinv
+
     k, n = finished.to_numpy(float), (finished + diverged).to_numpy(float)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.where(n > 0, k / n, np.nan)
