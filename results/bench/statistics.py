@@ -101,7 +101,9 @@ def answered(studies: Sequence[Study]) -> list[Answers]:
     found = []
     for i in range(len(studies)):
         parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
-        found.append(Answers(*parts, by_task[f"{i:06}"]))
+        of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs = parts
+        verdict = by_task[f"{i:06}"]
+        found.append(Answers(of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs, verdict))
     return found
 
 

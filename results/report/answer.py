@@ -69,7 +69,7 @@ def _sentence(text: str) -> str:
 def _sure(found: Findings, verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
     loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
-    says = f"Loss expected on new seeds <b>{loss}</b> against BF16, {seeds}: "
+    says = f"Loss <b>{loss}</b> against BF16, {seeds}: "
     says += f"<b>{BF16_WORDS[verdict.bf16]}</b>".replace(" %", "&nbsp;%")
     if not math.isnan(verdict.p_front):
         share = f"a chance of {100 * verdict.p_front:.0f} %"

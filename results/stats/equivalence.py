@@ -27,7 +27,7 @@ from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 from fp4dse.results.stats.shrinkage import posterior
-from fp4dse.results.stats.simultaneous import Versus, table, versus
+from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
 from fp4dse.results.text.ratios import change, change_range, counted
 
@@ -96,7 +96,7 @@ def _versus(
     factors = [] if codes.isna().any(axis=None) else from_zero(codes)
     found = posterior(spread, distinct, factors)
     whole = versus(distinct, which[known.searchsorted(place)], spread, found, np.bincount(which, chosen[known]) > 0)
-    filled = Versus(*(part if isinstance(part, float) else part[which] for part in whole))
+    filled = whole.taken(which)
     lines = table(filled, margin).set_axis(known, axis="index")
     lines["pairs"] = np.isfinite(log[known] - log[place]).sum(axis=1)
     return out.assign(**lines.reindex(out.index)).drop(columns="std")

@@ -123,7 +123,7 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
         size = columns.stop - columns.start
         covariance[columns, columns] += level_error**2 * (np.eye(size) - 1 / (size + 1))
     effects = _effects(coefficients, covariance, blocks)
-    precision: Array = np.linalg.inv(covariance)
+    precision = np.asarray(np.linalg.inv(covariance), float)
     return Posterior(spread, own, own_error, design, coefficients, precision, effects, blocks)
 
 
@@ -162,7 +162,7 @@ def _shares(log_density: Array, shares: Array) -> tuple[Array, Array]:
 
 def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, Mixture]:
     """Coefficients, their covariance, and what recipes have of their own."""
-    coefficients = np.linalg.lstsq(design, mean, rcond=None)[0]
+    coefficients: Array = np.linalg.lstsq(design, mean, rcond=None)[0]
     widths = _widths(math.sqrt(float(np.median(variance))) / 4, 2 * float(np.abs(mean - design @ coefficients).max()))
     total = np.square(widths) + variance[:, None]  # [recipes, widths]
     shares = np.full(len(widths), 1 / len(widths))
@@ -176,7 +176,7 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
             break
     normal = weighted @ design
     slack = 1e-9 * np.trace(normal) / len(normal) * np.eye(len(normal))  # factors that are a mixture of others
-    covariance: Array = np.linalg.inv(normal + slack)
+    covariance = np.asarray(np.linalg.inv(normal + slack), float)
     return coefficients, covariance, Mixture(widths, member)
 
 

@@ -45,6 +45,11 @@ class Versus(NamedTuple):
     """The difference that the posterior expects, and how far it may be off."""
     uncertain: Array
 
+    def taken(self, places: NDArray[np.intp]) -> Versus:
+        """The same for recipes at these places."""
+        arrays = {name: part[places] for name, part in self._asdict().items() if name != "limit"}
+        return self._replace(**arrays)
+
 
 def versus(values: Array, place: int, spread: Spread, found: Posterior, chosen: NDArray[np.bool_]) -> Versus:
     """values: [recipes, seeds], log losses; spread, found: of them; place: of the reference. chosen: [recipes], those
