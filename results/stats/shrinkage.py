@@ -162,7 +162,7 @@ def _shares(log_density: Array, shares: Array) -> tuple[Array, Array]:
 
 def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, Mixture]:
     """Coefficients, their covariance, and what recipes have of their own."""
-    coefficients: Array = np.linalg.lstsq(design, mean, rcond=None)[0]
+    coefficients = np.asarray(np.linalg.lstsq(design, mean, rcond=None)[0], float)
     widths = _widths(math.sqrt(float(np.median(variance))) / 4, 2 * float(np.abs(mean - design @ coefficients).max()))
     total = np.square(widths) + variance[:, None]  # [recipes, widths]
     shares = np.full(len(widths), 1 / len(widths))
@@ -171,7 +171,7 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
         before = shares
         member, shares = _shares(-0.5 * (np.log(total) + np.square(residual)[:, None] / total), shares)
         weighted = design.T * (member / total).sum(axis=1)
-        coefficients = np.linalg.lstsq(weighted @ design, weighted @ mean, rcond=None)[0]
+        coefficients = np.asarray(np.linalg.lstsq(weighted @ design, weighted @ mean, rcond=None)[0], float)
         if np.abs(shares - before).max() < 1e-4:
             break
     normal = weighted @ design
