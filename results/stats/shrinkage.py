@@ -176,7 +176,7 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
             break
     normal = weighted @ design
     slack = 1e-9 * np.trace(normal) / len(normal) * np.eye(len(normal))  # factors that are a mixture of others
-    covariance = np.asarray(np.linalg.inv(normal + slack), float)
+    covariance: Array = np.linalg.inv(normal + slack)
     return coefficients, covariance, Mixture(widths, member)
 
 
