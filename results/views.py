@@ -22,9 +22,9 @@ from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 def front(runs: pd.DataFrame) -> pd.DataFrame:
     """The recipes that are on the front, or were in some draw: the lines of `front_chance` where p_front is not 0.
 
-    Columns: those of `recipes`, and p_front: the share of 1,000 draws over seeds in which the recipe is on the front;
-    NaN where no recipe has two seeds. Order: cheapest first.
-    """
+    Columns: those of `recipes`; p_front: the chance that the recipe is on the true front, from 1,000 draws; expected,
+    expected_low, expected_high: the gap that new seeds would give, with its 95 % interval, from this recipe's seeds,
+    its factors and the other recipes; NaN where no recipe has two seeds. Order: cheapest first."""
     lines = front_chance(runs)
     return lines[lines["on_front"] | lines["p_front"].gt(0)].reset_index(drop=True)
 
@@ -47,9 +47,9 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 
 BRIEF: dict[str, tuple[str, ...]] = {
     "recipes": ("task label gap overhead", "on_front", "note", "gap_low gap_high", "pairs", "preset"),
-    "front": ("task label gap overhead", "on_front", "p_front", "gap_low gap_high", "preset"),
+    "front": ("task label gap overhead", "on_front", "p_front", "expected", "expected_low expected_high", "preset"),
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
-    "effects": ("task factor level with_factor with_level effect", "low high", "reference", "p"),
+    "effects": ("task factor level with_factor with_level effect", "low high", "reference", "q"),
     "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),

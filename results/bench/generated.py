@@ -33,6 +33,7 @@ KNOBS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "estimator_w": (("estimator_w",), ("ste", "dge", "spline")),
     "fprop.x.scaling": (("fprop_x_scaling",), ("amax", "sawb")),
     "dgrad.g.range": (("dgrad_g_range",), ("full", "16/17")),
+    "wgrad.x.adapt": (("wgrad_x_adapt",), ("none", "4over6-mse")),
 }
 """Factor, as `design.factors` names it -> the columns that it sets, and its levels."""
 
@@ -55,25 +56,47 @@ def generated(
     and per seed. `overhead` runs from 0.3 to 0.9; points are one more than the knobs that are not at their first level.
     """
     rng = np.random.default_rng(seed)
-    codes = np.array(list(product(*(range(len(KNOBS[name][1])) for name in knobs))))
+    codes = grid(knobs)
     if recipes is not None and recipes < len(codes):
         codes = codes[np.sort(rng.choice(len(codes), recipes, replace=False))]
     count = len(codes)
     gap = np.zeros(count + 1)  # BF16 is the last
     gap[:-1] = 0.1 if truth is None else truth(dict(zip(knobs, codes.T, strict=True)))
+    overhead = 0.3 + 0.6 * rng.random(count + 1)
+    lanes = gap[:, None] + rng.normal(0, common, seeds) + rng.normal(0, noise, (count + 1, seeds))
+    return as_runs(knobs, codes, 0.5 * np.exp(lanes), overhead, task)
+
+
+def grid(knobs: Sequence[str]) -> NDArray[np.intp]:
+    """Codes [combinations, knobs] of all combinations of levels."""
+    return np.array(list(product(*(range(len(KNOBS[name][1])) for name in knobs))))
+
+
+def as_runs(
+    knobs: Sequence[str],
+    codes: NDArray[np.intp],
+    losses: NDArray[np.float64],
+    overhead: NDArray[np.float64],
+    task: str = "generated",
+    ids: NDArray[np.intp] | None = None,
+) -> pd.DataFrame:
+    """Runs with given losses. codes: [recipes, knobs]; losses: [recipes + 1, seeds], the last of BF16, NaN where a lane
+    diverged; overhead: [recipes + 1]; ids: [recipes + 1], what config_ids are made from (default: 0, 1, 2 …)."""
+    count, seeds = len(codes), losses.shape[1]
+    ids = np.arange(count + 1) if ids is None else ids
     recipe, lane_seed = np.repeat(np.arange(count + 1), seeds), np.tile(np.arange(seeds), count + 1)
     columns: dict[str, object] = {**recipe_columns(Recipe.named("nvfp4")), **_FACTS, "task": task}
     for name, level in zip(knobs, codes.T, strict=True):
         values = np.array(KNOBS[name][1], object)[np.append(level, 0)[recipe]]
         columns |= dict.fromkeys(KNOBS[name][0], values.astype(float) if name == "*.tensor_scale" else values)
     points = np.append(1 + (codes > 0).sum(axis=1), 0)
-    columns["config_id"] = np.array([f"{i:016x}" for i in range(count + 1)], object)[recipe]
+    columns["config_id"] = np.array([f"{i:016x}" for i in ids], object)[recipe]
     columns["recipe_label"] = np.array([*(f"recipe {i}" for i in range(count)), "bf16"], object)[recipe]
     columns["recipe_name"] = np.array([None] * count + ["bf16"], object)[recipe]
     columns |= {"is_baseline": recipe == count, "points": points[recipe], "seed": lane_seed}
-    columns["overhead"] = (0.3 + 0.6 * rng.random(count + 1))[recipe]
-    loss = 0.5 * np.exp(gap[recipe] + rng.normal(0, common, seeds)[lane_seed] + rng.normal(0, noise, len(recipe)))
-    columns |= dict.fromkeys(["val_loss", "train_loss_min", "train_loss_final"], loss)
+    columns["overhead"] = overhead[recipe]
+    columns |= dict.fromkeys(["val_loss", "train_loss_min", "train_loss_final"], losses.ravel())
+    columns["status"] = np.where(np.isfinite(losses.ravel()), "done", "diverged").astype(object)
     return pd.DataFrame(columns, index=np.arange(len(recipe)))
 
 
@@ -106,7 +129,6 @@ _FACTS = {
     "rev_quantizers": 1,
     "rev_engine": 1,
     "rev_task": 1,
-    "status": "done",
     "val_metric": 0.9,
     "metric_name": "accuracy",
     "metric_better": "higher",

@@ -68,10 +68,11 @@ def _sentence(text: str) -> str:
 
 def _sure(found: Findings, verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
-    says = f"Loss <b>{changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)}</b> against BF16, {seeds}: "
+    loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
+    says = f"Loss <b>{loss}</b> against BF16, {seeds}: "
     says += f"<b>{BF16_WORDS[verdict.bf16]}</b>".replace(" %", "&nbsp;%")
     if not math.isnan(verdict.p_front):
-        share = f"in {100 * verdict.p_front:.0f} % of draws over seeds"
+        share = f"a chance of {100 * verdict.p_front:.0f} %"
         says += f'; <span title="{share}">{front_words(verdict.p_front)}</span>'
     return f"{says}.{_rivals(found, verdict)}"
 

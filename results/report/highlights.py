@@ -29,7 +29,8 @@ QUERIES = (
     "count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline GROUP BY ALL",
 )
 ABOUT = """Effects are means over pairs of recipes that differ in nothing else, in % of loss, with 95 % intervals over
-seeds. A technique helps, or harms, where the interval leaves out no change and four of five pairs agree."""
+seeds. A technique helps, or harms, where it is told from no change with all techniques in mind (of twenty such, one is
+chance) and four of five pairs agree; it is said of these pairs."""
 
 
 def highlights(found: Findings) -> str:

@@ -1,9 +1,9 @@
 """Sentences on techniques: helps, harms, depends on the rest, or nothing. Matched pairs decide.
 
-The effect of a level is the mean over pairs of recipes that differ in nothing else. It is a finding if its interval
-leaves out zero and most pairs agree. It is not one if one of the two levels was tried with something that the other
-never met: E4M3 without a tensor scale against E8M0, which has none, says nothing of NVFP4 against MXFP4.
-"""
+The effect of a level is the mean over pairs of recipes that differ in nothing else. It is a finding if q, its p-value
+adjusted for all techniques that are compared, is below 0.05 and most pairs agree. It is not one if one of the two
+levels was tried with something that the other never met: E4M3 without a tensor scale against E8M0, which has none, says
+nothing of NVFP4 against MXFP4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST = 3
 def standing(pairs: pd.DataFrame) -> pd.Series:
     """Per line of `marginal`: `helps`, `harms`, `depends` (most pairs do not agree), `partly` (the two levels were not
     tried with the same), or empty where chance explains it."""
-    significant = pairs["low"].gt(0) | pairs["high"].lt(0)
+    significant = pairs["q"].lt(0.05)
     better = pairs["difference"].lt(0)
     agree = pairs["helps"].where(better, 1 - pairs["helps"]).ge(AGREE)
     words = np.select(

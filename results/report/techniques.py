@@ -15,9 +15,9 @@ from fp4dse.results.text.ratios import change_with_range
 
 QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
 ABOUT = """What changing one technique alone does to the loss; left of the line it helps. A diamond is the mean over
-pairs of recipes that differ in nothing else, filled where its 95 % interval leaves out no change, grey where one of the
-two levels was tried with something that the other never met. A circle is the mean over all combinations by a linear
-model, shown only where all of them can be compared."""
+pairs of recipes that differ in nothing else, filled where it is told from no change with all techniques in mind (of
+twenty such, one is chance), grey where one of the two levels was tried with something that the other never met. A
+circle is the mean over all combinations by a linear model, shown only where all of them can be compared."""
 MOST_LINES = 40
 LEAST_SHARE = 1e-4
 """Of the variance between recipes; a mean effect that explains less was not told from the others."""
@@ -36,7 +36,7 @@ def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
     lines = shown_effects(pairs)
     names = [name_of(line) for line in lines.to_dict("records")]
     partly = lines["untried"].ne("")
-    sure = lines["low"].gt(0) | lines["high"].lt(0)
+    sure = lines["q"].lt(0.05)
     traces: list[dict[str, Any]] = []
     for of, colour, what in (
         (~partly, "var(--accent)", "matched pairs"),

@@ -13,9 +13,15 @@ Shares. A term's share is its Type III sum of squares over the total: by how muc
 It is 0 … 1 in any design. Shares add up to R² in a balanced design, where they are the classical η²; in another one
 what several terms explain alike is in nobody's share.
 
-Intervals. Seeds are the replicates: each gives an estimate of every effect, and their spread the t-interval. That holds
-however recipes with a technique in common are correlated within a seed. With one seed the recipes are the replicates,
-what the model does not explain is the yardstick, and `basis` says so.
+Intervals. Seeds are the replicates: each gives an estimate of every effect. Their variance, held against that of
+independent lanes, is pooled over the effects as far as these are alike (spread.shrunken). Where a part of the
+combinations was tried, what the model leaves unexplained between recipes is added for those that were not: other ones
+might have said something else. With one seed the recipes are the replicates, and `basis` says so. q is p adjusted for
+all lines of a setting (false discovery rate, Benjamini and Hochberg): of what has q below 0.05, one in twenty is
+chance.
+
+Nothing is said across combinations of levels that were never tried. An effect is over those levels of the other factors
+that both of its levels were tried with, and `note` names them; without any there is none. A marginal mean needs all.
 
 Diverged recipes have no log loss. They are left out, and the share that diverged stands beside each level; or effects
 are taken on ranks within a seed, where diverged is last.
@@ -30,12 +36,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.stats.contrasts import Term, Tried, estimates, with_intervals
 from fp4dse.results.stats.factors import AXES, Factor, factors
-from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.least_squares import Fit, fit, sum_to_zero, undetermined
+from fp4dse.results.stats.least_squares import Fit, fit, null_space, sum_to_zero, undetermined
 from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 
 Response = Literal["gap", "rank"]
@@ -45,7 +50,20 @@ EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", 
 RIDGE = 1e-8
 """Weight of `as small as possible` for interactions, and for main effects that the recipes do not determine."""
 
-COLUMNS = [*SETTING, "kind", "factor", "level", "with_factor", "with_level", "reference", "effect", "low", "high", "p"]
+COLUMNS = [
+    *SETTING,
+    "kind",
+    "factor",
+    "level",
+    "with_factor",
+    "with_level",
+    "reference",
+    "effect",
+    "low",
+    "high",
+    "p",
+    "q",
+]
 COLUMNS += ["error", "freedom", "share", "mean", "recipes", "diverged", "basis", "note"]
 
 
@@ -53,11 +71,12 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     """Main effects and pairwise interactions, per SETTING, over the recipes that quantize, at their best rates.
 
     Columns: SETTING, kind (`main` or `interaction`), factor, level, with_factor, with_level (null for main), reference
-    (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1;
-    below 0 where it helps), low, high (95 %), p, error, freedom (standard error and its degrees of freedom), share (of
-    the variance between recipes that the factor or pair alone explains: what R² falls by without it, 0 … 1), mean (of
-    main: the marginal mean gap or rank; NaN without a baseline), recipes (with this level), diverged (the share of them
-    with a diverged seed), basis (`seeds` or `recipes`), note (why there is no effect, else empty).
+    (of main: the level that the effect is measured from), effect (log loss ratio, or difference of rank in 0 … 1; below
+    0 where it helps), low, high (95 %), p, q (p adjusted for all lines of the setting), error, freedom (standard error
+    and its degrees of freedom), share (of the variance between recipes that the factor or pair alone explains: what R²
+    falls by without it, 0 … 1), mean (of main: the marginal mean gap or rank; NaN without a baseline), recipes (with
+    this level), diverged (the share of them with a diverged seed), basis (`seeds` or `recipes`), note (why there is no
+    effect, else empty).
 
     The reference level has a line, with effect 0. The effect of an interaction is what two levels do together beyond
     what each does on average. Order: SETTING, main before interaction, large shares first. A line whose note is not
@@ -69,7 +88,8 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     for keys, table in factor_tables(runs, response):
         lines = [*_lines(table)]
         if lines:
-            parts.append(pd.concat(lines, ignore_index=True).assign(**dict(zip(SETTING, keys, strict=True))))
+            line = with_intervals(pd.concat(lines, ignore_index=True))
+            parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
     out = stacked(parts, COLUMNS)
     largest = out.groupby([*SETTING, "kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
     out = out.assign(order=-largest.astype(float).fillna(-1), interacts=out["kind"].eq("interaction"))
@@ -110,16 +130,6 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
-class _Term(NamedTuple):
-    """A factor, or a pair of them, in the model: which columns of the design it has, and how its levels are coded."""
-
-    factors: tuple[Factor, ...]
-    present: tuple[NDArray[np.intp], ...]
-    coding: tuple[NDArray[np.float64], ...]
-    block: NDArray[np.float64]
-    columns: slice
-
-
 def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     finished = np.asarray(np.isfinite(table.y).any(axis=1))
     y = table.y[finished]
@@ -130,7 +140,7 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
         if len(present) > 1:
             coding = sum_to_zero(len(present))
             columns = slice(start, start := start + len(present) - 1)
-            mains.append(_Term((f,), (present,), (coding,), coding[codes], columns))
+            mains.append(Term((f,), (present,), (coding,), coding[codes], columns))
     if len(y) < 2 or not mains:
         for f in table.factors:
             yield _without(table, f, "fewer than two recipes finished" if len(y) < 2 else "one level finished")
@@ -142,7 +152,7 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     for a, b in combinations(mains, 2):
         block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
         columns = slice(start, start := start + block.shape[1])
-        pairs.append(_Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
+        pairs.append(Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
         cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
         determined.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
         free += determined[-1]
@@ -154,6 +164,8 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
     model = fit(design, y, weight, ridge)
     total = float(weight @ np.square(model.centred - np.average(model.centred, weights=weight)))
     note = "" if joint else f"interactions need {free + 1} recipes that finished, found {len(y)}"
+    untold = null_space(design, weight)
+    tried = Tried(mains, pairs if joint else [], [f.factors[0].codes[finished] for f in mains])
     modelled = {term.factors[0].name: term for term in mains}
     for f in table.factors:
         if f.name not in modelled:
@@ -161,20 +173,53 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
         else:
             term = modelled[f.name]
             why = "it changes only together with others" if unknown[term.columns].any() else note
-            yield _main(table, term, model, total, why, bool(unknown[term.columns].any()))
+            lost = bool(unknown[term.columns].any())
+            yield _main(table, term, model, total, why, lost, tried, untold)
     for term, known in zip(pairs, determined, strict=True) if joint else []:
-        yield _interaction(table, term, model, total, finished, not known)
+        yield _interaction(table, term, model, total, finished, not known, tried, untold)
 
 
-def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, unknown: bool) -> pd.DataFrame:
+def _main(
+    table: FactorTable,
+    term: Term,
+    model: Fit,
+    total: float,
+    note: str,
+    lost: bool,
+    tried: Tried,
+    untold: NDArray[np.float64],
+) -> pd.DataFrame:
     f, present, coding = term.factors[0], term.present[0], term.coding[0]
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
     contrasts = np.zeros((len(present), len(model.coefficients)))
     contrasts[:, term.columns] = coding - coding[reference]
+    notes, complete = [note] * len(present), np.full(len(present), 2 * len(present) / tried.cells())
+    whole, none = np.ones(len(present), bool), np.zeros(len(present), bool)
+    for i, level in enumerate(present):
+        only = []
+        for other, both in tried.support(term, level, present[reference]):
+            if both.all():
+                continue
+            whole[i] = whole[reference] = False
+            complete[i] *= len(both) / max(both.sum(), 1)
+            pair, first = tried.between(term, other)
+            if not both.any() or pair is None:
+                none[i] = True
+                only.append(other.factors[0].name)
+                continue
+            mine, theirs = coding[i] - coding[reference], other.coding[0][both].mean(axis=0)
+            contrasts[i, pair.columns] += np.outer(*((mine, theirs) if first else (theirs, mine))).ravel()
+            names = [other.factors[0].levels[j] for j in other.present[0][both]]
+            only.append(f"{other.factors[0].name} = {', '.join(names)}")
+        if only and i != reference and not lost:
+            support = f"{'not tried alike over' if none[i] else 'over'} {'; '.join(only)}"
+            notes[i] = f"{note}; {support}" if note else support
+    cannot = lost | none | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
+    cannot[reference] = lost
     means = model.coefficients[0] + coding @ model.coefficients[term.columns] - table.baseline
-    out = _estimates(model, contrasts, unknown)
-    out.loc[reference, ["low", "high", "p", "error"]] = np.nan
-    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(unknown, np.nan, means), note=note)
+    out = estimates(model, contrasts, cannot, complete)
+    out.loc[reference, ["seed_variance", "lane_variance", "misfit"]] = np.nan
+    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(lost | ~whole, np.nan, means), note=notes)
     missing = sorted(set(f.codes) - set(present))
     if missing:
         out = pd.concat([out, pd.DataFrame({"level": [f.levels[i] for i in missing], "note": "no recipe finished"})])
@@ -185,23 +230,31 @@ def _main(table: FactorTable, term: _Term, model: Fit, total: float, note: str, 
         with_factor=None,
         with_level=None,
         reference=f.levels[present[reference]],
-        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
+        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
         recipes=[int(here.sum()) for here in counts],
         diverged=[float(table.diverged[here].mean()) for here in counts],
     )
 
 
 def _interaction(
-    table: FactorTable, term: _Term, model: Fit, total: float, finished: NDArray[np.bool_], unknown: bool
+    table: FactorTable,
+    term: Term,
+    model: Fit,
+    total: float,
+    finished: NDArray[np.bool_],
+    lost: bool,
+    tried: Tried,
+    untold: NDArray[np.float64],
 ) -> pd.DataFrame:
     (f, g), (rows, columns) = term.factors, term.present
     contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
     contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
-    out = _estimates(model, contrasts, unknown)
+    complete = np.full(len(contrasts), (len(rows) - 1) * (len(columns) - 1) / tried.cells())
+    cannot = lost | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
+    out = estimates(model, contrasts, cannot, complete)
     cells = [(i, j) for i in rows for j in columns]
     here = [(f.codes == i) & (g.codes == j) for i, j in cells]
     empty = np.array([not (cell & finished).any() for cell in here])
-    out.loc[empty, ["effect", "low", "high", "p", "error"]] = np.nan
     return out.assign(
         kind="interaction",
         factor=f.name,
@@ -209,11 +262,11 @@ def _interaction(
         with_factor=g.name,
         with_level=[g.levels[j] for _, j in cells],
         reference=None,
-        share=model.rise(term.columns) / total if not unknown and total > 0 else np.nan,
+        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
         mean=np.nan,
         recipes=[int(cell.sum()) for cell in here],
         diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
-        note=np.where(empty, "no recipe finished", "too few of these pairs finished" if unknown else ""),
+        note=np.where(empty, "no recipe finished", np.where(cannot, "too few of these pairs finished", "")),
     )
 
 
@@ -225,18 +278,8 @@ def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
     names["reference"] = f.levels[f.reference]
     counts = {"recipes": [int(cell.sum()) for cell in here], "diverged": [table.diverged[cell].mean() for cell in here]}
     return pd.DataFrame({**dict.fromkeys(COLUMNS[len(SETTING) :]), **names, **counts, "note": why}).astype(
-        dict.fromkeys(["effect", "low", "high", "p", "error", "freedom", "share", "mean"], float)
+        dict.fromkeys(["effect", "low", "high", "p", "q", "error", "freedom", "share", "mean"], float)
     )
-
-
-def _estimates(model: Fit, contrasts: NDArray[np.float64], unknown: bool) -> pd.DataFrame:
-    value, error = model.estimate(contrasts)
-    value, error = (np.where(unknown, np.nan, x) for x in (value, error))
-    half = stdtrit(max(model.freedom, 1), 0.5 + CONFIDENCE / 2) * error
-    with np.errstate(divide="ignore", invalid="ignore"):
-        p = 2 * stdtr(max(model.freedom, 1), -np.abs(value / error))
-    columns = {"effect": value, "low": value - half, "high": value + half, "p": p, "error": error}
-    return pd.DataFrame({**columns, "freedom": model.freedom, "basis": "seeds" if model.by_seeds else "recipes"})
 
 
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:

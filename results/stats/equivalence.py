@@ -22,8 +22,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
+from fp4dse.results.stats.front_chance import codes_of, from_zero
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
+from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.shrinkage import posterior
+from fp4dse.results.stats.simultaneous import table, versus
+from fp4dse.results.stats.spread import spread_over_seeds
 from fp4dse.results.text.ratios import change, change_range, counted
 
 MARGIN = 0.005
@@ -35,38 +40,66 @@ MOST_SEEDS = 10_000
 def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MARGIN) -> pd.DataFrame:
     """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
 
-    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where
-    the recipe is better), low, high (95 %), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST),
-    verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN
-    where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the reference has
-    none. ConfigError if the store holds no runs of `reference`, or if margin is not positive.
-    """
+    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where the
+    recipe is better), low, high (95 %, of all recipes at once), p, p_holm (adjusted for all recipes of the setting),
+    p_same (of TOST), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds
+    (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the
+    reference has none. ConfigError if the store holds no runs of `reference`, or if margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
+    knobs = codes_of(rows)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
         recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
         facts = part.groupby("config_id", sort=False)
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
+        pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
+        quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
+        eligible = quantizes & ~diverged & ~pruned
         chosen = reference
         if chosen is None:
-            quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
             _, gaps = by_seed(part, part["gap"])
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
         if chosen is None or chosen not in recipes:
             continue
-        row = recipes.get_loc(chosen)
-        line = differences(log - log[row], margin)
+        place = recipes.get_loc(chosen)
+        line = _versus(recipes, log, place, eligible if reference is None else eligible & False, knobs, margin)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
-        pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
-        line = without_claims(line, pruned | pruned[row], "pruned")
-        line = without_claims(line, diverged | diverged[row])
-        line = line.drop(index=row)
+        line = without_claims(line, pruned | pruned[place], "pruned")
+        line = without_claims(line, diverged | diverged[place])
+        line = line.drop(index=place)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def _versus(
+    recipes: pd.Index,
+    log: NDArray[np.float64],
+    place: int,
+    chosen: NDArray[np.bool_],
+    knobs: pd.DataFrame,
+    margin: float,
+) -> pd.DataFrame:
+    """`table` of simultaneous.py for all recipes. log: [recipes, seeds]; place: of the reference; chosen: [recipes],
+    those whose lowest it is; knobs: of `codes_of`."""
+    known = np.flatnonzero(np.isfinite(log).any(axis=1))
+    out = differences(log - log[place], margin)
+    if not np.isfinite(log[place]).any() or len(known) < 2:
+        return out
+    values = log[known] - seed_effects(log[known])
+    distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
+    spread = spread_over_seeds(distinct)
+    codes = knobs.reindex(recipes[known[first]])
+    factors = [] if codes.isna().any(axis=None) else from_zero(codes)
+    found = posterior(spread, distinct, factors)
+    whole = versus(distinct, which[known.searchsorted(place)], spread, found, np.bincount(which, chosen[known]) > 0)
+    filled = whole.taken(which)
+    lines = table(filled, margin).set_axis(known, axis="index")
+    lines["pairs"] = np.isfinite(log[known] - log[place]).sum(axis=1)
+    return out.assign(**lines.reindex(out.index)).drop(columns="std")
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:

@@ -75,6 +75,18 @@ def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
     return 2 * stdtr(n - 1, -t)
 
 
+def adjusted(p: ArrayLike) -> NDArray[np.float64]:
+    """p-values for a false discovery rate (Benjamini and Hochberg 1995): of all that is below 0.05, one in twenty is
+    chance. NaN stays."""
+    from scipy.stats import false_discovery_control
+
+    p = np.asarray(p, float)
+    out, known = np.full(p.shape, np.nan), np.isfinite(p)
+    if known.any():
+        out[known] = false_discovery_control(np.clip(p[known], 0, 1))
+    return out
+
+
 def holm(p: ArrayLike) -> NDArray[np.float64]:
     """p-values adjusted for their number (Holm 1979): what is below 0.05 is so with all of them in mind. NaN stays."""
     p = np.asarray(p, float)

@@ -43,6 +43,16 @@ class Fit(NamedTuple):
     """[recipes], the mean of each over its seeds, seed effects taken out."""
     inverse: Array
     """[p, p]"""
+    reach: Array
+    """[p, recipes]: how much a recipe's mean moves each coefficient."""
+    lane: float
+    """Variance of one lane within recipes and seeds; NaN with one seed."""
+    lanes: Array
+    """[recipes]: seeds that each has."""
+    misfit: float
+    """Variance between recipes that neither the design nor the luck of lanes explains; 0 with one seed, whose errors
+    have it already, NaN where no recipe is left to tell."""
+    misfit_freedom: float
 
     def estimate(self, contrasts: Array) -> tuple[Array, Array]:
         """Values and standard errors of contrasts [m, p] of the coefficients; NaN errors without freedom."""
@@ -51,6 +61,14 @@ class Fit(NamedTuple):
             return contrasts @ self.coefficients, np.full(len(contrasts), np.nan)
         variance = k / self.freedom * np.square(contrasts @ self.influence).sum(axis=1)
         return contrasts @ self.coefficients, np.sqrt(variance)
+
+    def variances(self, contrasts: Array, complete: Array) -> tuple[Array, Array, Array]:
+        """Of contrasts [m, p]: the variance over seeds, that of independent lanes, and that from combinations that were
+        not tried. complete: [m], the sum of squares of the weights that all combinations would have."""
+        weights = np.square(contrasts @ self.reach)  # [m, recipes]
+        untried = np.maximum(weights.sum(axis=1) - complete, 0.0)
+        rest = np.where(untried > 1e-6 * complete, self.misfit * untried, 0.0)
+        return np.square(self.estimate(contrasts)[1]), self.lane * (weights / self.lanes).sum(axis=1), rest
 
     def rise(self, columns: slice) -> float:
         """The increase of the sum of squares if these columns are left out."""
@@ -69,9 +87,23 @@ def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
     coefficients = cho_solve(factor, design.T @ (weight * centred))
     inverse = cho_solve(factor, np.eye(p))
     error = w * (adjusted - (design @ coefficients)[:, None])
-    if seeds > 1:
-        return Fit(coefficients, cho_solve(factor, design.T @ error), seeds - 1.0, True, centred, inverse)
-    return Fit(coefficients, cho_solve(factor, (design * error).T), float(len(design) - p), False, centred, inverse)
+    reach = cho_solve(factor, design.T * weight)
+    lanes = present.sum(axis=1).astype(float)
+    facts = (centred, inverse, reach)
+    if seeds == 1:
+        influence = cho_solve(factor, (design * error).T)
+        return Fit(coefficients, influence, float(len(design) - p), False, *facts, np.nan, lanes, 0.0, np.inf)
+    within = np.square(np.where(present, adjusted - centred[:, None], 0.0)).sum()
+    freedom = max(float(lanes.sum() - len(design) - seeds + 1), 1.0)
+    lane = float(within / freedom)
+    left = len(design) - float((reach * design.T).sum())
+    misfit = np.nan
+    if left > 0.5:
+        share = weight / weight.mean()
+        between = float(share @ np.square(centred - design @ coefficients)) / left
+        misfit = max(between - lane * float(np.average(1 / lanes, weights=weight)), 0.0)
+    influence = cho_solve(factor, design.T @ error)
+    return Fit(coefficients, influence, seeds - 1.0, True, *facts, lane, lanes, misfit, max(left, 0.5))
 
 
 def seed_effects(y: Array) -> Array:
@@ -89,8 +121,12 @@ def sum_to_zero(levels: int) -> Array:
     return np.vstack([np.eye(levels - 1), -np.ones((1, levels - 1))])
 
 
+def null_space(design: Array, weight: Array) -> Array:
+    """[p, k]: directions of the coefficients that the rows say nothing about."""
+    values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
+    return np.asarray(vectors[:, values < 1e-9 * max(values[-1], 1e-300)])
+
+
 def undetermined(design: Array, weight: Array) -> NDArray[np.bool_]:
     """True for columns that the rows do not determine, because they are a mixture of others: bool [p]."""
-    values, vectors = np.linalg.eigh(design.T @ (design * weight[:, None]) / weight.sum())
-    null = vectors[:, values < 1e-9 * max(values[-1], 1e-300)]
-    return np.asarray(np.abs(null).max(axis=1, initial=0.0) > 1e-6)
+    return np.asarray(np.abs(null_space(design, weight)).max(axis=1, initial=0.0) > 1e-6)

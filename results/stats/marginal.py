@@ -10,55 +10,94 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.effects import FactorTable, factor_tables
 from fp4dse.results.stats.equivalence import MARGIN, differences, without_claims
 from fp4dse.results.stats.factors import Factor
-from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, mean_interval
 from fp4dse.results.stats.paired import SETTING, stacked
+from fp4dse.results.stats.spread import shrunken
 
 
 def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     """The value of each level of each factor over its reference level, per SETTING, from matched pairs of recipes.
 
     Columns: SETTING, factor, reference, level, matches (pairs of recipes that differ in nothing else), difference (mean
-    log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, helps (share of matches where it lowers the
-    loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the techniques that suit it best
-    and worst), diverges, recovers (matches where it alone, or the reference alone, diverged), untried (levels of other
-    factors that one of the two was tried with and the other never, as text; then the matches speak of what both were
-    tried with alone). Lowest difference first.
-    """
+    log loss ratio, below 0 where it helps), low, high (95 % over seeds), p, q (p adjusted for all levels), helps (share
+    of matches where it lowers the loss), tenth, ninetieth (percentiles of the matches' own means: its effect beside the
+    techniques that suit it best and worst), diverges, recovers (matches where it alone, or the reference alone,
+    diverged), untried (levels of other factors that one of the two was tried with and the other never, as text; then
+    the matches speak of what both were tried with alone). Lowest difference first."""
     parts = []
     for keys, table in factor_tables(runs):
+        lane = _lane_variance(table.y)
+        lines = []
         for f in table.factors:
             cell = _cells(table, f)
             for level in np.unique(f.codes):
-                if level == f.reference:
-                    continue
                 from_, to = _matches(f, cell, f.reference, level)
-                if not len(to):
-                    continue
-                d = table.y[to] - table.y[from_]
-                pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
-                finished = np.nanmean(d[pairs], axis=1)
-                over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
-                level_diverged, reference_diverged = table.diverged[to], table.diverged[from_]
-                line = dict(zip(SETTING, keys, strict=True))
-                line |= {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
-                line |= {"matches": len(to), "difference": over["mean"], "low": over["low"], "high": over["high"]}
-                line |= {"p": over["p"], "helps": np.mean(finished < 0) if len(finished) else np.nan}
-                tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
-                line |= {"tenth": tails[0], "ninetieth": tails[1]}
-                line |= {
-                    "diverges": int((level_diverged & ~reference_diverged).sum()),
-                    "recovers": int((reference_diverged & ~level_diverged).sum()),
-                }
-                line |= {"untried": ", ".join(_untried(table, f, level))}
-                parts.append(line)
-    columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "helps"]
-    out = pd.DataFrame(parts, columns=[*columns, "tenth", "ninetieth", "diverges", "recovers", "untried"])
+                if level != f.reference and len(to):
+                    line = {"factor": f.name, "reference": f.levels[f.reference], "level": f.levels[level]}
+                    lines.append(line | _compared(table, from_, to, lane))
+                    lines[-1]["untried"] = ", ".join(_untried(table, f, level))
+        if lines:
+            parts.append(_with_intervals(pd.DataFrame(lines)).assign(**dict(zip(SETTING, keys, strict=True))))
+    columns = [*SETTING, "factor", "reference", "level", "matches", "difference", "low", "high", "p", "q", "helps"]
+    out = stacked(parts, [*columns, "tenth", "ninetieth", "diverges", "recovers", "untried"])
     return out.sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def _compared(
+    table: FactorTable, from_: NDArray[np.intp], to: NDArray[np.intp], lane: float
+) -> dict[str, float | int | str]:
+    """What all matches of a level say, with the variance over seeds and that of independent lanes."""
+    d = table.y[to] - table.y[from_]
+    pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
+    finished = np.nanmean(d[pairs], axis=1)
+    over = mean_interval(_mean(d[:, seeds])[None]).iloc[0]
+    blown, before = table.diverged[to], table.diverged[from_]
+    tails = np.quantile(finished, [0.1, 0.9]) if len(finished) else [np.nan, np.nan]
+    return {
+        "matches": len(to),
+        "difference": over["mean"],
+        "variance": over["std"] ** 2 / max(over["n"], 1),
+        "alone": 2 * lane / max(pairs.sum(), 1) / max(over["n"], 1),
+        "freedom": over["n"] - 1,
+        "helps": np.mean(finished < 0) if len(finished) else np.nan,
+        "tenth": tails[0],
+        "ninetieth": tails[1],
+        "diverges": int((blown & ~before).sum()),
+        "recovers": int((before & ~blown).sum()),
+    }
+
+
+def _lane_variance(y: NDArray[np.float64]) -> float:
+    """Variance of one lane beside its recipe's mean and its seed's. y: [recipes, seeds]"""
+    whole = y[np.isfinite(y).all(axis=1)]
+    if len(whole) < 2 or y.shape[1] < 2:
+        return np.nan
+    left = whole - whole.mean(axis=1, keepdims=True)
+    return float(np.square(left - left.mean(axis=0)).sum() / ((len(whole) - 1) * (y.shape[1] - 1)))
+
+
+def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
+    """low, high, p and q: variances over seeds pooled over the levels, as far as they are alike beside independent
+    lanes; q is p adjusted for all levels."""
+    variance, freedom = lines["variance"].to_numpy(float), lines["freedom"].to_numpy(float)
+    alone = lines["alone"].to_numpy(float)
+    usable = (alone > 0) & (freedom > 0) & np.isfinite(variance)
+    if usable.sum() > 1:
+        variance, freedom = variance.copy(), freedom.copy()
+        ratio, freedom[usable] = shrunken(variance[usable] / alone[usable], freedom[usable])
+        variance[usable] = ratio * alone[usable]
+    difference, known = lines["difference"].to_numpy(float), freedom > 0
+    error, freedom = np.where(known, np.sqrt(variance), np.nan), np.where(known, freedom, np.nan)
+    half = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where(difference == 0, np.where(known, 1.0, np.nan), 2 * stdtr(freedom, -np.abs(difference) / error))
+    return lines.assign(low=difference - half, high=difference + half, p=p, q=adjusted(p))
 
 
 def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd.DataFrame:

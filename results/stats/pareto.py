@@ -5,15 +5,29 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+ULPS = 8
+"""Last places by which two sums of the same costs may differ."""
+
 
 def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """True for points that no other dominates, where both coordinates are to be small. x, y: [n]; returns bool [n].
 
-    A point is dominated if another is no worse in both and better in one. Equal points stay together; a point with
-    NaN or inf is never on the front and dominates nobody.
+    A point is dominated if another is no worse in both and better in one. Equal points stay together, and so do those
+    whose x differs in its last digits alone; a point with NaN or inf is never on the front and dominates nobody.
     """
-    [mask] = fronts(x, np.asarray(y, float)[None])
+    [mask] = fronts(equal_costs(x), np.asarray(y, float)[None])
     return np.asarray(mask)
+
+
+def equal_costs(x: ArrayLike) -> NDArray[np.float64]:
+    """Costs [n], those that differ by sums taken in another order (ULPS) made equal to the lowest of them."""
+    x = np.asarray(x, float)
+    out, known = x.copy(), np.flatnonzero(np.isfinite(x))
+    order = known[np.argsort(x[known], kind="stable")]
+    with np.errstate(over="ignore"):
+        apart = np.diff(x[order], prepend=-np.inf) > ULPS * np.spacing(np.abs(x[order]))
+    out[order] = x[order][np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
+    return out
 
 
 def fronts(x: ArrayLike, ys: ArrayLike) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import OVERHEAD_OF
-from fp4dse.results.stats.intervals import mean_interval, p_value
+from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval, p_value
 from fp4dse.results.stats.paired import (
     DERIVED,
     MEASURED,
@@ -30,11 +30,12 @@ SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead
 def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
-    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss
-    and val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval;
-    NaN bounds with one pair), pairs, p_best (two-sided p of the paired difference to the recipe with the lowest gap),
-    points, bits, the column `overhead` if it is another, on_front, note (why there is no gap or no overhead, else
-    empty).
+    Columns: SETTING, config_id, label, name, is_baseline, lr, seeds (finished), diverged, pruned, failed, val_loss and
+    val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN
+    bounds with one pair), pairs, survived (the share of seeds that did not diverge, of those that finished or
+    diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934), p_best (two-sided p of the paired
+    difference to the recipe with the lowest gap), points, bits, the column `overhead` if it is another, on_front, note
+    (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -87,6 +88,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         ["diverged", "pruned", "failed", "no baseline", "loss is not positive"],
         np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
     )
+    out[["survived", "survived_low", "survived_high"]] = survival(out["seeds"], out["diverged"]).to_numpy()
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
         out.loc[part.index, "on_front"] = front(part["cost"], part["gap"])
@@ -96,8 +98,22 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     )
     columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "pruned", "failed"]
     columns += ["val_loss", "val_metric", "metric_name", "metric_better", "gap", "gap_low", "gap_high", "pairs"]
+    columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
+
+
+def survival(finished: pd.Series, diverged: pd.Series) -> pd.DataFrame:
+    """Share of seeds that finished and its exact 95 % interval; NaN without a seed. finished, diverged: counts."""
+    from scipy.special import betaincinv
+
+    k, n = finished.to_numpy(float), (finished + diverged).to_numpy(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(n > 0, k / n, np.nan)
+        low = np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, 0.5 - CONFIDENCE / 2), 0.0)
+        high = np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1), 0.5 + CONFIDENCE / 2), 1.0)
+    known = n > 0
+    return pd.DataFrame({"share": share, "low": np.where(known, low, np.nan), "high": np.where(known, high, np.nan)})
 
 
 def check_overhead(runs: pd.DataFrame, overhead: str) -> None:

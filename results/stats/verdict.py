@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fp4dse.results.stats.equivalence import MARGIN, against, differences
+from fp4dse.results.stats.equivalence import MARGIN, against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.summary import summarize
@@ -37,6 +37,10 @@ FRONT_WORDS = (
     (0.0, "on other seeds another recipe would probably be on the front in its place"),
 )
 """p_front from which on -> words."""
+
+
+CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
+"""The columns that `front_chance` adds."""
 
 
 class Rates(NamedTuple):
@@ -87,7 +91,8 @@ class Verdict(NamedTuple):
     label: str
     name: str | None
     gap: float
-    """log(loss / BF16's), mean over paired seeds; NaN without a recipe."""
+    """log(loss / BF16's) that is expected on new seeds, from this recipe's seeds and all others (shrinkage.py); NaN
+    without a recipe."""
     gap_low: float
     gap_high: float
     pairs: int
@@ -124,7 +129,7 @@ class Verdict(NamedTuple):
 
 NO_RECIPE = pd.Series(
     {"config_id": None, "label": "", "name": None, "pairs": 0}
-    | dict.fromkeys(["gap", "gap_low", "gap_high", "p_front", OVERHEAD], math.nan)
+    | dict.fromkeys(["gap", "gap_low", "gap_high", *CHANCE, OVERHEAD], math.nan)
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
@@ -142,9 +147,9 @@ def verdicts(runs: pd.DataFrame) -> list[Verdict]:
 
 
 def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
-    """The lines of `summarize` with p_front of `front_chance`, NaN for those that do not compete."""
+    """The lines of `summarize` with CHANCE of `front_chance`, NaN for those that do not compete."""
     keys = [*SETTING, "config_id"]
-    return recipes.merge(chance[[*keys, "p_front"]], how="left", on=keys)
+    return recipes.merge(chance[[*keys, *CHANCE]], how="left", on=keys)
 
 
 def verdicts_from(
@@ -174,14 +179,15 @@ def _verdict(
     chosen = _rates(rates, pick["config_id"])
     mine = rows[rows["config_id"].eq(pick["config_id"])]
     mine = mine[(mine[list(SETTING)] == list(setting)).all(axis="columns")]
-    bf16 = _against_bf16(mine)
+    gap = _expected(pick)
+    bf16 = _against_bf16(gap, int(pick["pairs"]))
     of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
     return Verdict(
         setting=setting,
         config_id=pick["config_id"],
         label=pick["label"],
         name=pick["name"] if isinstance(pick["name"], str) else None,
-        **{name: float(pick[name]) for name in ("gap", "gap_low", "gap_high")},
+        **gap,
         pairs=int(pick["pairs"]),
         bf16=bf16,
         p_front=float(pick["p_front"]),
@@ -209,13 +215,19 @@ def _pick(ranked: pd.DataFrame, others: pd.DataFrame) -> pd.Series:
     return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
 
 
-def _against_bf16(rows: pd.DataFrame) -> Against:
-    gaps = rows["gap"].to_numpy(float)
-    gaps = gaps[np.isfinite(gaps)]
-    if len(gaps) < 2:
+def _expected(pick: pd.Series) -> dict[str, float]:
+    """gap, gap_low and gap_high of a verdict: what is expected, or the recipe's own where it does not compete."""
+    names = {"gap": "expected", "gap_low": "expected_low", "gap_high": "expected_high"}
+    known = math.isfinite(pick["expected"])
+    return {name: float(pick[of if known else name]) for name, of in names.items()}
+
+
+def _against_bf16(gap: dict[str, float], pairs: int) -> Against:
+    if pairs < 2 or math.isnan(gap["gap_low"]):
         return "unknown"
-    words: dict[str, Against] = {"lower": "better", "higher": "worse", "same": "same", "open": "open"}
-    return words[differences(gaps[None])["verdict"].iloc[0]]
+    if gap["gap_low"] > -MARGIN and gap["gap_high"] < MARGIN:
+        return "same"
+    return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"
 
 
 def _rates(rates: pd.DataFrame, pick: str | None) -> Rates:

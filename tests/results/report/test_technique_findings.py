@@ -8,7 +8,7 @@ from fp4dse.results import marginal
 from fp4dse.results.report import read_findings
 from fp4dse.results.report.technique_findings import everywhere, helps, standing
 
-PAIRS = {"difference": -0.1, "low": -0.2, "high": -0.05, "helps": 1.0, "untried": ""}
+PAIRS = {"difference": -0.1, "low": -0.2, "high": -0.05, "q": 0.01, "helps": 1.0, "untried": ""}
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ PAIRS = {"difference": -0.1, "low": -0.2, "high": -0.05, "helps": 1.0, "untried"
     [
         ({}, "helps"),
         ({"difference": 0.1, "low": 0.05, "high": 0.2, "helps": 0.0}, "harms"),
-        ({"high": 0.01}, ""),
-        ({"low": float("nan"), "high": float("nan")}, ""),
+        ({"q": 0.06}, ""),
+        ({"q": float("nan")}, ""),
         ({"helps": 0.7}, "depends"),
         ({"untried": "*.tensor_scale = 448"}, "partly"),
     ],

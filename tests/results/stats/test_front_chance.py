@@ -6,8 +6,10 @@ from scipy.special import ndtr
 from fp4dse.dse import ConfigError
 from fp4dse.results import front_chance, hypervolume, summarize
 from fp4dse.results.bench.generated import generated
-from fp4dse.results.stats.front_chance import _draws, shrunken, spread_over_seeds
+from fp4dse.results.stats.front_chance import _draws
 from fp4dse.results.stats.pareto import hypervolumes
+from fp4dse.results.stats.shrinkage import unmoved
+from fp4dse.results.stats.spread import shrunken, spread_over_seeds
 
 KNOBS = ("*.g.rounding", "wgrad.rotation")
 REFERENCE = (10.0, np.log(2))
@@ -85,7 +87,9 @@ def test_the_hypervolume_interval_covers_the_truth(recipes, seeds, common):
         gaps = mean[:, None] + common * rng.normal(size=seeds) + 0.01 * rng.normal(size=(recipes, seeds))
         spread = spread_over_seeds(gaps)
         area = hypervolumes(x, spread.mean[None], REFERENCE)[0]
-        drawn = [hypervolumes(x, draw + shared[:, None], REFERENCE) for draw, shared in _draws(spread, 400, rng)]
+        drawn = [
+            hypervolumes(x, draw + shared[:, None], REFERENCE) for draw, shared in _draws(unmoved(spread), 400, rng)
+        ]
         low, high = 2 * area - np.quantile(np.concatenate(drawn), [0.975, 0.025])
         covered += low <= truth <= high
     assert covered / 1000 == pytest.approx(0.95, abs=0.02)

@@ -1,0 +1,273 @@
+"""The answers of the statistics beside the truth of studies that were drawn: coverage, calibration, bias, power.
+
+Every figure is a mean over studies, with the standard error that comes from their number. Nothing is asked but the
+public functions and what the report says, so that one method is held against the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fp4dse.results.bench.generated import KNOBS
+from fp4dse.results.bench.studies import SIZES, WORLDS, Study, drawn, resampled
+from fp4dse.results.report.technique_findings import standing
+from fp4dse.results.stats.effects import effects
+from fp4dse.results.stats.equivalence import MARGIN, against
+from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.paired import learning_rates, rows_at_best_lr
+from fp4dse.results.stats.pareto import front
+from fp4dse.results.stats.summary import summarize
+from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
+
+Score = tuple[str, float, float]
+"""What is measured, its sum over the lines of a study, and how many lines."""
+
+TARGETS = {
+    "interval of a recipe's gap covers": "0.93 … 0.97",
+    "interval of the recommended recipe's gap covers": "0.93 … 0.97",
+    "100 · (recommended recipe's gap - truth)": "0",
+    "interval of a main effect covers": "0.93 … 0.97",
+    "interval of an interaction covers": "0.93 … 0.97",
+    "interval of matched pairs covers": "0.93 … 0.97",
+    "all intervals against the best cover": "≥ 0.93",
+    "null studies with a `helps` or `harms`": "≤ 0.05",
+    "null studies with an effect told": "≤ 0.05",
+    "`lower`, `higher`: wrong": "≤ 0.05",
+    "`same`: wrong": "≤ 0.05",
+    "more_seeds decides": "≥ 0.80",
+}
+MOST_SEEDS = 100
+"""Above which a promise of `more_seeds` is not tried."""
+LANES = 5_000
+"""Of a batch of studies."""
+
+
+def bench(
+    sizes: Sequence[str], studies: int, seed: int = 0, runs: pd.DataFrame | None = None
+) -> Iterator[dict[str, Any]]:
+    """studies, what, value, error (standard, of the simulation), target, drawn (studies that it is from): a line each.
+
+    sizes: of SIZES. `studies` of each, the worlds in turn; one in six is null. runs: of a real store, whose settings
+    are resampled as often.
+    """
+    for name in sizes:
+        size = SIZES[name]
+        rngs = (np.random.default_rng([seed, size.recipes, i]) for i in range(studies))
+        draws = (drawn(size, WORLDS[i % len(WORLDS)], rng) for i, rng in enumerate(rngs))
+        yield from summed(str(size), scored_in_batches(draws, max(1, LANES // (size.recipes * size.seeds))))
+    if runs is not None:
+        each = (resampled(runs, 3, np.random.default_rng([seed, i])) for i in range(studies))
+        yield from summed("resampled × 3", scored_in_batches(chain.from_iterable(each), 20))
+
+
+def scored_in_batches(studies: Iterable[Study], batch: int) -> list[list[Score]]:
+    """The scores of each study. Those of a batch are the settings of one frame, which saves most of the time."""
+    found: list[list[Score]] = []
+    waiting = iter(studies)
+    while some := list(islice(waiting, batch)):
+        found += [list(scored(study, answers)) for study, answers in zip(some, answered(some), strict=True)]
+    return found
+
+
+class Answers(NamedTuple):
+    """What the statistics say of one study: lines of the functions of that name."""
+
+    rows: pd.DataFrame
+    summarize: pd.DataFrame
+    front_chance: pd.DataFrame
+    against: pd.DataFrame
+    effects: pd.DataFrame
+    marginal: pd.DataFrame
+    verdict: Verdict
+
+
+def answered(studies: Sequence[Study]) -> list[Answers]:
+    """The answers to each of some studies of one size."""
+    runs = pd.concat([study.runs(f"{i:06}") for i, study in enumerate(studies)], ignore_index=True)
+    rows = rows_at_best_lr(runs)
+    recipes, chance, versus = summarize(rows), front_chance(rows), against(rows)
+    told = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs))
+    frames = [rows, recipes, chance, versus, effects(rows), marginal(rows)]
+    split = [dict(iter(frame.groupby("task"))) for frame in frames]
+    by_task = {verdict.setting[0]: verdict for verdict in told}
+    found = []
+    for i in range(len(studies)):
+        parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
+        of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs = parts
+        verdict = by_task[f"{i:06}"]
+        found.append(Answers(of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs, verdict))
+    return found
+
+
+def summed(of: str, scores: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
+    """The lines of `bench` from the scores of studies: ratios of sums, with errors from study to study."""
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for study in scores:
+        for what, total, count in study:
+            if count:
+                found[what].append((float(total), float(count)))
+    for what in sorted(found, key=lambda what: (list(TARGETS).index(what) if what in TARGETS else 99, what)):
+        total, count = np.array(found[what]).T
+        value = float(total.sum() / count.sum())
+        spread = math.sqrt(np.square(total - value * count).sum()) / count.sum()
+        line = {"studies": of, "what": what, "value": round(value, 4), "error": round(spread, 4)}
+        yield {**line, "target": TARGETS.get(what), "drawn": len(total)}
+
+
+def scored(study: Study, said: Answers) -> Iterator[Score]:
+    """What is reported of a study, held against its truth."""
+    if study.world == "null":
+        yield from _null(said)
+        return
+    lines = said.summarize
+    lines = lines[~lines["is_baseline"] & np.isfinite(lines["gap"].astype(float))]
+    truth = study.gap[study.places(lines["config_id"])]
+    yield "interval of a recipe's gap covers", *_covered(lines, "gap_low", "gap_high", truth)
+    yield from _front(study, said.front_chance)
+    yield from _verdict(study, said.verdict)
+    yield from _against(study, said.against)
+    if study.world != "real":
+        yield from _effects(study, said)
+
+
+def _covered(lines: pd.DataFrame, low: str, high: str, truth: np.ndarray) -> tuple[float, float]:
+    bounds = lines[[low, high]].to_numpy(float)
+    told = np.isfinite(bounds).all(axis=1) & np.isfinite(truth)
+    slack = 1e-9  # bit-equal recipes have an interval without width
+    inside = (bounds[:, 0] - slack <= truth) & (truth <= bounds[:, 1] + slack)
+    return float(inside[told].sum()), float(told.sum())
+
+
+def _null(said: Answers) -> Iterator[Score]:
+    helps = standing(said.marginal).isin(["helps", "harms"]).any()
+    yield "null studies with a `helps` or `harms`", float(helps), 1
+    yield "null studies with an effect told", float(said.effects[TOLD].lt(0.05).any()), 1
+    versus = said.against[said.against["label"].ne("bf16")]
+    yield "null studies with a recipe told from the best", float(versus["verdict"].isin(["lower", "higher"]).any()), 1
+
+
+TOLD = "q"
+"""The column of `effects` that says which of them are told from nothing, below 0.05."""
+
+
+def _front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
+    places = study.places(lines["config_id"])
+    truth = front(study.cost[places], study.gap[places])
+    chosen = lines["on_front"].to_numpy(bool)
+    yield "front: precision", float((truth & chosen).sum()), float(chosen.sum())
+    yield "front: recall", float((truth & chosen).sum()), float(truth.sum())
+    p = lines["p_front"].to_numpy(float)
+    for tenth in range(10):
+        here = (p >= tenth / 10) & ((p < (tenth + 1) / 10) | (tenth == 9))
+        here &= p > 0
+        name = f"p_front {tenth / 10:.1f} … {(tenth + 1) / 10:.1f}"
+        yield f"{name}: truth - p_front", float((truth[here] - p[here]).sum()), float(here.sum())
+
+
+def _verdict(study: Study, found: Verdict) -> Iterator[Score]:
+    if found.config_id is None:
+        return
+    [place] = study.places(pd.Series([found.config_id]))
+    truth = study.gap[place]
+    yield "100 · (recommended recipe's gap - truth)", 100 * (found.gap - truth), 1
+    covers = found.gap_low <= truth <= found.gap_high
+    yield "interval of the recommended recipe's gap covers", float(covers), 1
+
+
+def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
+    if versus.empty:
+        return
+    reference = versus["reference"].iloc[0]
+    lines = versus[versus["label"].ne("bf16") & versus["difference"].notna()]
+    truth = study.gap[study.places(lines["config_id"])] - study.gap[study.places(pd.Series([reference]))]
+    covered, told = _covered(lines, "low", "high", truth)
+    yield "interval against the best covers", covered, told
+    yield "all intervals against the best cover", float(covered == told), 1
+    verdict = lines["verdict"].to_numpy()
+    higher, lower, same = (verdict == word for word in ("higher", "lower", "same"))
+    wrong = (higher & (truth <= 0)) | (lower & (truth >= 0))
+    yield "`lower`, `higher`: wrong", float(wrong.sum()), float((higher | lower).sum())
+    margin = lines["margin"].to_numpy(float) if "margin" in lines else MARGIN
+    yield "`same`: wrong", float((same & (np.abs(truth) > margin)).sum()), float(same.sum())
+    yield "decided", float((verdict != "open").sum()), float(len(lines))
+    open_ = lines[lines["verdict"].eq("open")].sort_values("difference")
+    more = open_["more_seeds"].astype(float)
+    yield "open with more_seeds in reach (100)", float(more.le(MOST_SEEDS).sum()), float(len(open_))
+    if more.le(MOST_SEEDS).any() and len(study.gap) < 2000:
+        line = open_[more.le(MOST_SEEDS)].iloc[0]
+        later = against(study.runs("later", int(line["more_seeds"])), reference)
+        verdict = later.loc[later["config_id"].eq(line["config_id"]), "verdict"].iloc[0]
+        if verdict != "diverged":
+            yield "more_seeds decides", float(verdict != "open"), 1
+
+
+def _effects(study: Study, said: Answers) -> Iterator[Score]:
+    codes = {name: {_text(v): i for i, v in enumerate(KNOBS[name][1])} for name in study.knobs}
+    lines, pairs = said.effects, said.marginal
+    mains = lines[lines["kind"].eq("main") & lines["level"].ne(lines["reference"]) & lines["factor"].isin(study.knobs)]
+    truth = np.array([_contrast(study, study.everything, codes, line) for line in mains.to_dict("records")])
+    yield "interval of a main effect covers", *_covered(mains, "low", "high", truth)
+    claimed = mains[TOLD].lt(0.05).to_numpy()
+    wrong = claimed & (mains["effect"].to_numpy(float) * truth <= 0)
+    yield "main effects that are told: wrong sign or none", float(wrong.sum()), float(claimed.sum())
+    yield "main effects above the noise of a lane: told", *_power(truth, claimed)
+    if study.world != "holes":
+        yield "interval of an interaction covers", *_interactions(study, lines, codes)
+    finished = np.full(study.everything.shape, np.nan)
+    lanes = said.rows[said.rows["points"].gt(0)]
+    diverged = lanes["diverged"].groupby(lanes["config_id"]).any()
+    kept = study.places(pd.Series(diverged.index[~diverged]))
+    finished[tuple(study.codes[kept].T)] = study.gap[kept]
+    pairs = pairs[pairs["factor"].isin(study.knobs)]
+    truth = np.array([_contrast(study, finished, codes, line) for line in pairs.to_dict("records")])
+    yield "interval of matched pairs covers", *_covered(pairs, "low", "high", truth)
+    words = standing(pairs)
+    right = np.where(words.eq("helps"), truth < 0, truth > 0)
+    called = words.isin(["helps", "harms"]).to_numpy()
+    yield "`helps`, `harms`: wrong", float((~right[called]).sum()), float(called.sum())
+
+
+def _power(truth: np.ndarray, claimed: np.ndarray) -> tuple[float, float]:
+    large = np.abs(truth) > 0.01
+    return float((claimed & large).sum()), float(large.sum())
+
+
+def _contrast(study: Study, gaps: np.ndarray, codes: dict[str, dict[str, int]], line: dict[str, Any]) -> float:
+    """The mean difference between a level and its reference over all combinations that have both."""
+    levels = codes[line["factor"]]
+    if line["level"] not in levels or line["reference"] not in levels:
+        return math.nan
+    axis = study.knobs.index(line["factor"])
+    difference = gaps.take(levels[line["level"]], axis) - gaps.take(levels[line["reference"]], axis)
+    return float(np.nanmean(difference)) if np.isfinite(difference).any() else math.nan
+
+
+def _interactions(study: Study, lines: pd.DataFrame, codes: dict[str, dict[str, int]]) -> tuple[float, float]:
+    pairs = lines[lines["kind"].eq("interaction") & lines["factor"].isin(study.knobs)]
+    pairs = pairs[pairs["with_factor"].isin(study.knobs)]
+    covered = told = 0.0
+    for (factor, with_factor), cells in pairs.groupby(["factor", "with_factor"], sort=False):
+        axes = study.knobs.index(factor), study.knobs.index(with_factor)
+        gaps = np.moveaxis(study.everything, axes, (0, 1))
+        sums = np.nansum(gaps, axis=tuple(range(2, gaps.ndim)))
+        table = sums / np.isfinite(gaps).sum(axis=tuple(range(2, gaps.ndim)))
+        table = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+        levels = cells["level"].map(codes[factor]), cells["with_level"].map(codes[with_factor])
+        known = (levels[0].notna() & levels[1].notna()).to_numpy()
+        truth = np.full(len(cells), np.nan)
+        truth[known] = table[levels[0][known].astype(int), levels[1][known].astype(int)]
+        hits = _covered(cells, "low", "high", truth)
+        covered, told = covered + hits[0], told + hits[1]
+    return covered, told
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,139 @@
+"""Every recipe against one, all at once: errors that are pooled over recipes, and a limit that holds for all of them.
+
+Seeds are pairs: what a seed adds to all recipes falls out of a difference, and what is left of the variance is each
+recipe's own (spread.py), pooled over recipes as far as they are alike:
+
+    error²(a - b) = (v_a + v_b) / n          interval: difference ± limit · error
+
+The limit is the 95 % quantile of the largest |t| over all recipes, simulated: gaps are drawn from the posterior of
+shrinkage.py, the luck of seeds is added anew, the lowest is chosen anew where the reference was chosen so, and all
+differences from it are held against the drawn ones. So it knows that the lowest of many is a lucky one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
+
+from fp4dse.results.stats.intervals import CONFIDENCE
+from fp4dse.results.stats.shrinkage import Posterior, inflation
+from fp4dse.results.stats.spread import Spread
+
+Array = NDArray[np.float64]
+DRAWS = 500
+POWER = 0.8
+MOST_SEEDS = 10_000
+_SEEDS = np.unique(np.concatenate([np.arange(2, 40), np.geomspace(40, MOST_SEEDS, 80).astype(int)]))
+_NODES = (np.arange(15) + 0.5) / 15
+
+
+class Versus(NamedTuple):
+    """Differences of recipes from one of them, [recipes] each; its own place holds zeros."""
+
+    difference: Array
+    """Mean over the seeds that both have."""
+    pairs: Array
+    error: Array
+    """Standard error, 0 where all seeds are equal to the bit, NaN where nothing is known of it."""
+    freedom: Array
+    limit: float
+    expected: Array
+    """The difference that the posterior expects, and how far it may be off."""
+    uncertain: Array
+
+    def taken(self, places: NDArray[np.intp]) -> Versus:
+        """The same for recipes at these places."""
+        arrays = {name: part[places] for name, part in self._asdict().items() if name != "limit"}
+        return self._replace(**arrays)
+
+
+def versus(values: Array, place: int, spread: Spread, found: Posterior, chosen: NDArray[np.bool_]) -> Versus:
+    """values: [recipes, seeds], log losses; spread, found: of them; place: of the reference. chosen: [recipes], those
+    whose lowest the reference was chosen to be; none of them if it was not."""
+    d = values - values[place]
+    pairs = np.isfinite(d).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        difference = np.nansum(d, axis=1) / np.where(pairs > 0, pairs, np.nan)
+        own = np.square(spread.error) * np.isfinite(values).sum(axis=1)  # of one seed
+        variance = own + own[place]
+        freedom = np.square(variance) / (np.square(own) / spread.freedom + own[place] ** 2 / spread.freedom[place])
+    same = (np.nan_to_num(d) == 0).all(axis=1) & (pairs > 0)
+    error = np.where(same, 0.0, np.sqrt(variance / np.maximum(pairs, 1)))
+    error[pairs < 2] = np.nan
+    freedom = np.where(np.isfinite(freedom), freedom, 1e6)
+    rng = np.random.default_rng(0)
+    truth = found.draw(DRAWS, rng)
+    truth[:, same] = truth[:, [place]]
+    if not np.isfinite(spread.error).all():
+        return Versus(difference, pairs, error, freedom, np.nan, difference, np.full(len(error), np.nan))
+    limit = _limit(truth, place, spread, chosen, same)
+    apart = truth - truth[:, [place]]
+    return Versus(difference, pairs, error, freedom, limit, apart.mean(axis=0), apart.std(axis=0))
+
+
+def _limit(truth: Array, place: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
+    """The 95 % quantile of the largest |t|, as a multiple of the error.
+
+    A variance may be larger than it looks, and the recipes whose are so are those that chance puts first.
+    """
+    rng = np.random.default_rng(1)
+    luck = rng.standard_normal(truth.shape) * spread.error * np.sqrt(inflation(spread.freedom, len(truth), rng))
+    luck[:, same] = luck[:, [place]]
+    where = np.full(len(truth), place)
+    if chosen.any():
+        where = np.where(chosen, truth + luck, np.inf).argmin(axis=1)
+    rows = np.arange(len(truth))
+    apart = np.abs(luck - luck[rows, where][:, None])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        t = apart / np.sqrt(np.square(spread.error) + np.square(spread.error)[where][:, None])
+    t[rows, where] = 0.0
+    return float(np.quantile(np.nan_to_num(t).max(axis=1), CONFIDENCE))
+
+
+def table(found: Versus, margin: float) -> pd.DataFrame:
+    """pairs, difference, low, high, p, p_same, verdict, more_seeds of `against`, for all recipes."""
+    difference, error, freedom = found.difference, found.error, found.freedom
+    half = np.maximum(found.limit, stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = np.where(error == 0, np.where(difference == 0, 1.0, 0.0), 2 * stdtr(freedom, -np.abs(difference) / error))
+        room = margin - np.abs(difference)
+        p_same = np.where(error == 0, np.where(room > 0, 0.0, 1.0), stdtr(freedom, -room / error))
+    out = pd.DataFrame({"pairs": found.pairs, "difference": difference, "low": difference - half})
+    out = out.assign(high=difference + half, p=np.where(np.isnan(error), np.nan, p))
+    out["p_same"] = np.where(np.isnan(error), np.nan, p_same)
+    told = [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)]
+    out["verdict"] = np.select(told, ["same", "higher", "lower"], "open")
+    open_ = out["verdict"].eq("open").to_numpy() & np.isfinite(error)
+    out["more_seeds"] = np.nan
+    out.loc[open_, "more_seeds"] = _more_seeds(found, open_, margin)
+    return out
+
+
+def _more_seeds(found: Versus, which: NDArray[np.bool_], margin: float) -> Array:
+    """Seeds beyond those there are with which a verdict is reached in 80 % of cases; inf above 10,000.
+
+    The chance is over what the difference may be after all (the posterior), the luck of the seeds to come, and what the
+    variance may be: it is what is promised before the seeds are trained.
+    """
+    n0 = found.pairs[which][:, None, None].astype(float)
+    n = np.maximum(_SEEDS[None, :, None], n0 + 1)
+    node = ndtri(_NODES)[None, None]
+    truth = found.expected[which][:, None, None] + found.uncertain[which][:, None, None] * node
+    freedom = found.freedom[which][:, None, None]
+    one = found.error[which][:, None, None] * np.sqrt(n0)  # standard deviation of one pair
+    one = one * np.sqrt(1 + 1 / np.maximum(freedom, 4))  # it may be larger than it looks
+    centre = (n0 * found.difference[which][:, None, None] + (n - n0) * truth) / n
+    luck = one * np.sqrt(n - n0) / n
+    error = one / np.sqrt(n)
+    limit = np.fmax(found.limit, stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+    within = margin - stdtrit(freedom, CONFIDENCE) * error
+    apart = ndtr((-limit * error - centre) / luck) + ndtr((centre - limit * error) / luck)
+    same = np.clip(ndtr((within - centre) / luck) - ndtr((-within - centre) / luck), 0, 1) * (within > 0)
+    chance = np.minimum(apart + same, 1.0).mean(axis=2)
+    reached = chance >= POWER
+    need = np.where(reached.any(axis=1), n[:, :, 0][np.arange(len(n)), reached.argmax(axis=1)], np.inf)
+    return np.asarray(need - n0[:, 0, 0])
