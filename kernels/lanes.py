@@ -121,8 +121,8 @@ class LaneNumerics:
         Returns the stages that are precise now. A step that was captured holds for the steps with the same ones.
         """
         finish = self.recipe.finish
-        begun = finish is not None and self.steps is not None and step >= finish.first_step(self.steps)
-        self.precise_stages = frozenset(finish.stages if finish and begun else ())
+        has_begun = finish is not None and self.steps is not None and step >= finish.first_step(self.steps)
+        self.precise_stages = frozenset(finish.stages if finish and has_begun else ())
         return self.precise_stages
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:

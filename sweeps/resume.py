@@ -1,7 +1,7 @@
-"""Takes over the jobs of a driver that is gone: finished ones are stored, begun ones go on from their checkpoints.
+"""Takes over the jobs of a driver that is gone: finished ones are stored, unfinished ones go on from their checkpoints.
 
-A begun job keeps its lanes, because its checkpoint is of that population. A new plan that has them all leaves them out;
-else the job belongs to another sweep and waits for that.
+An unfinished job keeps its lanes, because its checkpoint is of that population. A new plan that has them all leaves
+them out; else the job belongs to another sweep and waits for that.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 
 def store_leftovers(store: Store, work: Path) -> list[Job]:
-    """Store the jobs that workers finished and a driver that died did not store; return those that were begun.
+    """Store the jobs that workers finished and a driver that died did not store; return those that were unfinished.
 
     A result that makes no row of today's schema, as an earlier version may have left it, is thrown away and logged.
     """
-    begun = []
+    unfinished = []
     for folder, job, context, result in leftovers(work):
         if result is None:
-            begun.append(job)
+            unfinished.append(job)
             continue
         try:
             store.add(result_rows(job, result, context), folder.name)
@@ -38,18 +38,18 @@ def store_leftovers(store: Store, work: Path) -> list[Job]:
                 raise
             log.warning("%s: its result cannot be stored (%s); its lanes count as missing", folder, error)
         drop(folder)
-    return begun
+    return unfinished
 
 
-def with_leftovers(planned: Sequence[Job], begun: Sequence[Job]) -> list[Job]:
-    """The jobs to run: begun ones first, then what is planned, less the lanes of the begun ones."""
-    if not begun:
+def with_leftovers(planned: Sequence[Job], unfinished: Sequence[Job]) -> list[Job]:
+    """The jobs to run: unfinished ones first, then what is planned, less the lanes of the unfinished ones."""
+    if not unfinished:
         return list(planned)
     terms = [_terms(job) for job in planned]
     where = {(terms[n], lane): (n, i) for n, job in enumerate(planned) for i, lane in enumerate(job.lanes)}
     left = {n: set(range(len(job.lanes))) for n, job in enumerate(planned)}
     front = []
-    for job in begun:
+    for job in unfinished:
         keys = [(_terms(job), lane) for lane in job.lanes]
         if all(key in where for key in keys):
             front.append(job)

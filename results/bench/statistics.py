@@ -94,10 +94,10 @@ def answered(studies: Sequence[Study]) -> list[Answers]:
     runs = pd.concat([study.runs(f"{i:06}") for i, study in enumerate(studies)], ignore_index=True)
     rows = rows_at_best_lr(runs)
     recipes, chance, versus = summarize(rows), front_chance(rows), against(rows)
-    told = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs))
+    verdicts = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs))
     frames = [rows, recipes, chance, versus, effects(rows), marginal(rows)]
     split = [dict(iter(frame.groupby("task"))) for frame in frames]
-    by_task = {verdict.setting[0]: verdict for verdict in told}
+    by_task = {verdict.setting[0]: verdict for verdict in verdicts}
     found = []
     for i in range(len(studies)):
         parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
@@ -140,10 +140,10 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
 
 def _covered(lines: pd.DataFrame, low: str, high: str, truth: np.ndarray) -> tuple[float, float]:
     bounds = lines[[low, high]].to_numpy(float)
-    told = np.isfinite(bounds).all(axis=1) & np.isfinite(truth)
+    known = np.isfinite(bounds).all(axis=1) & np.isfinite(truth)
     slack = 1e-9  # bit-equal recipes have an interval without width
     inside = (bounds[:, 0] - slack <= truth) & (truth <= bounds[:, 1] + slack)
-    return float(inside[told].sum()), float(told.sum())
+    return float(inside[known].sum()), float(known.sum())
 
 
 def _null(said: Answers) -> Iterator[Score]:

@@ -58,9 +58,9 @@ def test_a_query_of_nothing_names_what_can_be_asked(run, finished):
 def test_effects_as_latex_have_the_columns_for_a_paper_and_say_where_the_others_are(run, finished):
     answer = run("query", "effects", "--out", "effects.tex")
     assert r"factor & level & effect & low & high \\" in Path("effects.tex").read_text()
-    assert 'of 26 columns; fp4dse query "FROM effects" has all' in answer.err
+    assert 'of 27 columns; fp4dse query "FROM effects" has all' in answer.err
     assert "rev_quantizers" in run("query", "FROM effects", "--format", "latex").out.replace(r"\_", "_")
-    assert len(json.loads(run("query", "effects", "--format", "json").out)[0]) == 26
+    assert len(json.loads(run("query", "effects", "--format", "json").out)[0]) == 27
 
 
 def test_compare_takes_names_and_files_and_ids(run, finished):
