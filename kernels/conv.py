@@ -1,4 +1,4 @@
-"""A convolution with a lane axis: the quantized product of its columns (columns.py) with its weight.
+"""A convolution with a lane axis: the quantized product of its columns (ops/columns) with its weight.
 
     Y = columns · Wᵀ                    contraction (i, j, c): kernel row, kernel column, input channel
     dcolumns = dY · W                   contraction over output channels, for each tap apart

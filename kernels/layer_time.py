@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Turn = Callable[[], float]
 """Takes a turn; µs of a call in it."""
 LANES = 2
-"""Times are of one: a small product of a single lane would count twice (batched.py)."""
+"""Times are of one: a small product of a single lane would count twice (ops/products)."""
 LOOKS = (16, 64, 256, 1024)
 """Numbers of pairs after which the interval is looked at."""
 MISS, STEADY = 0.05, 0.02

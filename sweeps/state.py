@@ -61,8 +61,8 @@ class Failure(msgspec.Struct):
 
 class SweepState(msgspec.Struct):
     """Counts are lanes; of a search, `asked` are those that had to be trained so far, and it counts trials as well.
-    `ended`: None while running, else why it ended; `born`: the driver's, see processes.py. Times are seconds since
-    1970, but for `elapsed_s`, which no clock that jumps disturbs."""
+    `ended`: None while running, else why it ended; `born`: the driver's, see results/store/locks.py. Times are
+    seconds since 1970, but for `elapsed_s`, which no clock that jumps disturbs."""
 
     name: str
     asked: int

@@ -29,7 +29,7 @@ void keep_better(const Lane& b, float* out, const float* other, float* scale, co
                     const float c = std::fabs(std::fabs(other[e]) * dec - magnitude);
                     e1[j * length + k] = absolute ? a : a * a, e2[j * length + k] = absolute ? c : c * c;
                 }
-            for (int64_t left = size; left > 1; left -= left / 2)  // `reduce.lane_sum` of each block
+            for (int64_t left = size; left > 1; left -= left / 2)  // `sums.lane_sum` of each block
                 for (int64_t e = 0, half = left / 2 * some, from = left * some - half; e < half; e++)
                     e1[e] += e1[from + e], e2[e] += e2[from + e];
             for (int64_t k = 0; k < some; k++)

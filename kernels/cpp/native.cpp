@@ -20,7 +20,7 @@ float tensor_factor(const Floats& f, float largest) {
     return f.tensor_target > 0.0f && largest > 0.0f ? wanted : 1.0f;
 }
 
-float sigmoid(float x) {  // `activations.sigmoid`
+float sigmoid(float x) {  // `silu.sigmoid`
     const float e = exp_nonpositive(number(bits(x) | SIGN));
     return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
@@ -82,7 +82,7 @@ void words(const int64_t* seeds, int64_t stream, int64_t step, int64_t site, int
     }
 }
 
-// `adam.adamw`: tensors [lanes, n], numbers [lanes], alive [lanes], decaying [n].
+// `ops.adamw`: tensors [lanes, n], numbers [lanes], alive [lanes], decaying [n].
 void adamw(float* flat, float* mean, float* square, const float* gradient, const uint8_t* alive, const AdamW* numbers,
            const uint8_t* decaying, int64_t n, int64_t first, int64_t last) {
     for (int64_t lane = first; lane < last; lane++) {

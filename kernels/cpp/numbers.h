@@ -1,4 +1,4 @@
-// Single operations, of which everything here is made: `arithmetic/grid.py`, `elementary.py` and `reduce.py`.
+// Single operations, of which everything here is made: `quant/spec/grid.py`, `ops/elementary` and `ops/sums`.
 //
 // Every operation is a single IEEE rounding in the reference's order (-ffp-contract=off, no fast-math). NaN goes through
 // as in torch: a comparison with it is false.
@@ -52,7 +52,7 @@ inline float keep_mantissa(float x, int kept) {
     return number((u + ((1u << (dropped - 1)) - 1 + (u >> dropped & 1))) >> dropped << dropped);
 }
 
-// `reduce.lane_sum` of n numbers, in their place.
+// `sums.lane_sum` of n numbers, in their place.
 template <class N> inline float tree_sum(float* v, N n) {
     for (int64_t left = n; left > 1;) {
         const int64_t half = left / 2;

@@ -1,4 +1,4 @@
-// Philox 4×32-10: `arithmetic/philox.py`.
+// Philox 4×32-10: `ops/philox`.
 
 #pragma once
 

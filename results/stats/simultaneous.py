@@ -105,8 +105,8 @@ def table(found: Versus, margin: float) -> pd.DataFrame:
     out = pd.DataFrame({"pairs": found.pairs, "difference": difference, "low": difference - half})
     out = out.assign(high=difference + half, p=np.where(np.isnan(error), np.nan, p))
     out["p_same"] = np.where(np.isnan(error), np.nan, p_same)
-    told = [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)]
-    out["verdict"] = np.select(told, ["same", "higher", "lower"], "open")
+    verdicts = [out["p_same"].lt(1 - CONFIDENCE), out["low"].gt(0), out["high"].lt(0)]
+    out["verdict"] = np.select(verdicts, ["same", "higher", "lower"], "open")
     open_ = out["verdict"].eq("open").to_numpy() & np.isfinite(error)
     out["more_seeds"] = np.nan
     out.loc[open_, "more_seeds"] = _more_seeds(found, open_, margin)

@@ -1,4 +1,4 @@
-"""The programs of the attention core: what each computes, and in which order, says attention.py.
+"""The programs of the attention core: what each computes, and in which order, says triton.py.
 
 Loops over keys or queries end with those that are masked, because they come later or are none, so that the others need
 no mask. Exponentials are those of base 2, with its logarithm of e in the factor of the scores.

@@ -182,7 +182,9 @@ def _programs(norm: _Norm, images: int, rows: int, tile: _Tile) -> tuple[int, in
     return images * parts * blocks, parts
 
 
-def _sums(norm: _Norm, of: str, mean: Tensor | None = None, inverse: Tensor | None = None, g: Tensor | None = None):
+def _sums(
+    norm: _Norm, of: str, mean: Tensor | None = None, inverse: Tensor | None = None, g: Tensor | None = None
+) -> Tensor:
     """Sums of parts of the pixels [N, parts, C], or of gradients [2, N, parts, C]."""
     x, (images, rows, channels) = norm.x, norm.x.shape
     tile = _part(rows, channels)

@@ -4,7 +4,7 @@
     dx = (g' - n · mean(g' n)) · inverse        g' = g · gain, n = x · inverse        dgain = Σ over rows of g n
 
 Sums have the order of `sums.lane_sum`, whatever the width (`trees`). Every operation is a single IEEE rounding in
-the order of the functions of `tasks.language.operators`, so that the bits are theirs.
+the order of the definition, so that the bits are its.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 code.
 
 `numbers_of` reads the row once a program, `quantized` and `scaled` use it on every tile, with the bits of
-`reference.quantize_blocks`. What no lane needs (see `fused.Features`) is left out when they are compiled. The
+`reference.quantize_blocks`. What no lane needs (see `features`) is left out when they are compiled. The
 arithmetic is in `numbers`.
 """
 

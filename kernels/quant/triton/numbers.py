@@ -20,7 +20,7 @@ from fp4dse.kernels.ops.philox.triton import words_of_runs
 _ALL = tl.constexpr(tl.PropagateNan.ALL)
 _FLT_MIN = tl.constexpr(2.0**-126)
 _EXPONENT = tl.constexpr(0x7F800000)
-_HALF_RANGE = tl.constexpr(0x7F000000)  # see reference.py
+_HALF_RANGE = tl.constexpr(0x7F000000)  # see spec/grid.py
 _BACK = tl.constexpr(2.0**126)
 _TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves integers, ties to even, on both sides of zero
 _EXPONENT_64, _HALF_RANGE_64 = tl.constexpr(0x7FF << 52), tl.constexpr(0x7FE << 52)

@@ -142,7 +142,7 @@ def write(
 
     out: the operand as bfloat16 or float32 [L, rows, width]; or uint8 codes [L, rows, width / 2] and in scales uint8
     [L, rows, width / B], for the general codec. WHOLE: no column of the tile lies beyond the width. HELD: as in
-    `quantized`. CODEC: one of fused.CODECS.
+    `quantized`. CODEC: one of limits.CODECS.
     """
     PAIRS: tl.constexpr = x.dtype == tl.int32
     P: tl.constexpr = x.shape[0] * (2 if PAIRS and COLUMNS else 1)
