@@ -115,9 +115,12 @@ def why_not_native() -> str | None:
 
 @cache
 def heeded() -> frozenset[str]:
-    """Columns of the descriptor tables that the sources read; lanes that need another one are not for them."""
+    """Columns of the descriptor tables that the sources read; lanes that need another one are not for them.
+
+    Rows are called `f` (Floats) and `i` (Ints) wherever they are read.
+    """
     code = re.sub(r"//.*", "", "\n".join(file.read_text() for file in SOURCES))
-    return frozenset(re.findall(r"\.(\w+)", code)) & {*FLOATS, *INTS}
+    return frozenset(re.findall(r"\b[fi]\.(\w+)", code)) & {*FLOATS, *INTS}
 
 
 def takes(x: Tensor) -> bool:

@@ -133,3 +133,10 @@ def test_a_gradient_through_the_scale_that_nobody_wrote_is_no_other_one():
     spec = SimpleNamespace(element=RELAXATION_NAMES["ste"], masked=False, scale="later")
     with pytest.raises(KeyError, match="later"):
         estimators.through(x, x, x, torch.ones(1, 2), torch.ones(1), spec, ELEMENTS["e2m1"])
+
+
+@pytest.mark.parametrize("name", ["shift", "block", "size", "step", "amax"])
+def test_a_column_with_the_name_of_another_field_is_not_taken_for_read(name, monkeypatch):
+    assert re.search(rf"\.{name}\b", "".join(file.read_text() for file in native.SOURCES))
+    monkeypatch.setitem(native.INTS, name, descriptor.INTS["encode"])
+    assert name not in native.heeded.__wrapped__()
