@@ -264,9 +264,8 @@ def adamw(
     decaying: Tensor | None,
 ) -> None:
     """`ops.adamw`, in place."""
-    decaying = torch.zeros(flat.shape[1], dtype=torch.bool) if decaying is None else decaying
     tensors = flat, mean, square, gradient.contiguous(), alive, numbers.contiguous(), decaying
-    pointers = [t.data_ptr() for t in tensors]
+    pointers = [None if t is None else t.data_ptr() for t in tensors]
     _over(len(flat), flat.numel(), _library().adamw, *pointers, flat.shape[1])
 
 

@@ -82,7 +82,7 @@ void words(const int64_t* seeds, int64_t stream, int64_t step, int64_t site, int
     }
 }
 
-// `ops.adamw`: tensors [lanes, n], numbers [lanes], alive [lanes], decaying [n].
+// `ops.adamw`: tensors [lanes, n], numbers [lanes], alive [lanes], decaying [n] or null.
 void adamw(float* flat, float* mean, float* square, const float* gradient, const uint8_t* alive, const AdamW* numbers,
            const uint8_t* decaying, int64_t n, int64_t first, int64_t last) {
     for (int64_t lane = first; lane < last; lane++) {
@@ -90,13 +90,13 @@ void adamw(float* flat, float* mean, float* square, const float* gradient, const
         const AdamW k = numbers[lane];
         float *__restrict w = flat + lane * n, *__restrict m = mean + lane * n, *__restrict v = square + lane * n;
         const float* __restrict g = gradient + lane * n;
-        const bool decays = k.weight_decay > 0.0f;
+        const bool decays = decaying && k.weight_decay > 0.0f;
         for (int64_t e = 0; e < n; e++) {
             const float m1 = m[e] * k.b1 + g[e] * k.past1, v1 = v[e] * k.b2 + g[e] * g[e] * k.past2;
             const float update = m1 / k.correction1 / (std::sqrt(v1 / k.correction2) + k.eps);
             const float with_decay = update + w[e] * k.weight_decay;
             m[e] = m1, v[e] = v1;
-            w[e] = w[e] - k.step * (decays & (decaying[e] != 0) ? with_decay : update);
+            w[e] = w[e] - k.step * (decays && decaying[e] != 0 ? with_decay : update);
         }
     }
 }

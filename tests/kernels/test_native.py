@@ -294,3 +294,21 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch, tmp_path):
     finally:
         native._library.cache_clear()
         native.why_not_native.cache_clear()
+
+
+def test_adamw_without_marks_decays_nothing():
+    g = torch.Generator().manual_seed(1)
+    flat, mean, gradient = (torch.randn(3, 70, generator=g) for _ in range(3))
+    tensors = [
+        flat,
+        mean,
+        mean.square(),
+        gradient,
+        torch.tensor([True, False, True]),
+        torch.rand(3, 9, generator=g) + 0.5,
+    ]
+    found, expected = ([t.clone() for t in tensors] for _ in range(2))
+    native.adamw(*found, None)
+    adam._adamw(*expected, None)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -58,10 +58,9 @@ Words = Callable[..., Tensor]
 def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
     """int16 [L, count], uniform 16 bits. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
 
-    `words` may be a compiled twin of the function above. Large draws are made piece by piece, since making one takes
-    several times its memory.
+    Large draws are made piece by piece, since making one takes several times its memory.
     """
-    counters = max(2, -(-count // 8))  # for one counter alone, and for a rest of one, `words` would be compiled anew
+    counters = max(2, -(-count // 8))  # for one counter alone a kernel of `words` would be compiled anew
     piece = counters if seeds.is_cuda else -(-counters // -(-counters * len(seeds) // PIECE))
     pieces = (
         words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
