@@ -102,7 +102,7 @@ def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
 
-@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda --only language:10M --json")
+@bench_app.command("train", epilog="Example: fp4dse bench train --device cuda --only language:10M-256 --json")
 def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False) -> None:  # noqa: B006
     """Time the training of populations beside the same training one lane at a time; ratios are from one run.
 

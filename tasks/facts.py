@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fp4dse.dse import Recipe
+from fp4dse.dse.tuning import tuning_class
 from fp4dse.tasks.remembered import remembered
 
 if TYPE_CHECKING:
@@ -28,6 +30,11 @@ class TaskFacts(msgspec.Struct, frozen=True):
     size: int = 0
     samples: int | None = None
     origin: tuple[str, ...] = ()
+    rates: dict[str, float] = {}
+
+    def rate(self, recipe: Recipe) -> float:
+        """The learning rate of a recipe where nobody gives one: the tuned one of its class, else the preset's."""
+        return self.rates.get(tuning_class(recipe), self.lr)
 
 
 def facts_of(task: Task) -> TaskFacts:

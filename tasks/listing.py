@@ -15,6 +15,7 @@ SECONDS = {
     "regression:smoke": 0.3,
     "regression:quickstart": 0.3,
     "regression:small": 2.0,
+    "regression:deep": 1.0,
     "regression:mlp": 20.0,
     "regression:gaussian-smoke": 0.1,
     "vision:smoke": 0.2,

@@ -50,8 +50,11 @@ class Mlp(nn.Module):
         return x
 
 
-def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: float, seeds: Sequence[int]) -> Problem:
-    """The teacher–student problem for each seed; `widths` = in, hidden …, out."""
+def teacher_student(
+    widths: Sequence[int], n_train: int, n_val: int, noise: float, label_noise: float, seeds: Sequence[int]
+) -> Problem:
+    """The teacher–student problem for each seed; `widths` = in, hidden …, out. label_noise: standard deviation of what
+    is added to the targets of the training samples, as a share of theirs. Held-out targets have none."""
     keys = seed_keys(seeds)
 
     def draw(stream: str, site: int, *shape: int) -> Tensor:
@@ -62,7 +65,10 @@ def teacher_student(widths: Sequence[int], n_train: int, n_val: int, noise: floa
         teacher[f"w{i}"] = draw("data", 16 + i, fan_out, fan_in) / fan_in**0.5
         student[f"w{i}"] = teacher[f"w{i}"] + noise / fan_in**0.5 * draw("init", i, fan_out, fan_in)
     x_train, x_val = draw("data", 0, n_train, widths[0]), draw("data", 1, n_val, widths[0])
-    return Problem(x_train, _teach(teacher, x_train), x_val, _teach(teacher, x_val), student)
+    y_train = _teach(teacher, x_train)
+    if label_noise:
+        y_train += label_noise * y_train.std(dim=(1, 2), keepdim=True) * draw("data", 2, *y_train.shape[1:])
+    return Problem(x_train, y_train, x_val, _teach(teacher, x_val), student)
 
 
 def _teach(weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -107,18 +113,28 @@ def _parameters(widths: Sequence[int], biases: bool) -> int:
 
 
 def teacher_task(
-    preset: str, widths: tuple[int, ...], n: tuple[int, int], batch: int, steps: int, noise: float = 0.25
+    preset: str,
+    widths: tuple[int, ...],
+    n: tuple[int, int],
+    batch: int,
+    steps: int,
+    noise: float = 0.25,
+    label_noise: float = 0.0,
+    decay: float = 0.0,
 ) -> Task:
-    """A teacher–student task: widths from input to output, n samples to train on and held out, noise of the start."""
+    """A teacher–student task: widths from input to output, n samples to train on and held out, noise of the start and
+    of the labels."""
     shape = "-".join(map(str, widths))
+    noisy = f", labels with {100 * label_noise:g} % noise" if label_noise else ""
     return _task(
         preset,
-        f"teacher–student MLP {shape}, {n[0]} samples",
-        f"teacher-student {shape} {n} {noise}",
-        problem=partial(teacher_student, widths, *n, noise),
+        f"teacher–student MLP {shape}, {n[0]} samples{noisy}",
+        f"teacher-student {shape} {n} {noise}" + (f" {label_noise}" if label_noise else ""),
+        problem=partial(teacher_student, widths, *n, noise, label_noise),
         steps=steps,
         batch=batch,
         lr=2e-3,
+        decay=decay,
         size=_parameters(widths, False),
     )
 
@@ -156,21 +172,24 @@ PRESETS = {
     task.preset: task
     for task in (
         teacher_task("smoke", (32, 32, 16), (256, 128), 32, 40),
-        teacher_task("quickstart", (64, 64, 32), (1024, 512), 64, 240, noise=1.0),
+        teacher_task("quickstart", (64, 64, 32), (4096, 512), 64, 240, noise=1.0, label_noise=0.3, decay=0.9),
         teacher_task("small", (256, 256, 64), (2048, 1024), 128, 500),
+        teacher_task("deep", (64, 128, 128, 128, 32), (16_384, 1024), 128, 800, noise=1.0, label_noise=0.3, decay=0.9),
         teacher_task("mlp", (256,) * 5, (4096, 1024), 512, 1000, noise=1.0),
         _gaussian_task("gaussian-smoke", 64, (1024, 256), 128, 40),
         _gaussian_task("gaussian", 1024, (80_000, 20_000), 4096, 400),
     )
 }
 """`quickstart` starts further from the teacher than the fixture, so that BF16 keeps an error to compare with.
-`small` is the published teacher–student fixture, `mlp` a deep one of the size at which the engine's speed is stated,
-`gaussian` the paper's Gaussian regression at its size."""
+`small` is the published teacher–student fixture. `deep` also sees the backward pass: its labels are noisy, so that
+gradients stay, and its learning rate falls, so that they average out. `mlp` is one of the size at which the engine's
+speed is stated, `gaussian` the paper's Gaussian regression at its size."""
 
 HIDDEN: dict[str, tuple[int, ...]] = {
     "smoke": (32,),
     "quickstart": (64,),
     "small": (256,),
+    "deep": (128, 128, 128),
     "mlp": (256, 256, 256),
     "gaussian-smoke": (),
     "gaussian": (),

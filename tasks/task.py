@@ -46,7 +46,8 @@ class Task(msgspec.Struct, frozen=True):
     metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
     digest_of   what identifies the data: hashed into `digest`
-    lr          default learning rate; a lane may have another
+    lr          learning rate where nothing tells a better one; a lane may have another
+    rates       class of recipes (dse/tuning.py) -> tuned learning rate; empty if the preset was never tuned
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     shown       the metric that is shown beside the loss, if `finish` computes it
     better      the direction in which that metric is better; None: not stated. The loss is better the lower it is
@@ -92,6 +93,7 @@ class Task(msgspec.Struct, frozen=True):
     samples: Callable[[], int] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
+    rates: dict[str, float] = {}
 
     def lr_factor(self, step: int) -> float:
         """Factor of the learning rate at a step."""

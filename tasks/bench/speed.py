@@ -142,13 +142,13 @@ def _decoders(device: str) -> list[Measure]:
         return step(preset, fp4, lanes) / step(preset, Recipe.named("bf16"), lanes)
 
     def gain() -> float:
-        return 16 * step("10M", fp4, 1) / step("10M", fp4, 16)
+        return 16 * step("10M-256", fp4, 1) / step("10M-256", fp4, 16)
 
     what = "language:{}, nvidia-nvfp4 held against bf16, L = {}"
     return [
-        Measure(what.format("10M", 16), "×", "≤ 1.20", lambda: ratio("10M", 16)),
+        Measure(what.format("10M-256", 16), "×", "≤ 1.20", lambda: ratio("10M-256", 16)),
         Measure(what.format("350M", 1), "×", "≤ 1.25", lambda: ratio("350M", 1)),
-        Measure("language:10M, L = 16 against L = 1, lanes per second", "×", "≥ 1.6", gain),
+        Measure("language:10M-256, L = 16 against L = 1, lanes per second", "×", "≥ 1.6", gain),
     ]
 
 

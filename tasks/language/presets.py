@@ -1,8 +1,10 @@
 """Language as a task: what is measured, and models from seconds on a CPU to a billion parameters.
 
-The widths named after their number of parameters are those of arXiv 2509.17791, counted with a vocabulary of 32,000; on
-bytes they are smaller. `10M` is ours, and has as many on bytes. Learning rates rise over the first `warmup` of the
-steps and fall linearly to zero over the last `decay` of them.
+Two series. `9M`, `60M`, `350M`, `1B` are the widths of arXiv 2509.17791, counted with a vocabulary of 32,000; on bytes
+they are smaller. `0.4M` to `30M` are ours, for studies of recipes by size: they are counted without embeddings and
+head, trained on the procedural language unless --data says otherwise, and all their products' sides are multiples of
+128.
+Learning rates rise over the first `warmup` of the steps and fall linearly to zero over the last `decay` of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
 
-REV = 4
+REV = 5
 BALANCE = 0.01
 """Weight of the balance loss (2101.03961)."""
 EVAL_PASSES = 16
@@ -124,16 +126,27 @@ def _task(
     )
 
 
+_BY_SIZE = {
+    "0.4M": _Preset(Shape(128, 384, 2, 4, 64), 64, 2_080, 4e-3),
+    "1M": _Preset(Shape(128, 384, 5, 4, 64), 128, 2_600, 4e-3),
+    "3M": _Preset(Shape(256, 768, 4, 4, 64), 256, 4_160, 2e-3),
+    "10M": _Preset(Shape(384, 1024, 6, 6, 64), 256, 3_240, 1e-3),
+    "10M-long": _Preset(Shape(384, 1024, 6, 6, 64), 256, 12_960, 1e-3),
+    "30M": _Preset(Shape(640, 1792, 6, 10, 64), 512, 4_650, 1e-3),
+}
+"""20 tokens a parameter, `10M` and `30M` 5. The shape of `30M` is that of Quartet II's."""
+
 _PRESETS = {
     "smoke": _Preset(Shape(32, 64, 1, 2, 32), 16, 60, 1e-2),
     "tiny": _Preset(Shape(64, 192, 2, 4, 64), 16, 300, 5e-3),
     "small": _Preset(Shape(96, 256, 3, 4, 64), 32, 500, 4e-3),
     "9M": _Preset(Shape(128, 352, 4, 4, 128), 128, 1500, 3e-3),
-    "10M": _Preset(Shape(384, 1024, 6, 6, 256), 8, 1500, 1e-3),
+    "10M-256": _Preset(Shape(384, 1024, 6, 6, 256), 8, 1500, 1e-3),
     "60M": _Preset(Shape(512, 1376, 8, 8, 512), 32, 4000, 1e-3),
     "350M": _Preset(Shape(1024, 2736, 24, 16, 1024), 16, 10_000, 3e-4),
     "1B": _Preset(Shape(2048, 5456, 24, 32, 1024), 8, 20_000, 2e-4),
     "paper": _Preset(Shape(128, 352, 4, 4, 128), 4096, 1545, 3e-3, decay=1.0, warmup=0.0, betas=(0.9, 0.999), parts=8),
+    **_BY_SIZE,
     "moe-smoke": _Preset(Shape(32, 32, 1, 2, 32, experts=4), 16, 60, 1e-2),
     "moe-small": _Preset(Shape(96, 128, 3, 4, 64, experts=4), 32, 500, 4e-3),
     "moe-9M": _Preset(Shape(128, 176, 4, 4, 128, experts=8), 128, 1500, 3e-3),
@@ -158,7 +171,12 @@ def _on_grammar(preset: str) -> Task:
     return _task(preset, lambda: language, language.name, language.vocabulary, {"excess": partial(excess, entropy)})
 
 
-PRESETS = {preset: _on_corpus(preset, standard_library, "the standard library's documentation") for preset in _PRESETS}
+PRESETS = {
+    preset: _on_grammar(preset)
+    if preset in _BY_SIZE
+    else _on_corpus(preset, standard_library, "the standard library's documentation")
+    for preset in _PRESETS
+}
 
 NAMED: dict[str, Callable[[str], Task]] = {
     "grammar": _on_grammar,

@@ -1,0 +1,181 @@
+"""Tunes a preset and writes its file: `python -m fp4dse.tasks.tuned.tune language:1M --device cuda`.
+
+Each class of recipes, by one recipe of it, is trained at rates a factor of two apart; the grid grows until no class has
+its best rate at an edge, and the rates beside the best are tried last. Then weight decay and clipping are tried at the
+best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
+It needs the packages of a worker alone, so that it runs on any machine that trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from fp4dse.dse import Recipe
+from fp4dse.dse.training import SGD, Training
+from fp4dse.dse.tuning import CLASSES
+from fp4dse.tasks.catalogue import get_task
+from fp4dse.tasks.engine import train
+from fp4dse.tasks.job import Lane
+from fp4dse.tasks.task import Task
+from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
+
+FIRST_SEED, FIRST_FRESH = 1000, 2000
+"""Seeds that no sweep has by itself."""
+FACTOR, FEWEST, MOST = 2.0, 5, 12
+"""Rates: factor between neighbours, fewest and most of a class."""
+USUAL = ("bf16", "forward", "backward", "stable-spam")
+DECAYS, CLIPS = (0.0, 0.1), (None, 1.0)
+CHECKED = ("bf16", "nvfp4", "mxfp4")
+
+
+def representatives() -> dict[str, Recipe]:
+    """Class -> the recipe that it is tuned with."""
+    bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
+    return {
+        "bf16": bf16,
+        "forward": nvfp4,
+        "backward": msgspec.structs.replace(nvfp4, fprop=bf16.fprop),
+        "stable-spam": Recipe.named("nvfp4-stable-spam"),
+        "sgd": msgspec.structs.replace(nvfp4, training=Training(optimizer=SGD())),
+    }
+
+
+class Asked(NamedTuple):
+    """A point to be trained; weight_decay, clip: as in Point."""
+
+    of: str
+    recipe: Recipe
+    lr: float
+    weight_decay: float | None = None
+    clip: float | None = None
+
+    def lane(self, seed: int) -> Lane:
+        """The point as a lane of a seed."""
+        numbers = {"weight_decay": self.weight_decay, "clip": self.clip}
+        given = {name: value for name, value in numbers.items() if value is not None}
+        training = msgspec.structs.replace(self.recipe.training, **given)
+        return Lane(msgspec.structs.replace(self.recipe, training=training), self.lr, seed)
+
+
+class Trainer:
+    """Trains points of one preset, at most so many lanes at a time, and says how far it is on standard error."""
+
+    def __init__(self, task: Task, device: str, most: int) -> None:
+        self.task, self.device, self.most, self.begin = task, device, most, time.monotonic()
+
+    def points(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Point]:
+        """The points, each on the seeds."""
+        populations: dict[object, list[tuple[int, Lane]]] = {}
+        for number, one in enumerate(asked):
+            members = populations.setdefault(one.recipe.signature(), [])
+            members.extend((number, one.lane(seed)) for seed in seeds)
+        losses: list[list[float | None]] = [[] for _ in asked]
+        for members in populations.values():
+            for start in range(0, len(members), self.most):
+                part = members[start : start + self.most]
+                result = train(self.task, [lane for _, lane in part], self.device)
+                for (number, _), lane in zip(part, result.lanes, strict=True):
+                    losses[number].append(lane.val_loss)
+                said = f"{time.monotonic() - self.begin:7.0f} s: {len(part)} lanes in {result.train_s:.0f} s"
+                print(said, file=sys.stderr)
+        return [Point(a.of, a.lr, loss, a.weight_decay, a.clip) for a, loss in zip(asked, losses, strict=True)]
+
+
+def tune(
+    task: Task, data: str, device: str, classes: Sequence[str] = USUAL, seeds: int = 3, fresh: int = 5, most: int = 64
+) -> Tuned:
+    """Tune a task of an untuned rate `task.lr`. most: lanes that are trained together."""
+    trainer, chosen = Trainer(task, device, most), list(range(FIRST_SEED, FIRST_SEED + seeds))
+    recipes = representatives()
+    middle = _rounded(task.lr)
+    grids = {of: [middle + i - FEWEST // 2 for i in range(FEWEST)] for of in classes}
+    curve: list[Point] = []
+    while any(grids.values()):
+        asked = [Asked(of, recipes[of], _rate(i)) for of, grid in grids.items() for i in grid]
+        curve += trainer.points(asked, chosen)
+        grids = {of: _beyond(curve, of) for of in classes}
+    found = Tuned(task.name, task.preset, data, task.rev, task.steps, device, chosen, curve, [], [])
+    others = [pair for pair in itertools.product(DECAYS, CLIPS) if pair != (task.weight_decay, task.clip)]
+    others = [(None if d == task.weight_decay else d, None if c == task.clip else c) for d, c in others]
+    asked = [
+        Asked(of, recipes[of], found.rates[of] * times, decay, clip)
+        for of in ("bf16", "forward")
+        if of in found.rates
+        for times in (1, FACTOR)
+        for decay, clip in others
+    ]
+    curve += trainer.points(asked, chosen)
+    later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
+    rates = {name: found.rates.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
+    check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
+    return msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
+
+
+def _rounded(lr: float) -> int:
+    """The number of the rate of the grid that is nearest."""
+    return round(math.log2(lr))
+
+
+def _rate(number: int) -> float:
+    """2^number with two digits, so that it reads well."""
+    return float(f"{FACTOR**number:.2g}")
+
+
+def _beyond(curve: Sequence[Point], of: str) -> list[int]:
+    """Rates to try next: those beyond an edge at which the class has its best one."""
+    points = sorted((p for p in curve if p.of == of and p.weight_decay is None and p.clip is None), key=lambda p: p.lr)
+    numbers = [_rounded(point.lr) for point in points]
+    best = min(range(len(points)), key=lambda i: points[i].mean)
+    if len(points) >= MOST:
+        return []
+    if best == 0:
+        return [numbers[0] - 1, numbers[0] - 2]
+    return [numbers[-1] + 1, numbers[-1] + 2] if best == len(points) - 1 else []
+
+
+def _order(point: Point) -> tuple[str, float, float, float]:
+    return point.of, point.weight_decay or 0.0, point.clip or 0.0, point.lr
+
+
+def write(found: Tuned, folder: Path) -> Path:
+    """Write the file of a preset, a line a point."""
+    file = folder / file_name(found.task, found.preset, found.data)
+    text = msgspec.json.encode(found).decode()
+    for name in ("curve", "fresh_seeds", "check"):
+        text = text.replace(f',"{name}"', f',\n"{name}"')
+    file.write_text(text.replace('{"of"', '\n  {"of"') + "\n")
+    return file
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Tune each preset that is named."""
+    parser = argparse.ArgumentParser(prog="python -m fp4dse.tasks.tuned.tune", description=__doc__)
+    parser.add_argument("presets", nargs="+", metavar="TASK:PRESET[@DATA]")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--classes", nargs="+", default=USUAL, choices=CLASSES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--fresh", type=int, default=5)
+    parser.add_argument("--most", type=int, default=64, help="lanes that train together")
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    asked = parser.parse_args(arguments)
+    for text in asked.presets:
+        name, _, data = text.partition("@")
+        task, _, preset = name.partition(":")
+        one = get_task(task, preset, data or None)
+        found = tune(one, data.partition("?")[0], asked.device, asked.classes, asked.seeds, asked.fresh, asked.most)
+        print(write(found, asked.folder), found.rates, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
