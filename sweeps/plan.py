@@ -26,6 +26,7 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def plan(
     halving: Halving | None = None,
     cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
-    """Cut what is missing into jobs. `lrs = None`: each task's own learning rate. ConfigError on invalid recipes.
+    """Cut what is missing into jobs. `lrs = None`: the task's learning rate for the recipe's class. ConfigError on
+    invalid recipes.
 
     `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
     devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
@@ -91,7 +93,7 @@ def plan(
     populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
         for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
-            lanes, on = _lanes(recipe, lrs or [task.lr], seeds), [kind] if kind else []
+            lanes, on = _lanes(recipe, lrs or [rate_of(task, recipe)], seeds), [kind] if kind else []
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
                 key = (task.name, task.preset, order == 0, kind_number, recipe.signature())

@@ -76,11 +76,14 @@ class Setting:
         stored: set[str],
         halving: Halving | None = None,
     ) -> Plan:
-        """Plan what is missing. Without seeds or learning rates: those of the space, else `SEEDS` and each task's
-        own."""
+        """Plan what is missing. Without seeds or learning rates: those of the space, else `SEEDS` and the task's rate
+        for each class of recipes."""
         if isinstance(recipes, Space):
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
+        for task in self.tasks:
+            source = "given" if lrs else "tuned" if task.rates else "preset"
+            self.contexts[task.name, task.preset]["lr_source"] = source
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,

@@ -114,7 +114,7 @@ def run_sweep(
     """Train every lane of the space that the store lacks; store what comes of it.
 
     seeds      None: the space's, else 0, 1, 2
-    lrs        learning rates, the same for all tasks; None: the space's, else each task's own
+    lrs        learning rates, the same for all; None: the space's, else each task's own for the recipe's class
     jobs       workers at a time
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has

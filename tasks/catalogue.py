@@ -12,6 +12,7 @@ from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
 from fp4dse.tasks.task import Task
+from fp4dse.tasks.tuned import tuned
 
 TASKS: dict[str, dict[str, Task]] = {
     "regression": regression.PRESETS,
@@ -60,11 +61,20 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
     if known not in TASKS[name]:
         raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
     if data is None:
-        return _at_preset(TASKS[name][known], preset)
+        return _at_preset(_tuned(TASKS[name][known]), preset)
     if name not in ON_DATA:
         raise ConfigError("--data", data, f"nothing with {name}; it is for {', '.join(ON_DATA)}")
     path = data if data.partition("?")[0] in NAMED_DATA.get(name, ()) else absolute(data)
-    return msgspec.structs.replace(_at_preset(ON_DATA[name](known, path), preset), origin=(name, preset, path))
+    task = _tuned(ON_DATA[name](known, path), path)
+    return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path))
+
+
+def _tuned(task: Task, data: str = "") -> Task:
+    """The task with its tuned learning rates, if it has been tuned on these data."""
+    found = tuned(task.name, task.preset, data)
+    if found is None:
+        return task
+    return msgspec.structs.replace(task, lr=found.rates.get("bf16", task.lr), rates=found.rates)
 
 
 def _at_preset(task: Task, preset: str) -> Task:

@@ -32,9 +32,10 @@ class TaskFacts(msgspec.Struct, frozen=True):
     origin: tuple[str, ...] = ()
     rates: dict[str, float] = {}
 
-    def rate(self, recipe: Recipe) -> float:
-        """The learning rate of a recipe where nobody gives one: the tuned one of its class, else the preset's."""
-        return self.rates.get(tuning_class(recipe), self.lr)
+
+def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:
+    """The learning rate of a recipe where nobody gives one: the tuned one of its class, else the preset's."""
+    return task.rates.get(tuning_class(recipe), task.lr)
 
 
 def facts_of(task: Task) -> TaskFacts:

@@ -120,10 +120,10 @@ def teacher_task(
     steps: int,
     noise: float = 0.25,
     label_noise: float = 0.0,
-    decay: float = 0.0,
+    **numbers: Any,
 ) -> Task:
     """A teacher–student task: widths from input to output, n samples to train on and held out, noise of the start and
-    of the labels."""
+    of the labels. `numbers`: further fields of the Task."""
     shape = "-".join(map(str, widths))
     noisy = f", labels with {100 * label_noise:g} % noise" if label_noise else ""
     return _task(
@@ -134,8 +134,8 @@ def teacher_task(
         steps=steps,
         batch=batch,
         lr=2e-3,
-        decay=decay,
         size=_parameters(widths, False),
+        **numbers,
     )
 
 
@@ -174,7 +174,17 @@ PRESETS = {
         teacher_task("smoke", (32, 32, 16), (256, 128), 32, 40),
         teacher_task("quickstart", (64, 64, 32), (4096, 512), 64, 240, noise=1.0, label_noise=0.3, decay=0.9),
         teacher_task("small", (256, 256, 64), (2048, 1024), 128, 500),
-        teacher_task("deep", (64, 128, 128, 128, 32), (16_384, 1024), 128, 800, noise=1.0, label_noise=0.3, decay=0.9),
+        teacher_task(
+            "deep",
+            (64, 128, 128, 128, 32),
+            (16_384, 1024),
+            128,
+            800,
+            noise=1.0,
+            label_noise=0.3,
+            decay=0.9,
+            weight_decay=0.1,
+        ),
         teacher_task("mlp", (256,) * 5, (4096, 1024), 512, 1000, noise=1.0),
         _gaussian_task("gaussian-smoke", 64, (1024, 256), 128, 40),
         _gaussian_task("gaussian", 1024, (80_000, 20_000), 4096, 400),

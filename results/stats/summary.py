@@ -22,7 +22,16 @@ from fp4dse.results.stats.paired import (
 )
 from fp4dse.results.stats.pareto import front
 
-LABELS = ["recipe_label", "recipe_name", "points", "bits_per_element", "val_metric", "metric_name", "metric_better"]
+LABELS = [
+    "recipe_label",
+    "recipe_name",
+    "lr_source",
+    "points",
+    "bits_per_element",
+    "val_metric",
+    "metric_name",
+    "metric_better",
+]
 SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead_of"]))
 """The columns that `summarize` reads."""
 

@@ -54,9 +54,13 @@ class Rates(NamedTuple):
     """Recipes whose best rate is the lowest or highest of several: a better one may lie outside."""
     pick_at_edge: bool
     baseline_at_edge: bool
+    tuned: bool = False
+    """The recipe's rate and BF16's were chosen on other seeds than those reported."""
 
     def sentence(self) -> str:
         """For people; without a full stop."""
+        if self.tuned:
+            return "learning rates that were tuned on other seeds, each class of recipes at its own"
         if len(self.grid) == 1:
             return f"one learning rate for all recipes ({self.grid[0]:g}); none was searched"
         return f"each recipe at the best of {len(self.grid)} learning rates ({', '.join(f'{r:g}' for r in self.grid)})"
@@ -64,7 +68,7 @@ class Rates(NamedTuple):
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the choice, one sentence each, without a full stop."""
         says = []
-        if len(self.grid) == 1:
+        if len(self.grid) == 1 and not self.tuned:
             says.append(
                 f"one learning rate ({self.grid[0]:g}) for all: a recipe or BF16 that needs another one looks worse "
                 "than it is; --lr takes several"
@@ -240,6 +244,7 @@ def _rates(rates: pd.DataFrame, pick: str | None) -> Rates:
         at_edge=int((edge & ~rates["is_baseline"].astype(bool)).sum()),
         pick_at_edge=bool((edge & rates["config_id"].eq(pick)).any()),
         baseline_at_edge=bool((edge & rates["is_baseline"].astype(bool)).any()),
+        tuned=bool(rates.loc[rates["is_baseline"].astype(bool) | rates["config_id"].eq(pick), "tuned"].all()),
     )
 
 

@@ -23,6 +23,7 @@ from fp4dse.sweeps.rows import lane_id
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.storages import open_storage
 from fp4dse.sweeps.trials import TrialData
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Lane
 
 COMBINATIONS, STORED, LANES, TRIALS = 100_000, 1_000_000, 100_000, 5_000
@@ -75,7 +76,7 @@ def time_planning(stored: int = STORED, lanes: int = LANES) -> Row:
     recipes = [recipe for recipe, _ in zip(large_space().recipes(), range(lanes // len(seeds)), strict=False)]
     task, context = setting.tasks[0], setting.contexts["regression", "small"]
     there = [
-        lane_id(Lane(recipe=recipe.canonical(), lr=task.lr, seed=seed), context)
+        lane_id(Lane(recipe=recipe.canonical(), lr=rate_of(task, recipe), seed=seed), context)
         for recipe in recipes[::2]
         for seed in seeds
     ]

@@ -116,7 +116,7 @@ def run_search(
         for task in setting.tasks:
             proposals = Proposals(space, make_study(sampler, len(objectives), size, sampler_seed))
             answers = Answers(sweep.store, setting.contexts[task.name, task.preset], objectives)
-            trainer = Trainer(sweep, replace(setting, tasks=[task]), task, lrs or [task.lr], halving, run_ids)
+            trainer = Trainer(sweep, replace(setting, tasks=[task]), task, lrs, halving, run_ids)
             studies.append(Study(proposals, answers, trainer, seeds, size, trials, MOST_OPEN.get(sampler, 2)))
         sweep.state.trials_asked = trials * len(studies)
         sweep.run(lambda: _step(studies, sweep))

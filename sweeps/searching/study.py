@@ -23,6 +23,7 @@ from fp4dse.sweeps.searching.answers import Answers
 from fp4dse.sweeps.searching.sampling import Proposals
 from fp4dse.sweeps.setting import Setting
 from fp4dse.tasks import TaskFacts
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Lane
 
 ASKS = 20
@@ -69,12 +70,13 @@ class Batch:
 
 @dataclass
 class Trainer:
-    """Trains recipes for the study of one task. `run_ids`: those that are stored or queued, of all studies."""
+    """Trains recipes for the study of one task. `lrs`: None for the task's own rates; `run_ids`: those that are stored
+    or queued, of all studies."""
 
     sweep: Sweep
     setting: Setting
     task: TaskFacts
-    lrs: Sequence[float]
+    lrs: Sequence[float] | None
     halving: Halving | None
     run_ids: set[str]
     _seen: int = -1
@@ -109,7 +111,8 @@ class Trainer:
         return {r.config_id for r in recipes if all(is_stored(self.task, lane) for lane in self._lanes(r, seeds))}
 
     def _lanes(self, recipe: Recipe, seeds: Sequence[int]) -> list[Lane]:
-        return [Lane(recipe, lr, seed) for lr in dict.fromkeys(self.lrs) for seed in seeds]
+        lrs = dict.fromkeys(self.lrs or [rate_of(self.task, recipe)])
+        return [Lane(recipe, lr, seed) for lr in lrs for seed in seeds]
 
 
 @dataclass

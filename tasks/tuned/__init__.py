@@ -30,6 +30,11 @@ class Point(msgspec.Struct, frozen=True, omit_defaults=True):
     clip: float | None = None
 
     @property
+    def is_own(self) -> bool:
+        """True for the preset's own weight decay and clip."""
+        return self.weight_decay is None and self.clip is None
+
+    @property
     def mean(self) -> float:
         """Of the logarithms of the losses; infinite if a seed diverged."""
         return sum(math.inf if loss is None else math.log(loss) for loss in self.losses) / len(self.losses)
@@ -56,7 +61,7 @@ class Tuned(msgspec.Struct, frozen=True):
     def best(self, of: str) -> Point | None:
         """The point of the lowest mean loss among those with the preset's own weight decay and clip; None without any
         that finished."""
-        points = [p for p in self.curve if p.of == of and p.weight_decay is None and p.clip is None]
+        points = [point for point in self.curve if point.of == of and point.is_own]
         found = min(points, key=lambda p: p.mean, default=None)
         return found if found and math.isfinite(found.mean) else None
 
@@ -74,8 +79,10 @@ def file_name(task: str, preset: str, data: str = "") -> str:
 
 @cache
 def tuned(task: str, preset: str, data: str = "") -> Tuned | None:
-    """What is known of a preset, None if it was never tuned. `+bf16` has the rates of the preset in FP32."""
-    file = FOLDER / file_name(task, preset.removesuffix("+bf16"), data)
+    """What is known of a preset on its own data or on others, None if it was never tuned on them."""
+    if "/" in data or "?" in data:  # a path, or options: nobody tuned on these
+        return None
+    file = FOLDER / file_name(task, preset, data)
     return decode_json(file.read_bytes(), Tuned) if file.is_file() else None
 
 

@@ -133,7 +133,7 @@ def _rate(number: int) -> float:
 
 def _beyond(curve: Sequence[Point], of: str) -> list[int]:
     """Rates to try next: those beyond an edge at which the class has its best one."""
-    points = sorted((p for p in curve if p.of == of and p.weight_decay is None and p.clip is None), key=lambda p: p.lr)
+    points = sorted((p for p in curve if p.of == of and p.is_own), key=lambda p: p.lr)
     numbers = [_rounded(point.lr) for point in points]
     best = min(range(len(points)), key=lambda i: points[i].mean)
     if len(points) >= MOST:

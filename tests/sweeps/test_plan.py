@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,8 +81,20 @@ def test_the_same_question_gives_the_same_jobs():
 
 
 def test_each_task_is_trained_at_its_own_learning_rate_unless_one_is_given():
-    assert {(job.task, lane.lr) for job in make().jobs for lane in job.lanes} == {(t.name, t.lr) for t in TASKS}
+    untuned = [msgspec.structs.replace(task, rates={}) for task in TASKS]
+    planned = {(job.task, lane.lr) for job in make(tasks=untuned).jobs for lane in job.lanes}
+    assert planned == {(task.name, task.lr) for task in untuned}
     assert {lane.lr for job in make(lrs=[0.5]).jobs for lane in job.lanes} == {0.5}
+
+
+def test_where_a_preset_is_tuned_each_class_of_recipes_has_its_own_rate():
+    rates = {"bf16": 0.1, "forward": 0.2, "backward": 0.3, "stable-spam": 0.4}
+    forward_bf16 = msgspec.structs.replace(Recipe.named("nvfp4"), fprop=Recipe.named("bf16").fprop)
+    recipes = [Recipe.named("nvfp4"), forward_bf16, Recipe.named("nvfp4-stable-spam")]
+    tuned = [msgspec.structs.replace(TASKS[0], rates=rates)]
+    planned = {lane.recipe.config_id: lane.lr for job in make(recipes, tasks=tuned).jobs for lane in job.lanes}
+    of = dict(zip(["bf16", "forward", "backward", "stable-spam"], [Recipe.named("bf16"), *recipes], strict=True))
+    assert {name: planned[recipe.canonical().config_id] for name, recipe in of.items()} == rates
 
 
 def test_what_is_stored_is_not_planned_again():

@@ -1,0 +1,101 @@
+"""The page of tuned presets: `python -m fp4dse.tasks.tuned.page > docs/presets.md`."""
+
+from __future__ import annotations
+
+import math
+
+from fp4dse.dse.tuning import CLASSES
+from fp4dse.tasks.tuned import Point, Tuned, all_tuned
+from fp4dse.tasks.tuned.resolution import SIZES, WANTED, resolution
+
+HEAD = """# Tuned presets
+
+At which learning rate is a recipe trained, if I give none? At the one that was tuned for its class on this preset:
+
+{classes}
+
+A preset without a line here has a rate that nobody tuned; the column `lr_source` of a row, and the report, say which it
+was. `--lr` takes rates of your own. Tuned were rates a factor of two apart, until the best of each class lay inside the
+grid, on seeds that no sweep has by itself; then weight decay and clipping at the best rate and at twice that.
+
+    python -m fp4dse.tasks.tuned.tune regression:deep          # how a line comes about, for your own presets, too
+
+## Rates
+
+{rates}
+
+The last column is BF16's loss with the best of weight decay 0.1 and clipping at norm 1, against the preset's own
+numbers.
+
+## Which presets tell recipes apart?
+
+At these rates, on other seeds. *sd* is a standard deviation between seeds, of differences paired by seed where there
+are two recipes. A preset resolves if NVFP4's gap is {wanted:g} times its sd or more. The seeds are those with which a
+difference of that size is found in 80 of 100 studies, for pairs as noisy as NVFP4 and BF16 are.
+
+{resolved}
+"""
+
+
+def page(found: list[Tuned]) -> str:
+    """The page in Markdown."""
+    classes = "\n".join(f"* `{name}`: {what}" for name, what in CLASSES.items())
+    rates = _table(["preset", *CLASSES, "steps", "with decay, clipping"], [_rates(one) for one in found])
+    sizes = [f"seeds for {100 * size:g} %" for size in SIZES]
+    head = ["preset", "BF16: loss, sd", "NVFP4: gap, sd", "ratio", "MXFP4 − NVFP4, sd", *sizes]
+    resolved = _table(head, [_resolved(one) for one in found])
+    return HEAD.format(classes=classes, rates=rates, resolved=resolved, wanted=WANTED)
+
+
+def _name(found: Tuned) -> str:
+    return f"`{found.task}:{found.preset}`" + (f" on `{found.data}`" if found.data else "")
+
+
+def _rates(found: Tuned) -> list[str]:
+    rates = found.rates
+    chosen = [f"{rates[of]:g}" if of in rates else "" for of in CLASSES]
+    return [_name(found), *chosen, f"{found.steps:,}", _others(found)]
+
+
+def _others(found: Tuned) -> str:
+    """BF16's best loss among other weight decays and clips, against that of its rate alone."""
+    own = found.best("bf16")
+    others = [point for point in found.curve if point.of == "bf16" and not point.is_own]
+    if own is None or not others:
+        return ""
+    best = min(others, key=lambda point: point.mean)
+    return f"{_percent(best.mean - own.mean)} ({_with(best)})"
+
+
+def _with(point: Point) -> str:
+    numbers = {"decay": point.weight_decay, "clip": point.clip}
+    return ", ".join([f"{name} {value:g}" for name, value in numbers.items() if value is not None] + [f"{point.lr:g}"])
+
+
+def _resolved(found: Tuned) -> list[str]:
+    r = resolution(found)
+    loss = math.exp(next(point for point in found.check if point.of == "bf16").mean)
+    seeds = [f"{needed:,}" for needed in r.seeds]
+    ratio = f"**{r.ratio:.0f}**" if r.ratio >= WANTED else f"{r.ratio:.1f}"
+    apart = "" if r.tells_apart() else " (not with 5 seeds)"
+    return [
+        _name(found),
+        f"{loss:.3g}, {100 * r.spread:.2g} %",
+        f"{_percent(r.gap)}, {100 * r.gap_sd:.2g} %",
+        ratio,
+        f"{_percent(r.rival)}, {100 * r.rival_sd:.2g} %{apart}",
+        *seeds,
+    ]
+
+
+def _percent(difference: float) -> str:
+    change = 100 * math.expm1(difference)
+    return f"{change:+{',.0f' if abs(change) >= 100 else '.2g'}} %".replace("-", "−")
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
+if __name__ == "__main__":
+    print(page(all_tuned()), end="")

@@ -1,0 +1,73 @@
+"""Whether a preset tells recipes apart, from the fresh seeds of its tuning."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist, fmean, stdev
+
+import msgspec
+
+from fp4dse.tasks.tuned import Point, Tuned
+
+SIZES = (0.001, 0.005, 0.02)
+"""Differences in loss, as shares, for which the needed seeds are stated."""
+WANTED = 10.0
+"""Of `ratio`: a preset that resolves."""
+_REACH = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
+"""Standard errors by which a difference must lie from zero to be found at 5 % in 80 of 100 studies."""
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """Differences are of log losses, paired by seed; NaN where a recipe diverged or there is one seed.
+
+    spread: standard deviation of BF16 between seeds; gap, gap_sd: of NVFP4 against BF16; ratio: |gap| / gap_sd;
+    rival, rival_sd: of MXFP4 against NVFP4; seeds: that a difference of each of SIZES needs to be found, for pairs as
+    noisy as NVFP4 and BF16 are.
+    """
+
+    spread: float
+    gap: float
+    gap_sd: float
+    rival: float
+    rival_sd: float
+    seeds: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        return abs(self.gap) / self.gap_sd if self.gap_sd else math.nan
+
+    def tells_apart(self, seeds: int = 5) -> bool:
+        """True if NVFP4 and MXFP4 lie so far apart that these seeds find it in 80 of 100 studies."""
+        return abs(self.rival) > _REACH * self.rival_sd / math.sqrt(seeds)
+
+
+def resolution(found: Tuned) -> Resolution:
+    """Of a preset, from its check."""
+    logs = {point.of: _logs(point) for point in found.check}
+    gap = _differences(logs["nvfp4"], logs["bf16"])
+    rival = _differences(logs["mxfp4"], logs["nvfp4"])
+    return Resolution(
+        spread=_sd(logs["bf16"]),
+        gap=fmean(gap),
+        gap_sd=_sd(gap),
+        rival=fmean(rival),
+        rival_sd=_sd(rival),
+        seeds=tuple(_needed(_sd(gap), math.log1p(size)) for size in SIZES),
+    )
+
+
+def _needed(sd: float, difference: float) -> float:
+    """Seeds; two at least, for there is no spread of one."""
+    return math.nan if math.isnan(sd) else max(2, math.ceil((_REACH * sd / difference) ** 2))
+
+
+def _logs(point: Point) -> list[float]:
+    return [math.nan if loss is None else math.log(loss) for loss in point.losses]
+
+
+def _differences(a: list[float], b: list[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _sd(values: list[float]) -> float:
+    return math.nan if len(values) < 2 or any(math.isnan(v) for v in values) else stdev(values)

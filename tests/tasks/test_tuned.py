@@ -1,0 +1,98 @@
+"""Tuned learning rates: files of the presets as they are, rates inside their grids, and what is made of them."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import Recipe, recipe_files
+from fp4dse.dse.tuning import CLASSES, tuning_class
+from fp4dse.tasks import facts_of, get_task
+from fp4dse.tasks.facts import rate_of
+from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
+from fp4dse.tasks.tuned.page import page
+from fp4dse.tasks.tuned.resolution import resolution
+from fp4dse.tasks.tuned.tune import representatives, tune
+
+SHIPPED = all_tuned()
+NAMES = [file_name(found.task, found.preset, found.data) for found in SHIPPED]
+
+
+@pytest.mark.parametrize("found", SHIPPED, ids=NAMES)
+def test_a_file_belongs_to_the_preset_as_it_is(found):
+    assert (FOLDER / file_name(found.task, found.preset, found.data)).is_file()
+    task = get_task(found.task, found.preset, found.data or None)
+    assert (task.rev, task.steps) == (found.rev, found.steps), "tune it again: python -m fp4dse.tasks.tuned.tune"
+    assert (task.lr, task.rates) == (found.rates["bf16"], found.rates)
+    assert facts_of(task).rates == found.rates
+
+
+@pytest.mark.parametrize("found", SHIPPED, ids=NAMES)
+def test_the_best_rate_of_a_class_has_a_worse_one_on_either_side(found):
+    assert {"bf16", "forward"} <= found.rates.keys() <= CLASSES.keys()
+    for of, rate in found.rates.items():
+        tried = {point.lr: point.mean for point in found.curve if point.of == of and point.is_own}
+        assert min(tried) < rate < max(tried)
+        assert len(tried) >= 5
+        assert tried[rate] == min(tried.values())
+
+
+def test_no_seed_of_a_tuning_is_one_that_a_sweep_has_by_itself():
+    for found in SHIPPED:
+        assert min(found.seeds + found.fresh_seeds) >= 1000
+        assert not set(found.seeds) & set(found.fresh_seeds)
+
+
+def test_every_recipe_has_a_class_and_every_class_a_representative():
+    assert {name: tuning_class(recipe) for name, recipe in representatives().items()} == {of: of for of in CLASSES}
+    classes = {name: tuning_class(file.recipe) for name, file in recipe_files().items()}
+    assert classes["bf16"] == "bf16"
+    assert classes["nvfp4-stable-spam"] == "stable-spam"
+    assert classes["luq"] == "forward"
+
+
+def test_what_nobody_tuned_keeps_the_rate_of_its_preset():
+    task = get_task("language", "350M")
+    assert tuned("language", "350M") is None
+    assert rate_of(task, Recipe.named("nvfp4")) == task.lr == 3e-4
+    assert tuned("vision", "quickstart", "shapes?size=32") is None
+    assert tuned("vision", "quickstart", "/a/folder") is None
+
+
+def test_the_page_is_what_the_files_say():
+    shown = Path(__file__).parents[2] / "docs" / "presets.md"
+    assert shown.read_text() == page(SHIPPED), "python -m fp4dse.tasks.tuned.page > docs/presets.md"
+
+
+def made(**losses: list[float | None]) -> Tuned:
+    check = [Point(of, 1e-3, values) for of, values in losses.items()]
+    return Tuned("regression", "smoke", "", 1, 40, "cpu", [1000], [], [2000], check)
+
+
+def test_a_resolution_is_that_of_paired_logarithms():
+    found = resolution(made(bf16=[1.0, 2.0, 4.0], nvfp4=[1.1, 2.2, 4.84], mxfp4=[1.2, 2.4, 4.8]))
+    gaps = [math.log(1.1), math.log(1.1), math.log(1.21)]
+    assert found.spread == pytest.approx(math.log(2))
+    assert found.gap == pytest.approx(sum(gaps) / 3)
+    assert found.ratio == pytest.approx(found.gap / found.gap_sd)
+    assert found.seeds == tuple(
+        math.ceil((2.8016 * found.gap_sd / math.log1p(size)) ** 2) for size in (0.001, 0.005, 0.02)
+    )
+    assert not found.tells_apart()
+    assert resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, 2.201], mxfp4=[1.2, 2.4])).tells_apart()
+
+
+def test_a_recipe_that_diverged_resolves_nothing():
+    found = resolution(made(bf16=[1.0, 2.0], nvfp4=[1.1, None], mxfp4=[1.2, 2.4]))
+    assert math.isnan(found.ratio)
+    assert not found.tells_apart()
+
+
+def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
+    found = tune(get_task("regression", "smoke"), "", "cpu", ("bf16", "forward"), seeds=2, fresh=2)
+    again = tune(get_task("regression", "smoke"), "", "cpu", ("bf16", "forward"), seeds=2, fresh=2, most=5)
+    assert found == again  # lanes that train together do not meet
+    assert found.rates.keys() == {"bf16", "forward"}
+    test_the_best_rate_of_a_class_has_a_worse_one_on_either_side(found)
+    assert [point.of for point in found.check] == ["bf16", "nvfp4", "mxfp4"]
+    assert "lanes in" in capsys.readouterr().err
