@@ -23,7 +23,8 @@ from fp4dse.results.store.locks import birth
 from fp4dse.results.store.retries import stop_waiting_when
 from fp4dse.results.store.spaces import record_space
 from fp4dse.sweeps.driver import Sweep
-from fp4dse.sweeps.executors import LIMIT_S, WORKER, open_executor
+from fp4dse.sweeps.executors import LIMIT_S, WORKER, Executor, open_executor
+from fp4dse.sweeps.executors.folder import folder_of
 from fp4dse.sweeps.job_sizes import recall_sizes
 from fp4dse.sweeps.plan import checked_cost
 from fp4dse.sweeps.progress import display
@@ -66,7 +67,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
     cost = checked_cost(space)
     setting = find_setting(request.tasks, request.device, request.jobs, request.executor == "local", cost)
     store = open_swept(request.store, cost)
-    work = work_folder(request.store)
+    work = folder_of(request.options) if request.executor == "folder" else work_folder(request.store)
     state = SweepState(
         name=space.name if isinstance(space, Space) else "recipes", asked=0, stored=0, born=birth(os.getpid())
     )
@@ -84,7 +85,7 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
         setting.machine.slots = setting.machine.slots[: runner.capacity]
         recall_sizes(setting)
         scheduler = Scheduler(runner, deque(), setting.context, backoff_s=request.backoff_s)
-        why_stop = partial(_reason_to_stop, signals, begin, request.budget_s, is_asked)
+        why_stop = partial(_reason_to_stop, runner, signals, begin, request.budget_s, is_asked)
         sweep = Sweep(store, work, scheduler, setting, state, leftovers, request.record, signals, why_stop, show)
         over = threading.Event()
         try:
@@ -123,10 +124,10 @@ def _ending(state: SweepState, show: Callable[[SweepState], None]) -> Iterator[N
 
 
 def _reason_to_stop(
-    signals: list[str], begin: float, budget_s: float | None, is_asked: Callable[[], bool]
+    runner: Executor, signals: list[str], begin: float, budget_s: float | None, is_asked: Callable[[], bool]
 ) -> str | None:
     if signals:
         return f"stopped by {signals[0]}"
     if budget_s is not None and time.monotonic() - begin >= budget_s:
         return f"the budget of {budget_s:g} s is spent"
-    return "stopped by `fp4dse stop`" if is_asked() else None
+    return "stopped by `fp4dse stop`" if is_asked() else runner.elsewhere

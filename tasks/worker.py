@@ -13,6 +13,9 @@ once and never trains. A job's child starts with both done, and a crash of it af
 A child exits with 0 when the result is written, OUT_OF_MEMORY when the population did not fit, TOO_LARGE when it never
 will, STOPPED when it was asked to stop, ELSEWHERE when the job is for another kind of device, else with a traceback.
 
+With `--folder DIR` it works through the folders of jobs in DIR instead, each with a job.json and, when it is done, an
+out.json: where nobody can give it lines. `--share 0/2` takes every second of them, for one of two workers.
+
 SIGTERM, SIGUSR1 and SIGUSR2 ask the worker to stop: the running job saves its checkpoint after the present step, and no
 other job is started. `--budget SECONDS` does the same after so many seconds.
 
@@ -32,6 +35,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -73,12 +77,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Work through standard input."""
     parser = argparse.ArgumentParser(prog="python -m fp4dse.tasks.worker")
     parser.add_argument("--budget", type=float, default=0.0, help="seconds after which it stops; 0: never")
-    budget_s = parser.parse_args(arguments).budget
+    parser.add_argument("--folder", type=Path, help="jobs, a folder each, in place of standard input")
+    parser.add_argument("--share", default="0/1", help="N/OF: every OF-th of them, from the N-th on")
+    asked = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(number, Stopping.ask)
-    signal.setitimer(signal.ITIMER_REAL, budget_s)
-    while line := next_line():
-        job_file, out_file, stderr_file = msgspec.json.decode(line, type=tuple[str, str, str])
+    signal.setitimer(signal.ITIMER_REAL, asked.budget)
+    for job_file, out_file, stderr_file in jobs_in(asked.folder, asked.share) if asked.folder else jobs_given():
         with open(stderr_file, "ab") as stderr:
             os.dup2(stderr.fileno(), 2)
         job = msgspec.json.decode(Path(job_file).read_bytes(), type=Job)
@@ -87,6 +92,24 @@ def main(arguments: list[str] | None = None) -> None:
         environment("cpu", 1)  # what it asks of other programs is remembered, for all children
         code = run_in_child(job, Path(out_file))
         print(f"\n{msgspec.json.encode(Ended(code)).decode()}", flush=True)  # the child may have died within a line
+
+
+def jobs_given() -> Iterator[tuple[str, str, str]]:
+    """The files of each job that standard input names."""
+    while line := next_line():
+        yield msgspec.json.decode(line, type=tuple[str, str, str])
+
+
+def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
+    """The files of each job in a folder that has no result; those with a checkpoint first. SystemExit if a stop was
+    asked for."""
+    first, of = map(int, share.split("/"))
+    waiting = [job.parent for job in sorted(folder.glob("*/job.json")) if not job.with_name("out.json").exists()]
+    mine = sorted(waiting[first::of], key=lambda job: not (job / CHECKPOINT).exists())
+    for job in mine:
+        if Stopping.asked:
+            sys.exit(STOPPED)
+        yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
 
 
 def next_line() -> str:

@@ -67,6 +67,7 @@ class SimulatedExecutor:
     chance: random.Random
     now: float = 0.0
     trouble: str | None = None
+    elsewhere: str | None = None
     running: list[Running] = field(default_factory=list)
     starts: int = 0
     last_start: float = 0.0  # of a job that was not tried before

@@ -1,4 +1,4 @@
-"""Executors run jobs: in processes of this machine, on a Ray cluster, or as arrays of SLURM."""
+"""Executors run jobs: in processes of this machine, on a Ray cluster, as arrays of SLURM, or on a machine far away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from fp4dse.sweeps.executors.local import GRACE_S, LIMIT_S, SILENCE_S, WORKER, L
 from fp4dse.sweeps.executors.outcome import Executor, Outcome, Pace, Running
 from fp4dse.sweeps.machine import Machine
 
-EXECUTORS = {"local": "local.open_local", "ray": "ray.open_ray", "slurm": "slurm.open_slurm"}
+EXECUTORS = {
+    "local": "local.open_local",
+    "ray": "ray.open_ray",
+    "slurm": "slurm.open_slurm",
+    "folder": "folder.open_folder",
+}
 """Name -> module and function that opens it. It is imported when it is asked for: its package may be missing."""
 
 

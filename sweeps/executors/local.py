@@ -64,6 +64,7 @@ class LocalExecutor:
     grace_s: float = GRACE_S
     kinds: tuple[str, ...] = ()
     trouble: str | None = None
+    elsewhere: str | None = None
     running: list[LocalRun] = field(default_factory=list)
     _idle: dict[int, Worker] = field(default_factory=dict)  # by slot
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)

@@ -91,6 +91,10 @@ class Executor(Protocol):
         """The problem that the sweep waits to be over, in words; None if there is none."""
 
     @property
+    def elsewhere(self) -> str | None:
+        """What waits for a machine that nobody here can ask, in words: the sweep ends; None if nothing does."""
+
+    @property
     def has_room(self) -> bool: ...
 
     def takes(self, job: Job, /) -> bool:

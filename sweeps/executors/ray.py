@@ -62,6 +62,7 @@ class RayExecutor:
     owns_cluster: bool
     silence_s: float = SILENCE_S
     trouble: str | None = None
+    elsewhere: str | None = None
     running: list[RayRun] = field(default_factory=list)
     _reports_read_at: float = 0.0
     _checked_at: float = field(default_factory=time.monotonic)

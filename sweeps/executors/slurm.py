@@ -151,6 +151,7 @@ class SlurmExecutor:
     limit_s: float
     wanted: dict[str, str]
     trouble: str | None = None
+    elsewhere: str | None = None
     running: list[SlurmRun] = field(default_factory=list)
     pool: Path = field(init=False)
     _count: int = 0

@@ -22,6 +22,7 @@ import msgspec
 from fp4dse.dse import ConfigError, Space
 from fp4dse.dse.record import unlabelled
 from fp4dse.sweeps.driver import Sweep
+from fp4dse.sweeps.executors import EXECUTORS
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.opening import Request, open_sweep
 from fp4dse.sweeps.plan import JOB_LANES
@@ -100,6 +101,9 @@ def run_search(
     if not 0 <= sampler_seed < 2**32:
         raise ConfigError("--sampler-seed", sampler_seed, f"a whole number from 0 to {2**32 - 1}")
     request = Request(store=store, **more)
+    if request.executor == "folder":
+        others = ", ".join(name for name in EXECUTORS if name != "folder")
+        raise ConfigError("--executor", "folder", f"{others}: a search proposes by what came back")
     for task in (find_facts(*asked) for asked in request.tasks if "metric" in objectives):
         if task.better is None:
             others = ", ".join(name for name in OBJECTIVES if name != "metric")

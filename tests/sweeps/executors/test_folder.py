@@ -1,0 +1,70 @@
+"""Jobs that are carried to another machine and back give the rows that they give here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.results import open_store
+from fp4dse.sweeps import run_search, run_sweep
+from fp4dse.sweeps.arguments import find_space
+
+RECIPES = [Recipe.named("nvfp4"), Recipe.named("mxfp4")]
+TASKS = [("regression", "smoke")]
+
+
+def sweep(folder: Path, **more):
+    away = {"executor": "folder", "options": {"at": str(folder / "jobs"), "lanes": "2"}}
+    return run_sweep(RECIPES, tasks=TASKS, seeds=[0, 1, 2], store=folder / "store", **{**away, **more})
+
+
+def work(folder: Path, *more: str) -> None:
+    command = [sys.executable, "-m", "fp4dse.tasks.worker", "--folder", str(folder / "jobs"), *more]
+    subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def losses(folder: Path) -> dict:
+    rows = open_store(folder / "store").runs(["config_id", "seed", "val_loss"])
+    return {(row.config_id, row.seed): row.val_loss for row in rows.itertuples()}
+
+
+def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_path):
+    first = sweep(tmp_path / "away")
+    assert (first.left, first.done, first.exit_code) == (9, 0, 0)
+    assert "6 jobs with 9 lanes wait in" in first.stopped  # two lanes a job, of three recipes with three lanes each
+    jobs = sorted(path.parent.name for path in (tmp_path / "away" / "jobs").glob("*/job.json"))
+    work(tmp_path / "away", "--share", "0/2")
+    assert len(list((tmp_path / "away" / "jobs").glob("*/out.json"))) == 3
+    second = sweep(tmp_path / "away")
+    assert 0 < second.left < 9  # half was stored, the rest waits
+    assert {path.parent.name for path in (tmp_path / "away" / "jobs").glob("*/job.json")} < set(jobs)
+    work(tmp_path / "away")
+    third = sweep(tmp_path / "away")
+    assert (third.left, third.stored, third.stopped) == (0, 9, None)
+    assert not list((tmp_path / "away" / "jobs").glob("*"))
+    sweep(tmp_path / "here", executor="local", options={})
+    assert losses(tmp_path / "away") == losses(tmp_path / "here")
+
+
+def test_the_folder_has_to_be_named(tmp_path):
+    with pytest.raises(ConfigError, match="--option at: found nothing; accepted: the folder for the jobs"):
+        sweep(tmp_path, options={})
+    with pytest.raises(ConfigError, match="--option lanes: found '0'"):
+        sweep(tmp_path, options={"at": str(tmp_path / "jobs"), "lanes": "0"})
+    with pytest.raises(ConfigError, match="--option of folder: found 'to'"):
+        sweep(tmp_path, options={"at": str(tmp_path / "jobs"), "to": "x"})
+
+
+def test_a_search_cannot_wait_for_another_machine(tmp_path):
+    with pytest.raises(ConfigError, match="--executor: found 'folder'; accepted: local, ray, slurm"):
+        run_search(
+            find_space("rounding"),
+            sampler="random",
+            trials=2,
+            tasks=TASKS,
+            store=tmp_path / "store",
+            executor="folder",
+            options={"at": str(tmp_path / "jobs")},
+        )
