@@ -39,9 +39,11 @@ MODULES = {
 def place(request):
     """Where the kernels run: `device`, and by their names the modules, or copies of them for the interpreter; `module`
     is that of `launch`."""
-    if request.param == "cuda":
+    compiling = request.config.pluginmanager.has_plugin("tests.kernels.compiling")
+    if request.param == "cuda" or compiling:
         modules = {name: importlib.import_module(path) for name, path in MODULES.items()}
-        yield SimpleNamespace(device="cuda", module=modules["launch"], **modules)
+        device = "cpu" if compiling else "cuda"
+        yield SimpleNamespace(device=device, module=modules["launch"], **modules)
         return
     with pytest.MonkeyPatch.context() as patch:
         modules = _interpreted(patch)

@@ -20,7 +20,7 @@ _ONE = tl.constexpr(elementary._BIAS << 52)
 _SQRT2, _LN2 = tl.constexpr(math.sqrt(2)), tl.constexpr(math.log(2))
 _A0, _A1, _A2, _A3, _A4 = (tl.constexpr(c) for c in elementary._ATANH)
 _E0, _E1, _E2, _E3, _E4, _E5, _E6, _E7 = (tl.constexpr(c) for c in elementary._EXP2)
-_INF, _NAN = tl.constexpr(math.inf), tl.constexpr(math.nan)
+_INF = tl.constexpr(math.inf)
 
 
 @triton.jit
@@ -55,13 +55,13 @@ def power(x, p):
     out = out * t + _E7
     out = out * (n.to(tl.int64) + _BIAS << 52).to(tl.float64, bitcast=True)
     at_zero = tl.where(p < 0, _INF, tl.where(p == 0, 1.0, 0.0))
-    return tl.where(x > 0, out.to(tl.float32), tl.where(x == 0, at_zero, _NAN))
+    return tl.where(x > 0, out.to(tl.float32), tl.where(x == 0, at_zero, float("nan")))
 
 
 @triton.jit
 def log(x):
     """ln x of float32 x > 0, -inf for 0."""
-    return tl.where(x > 0, (_log2(x) * _LN2).to(tl.float32), tl.where(x == 0, -_INF, _NAN))
+    return tl.where(x > 0, (_log2(x) * _LN2).to(tl.float32), tl.where(x == 0, -_INF, float("nan")))
 
 
 @triton.jit
