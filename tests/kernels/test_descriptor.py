@@ -27,7 +27,7 @@ from fp4dse.kernels.quant.triton.features import features_of
 replace = msgspec.structs.replace
 NVFP4 = Quantizer.named("nvfp4")
 AWAY = replace(NVFP4, rounding=Nearest(ties="away"))
-ODD = descriptor.Column("element", 0, "elements are rounded to the odd code")
+ODD = descriptor.Column("ties", 0, "elements are rounded to the odd code")
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def planted(monkeypatch):
     new = {"first": ODD} | new | {"half_away": columns["half_away"]}  # every other column moves
     new["to_odd"] = ODD
     monkeypatch.setitem(descriptor.ROUNDING, Nearest, lambda rounding: {"to_odd": rounding.ties == "away"})
-    libraries = native.heeded, native._library, native.why_not_native
+    libraries = native.heeded, native._library, native.why_not_native, limits.heeded, limits.heeded_by_scales
     descriptor.INTS.clear()
     descriptor.INTS.update(new)
     for function in libraries:

@@ -24,8 +24,7 @@ from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import SavedBlocks, Term, Use
 from fp4dse.kernels.quant.spec import reference
 from fp4dse.kernels.quant.spec.reference import decoded
-from fp4dse.kernels.quant.triton.limits import BLOCKS, why_not_squares
-from fp4dse.kernels.quant.triton.operators import squares
+from fp4dse.kernels.quant.triton.limits import why_not_squares
 
 
 class Path(NamedTuple):
@@ -85,7 +84,8 @@ def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 
 
 def _tiles(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
-    values, dec = squares(x, of.with_maxima(of.call_for(x, of.edge, use), x), use.dtype)
+    assert of.backend.squares
+    values, dec = of.backend.squares(x, of.with_maxima(of.call_for(x, of.edge, use), x), use.dtype)
     return Term(use.contracted_last(values), dec)
 
 
@@ -117,7 +117,7 @@ def _reference(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 def _why_not_tiles(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
     if of.why_not_operand:
         return of.why_not_operand
-    if not (of.edge and x.is_cuda):
+    if not (of.edge and of.backend.squares):
         return "block: accepted: tiles, on a CUDA device"
     return why_not_squares(x, of.edge, of.features, of.first.codec, use.dim == 1)
 
@@ -127,7 +127,8 @@ def _why_not_blocks(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
         return of.why_not_operand
     rows, columns = use.contracted_last(x).shape[1:]
     size = block_elements(of.block) or (columns if of.block == "row" else rows * columns)
-    return None if size in BLOCKS else f"block: found {size} elements; accepted: {', '.join(map(str, BLOCKS))}"
+    known = of.backend.blocks
+    return None if size in known else f"block: found {size} elements; accepted: {', '.join(map(str, known))}"
 
 
 PATHS = {

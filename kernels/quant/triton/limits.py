@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,9 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
-from fp4dse.kernels.quant.descriptor import FLOATS, INTS
+from fp4dse.kernels.quant.reading import columns_read
+from fp4dse.kernels.quant.spec.codecs import SCALES
+from fp4dse.kernels.quant.spec.reference import with_numbers
 from fp4dse.kernels.quant.triton.features import Features
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
@@ -25,6 +29,12 @@ MOST = 2**34
 CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact", "softmax")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
+SCALE_CODECS = ("block", "softmax", "sawb", "radix4")
+"""Those of `codecs.SCALES` for which the kernel of elements by given scales has the grid."""
+
+IMPLIED = {"eden": ("scale_stochastic",)}
+"""Codec -> columns that its kernels do not read, because a rule gives all lanes one value there: all scales of eden are
+rounded by chance."""
 
 RELAXATIONS = ("ste", "clipped", "dge", "power-law", "sigmoid", "spline", "trust")
 """Surrogate derivatives, of elements and of the rounding of scales, that the kernel of estimators has."""
@@ -38,18 +48,27 @@ def span(block: int, rotation: int, codec: str) -> int:
     return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
 
 
-def heeded(codec: str) -> set[str]:
-    """Columns of the descriptor tables that the kernels of whole operands read; lanes that need others they refuse."""
-    from fp4dse.kernels.quant.triton.blocks import HEEDED
+@cache
+def heeded(codec: str, features: Features) -> frozenset[str]:
+    """Columns of the descriptor tables that the kernels of whole operands read, all of those that take the codec;
+    lanes that need others they refuse."""
+    from fp4dse.kernels.quant.triton import estimators, programs, squares
+    from fp4dse.kernels.quant.triton.launch import flags
 
-    return HEEDED | {"scale_stochastic"} if codec == "eden" else HEEDED  # all of its scales are rounded by chance
+    kernels = [programs.quantize_kernel, estimators.through_kernel]
+    if codec == "block":
+        kernels += [programs.both_kernel, squares.squares_kernel]
+    constants = flags(features) | {"CODEC": codec}
+    read = (columns_read(kernel, **constants) for kernel in kernels)
+    return frozenset.intersection(*read).union(IMPLIED.get(codec, ()))
 
 
-def heeded_by_scales() -> set[str]:
+@cache
+def heeded_by_scales(codec: str, features: Features) -> frozenset[str]:
     """The same of `by_scales`, whose scales are the reference's."""
-    from fp4dse.kernels.quant.triton.elements import HEEDED
+    from fp4dse.kernels.quant.triton.elements import compiled_for, elements_kernel
 
-    return HEEDED | {name for name, column in (FLOATS | INTS).items() if column.of != "element"}
+    return columns_read(with_numbers, SCALES[codec]) | columns_read(elements_kernel, **compiled_for(codec, features))
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
@@ -83,9 +102,9 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
     return None
 
 
-def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
-    """The reason why `through` does not take an operand of this quantizer, or None if it does."""
-    q, (element, _, scale, rounding) = quantizer.canonical(), spec.form()
+def why_not_form(form: tuple[str, bool, str, str]) -> str | None:
+    """The reason why the kernel of estimators does not take one of this `Through.form`, or None if it does."""
+    element, _, scale, rounding = form
     for field, found, known in (
         ("element", element, RELAXATIONS),
         ("scale", scale, SCALE_GRADIENTS),
@@ -93,6 +112,14 @@ def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
     ):
         if found not in known:
             return f"estimator {field}: found {found}; accepted: {', '.join(known)}"
+    return None
+
+
+def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
+    """The reason why `through` does not take an operand of this quantizer, or None if it does."""
+    q = quantizer.canonical()
+    if reason := why_not_form(spec.form()):
+        return reason
     if q.block not in BLOCKS:
         return f"block: found {q.block}; accepted: {', '.join(map(str, BLOCKS))}"
     if q.codec not in CODECS:
