@@ -18,7 +18,7 @@ from fp4dse.kernels import dispatch, native
 from fp4dse.kernels.quant.descriptor import unheeded
 from fp4dse.kernels.quant.spec import reference
 from fp4dse.kernels.quant.spec.codecs import Encoded
-from fp4dse.kernels.quant.triton import limits
+from fp4dse.kernels.quant.triton import heeding, limits
 from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton.by_scales import by_scales
 from fp4dse.kernels.quant.triton.features import Features, features_of
@@ -44,13 +44,13 @@ class Backend(msgspec.Struct, frozen=True):
     operand: Callable[..., tuple[Tensor, Tensor]] | None = None
     codecs: tuple[str, ...] = limits.CODECS
     blocks: tuple[int, ...] = limits.BLOCKS
-    heeded: Callable[[str, Features], Collection[str]] = limits.heeded
+    heeded: Callable[[str, Features], Collection[str]] = heeding.heeded
     rotations: tuple[int, ...] = limits.ROTATIONS
     maxima: Callable[..., Tensor] = reference.rotated_maxima
     squares: Callable[..., tuple[Tensor, Tensor]] | None = None
     by_scales: Callable[..., tuple[Tensor, Tensor]] | None = None
     scale_codecs: tuple[str, ...] = limits.SCALE_CODECS
-    scale_heeded: Callable[[str, Features], Collection[str]] = limits.heeded_by_scales
+    scale_heeded: Callable[[str, Features], Collection[str]] = heeding.heeded_by_scales
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
 

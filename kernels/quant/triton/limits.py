@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -12,9 +10,6 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
-from fp4dse.kernels.quant.reading import columns_read
-from fp4dse.kernels.quant.spec.codecs import SCALES
-from fp4dse.kernels.quant.spec.reference import with_numbers
 from fp4dse.kernels.quant.triton.features import Features
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
@@ -32,10 +27,6 @@ CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "d
 SCALE_CODECS = ("block", "softmax", "sawb", "radix4")
 """Those of `codecs.SCALES` for which the kernel of elements by given scales has the grid."""
 
-IMPLIED = {"eden": ("scale_stochastic",)}
-"""Codec -> columns that its kernels do not read, because a rule gives all lanes one value there: all scales of eden are
-rounded by chance."""
-
 RELAXATIONS = ("ste", "clipped", "dge", "power-law", "sigmoid", "spline", "trust")
 """Surrogate derivatives, of elements and of the rounding of scales, that the kernel of estimators has."""
 
@@ -46,29 +37,6 @@ SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
 def span(block: int, rotation: int, codec: str) -> int:
     """Neighbours along the contraction axis that are quantized together."""
     return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
-
-
-@cache
-def heeded(codec: str, features: Features) -> frozenset[str]:
-    """Columns of the descriptor tables that the kernels of whole operands read, all of those that take the codec;
-    lanes that need others they refuse."""
-    from fp4dse.kernels.quant.triton import estimators, programs, squares
-    from fp4dse.kernels.quant.triton.launch import flags
-
-    kernels = [programs.quantize_kernel, estimators.through_kernel]
-    if codec == "block":
-        kernels += [programs.both_kernel, squares.squares_kernel]
-    constants = flags(features) | {"CODEC": codec}
-    read = (columns_read(kernel, **constants) for kernel in kernels)
-    return frozenset.intersection(*read).union(IMPLIED.get(codec, ()))
-
-
-@cache
-def heeded_by_scales(codec: str, features: Features) -> frozenset[str]:
-    """The same of `by_scales`, whose scales are the reference's."""
-    from fp4dse.kernels.quant.triton.elements import compiled_for, elements_kernel
-
-    return columns_read(with_numbers, SCALES[codec]) | columns_read(elements_kernel, **compiled_for(codec, features))
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
