@@ -15,6 +15,9 @@ from fp4dse.kernels.quant.triton.features import Features
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
 
+EDGES = (16, 32)
+"""Edges of the 2-D tiles that they take where these lie."""
+
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
 
@@ -61,8 +64,8 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
         return f"codec: found {codec}; accepted: block"
     if features.stochastic or (features.adaptive and transposed):
         return "rounding: random bits and sums depend on the order of a tile's elements"
-    if edge not in (16, 32):
-        return f"tile: found {edge}; accepted: 16, 32"
+    if edge not in EDGES:
+        return f"tile: found {edge}; accepted: {', '.join(map(str, EDGES))}"
     if x.shape[1] % edge or x.shape[2] % edge:
         return f"x: found {tuple(x.shape)}; accepted: whole tiles of {edge}"
     if x.dtype not in (torch.float32, torch.bfloat16) or x.stride()[1:] != (x.shape[2], 1):
