@@ -78,7 +78,9 @@ class Backend(msgspec.Struct, frozen=True):
         codec: str, tables: tuple[Tensor, Tensor], heeded: Callable[[str, Features], Collection[str]]
     ) -> str | None:
         """The first column that some lane needs and code does not heed; not one that the codec has no use for."""
-        known = {*heeded(codec, features_of(*tables)), *reference.unread(codec)}
+        known = {*heeded(codec, features_of(*tables))}
+        if unheeded(*tables, known):
+            known |= reference.unread(codec)
         return next(iter(unheeded(*tables, known)), None)
 
 

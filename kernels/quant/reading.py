@@ -54,8 +54,9 @@ def columns_read(*functions: Callable[..., Any], **constants: Any) -> frozenset[
 def _plain(value: object) -> FunctionType | None:
     """The Python function of a function of ours; None of other things."""
     function = getattr(value, "fn", value)  # Triton's have it
-    ours = isinstance(function, FunctionType) and (function is not value or function.__module__.startswith("fp4dse."))
-    return function if ours else None
+    if not isinstance(function, FunctionType):
+        return None
+    return function if function is not value or function.__module__.startswith("fp4dse.") else None
 
 
 @cache
@@ -83,7 +84,8 @@ def columns_read_in_cpp(source: str, functions: Collection[str]) -> frozenset[st
         if name := re.match(r"struct (\w+)|[^(]*?(\w+)\(", part):
             bodies[name[1] or name[2]] = bodies.get(name[1] or name[2], "") + part
     found: set[str] = set()
-    left, seen = [*functions], set()
+    seen: set[str] = set()
+    left = [*functions]
     while left:
         body = bodies[left.pop()]
         found |= {*re.findall(r"\b[fi]\.(\w+)", body)}

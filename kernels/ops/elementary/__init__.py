@@ -34,11 +34,8 @@ def sqrt(x: Tensor) -> Tensor:
     PyTorch's own on a CPU is one ulp off for a sixth of all numbers. A root in float64, one ulp off or not, is farther
     from any midpoint of float32 than its own error.
     """
-    return by_device(x, cpu=_sqrt, cuda=torch.sqrt)(x)
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    return torch.sqrt(x.double()).to(torch.float32)
+    wide = by_device(x, cpu=torch.float64, cuda=torch.float32)
+    return torch.sqrt(x.to(wide)).to(torch.float32)
 
 
 def exp_nonpositive(x: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int)
 
 def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     """float32 [L, count], ±1: the lowest bit of each 16-bit draw."""
-    if hasattr(kernels := _PHILOX.kernels(seeds, count), "signs"):  # native code has words alone
+    kernels = _PHILOX.kernels(seeds, count)
+    if kernels and hasattr(kernels, "signs"):  # native code has words alone
         return kernels.signs(seeds, STREAMS["signs"], step, site, count)
     return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count) & 1).to(torch.float32)
 
