@@ -216,6 +216,7 @@ def test_a_codec_whose_elements_the_kernel_has_no_grid_for_is_refused(monkeypatc
     monkeypatch.setitem(SCALES, "hif4", SCALES["block"])
     q = Quantizer.named("hif4").canonical()
     said = "codec: found hif4; accepted: block, softmax, sawb, radix4"
+    assert PLAIN.scale_codecs is limits.SCALE_CODECS  # and not what the reference has
     assert PLAIN.why_not_by_scales(q, descriptor.descriptor([q])) == said
     tables, x, scale = descriptor.descriptor([q]), torch.randn(1, 2, 64), torch.ones(1, 2)
     call = Call(64, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, codec="hif4")

@@ -1,6 +1,8 @@
 """The columns of the descriptor tables that the kernels heed, by codec and by what is compiled in.
 
-Lanes that need another column are refused: the reference takes them, and the row says why.
+Lanes that need another column are refused: the reference takes them, and the row says why. `blocks.numbers_of` loads
+what most codecs need for all of them, and this counts as read; that each does with it what the reference does is seen
+in tests/kernels/test_triton.py, with all values that the rules allow.
 """
 
 from __future__ import annotations
