@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 OPERATIONS: dict[str, Operation] = {}
 """Name -> operation, of all that are imported."""
 
+T = TypeVar("T")
 _NATIVE = "fp4dse.kernels.native"
 _REFUSED: dict[str, str] = {}
 
@@ -58,7 +60,7 @@ class Operation:
             if reason is None:
                 return module
             _REFUSED[self.name] = reason
-        elif self._native and (native := import_module(_NATIVE)).takes(x):
+        elif self._native and x.device.type == "cpu" and (native := import_module(_NATIVE)).takes(x):
             return native
         return None
 
@@ -96,15 +98,30 @@ def _takes(device: torch.device) -> bool:
     return why_not_fused(str(device)) is None
 
 
+def by_device(where: Tensor | torch.device | str, *, cpu: T, cuda: T) -> T:
+    """The one of two ways to compute the same in torch, for this device or the device of this tensor.
+
+    Libraries differ: what is exact, or fast, on one device is not so on the other.
+    """
+    device = where.device if isinstance(where, Tensor) else torch.device(where)
+    return cuda if device.type == "cuda" else cpu
+
+
 def why_not_fused(device: str) -> str | None:
     """The reason why Triton kernels are not taken on this device, or None if they are."""
     prefix = "Triton kernels not taken"
-    if torch.device(device).type != "cuda":
+    if by_device(device, cpu=True, cuda=False):
         return f"{prefix} on {device}: they need a CUDA device"
     if os.environ.get("FP4DSE_EAGER"):
         return f"{prefix}: FP4DSE_EAGER is set"
     if find_spec("triton") is None:
         return f"{prefix}: triton is not installed (pip install 'fp4dse[gpu]')"
-    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
-        return f"{prefix}: they need compute capability 8.0, {torch.cuda.get_device_name(device)} has {capability}"
-    return None
+    reason = why_not_capable(device, (8, 0))
+    return reason and f"{prefix}: they need {reason}"
+
+
+def why_not_capable(device: str, least: tuple[int, int]) -> str | None:
+    """What a CUDA device lacks for this compute capability, as "compute capability 8.0, … has 7.5"; None if nothing."""
+    if (found := torch.cuda.get_device_capability(device)) >= least:
+        return None
+    return f"compute capability {least[0]}.{least[1]}, {torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}"

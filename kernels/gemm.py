@@ -32,6 +32,7 @@ from torch import Tensor
 from fp4dse.dse import Quantizer
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
+from fp4dse.kernels.dispatch import by_device, why_not_capable
 from fp4dse.kernels.ops.products import bf16, multiply
 
 FP8 = torch.float8_e4m3fn
@@ -64,7 +65,7 @@ def pick(
     """
     reasons: list[str] = []
     asked = () if wanted == "exact" else (wanted,)
-    for name in asked + (FASTEST if torch.device(device).type == "cuda" else ()):
+    for name in asked + by_device(device, cpu=(), cuda=FASTEST):
         if (reason := GEMMS[name].why_not(device, quantizers_a, quantizers_b)) is None:
             return name, tuple(reasons)
         reasons.append(reason)
@@ -110,14 +111,12 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _why_not_device(name: str, device: str, least: tuple[int, int]) -> str | None:
-    if torch.device(device).type != "cuda":
+    if by_device(device, cpu=True, cuda=False):
         return f"{name} not taken on {device}: it needs a CUDA device"
     if torch.version.hip:
         return f"{name} not taken on {device}: it is cuBLAS's, and this is ROCm"
-    if (capability := torch.cuda.get_device_capability(device)) < least:
-        found = f"{torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
-        return f"{name} not taken: it needs compute capability {least[0]}.{least[1]}, {found}"
-    return None
+    reason = why_not_capable(device, least)
+    return reason and f"{name} not taken: it needs {reason}"
 
 
 def _bits(q: Quantizer) -> str:

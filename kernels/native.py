@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -35,6 +34,7 @@ from fp4dse.kernels.ops.adamw import NUMBERS
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS, LEVELS
+from fp4dse.kernels.quant.reading import columns_read_in_cpp
 from fp4dse.kernels.quant.spec.codecs import Encoded
 from fp4dse.kernels.quant.spec.codecs.dialects import NEAREST
 
@@ -48,8 +48,8 @@ CODECS = (
 """Those of `codecs.CODECS` that are here: the names of functions of cpp/codecs.h."""
 OPERAND_CODECS = ("block", "table")
 """Those that `operand` has, in either orientation."""
-BLOCKS = (8, 16, 32, 64, 128, 256)
-"""Blocks of rows that it takes; a tile is one of up to 1024. Eight elements share a counter."""
+BLOCKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+"""Blocks that it takes. Eight elements share a counter."""
 META: dict[str, dict[str, tuple[torch.dtype, int]]] = {
     "macro": {"factor": (torch.float32, 0)},
     "split": {"scale_positive": (torch.float32, 1), "scale_negative": (torch.float32, 1)},
@@ -114,18 +114,14 @@ def why_not_native() -> str | None:
 
 
 @cache
-def heeded() -> frozenset[str]:
-    """Columns of the descriptor tables that the sources read; lanes that need another one are not for them.
-
-    Rows are called `f` (Floats) and `i` (Ints) wherever they are read.
-    """
-    code = re.sub(r"//.*", "", "\n".join(file.read_text() for file in SOURCES))
-    return frozenset(re.findall(r"\b[fi]\.(\w+)", code)) & {*FLOATS, *INTS}
+def heeded(codec: str) -> frozenset[str]:
+    """Columns of the descriptor tables that the code of a codec reads; lanes that need another one are not for it."""
+    return columns_read_in_cpp("\n".join(file.read_text() for file in SOURCES), ("quantize", codec))
 
 
 def takes(x: Tensor) -> bool:
-    """True if functions of this module are taken for x."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and why_not_native() is None
+    """True if functions of this module are taken for x on a CPU: numbers, or the keys of random ones."""
+    return x.dtype in (torch.float32, torch.int64) and why_not_native() is None
 
 
 def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -134,10 +130,9 @@ def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.flo
     Lanes need no columns but those that are `heeded`, and none of BESIDE. Of columns the values are a view, [L, R, C]
     of [L, C, R].
     """
-    fits = 8 <= call.block == call.block & -call.block <= 1024
-    if dtype != torch.float32 or call.rotation or call.codec not in OPERAND_CODECS or not fits:
+    if dtype != torch.float32 or call.rotation or call.codec not in OPERAND_CODECS or call.block not in BLOCKS:
         found = f"{dtype}, rotation {call.rotation}, codec {call.codec}, block {call.block}"
-        accepted = f"float32, 0, {' or '.join(OPERAND_CODECS)}, a power of two from 8 to 1024"
+        accepted = f"float32, 0, {' or '.join(OPERAND_CODECS)}, one of {', '.join(map(str, BLOCKS))}"
         raise ValueError(f"operand: found {found}; accepted: {accepted}")
     x = x.to(torch.float32)
     if x.stride()[1:] != (x.shape[2], 1):

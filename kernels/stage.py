@@ -6,7 +6,7 @@ stage's backend of gemm.py; factors that are not in the operands are applied to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import torch
@@ -33,7 +33,6 @@ class Stage(msgspec.Struct):
     rotation      of both operands, or None
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
-    words         `philox.words` or a twin of it, for random signs
     """
 
     name: str
@@ -41,7 +40,6 @@ class Stage(msgspec.Struct):
     rotation: Hadamard | None
     gemm: str
     gemm_why_not: tuple[str, ...]
-    words: Callable[..., Tensor]
 
     @property
     def unit(self) -> int:
@@ -55,7 +53,7 @@ class Stage(msgspec.Struct):
         size, device, number = self.rotation.size, use.seeds.device, list(STAGES).index(self.name)
 
         def draw() -> Tensor:
-            return signs(use.seeds, use.step, torch.full((), use.site(number), device=device), size, self.words)
+            return signs(use.seeds, use.step, torch.full((), use.site(number), device=device), size)
 
         return Rotation(size, signs_of(self.rotation, device, draw), self.rotation.order)
 
@@ -119,5 +117,5 @@ def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, back
         a, b = ([recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes] for operand in operands)
         slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
         rotation = recipes[0].canonical().rotation(name)
-        stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm), backend.words)
+        stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm))
     return stages

@@ -6,7 +6,7 @@ So every recipe of a seed gets the same numbers, on every device and beside any 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -33,18 +33,18 @@ class Draws:
     `site` tells the uses within a step apart: the same site gives the same numbers.
     """
 
-    def __init__(self, seeds: Tensor, step: Tensor, words: Callable[..., Tensor] = philox.words) -> None:
-        self.seeds, self.step, self._words = seeds, step, words
+    def __init__(self, seeds: Tensor, step: Tensor) -> None:
+        self.seeds, self.step = seeds, step
 
     def normal(self, site: int, *shape: int) -> Tensor:
         """float32 [L, *shape], standard normal in 65,536 steps of equal probability (so within ±4.2)."""
-        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), math.prod(shape), self._words)
+        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), math.prod(shape))
         return _quantiles(self.seeds.device)[bits].view(-1, *shape)
 
     def integers(self, site: int, high: int, *shape: int) -> Tensor:
         """int64 [L, *shape], uniform in 0 … high - 1 (high up to 65,536; within one part in 2^16 of a probability)."""
         count = math.prod(shape)
-        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), 2 * count, self._words).to(torch.int64)
+        bits = philox.random16(self.seeds, STREAM, self.step, self._site(site), 2 * count).to(torch.int64)
         wide = bits[:, 0::2] * 65536 + bits[:, 1::2]  # 32 bits
         return ((wide * high) >> 32).view(-1, *shape)
 

@@ -86,8 +86,9 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
     """(topic, what was found, note) for `fp4dse doctor`."""
     import torch
 
-    from fp4dse.kernels import dispatch, why_not_compiled
+    from fp4dse.kernels import backend, dispatch, why_not_compiled
     from fp4dse.kernels.gemm import GEMMS
+    from fp4dse.kernels.quant.operand.paths import described
 
     reason = why_not_compiled(device)
     note = reason or "native code"
@@ -107,6 +108,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
             (f"operations by {how}", ", ".join(names), why or "")
             for (how, why), names in dispatch.implementations(device).items()
         ),
+        *described(backend(device)),
         *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
 

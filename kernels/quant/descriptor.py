@@ -26,44 +26,55 @@ from fp4dse.dse.scale import E6M2, E8M0, FloatScale, scale_grid
 class Column(NamedTuple):
     """A column of a descriptor table.
 
-    of: what it is about, of which an implementation may leave a part to another one
+    feature: the field of `Features` without which Triton kernels are compiled without the code that reads it, "" if
+        that code is always there
     plain: its value in the row of a quantizer that does without it
     what: its meaning
+    most: values up to it do without the feature; None: only `plain` does
     """
 
-    of: Literal["element", "scale", "tensor"]
+    feature: Literal["", "tensor_scale", "stochastic", "adaptive", "scales", "ties"]
     plain: float
     what: str
+    most: float | None = None
+
+    def needed(self, values: Tensor) -> bool:
+        """True if one of the values needs the feature."""
+        return bool((values != self.plain if self.most is None else values > self.most).any())
+
+
+WIDE = 2.0**100
+"""Scale formats that reach beyond are rounded by the kernels' long way."""
 
 
 FLOATS = {
-    "elem_pmin": Column("element", 1.0, "2^emin of the element format"),
-    "elem_ulps": Column("element", 1.0, "2^mantissa: grid points in a binade"),
-    "elem_max": Column("element", 1.0, "the largest element"),
-    "inv_val_max": Column("scale", 1.0, "1 / (value that the block maximum is mapped to)"),
-    "tensor_target": Column("tensor", 0.0, "target · val_max, or 0 for no tensor scale; encode: val_max / target"),
-    "scale_pmin": Column("scale", 1.0, "2^emin of the scale format"),
-    "scale_ulps": Column("scale", 1.0, "2^mantissa of the scale format"),
-    "scale_max": Column("scale", 1.0, "the largest scale"),
-    "scale_zero": Column("scale", 0.0, "what a scale that rounds to zero becomes"),
-    "prescale": Column("scale", 1.0, "elements are those of prescale · x"),
-    "postscale": Column("tensor", 1.0, "the product is multiplied by this"),
+    "elem_pmin": Column("", 1.0, "2^emin of the element format"),
+    "elem_ulps": Column("", 1.0, "2^mantissa: grid points in a binade"),
+    "elem_max": Column("", 1.0, "the largest element"),
+    "inv_val_max": Column("", 1.0, "1 / (value that the block maximum is mapped to)"),
+    "tensor_target": Column("tensor_scale", 0.0, "target · val_max, 0 for no tensor scale; encode: val_max / target"),
+    "scale_pmin": Column("", 1.0, "2^emin of the scale format"),
+    "scale_ulps": Column("", 1.0, "2^mantissa of the scale format"),
+    "scale_max": Column("scales", 1.0, "the largest scale", most=WIDE),
+    "scale_zero": Column("", 0.0, "what a scale that rounds to zero becomes"),
+    "prescale": Column("", 1.0, "elements are those of prescale · x"),
+    "postscale": Column("", 1.0, "the product is multiplied by this"),
 }
 INTS = {
-    "float_scale": Column("scale", 0, "a scale with a mantissa, not E8M0"),
-    "e8m0_carry": Column("scale", 0, "added to the FP32 bits of a maximum before the exponent is taken"),
-    "e8m0_offset": Column("scale", 0, "subtracted from the exponent"),
-    "scale_up": Column("scale", 0, "scales are rounded up"),
-    "scale_stochastic": Column("scale", 0, "scales are rounded up by chance"),
-    "encode": Column("scale", 0, "the stored scale is the multiplier"),
-    "hybrid": Column("scale", 0, "elements are made with the unrounded scale"),
-    "log_ties": Column("element", 0, "no mantissa bits: ties go to the code of even exponent"),
-    "half_away": Column("element", 0, "ties go away from zero"),
-    "random_shift": Column("element", 0, "16 - b for b random bits"),
-    "stochastic": Column("element", 0, "elements are rounded by chance"),
-    "ema": Column("element", 0, "elements are rounded towards a moving average"),
-    "adapt": Column("element", 0, "the better of two encodings of a block"),
-    "adapt_mae": Column("element", 0, "the better one by absolute error"),
+    "float_scale": Column("", 0, "a scale with a mantissa, not E8M0"),
+    "e8m0_carry": Column("", 0, "added to the FP32 bits of a maximum before the exponent is taken"),
+    "e8m0_offset": Column("", 0, "subtracted from the exponent"),
+    "scale_up": Column("scales", 0, "scales are rounded up"),
+    "scale_stochastic": Column("", 0, "scales are rounded up by chance"),
+    "encode": Column("scales", 0, "the stored scale is the multiplier"),
+    "hybrid": Column("scales", 0, "elements are made with the unrounded scale"),
+    "log_ties": Column("ties", 0, "no mantissa bits: ties go to the code of even exponent"),
+    "half_away": Column("ties", 0, "ties go away from zero"),
+    "random_shift": Column("stochastic", 0, "16 - b for b random bits"),
+    "stochastic": Column("stochastic", 0, "elements are rounded by chance"),
+    "ema": Column("", 0, "elements are rounded towards a moving average"),
+    "adapt": Column("adaptive", 0, "the better of two encodings of a block"),
+    "adapt_mae": Column("adaptive", 0, "the better one by absolute error"),
 }
 LEVELS = MOST_VALUES
 BOUNDS = MOST_VALUES - 1

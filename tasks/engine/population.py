@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.device_memory import total_memory
@@ -68,7 +69,7 @@ class Population:
         recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
-        self.draws = Draws(self.numerics.seeds, self.numerics.step, self.numerics.backend.words)
+        self.draws = Draws(self.numerics.seeds, self.numerics.step)
         self.model = task.model(parameters, self.numerics)
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
@@ -217,10 +218,17 @@ def gather_samples(data: Tensor, rows: Tensor) -> Tensor:
 
 def max_abs(gradient: Tensor) -> Tensor:
     """max |g| of each lane, [L], NaN where one is, of gradients [L, P]: on a GPU they are read once."""
-    if gradient.is_cuda:
-        largest: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=1)
-        return largest
-    return torch.maximum(gradient.amax(dim=1), -gradient.amin(dim=1))  # 19 times as fast there
+    return by_device(gradient, cpu=_read_twice, cuda=_read_once)(gradient)
+
+
+def _read_once(gradient: Tensor) -> Tensor:
+    largest: Tensor = torch.linalg.vector_norm(gradient, torch.inf, dim=1)
+    return largest
+
+
+def _read_twice(gradient: Tensor) -> Tensor:
+    """On a CPU 19 times as fast."""
+    return torch.maximum(gradient.amax(dim=1), -gradient.amin(dim=1))
 
 
 def with_steps(task: Task, steps: int) -> Task:

@@ -72,6 +72,8 @@ def _interpreted(patch):
     """Copies of the modules, each made after those that it imports."""
     paths = {path: name for name, path in MODULES.items()}
     modules = {}
+    for path in paths:  # all of them before the first copy, which they would import else
+        importlib.import_module(path)
 
     def load(path):
         if paths[path] in modules:

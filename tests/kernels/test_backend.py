@@ -85,6 +85,8 @@ def test_native_code_has_blocks_of_every_kind(name):
     q = Quantizer.named(name).canonical()
     path, tables = _compiled(), descriptor([q] * 2)
     assert path.why_not_by_scales(q, tables) is None
-    later = msgspec.structs.replace(path, scale_codecs=("block",), scale_heeded=lambda: native.heeded() - {"elem_max"})
+    later = msgspec.structs.replace(
+        path, scale_codecs=("block",), scale_heeded=lambda codec, _: native.heeded(codec) - {"elem_max"}
+    )
     reason = later.why_not_by_scales(q, tables)
     assert reason.startswith("elem_max: found " if q.codec == "block" else f"codec: found {q.codec}; accepted: block")

@@ -4,30 +4,46 @@ Each fault that somebody who adds one may leave is planted here.
 """
 
 import re
+from importlib import import_module
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Quantizer, Recipe
+from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
 from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.own_formats import TableElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant import descriptor
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.reading import columns_read, constant_of
 from fp4dse.kernels.quant.spec import estimators
-from fp4dse.kernels.quant.spec.reference import decode_operand
-from fp4dse.kernels.quant.triton import limits
-from fp4dse.kernels.quant.triton.features import features_of
+from fp4dse.kernels.quant.spec.codecs import CODECS, SCALES
+from fp4dse.kernels.quant.spec.reference import decode_operand, unread, with_numbers
+from fp4dse.kernels.quant.triton import heeding, limits
+from fp4dse.kernels.quant.triton import operators as fused
+from fp4dse.kernels.quant.triton.by_scales import elements
+from fp4dse.kernels.quant.triton.features import Features, features_of
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+tl = triton.language
+blocks = import_module("fp4dse.kernels.quant.triton.blocks")
+triton_codecs = import_module("fp4dse.kernels.quant.triton.codecs")
+triton_tiles = import_module("fp4dse.kernels.quant.triton.tiles")
 
 replace = msgspec.structs.replace
 NVFP4 = Quantizer.named("nvfp4")
 AWAY = replace(NVFP4, rounding=Nearest(ties="away"))
-ODD = descriptor.Column("element", 0, "elements are rounded to the odd code")
+RAZER = next(q for q in QUANTIZERS.values() if q.codec == "razer").canonical()
+BASES = [q.canonical() for q in QUANTIZERS.values() if not q.is_plain]
+BASES += [replace(NVFP4, scaling="softmax"), replace(NVFP4, element=TableElement(values=(-1.0, 0.0, 1.0)))]
+WITH_OPERAND = replace(PLAIN, operand=fused.operand)
+ODD = descriptor.Column("ties", 0, "elements are rounded to the odd code")
 
 
 @pytest.fixture
@@ -38,7 +54,7 @@ def planted(monkeypatch):
     new = {"first": ODD} | new | {"half_away": columns["half_away"]}  # every other column moves
     new["to_odd"] = ODD
     monkeypatch.setitem(descriptor.ROUNDING, Nearest, lambda rounding: {"to_odd": rounding.ties == "away"})
-    libraries = native.heeded, native._library, native.why_not_native
+    libraries = native.heeded, native._library, native.why_not_native, heeding.heeded, heeding.heeded_by_scales, unread
     descriptor.INTS.clear()
     descriptor.INTS.update(new)
     for function in libraries:
@@ -48,6 +64,26 @@ def planted(monkeypatch):
     descriptor.INTS.update(columns)
     for function in libraries:
         function.cache_clear()
+
+
+TO_ODD = constant_of("to_odd", tl.constexpr(0))
+
+
+@triton.jit
+def reads_it(i):
+    return tl.load(i + TO_ODD)
+
+
+@triton.jit
+def reads_it_if_unusual(i, UNUSUAL: tl.constexpr):
+    if UNUSUAL >= 2:
+        tl.load(i + TO_ODD)
+
+
+def refusal(why_not, q):
+    """Of lanes of q, one of which needs the planted column."""
+    away = replace(q, rounding=Nearest(ties="away"))
+    return why_not(q, descriptor.descriptor([q, away]))
 
 
 def test_columns_reach_the_compiled_code_by_generation(planted):
@@ -82,14 +118,120 @@ def test_the_reason_is_in_the_row(planted, monkeypatch):
     )
 
 
+# --- what code reads ---------------------------------------------------------------------------------------------
+
+
+EVERYTHING, NOTHING = Features(*[True] * 5), Features(*[False] * 5)
+NEITHER = {"ema", "scale_stochastic"}  # of the kernels of whole operands: a record of a call has no tensors for them
+LACKING = {"block": NEITHER, "split": NEITHER, "if4": NEITHER, "razer": NEITHER, "dialects": set()}
+LACKING |= {"softmax": NEITHER | {"adapt", "adapt_mae"}, "exact": NEITHER | {"half_away"}}
+
+
+def needed(codec):
+    return columns_read(with_numbers, CODECS[codec])
+
+
 def test_what_each_path_does_not_read_today():
-    """Of all columns; whoever adds one comes by here."""
-    every = {*descriptor.FLOATS, *descriptor.INTS}
-    assert every == native.heeded()
-    assert every - limits.heeded("block") == {"scale_stochastic", "ema"}
-    assert every - limits.heeded("eden") == {"ema"}
-    elements = {name for name, column in (descriptor.FLOATS | descriptor.INTS).items() if column.of == "element"}
-    assert elements - limits.heeded_by_scales() == {"adapt", "adapt_mae"}
+    """Of the columns that its definition reads; whoever adds one comes by here."""
+    assert {*descriptor.FLOATS, *descriptor.INTS} == needed("block")
+    assert {codec: needed(codec) - native.heeded(codec) for codec in native.CODECS} == {
+        codec: {"ema"} if codec == "exact" else set() for codec in CODECS
+    }
+    for codec in limits.CODECS:
+        assert needed(codec) - heeding.heeded(codec, EVERYTHING) == LACKING.get(codec, {"ema"}), codec
+    for codec in limits.SCALE_CODECS:
+        adaptive = {"adapt", "adapt_mae"} & needed(codec) if codec != "radix4" else set()
+        assert needed(codec) - heeding.heeded_by_scales(codec, EVERYTHING) == adaptive, codec
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_a_codec_is_found_not_to_read_is_nothing_to_it(codec):
+    q = next(q for q in BASES if q.codec == codec)
+    floats, ints = descriptor.descriptor([q] * 2)
+    x, random = torch.randn(2, 16, 64), torch.randint(2**16, (2, 16, 64), dtype=torch.int32)
+    expected = decode_operand(x, floats, ints, random, True, codec=codec)
+    for columns, table in (descriptor.FLOATS, floats), (descriptor.INTS, ints):
+        for number, name in enumerate(columns):
+            if name in unread(codec):
+                table[:, number] += 1
+    for got, wanted in zip(decode_operand(x, floats, ints, random, True, codec=codec), expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("feature", Features._fields)
+def test_a_column_that_is_compiled_out_belongs_to_the_feature_that_is_missing(feature):
+    for codec in limits.CODECS:
+        without = heeding.heeded(codec, EVERYTHING._replace(**{feature: False}))
+        for name in heeding.heeded(codec, EVERYTHING) - without:
+            assert (descriptor.FLOATS | descriptor.INTS)[name].feature == feature
+
+
+def test_every_feature_has_a_column():
+    columns = (descriptor.FLOATS | descriptor.INTS).values()
+    assert {column.feature for column in columns} - {""} == set(Features._fields)
+
+
+def test_a_column_that_one_codec_alone_reads_in_native_code_is_refused_for_the_others(planted, monkeypatch, tmp_path):
+    for file in native.SOURCES:
+        text = file.read_text().replace("void razer(const Lane& b) {", "void razer(const Lane& b) { (void)b.i.to_odd;")
+        (tmp_path / file.name).write_text(text)
+    monkeypatch.setattr(native, "SOURCES", sorted(tmp_path.iterdir()))
+    assert [codec for codec in native.CODECS if "to_odd" in native.heeded(codec)] == ["razer"]
+    assert refusal(_compiled().why_not_by_scales, RAZER) is None
+    assert refusal(_compiled().why_not_by_scales, NVFP4).startswith("to_odd: found 1; accepted: 0 (")
+
+
+def test_a_column_that_one_codec_alone_reads_in_triton_is_refused_for_the_others(planted, monkeypatch):
+    monkeypatch.setattr(triton_codecs, "_razer", reads_it)
+    assert [codec for codec in limits.CODECS if "to_odd" in heeding.heeded(codec, EVERYTHING)] == ["razer"]
+    assert refusal(WITH_OPERAND.why_not_operand, RAZER) is None
+    assert refusal(WITH_OPERAND.why_not_operand, NVFP4).startswith("to_odd: found 1; accepted: 0 (")
+
+
+def test_a_column_that_one_kernel_of_whole_operands_does_not_read_is_refused(planted, monkeypatch):
+    """The gradient through a quantizer makes the operand again: it must know what the forward pass knows."""
+    monkeypatch.setattr(triton_tiles, "quantized", reads_it)  # of the forward kernel alone
+    assert refusal(WITH_OPERAND.why_not_operand, NVFP4).startswith("to_odd: found 1; accepted: 0 (")
+
+
+@pytest.mark.parametrize(("feature", "taken"), [("ties", True), ("", False), ("scales", False)])
+def test_a_new_column_of_ties_is_compiled_in_for_lanes_that_need_it_or_refused(planted, monkeypatch, feature, taken):
+    """The code that reads it stands where the other ties do, which are compiled out unless a lane needs ties."""
+    monkeypatch.setattr(blocks, "_to_nearest", reads_it_if_unusual)
+    monkeypatch.setitem(descriptor.INTS, "to_odd", ODD._replace(feature=feature))
+    tables = descriptor.descriptor([NVFP4, AWAY])
+    assert features_of(*tables).ties == taken
+    assert features_of(*descriptor.descriptor([NVFP4])).ties is False
+    reason = refusal(WITH_OPERAND.why_not_operand, NVFP4)
+    assert reason is None if taken else reason.startswith("to_odd: found 1; accepted: 0 (")
+
+
+def test_a_feature_that_nobody_knows_is_an_error(planted, monkeypatch):
+    monkeypatch.setitem(descriptor.INTS, "to_odd", ODD._replace(feature="later"))
+    with pytest.raises(TypeError, match="later"):
+        features_of(*descriptor.descriptor([AWAY]))
+
+
+def test_a_codec_whose_elements_the_kernel_has_no_grid_for_is_refused(monkeypatch):
+    monkeypatch.setitem(SCALES, "hif4", SCALES["block"])
+    q = Quantizer.named("hif4").canonical()
+    said = "codec: found hif4; accepted: block, softmax, sawb, radix4"
+    assert PLAIN.scale_codecs is limits.SCALE_CODECS  # and not what the reference has
+    assert PLAIN.why_not_by_scales(q, descriptor.descriptor([q])) == said
+    tables, x, scale = descriptor.descriptor([q]), torch.randn(1, 2, 64), torch.ones(1, 2)
+    call = Call(64, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0, codec="hif4")
+    with pytest.raises(ValueError, match=said):
+        elements(x, scale, scale, None, call, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["shift", "block", "size", "step", "amax"])
+def test_a_column_with_the_name_of_another_field_is_not_taken_for_read(name, monkeypatch):
+    assert re.search(rf"\.{name}\b", "".join(file.read_text() for file in native.SOURCES))
+    monkeypatch.setitem(descriptor.INTS, name, descriptor.INTS["encode"])
+    assert not any(name in native.heeded.__wrapped__(codec) for codec in native.CODECS)
+
+
+# --- what the table knows ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["rounding", "scale", "adapt", "range"])
@@ -118,6 +260,10 @@ def test_a_relaxation_that_the_kernel_does_not_have_is_refused(number, field):
     form[number] = "later"
     reason = limits.why_not_through(NVFP4, SimpleNamespace(form=lambda: form))
     assert reason.startswith(f"estimator {field}: found later; accepted: "), reason
+    tables, x = descriptor.descriptor([NVFP4]), torch.randn(1, 2, 16)
+    call = Call(16, *tables, features_of(*tables), torch.arange(1), torch.tensor(0), 0)
+    with pytest.raises(ValueError, match=f"estimator {field}: found later; accepted: "):
+        fused.through(x, x, call, torch.zeros(32), tuple(form))
 
 
 def test_the_kernel_has_every_relaxation_of_today():
@@ -133,10 +279,3 @@ def test_a_gradient_through_the_scale_that_nobody_wrote_is_no_other_one():
     spec = SimpleNamespace(element=RELAXATION_NAMES["ste"], masked=False, scale="later")
     with pytest.raises(KeyError, match="later"):
         estimators.through(x, x, x, torch.ones(1, 2), torch.ones(1), spec, ELEMENTS["e2m1"])
-
-
-@pytest.mark.parametrize("name", ["shift", "block", "size", "step", "amax"])
-def test_a_column_with_the_name_of_another_field_is_not_taken_for_read(name, monkeypatch):
-    assert re.search(rf"\.{name}\b", "".join(file.read_text() for file in native.SOURCES))
-    monkeypatch.setitem(native.INTS, name, descriptor.INTS["encode"])
-    assert name not in native.heeded.__wrapped__()

@@ -1,5 +1,6 @@
 """Every operation says in one place which implementation it takes, and why not a faster one."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -29,16 +30,68 @@ def test_nothing_else_asks_where_kernels_run():
     assert asking == {"dispatch.py"}
 
 
+ASKING = {
+    "dispatch.py: by_device": "the one place that chooses between two ways to compute the same",
+    "dispatch.py: has_kernels": "the registry itself",
+    "dispatch.py: kernels": "the registry itself",
+    "dispatch.py: implementation": "the registry itself",
+    "ops/adamw/__init__.py: pieces": "size of pieces: a CPU's cache",
+    "ops/philox/__init__.py: draws16": "size of pieces: a CPU's memory",
+    "quant/operand/kinds.py: laid_out": "layout in memory",
+    "quant/spec/codecs/dialects.py: dialects": "where a table lies",
+    "quant/triton/launch.py: _compares_pairs": "what a GPU can do",
+    "layer_time.py: _turns": "which clock measures",
+    "bench/table.py: bench": "which rows are measured",
+    "bench/baseline.py: gemm": "what is compared with: code as others write it",
+    "bench/speed.py: bench": "which rows are measured",
+    "bench/speed.py: _rows": "which device is current",
+    "engine/population.py: __init__": "memory that the allocator keeps",
+    "engine/population.py: _build": "streams and graphs",
+    "engine/lane_counts.py: why_not_fit": "memory that is free",
+    "engine/lane_counts.py: _name": "a name in messages",
+    "engine/lane_counts.py: is_alone_on": "memory that others take",
+    "engine/lane_counts.py: free_memory": "memory that is free",
+    "one_by_one.py: seeded": "state of torch's own random numbers",
+}
+"""Functions that ask for the kind of a device, each with what it is about: none of them chooses an implementation."""
+
+
+def test_no_function_but_these_asks_for_the_kind_of_a_device():
+    found = set()
+    for room in ("kernels", "tasks"):
+        for file in FOLDER.parents[1].joinpath(room).rglob("*.py"):
+            of_room = file.relative_to(FOLDER.parents[1] / room)
+            tree = ast.parse(file.read_text())
+            functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+            found |= {f"{of_room}: {f.name}" for f in functions if any(map(_asks, ast.walk(f)))}
+            inside = {id(node) for f in functions for node in ast.walk(f)}
+            assert not any(_asks(node) and id(node) not in inside for node in ast.walk(tree)), of_room
+    assert found == set(ASKING)
+
+
+def _asks(node):
+    """True for `x.is_cuda` and its like, and for `device.type` compared with anything."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("is_cuda", "is_cpu")
+    sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+    return any(isinstance(side, ast.Attribute) and side.attr == "type" for side in sides)
+
+
+@pytest.mark.parametrize("line", ["x.is_cuda", "x.device.type == 'cuda'", "'cpu' != torch.device(d).type"])
+def test_a_function_that_asks_is_found(line):
+    assert any(map(_asks, ast.walk(ast.parse(f"if {line}: pass"))))
+
+
 def test_on_a_cpu_it_is_native_code_or_torch_with_the_reason():
     found = implementations("cpu")
-    assert found["native", None] == ["adamw", "silu"]
+    assert found["native", None] == ["adamw", "philox", "silu"]
     (reason,) = (why for how, why in found if how == "torch")
     assert "need a CUDA device" in reason
 
 
 def test_without_native_code_its_reason_is_given(monkeypatch):
     monkeypatch.setattr(native, "why_not_native", lambda: "no compiler")
-    assert implementations("cpu")["torch", "no compiler"] == ["adamw", "silu"]
+    assert implementations("cpu")["torch", "no compiler"] == ["adamw", "philox", "silu"]
 
 
 def test_an_operand_that_kernels_refuse_is_computed_by_torch_and_said(place, monkeypatch):

@@ -9,11 +9,14 @@ import torch
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import native
-from fp4dse.kernels.quant.backend import PLAIN, Backend
+from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
 from fp4dse.kernels.quant.operand.kinds import Clamped, Estimated, Plain, Residual, Scaled, make_slot
-from fp4dse.kernels.quant.operand.paths import PATHS, first_path
+from fp4dse.kernels.quant.operand.paths import PATHS, described, first_path
 from fp4dse.kernels.quant.operand.records import Use
+from fp4dse.kernels.quant.triton import limits
+from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton.by_scales import by_scales
 
 replace = msgspec.structs.replace
@@ -53,6 +56,43 @@ def test_rows_of_a_length_that_the_kernel_does_not_have_are_left_to_the_referenc
     of = slot(replace(NVFP4, block="row"), WITH_OPERAND).quantizers
     assert first_path(of, torch.randn(2, 32, 48), USE) == "reference"
     assert PATHS["blocks"].why_not(of, torch.randn(2, 32, 48), USE).startswith("block: found 48 elements; accepted: 16")
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "path"),
+    [
+        ("32x32", (2, 64, 64), "blocks"),  # of 1024
+        ("row", (2, 32, 1024), "blocks"),
+        ("row", (2, 32, 8), "blocks"),
+        ("row", (2, 32, 48), "by-scales"),
+        ("row", (2, 32, 2048), "by-scales"),
+    ],
+)
+def test_native_code_is_asked_for_its_own_blocks_and_has_the_bits_of_the_reference(block, shape, path):
+    q = replace(NVFP4, block=block, rounding=Stochastic())
+    x, got = torch.randn(shape), []
+    for backend in (_compiled(), PLAIN):
+        of = slot(q, backend)
+        assert first_path(of.quantizers, x, USE) == (path if backend is not PLAIN else "reference")
+        (term,) = of.quantize(x, USE).terms
+        got.append((term.values, term.factor))
+    for ours, theirs in zip(*got, strict=True):
+        assert torch.equal(ours, theirs)
+    if path == "by-scales":
+        said = f"block: found {shape[2]} elements; accepted: 8, 16, 32, 64, 128, 256, 512, 1024"
+        assert PATHS["blocks"].why_not(slot(q, _compiled()).quantizers, x, USE) == said
+
+
+def test_a_machine_says_what_each_path_takes():
+    rows = {name: takes for name, takes, _ in described(_compiled())}
+    assert rows["quantizing whole"].startswith("block, table; blocks of 8, 16,")
+    assert rows["quantizing by-scales"] == ", ".join(native.CODECS)
+    assert rows["quantizing tiles"] == rows["gradient through quantizers"] == "no"
+    on_gpu = replace(PLAIN, operand=fused.operand, squares=fused.squares, by_scales=by_scales, through=fused.through)
+    rows = {name: takes for name, takes, _ in described(on_gpu)}
+    assert rows["quantizing tiles"] == "block; tiles of 16, 32"
+    assert rows["gradient through quantizers"] == ", ".join(limits.RELAXATIONS)
+    assert [name.removeprefix("quantizing ") for name in rows][:-1] == list(PATHS)
 
 
 def test_a_slot_has_one_kind():

@@ -15,6 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.dispatch import by_device
+
 _MANTISSA = (1 << 52) - 1
 _BIAS = 1023
 _ATANH = tuple(2 / math.log(2) / n for n in range(9, 0, -2))
@@ -32,9 +34,8 @@ def sqrt(x: Tensor) -> Tensor:
     PyTorch's own on a CPU is one ulp off for a sixth of all numbers. A root in float64, one ulp off or not, is farther
     from any midpoint of float32 than its own error.
     """
-    if x.is_cuda:
-        return torch.sqrt(x)
-    return torch.sqrt(x.double()).to(torch.float32)
+    wide = by_device(x, cpu=torch.float64, cuda=torch.float32)
+    return torch.sqrt(x.to(wide)).to(torch.float32)
 
 
 def exp_nonpositive(x: Tensor) -> Tensor:

@@ -9,14 +9,12 @@ whatever the neighbours draw. `step`, `site` and `call` may be tensors: the step
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from fp4dse.kernels.dispatch import Operation
 
-_PHILOX = Operation(__name__)
+_PHILOX = Operation(__name__, native=True)
 
 STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
 """What a number is for. Different streams never share a key."""
@@ -51,19 +49,17 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     return torch.stack([w.to(torch.int32) for w in out], dim=-1)
 
 
-Words = Callable[..., Tensor]
-"""`words`, or a function with its bits."""
-
-
-def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
+def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int) -> Tensor:
     """int16 [L, count], uniform 16 bits. Element e: 16-bit half e % 2 of word (e // 2) % 4 of counter e // 8.
 
     Large draws are made piece by piece, since making one takes several times its memory.
     """
+    kernels = _PHILOX.kernels(seeds)
+    make = kernels.words if kernels else words
     counters = max(2, -(-count // 8))  # for one counter alone a kernel of `words` would be compiled anew
     piece = counters if seeds.is_cuda else -(-counters // -(-counters * len(seeds) // PIECE))
     pieces = (
-        words(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
+        make(seeds, stream, step, site, min(piece, counters - first), torch.full((), first, device=seeds.device))
         for first in range(0, counters, piece)
     )
     if counters <= piece:
@@ -75,16 +71,17 @@ def draws16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, 
     return drawn.view(torch.int16).view(len(seeds), -1)[:, :count].contiguous()
 
 
-def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
+def random16(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int) -> Tensor:
     """The same bits as int32 [L, count], uniform in 0 … 65535."""
-    return draws16(seeds, stream, step, site, count, words).to(torch.int32) & 0xFFFF
+    return draws16(seeds, stream, step, site, count).to(torch.int32) & 0xFFFF
 
 
-def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int, words: Words = words) -> Tensor:
+def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     """float32 [L, count], ±1: the lowest bit of each 16-bit draw."""
-    if kernels := _PHILOX.kernels(seeds, count):
+    kernels = _PHILOX.kernels(seeds, count)
+    if kernels and hasattr(kernels, "signs"):  # native code has words alone
         return kernels.signs(seeds, STREAMS["signs"], step, site, count)
-    return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count, words) & 1).to(torch.float32)
+    return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count) & 1).to(torch.float32)
 
 
 def random32(seeds: Tensor, stream: int, step: int, site: int, count: int) -> Tensor:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp4dse.kernels.dispatch import Operation
+from fp4dse.kernels.dispatch import Operation, by_device
 
 _PRODUCTS = Operation(__name__)
 
@@ -45,10 +45,12 @@ def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
 
     fp32: products of FP32 numbers on a GPU, `ieee` or `tf32`.
     """
-    if not a.is_cuda:
-        return _in_lines(a, b)
     if is_narrow(a, b) and (kernels := _PRODUCTS.kernels(a)):
         return kernels.multiply(a, b, fp32)
+    return by_device(a, cpu=_in_lines, cuda=_on_gpu)(a, b, fp32)
+
+
+def _on_gpu(a: Tensor, b: Tensor, fp32: str) -> Tensor:
     with _math(fp32):
         if is_large(a, b):
             return one_by_one(a, b)
@@ -60,9 +62,8 @@ def multiply(a: Tensor, b: Tensor, fp32: str = "ieee") -> Tensor:
 def bf16(a: Tensor, b: Tensor) -> Tensor:
     """The product of operands rounded to BF16, in FP32; on a CPU of the same numbers as float32."""
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
-    if not a.is_cuda:
-        a, b = a.to(torch.float32), b.to(torch.float32)
-    return multiply(a, b)
+    dtype = by_device(a, cpu=torch.float32, cuda=torch.bfloat16)
+    return multiply(a.to(dtype), b.to(dtype))
 
 
 def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
@@ -119,10 +120,13 @@ def _batch(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a, b.mT, out_dtype=torch.float32)
 
 
-def _in_lines(a: Tensor, b: Tensor) -> Tensor:
-    """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing."""
+def _in_lines(a: Tensor, b: Tensor, fp32: str) -> Tensor:
+    """The products on a CPU, of matrices padded with zeros so that each begins a cache line; zeros add nothing.
+
+    fp32: as on a GPU; here there is one way.
+    """
     if len(a) == 1:
-        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+        return _in_lines(a.expand(2, -1, -1), b.expand(2, -1, -1), fp32)[:1]
     (lanes, rows, length), columns = a.shape, b.shape[1]
     if rows * length % LINE or columns * length % LINE:
         a, b = (F.pad(x, (0, -length % LINE)) for x in (a, b))

@@ -23,7 +23,6 @@ from fp4dse.kernels.quant.operand.state import Average, Maxima
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.reference import tensor_maxima, widened
 from fp4dse.kernels.quant.triton.features import features_of
-from fp4dse.kernels.quant.triton.operators import rotated_maxima
 
 NO_KERNEL = "the backend has no such kernel"
 
@@ -86,7 +85,7 @@ class LaneQuantizers:
         """The record for a kernel that takes x [L, R, C] ([L, C, R] if columns): with maxima where some follow from
         earlier steps."""
         call = self.call(block, use)
-        amax = self.maxima(self.state, lambda: rotated_maxima(x, columns, call.rotation, call.signs), use)
+        amax = self.maxima(self.state, lambda: self.backend.maxima(x, columns, call.rotation, call.signs), use)
         return call if amax is None else call._replace(tensor_amax=amax)
 
     def call_for_blocks(self, cut: Tensor, use: Use) -> Call:
@@ -98,14 +97,13 @@ class LaneQuantizers:
         """The record with the maxima of x [L, R, C] where some lane needs maxima and it has none."""
         if call.tensor_amax is not None or not self.features.tensor_scale:
             return call
-        return call._replace(tensor_amax=rotated_maxima(x, False, call.rotation, call.signs))
+        return call._replace(tensor_amax=self.backend.maxima(x, False, call.rotation, call.signs))
 
     def reference_arguments(self, x: Tensor, cut: Tensor, use: Use) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All that `reference.quantize_blocks` takes for x [L, R, C], cut into blocks, by place and by name."""
         call, random = self.call_for_blocks(cut, use), None
         if self.features.stochastic:
-            keys, words = _random_keys(call), self.backend.words
-            drawn = random16(stream=STREAMS["rounding"], count=cut[0].numel(), words=words, **keys)
+            drawn = random16(stream=STREAMS["rounding"], count=cut[0].numel(), **_random_keys(call))
             random = drawn.view_as(cut)
         more = self.extra_arguments(x, cut, call, use)
         if call.codec != "block":
@@ -122,8 +120,7 @@ class LaneQuantizers:
         if self.first.factors_over != "tensor":
             more["factors"] = self.first.factors(x.shape[1], x.shape[2])
         if self.stochastic_scales:
-            keys, words = _random_keys(call), self.backend.words
-            more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], words=words, **keys)
+            more["scale_random"] = random16(stream=STREAMS["scales"], count=cut.shape[1], **_random_keys(call))
         if self.average.betas is not None:
             more["guide"] = self.cut(self.average(self.state, x, use))
         return more

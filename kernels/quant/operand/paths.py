@@ -1,11 +1,4 @@
-"""The ways to quantize a block-scaled operand, and which operands each does not take.
-
-    counted     the reference, which shows elements and scales, from which is counted what was lost
-    whole       the backend's kernel reads the operand where it lies, along its rows or down its columns
-    tiles       a GPU kernel quantizes 2-D tiles where they lie
-    blocks      the operand is cut into blocks, each of which the backend's kernel takes as a row
-    by-scales   on a GPU the reference makes the scales, a kernel the elements; native code makes both
-    reference   the reference, on blocks: takes everything
+"""The ways to quantize a block-scaled operand (PATHS), and which operands each does not take.
 
 All have the same bits. `quantized` takes the first that has no reason against it.
 """
@@ -19,22 +12,26 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse.quantizer import block_elements
+from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.counters import count, largest_element
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import SavedBlocks, Term, Use
 from fp4dse.kernels.quant.spec import reference
 from fp4dse.kernels.quant.spec.reference import decoded
-from fp4dse.kernels.quant.triton.limits import BLOCKS, why_not_squares
-from fp4dse.kernels.quant.triton.operators import squares
+from fp4dse.kernels.quant.triton.limits import EDGES, RELAXATIONS, why_not_squares
 
 
 class Path(NamedTuple):
     """A way to quantize an operand x.
 
+    does     what it does, for `fp4dse doctor`
+    takes    backend -> the quantizers that it takes with this backend, "" if none, for `fp4dse doctor`
     why_not  (quantizers, x, use) -> why it cannot be taken, None if it can
     run      (quantizers, x, use) -> the term [L, R, C]
     """
 
+    does: str
+    takes: Callable[[Backend], str]
     why_not: Callable[[LaneQuantizers, Tensor, Use], str | None]
     run: Callable[[LaneQuantizers, Tensor, Use], Term]
 
@@ -47,6 +44,14 @@ def quantized(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 def first_path(of: LaneQuantizers, x: Tensor, use: Use) -> str:
     """The name of the first path that takes x."""
     return next(name for name, path in PATHS.items() if path.why_not(of, x, use) is None)
+
+
+def described(backend: Backend) -> list[tuple[str, str, str]]:
+    """(name, quantizers that it takes with this backend, what it does) of each path, and of what takes the gradient
+    back through a quantizer, for `fp4dse doctor`."""
+    rows = [(f"quantizing {name}", path.takes(backend) or "no", path.does) for name, path in PATHS.items()]
+    relaxations = ", ".join(RELAXATIONS) if backend.through else "no"
+    return [*rows, ("gradient through quantizers", relaxations, "in one kernel; other estimators by the reference")]
 
 
 def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:
@@ -85,7 +90,8 @@ def _whole(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 
 
 def _tiles(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
-    values, dec = squares(x, of.with_maxima(of.call_for(x, of.edge, use), x), use.dtype)
+    assert of.backend.squares
+    values, dec = of.backend.squares(x, of.with_maxima(of.call_for(x, of.edge, use), x), use.dtype)
     return Term(use.contracted_last(values), dec)
 
 
@@ -117,7 +123,7 @@ def _reference(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
 def _why_not_tiles(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
     if of.why_not_operand:
         return of.why_not_operand
-    if not (of.edge and x.is_cuda):
+    if not (of.edge and of.backend.squares):
         return "block: accepted: tiles, on a CUDA device"
     return why_not_squares(x, of.edge, of.features, of.first.codec, use.dim == 1)
 
@@ -127,15 +133,48 @@ def _why_not_blocks(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
         return of.why_not_operand
     rows, columns = use.contracted_last(x).shape[1:]
     size = block_elements(of.block) or (columns if of.block == "row" else rows * columns)
-    return None if size in BLOCKS else f"block: found {size} elements; accepted: {', '.join(map(str, BLOCKS))}"
+    known = of.backend.blocks
+    return None if size in known else f"block: found {size} elements; accepted: {', '.join(map(str, known))}"
+
+
+def _of_operand(backend: Backend) -> str:
+    sizes = ", ".join(map(str, backend.blocks))
+    return f"{', '.join(backend.codecs)}; blocks of {sizes}" if backend.operand else ""
 
 
 PATHS = {
-    "counted": Path(lambda of, x, use: None if use.counting else "counting: off", _counted),
-    "whole": Path(lambda of, x, use: why_not_whole(of, use), _whole),
-    "tiles": Path(_why_not_tiles, _tiles),
-    "blocks": Path(_why_not_blocks, _blocks),
-    "by-scales": Path(lambda of, x, use: of.why_not_by_scales, _by_scales),
-    "reference": Path(lambda of, x, use: None, _reference),
+    "counted": Path(
+        "by the reference, while what it loses is counted",
+        lambda backend: "all",
+        lambda of, x, use: None if use.counting else "counting: off",
+        _counted,
+    ),
+    "whole": Path(
+        "the operand where it lies, along its rows or down its columns",
+        _of_operand,
+        lambda of, x, use: why_not_whole(of, use),
+        _whole,
+    ),
+    "tiles": Path(
+        "2-D tiles where they lie",
+        lambda backend: f"block; tiles of {', '.join(map(str, EDGES))}" if backend.squares else "",
+        _why_not_tiles,
+        _tiles,
+    ),
+    "blocks": Path(
+        "other tiles, and blocks as long as a row: cut out first",
+        _of_operand,
+        _why_not_blocks,
+        _blocks,
+    ),
+    "by-scales": Path(
+        "other blocks and codecs; on a GPU the reference makes their scales",
+        lambda backend: ", ".join(backend.scale_codecs) if backend.by_scales else "",
+        lambda of, x, use: of.why_not_by_scales,
+        _by_scales,
+    ),
+    "reference": Path(
+        "the rest, by the reference in torch", lambda backend: "all", lambda of, x, use: None, _reference
+    ),
 }
 """Every path by name, in the order in which they are asked."""

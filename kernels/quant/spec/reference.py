@@ -16,12 +16,15 @@ With a factor per row, rows take the place of the tensor.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS
+from fp4dse.kernels.quant.reading import columns_read
 from fp4dse.kernels.quant.spec.codecs import CODECS, Blocks, Encoded
 from fp4dse.kernels.quant.spec.grid import FLT_MAX, FLT_MIN, round_bf16
 
@@ -31,6 +34,12 @@ __all__ = ["decode_operand", "decoded", "quantize_blocks", "round_bf16", "tensor
 def tensor_maxima(x: Tensor, factors: int = 1) -> Tensor:
     """max |x| of each lane's tensor, or of `factors` equal consecutive parts of it: [L, factors]. x: [L, n, B]."""
     return x.abs().amax(dim=2).view(len(x), factors, -1).amax(dim=2)
+
+
+def rotated_maxima(x: Tensor, columns: bool, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
+    """max |x| of each lane after rotation, float32 [L], NaN where one is; arguments as in `Backend.operand`."""
+    x = x.to(torch.float32)
+    return tensor_maxima(rotate(x, rotation, 1 if columns else 2, signs) if rotation else x)[:, 0]
 
 
 def quantize_blocks(
@@ -86,6 +95,13 @@ def with_numbers(
     enc_wide, dec_wide, usable = wide
     prescale = torch.where(torch.isfinite(amax) & usable, f["prescale"], float("nan"))
     return Blocks(x, amax, enc_wide, dec_wide, prescale, f, i, **more), dec
+
+
+@cache
+def unread(codec: str) -> frozenset[str]:
+    """The columns that other codecs read and this one does not: it computes the same whatever they hold."""
+    read = {name: columns_read(with_numbers, function) for name, function in CODECS.items()}
+    return frozenset.union(*read.values()) - read[codec]
 
 
 def widened(t: Tensor, blocks: int) -> Tensor:

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from fp4dse.kernels.ops.sums.trees import lane_sum, plus
-from fp4dse.kernels.quant.descriptor import FLOATS, INTS
+from fp4dse.kernels.quant.descriptor import FLOATS, INTS, WIDE
+from fp4dse.kernels.quant.reading import constant_of
 from fp4dse.kernels.quant.spec.grid import FLT_MAX, FLT_MIN
-from fp4dse.kernels.quant.triton.features import WIDE
 from fp4dse.kernels.quant.triton.numbers import (
     as_float,
     as_int,
@@ -29,14 +29,10 @@ from fp4dse.kernels.quant.triton.numbers import (
     smaller,
 )
 
-HEEDED: set[str] = set()
-"""Columns of the descriptor tables that the kernels of whole operands heed."""
 
-
-def column(name: str, heeded: set[str] = HEEDED) -> tl.constexpr:
-    """The column of its table, which whoever asks for it heeds."""
-    heeded.add(name)
-    return tl.constexpr([*(FLOATS if name in FLOATS else INTS)].index(name))
+def column(name: str) -> tl.constexpr:
+    """The number of the column in its table: code that uses it reads the column."""
+    return constant_of(name, tl.constexpr([*(FLOATS if name in FLOATS else INTS)].index(name)))
 
 
 _ELEM_PMIN = column("elem_pmin")

@@ -8,6 +8,7 @@ from torch import Tensor
 from fp4dse.kernels.quant.call import Call, schema, unflat
 from fp4dse.kernels.quant.spec.codecs import SCALES
 from fp4dse.kernels.quant.spec.reference import with_numbers
+from fp4dse.kernels.quant.triton.limits import SCALE_CODECS
 
 
 def by_scales(
@@ -15,7 +16,7 @@ def by_scales(
 ) -> tuple[Tensor, Tensor]:
     """`reference.decode_operand` with `philox.random16`: values [L, n, B] as `dtype`, decode factors [L], [L, factors].
 
-    x: float32 [L, n, B], blocks of any length, of a codec in `codecs.SCALES`, no lane adaptive, nothing to be rotated.
+    x: float32 [L, n, B], blocks of any length, of one of `limits.SCALE_CODECS`, no lane adaptive, nothing to rotate.
     guide, factors, more: as in `reference.quantize_blocks`.
     """
     low, high = torch.aminmax(x, dim=2)  # no temporary of x's size
@@ -43,9 +44,12 @@ def elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, call:
 def _elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, dtype: torch.dtype, *of_call) -> Tensor:
     from fp4dse.kernels.quant.triton.elements import launch_elements
 
+    call = unflat(of_call)
+    if call.codec not in SCALE_CODECS:
+        raise ValueError(f"codec: found {call.codec}; accepted: {', '.join(SCALE_CODECS)}")
     out = torch.empty_like(x, dtype=dtype)
     with torch.cuda.device_of(x):
-        launch_elements(x, scale, mult, guide, unflat(of_call), out)
+        launch_elements(x, scale, mult, guide, call, out)
     return out
 
 

@@ -6,6 +6,8 @@ bits of `grid.round_elements` and `codecs.radix4` and the random bits of `philox
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,12 +18,11 @@ from fp4dse.kernels.ops.philox.triton import half_words
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS
 from fp4dse.kernels.quant.triton.blocks import column, rounded
+from fp4dse.kernels.quant.triton.features import Features
 from fp4dse.kernels.quant.triton.numbers import as_float, as_int, binade_of, inverse_of_power
 
-HEEDED = {"log_ties", "half_away"}  # by `rounded`
-"""Columns of the descriptor tables about elements that the kernel heeds; scales come from the reference."""
-_ELEM_PMIN, _ELEM_ULPS, _ELEM_MAX = (column(f"elem_{name}", HEEDED) for name in ("pmin", "ulps", "max"))
-_STOCHASTIC, _RANDOM_SHIFT, _EMA = column("stochastic", HEEDED), column("random_shift", HEEDED), column("ema", HEEDED)
+_ELEM_PMIN, _ELEM_ULPS, _ELEM_MAX = (column(f"elem_{name}") for name in ("pmin", "ulps", "max"))
+_STOCHASTIC, _RANDOM_SHIFT, _EMA = column("stochastic"), column("random_shift"), column("ema")
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
 _TILE = 2048
 
@@ -63,7 +64,7 @@ def _toward_guide(y, guide, q, pmin, inv_ulps):
 
 
 @triton.jit(do_not_specialize=["site", "stream"])
-def _elements_kernel(
+def elements_kernel(
     x_ptr,
     guide_ptr,
     scale_ptr,
@@ -80,7 +81,7 @@ def _elements_kernel(
     TILE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     UNUSUAL: tl.constexpr,
-    FOURS: tl.constexpr,
+    CODEC: tl.constexpr,
     LARGE: tl.constexpr,
 ):
     """One tile of a lane's elements, x float32 [L, elements], blocks one after the other; scale, mult: [L, blocks].
@@ -98,9 +99,10 @@ def _elements_kernel(
     mult = tl.load(mult_ptr + block, mask=mask, other=1.0)
     scale = tl.load(scale_ptr + block, mask=mask, other=1.0)
     y = tl.minimum(tl.abs(x) * mult, largest)  # no NaN: the scale has it
-    if FOURS:
+    if CODEC == "radix4":
         q = _to_powers_of_four(y, chunk, pmin, draws, STOCHASTIC)
     else:
+        tl.static_assert(CODEC == "block" or CODEC == "softmax" or CODEC == "sawb", "a codec that this kernel lacks")
         q = rounded(y, chunk, pmin, inv_ulps, draws, i, STOCHASTIC, UNUSUAL)
         if guide_ptr is not None:  # noqa: SIM102 - known when compiling, unlike what follows
             if tl.load(i + _EMA) > 0:
@@ -113,13 +115,17 @@ def _elements_kernel(
     tl.store(out_ptr + lane * elements + at, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+def compiled_for(codec: str, features: Features) -> dict[str, Any]:
+    """The compile-time constants that decide what the kernel does."""
+    return {"CODEC": codec, "STOCHASTIC": features.stochastic, "UNUSUAL": 2 * features.ties}
+
+
 def launch_elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, call: Call, out: Tensor) -> None:
     """Write q · scale into out; arguments as in `by_scales.elements`."""
     lanes, _, of_block = x.shape
     elements = x[0].numel()
     pointers = x, guide, scale, mult, out, call.floats, call.ints, call.site, elements, of_block
-    flags = {"STOCHASTIC": call.features.stochastic, "UNUSUAL": 2 * call.features.ties}
-    flags |= {"FOURS": call.codec == "radix4", "LARGE": is_large(elements)}
+    flags = compiled_for(call.codec, call.features) | {"LARGE": is_large(elements)}
     common = call.seeds, call.step, STREAMS["rounding"]
     places = grid(triton.cdiv(elements, _TILE), lanes)
-    _elements_kernel[places](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)
+    elements_kernel[places](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)

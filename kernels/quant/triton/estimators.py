@@ -146,7 +146,7 @@ def _rounded_slope(
 
 
 @triton.jit(do_not_specialize=["rows", "site", "stream"])
-def _kernel(
+def through_kernel(
     g_ptr,
     x_ptr,
     signs_ptr,
@@ -215,6 +215,7 @@ def _kernel(
         if SCALE == "softmax" or SCALE == "softmax-diagonal":
             weight = _softmax(magnitude, amax)
         else:
+            tl.static_assert(SCALE == "exact" or SCALE == "diagonal", "a gradient of the scale that this kernel lacks")
             weight = _first_largest(magnitude, amax)
         slope = tl.div_rn(numbers[0], prescale)
         term = share * (weight * tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)))
@@ -242,4 +243,5 @@ def launch(g: Tensor, x: Tensor, call: Call, numbers: Tensor, form: tuple[str, b
     sizes = {"B": call.block, "ROWS": height, "W": width, "ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     forms = dict(zip(("ELEMENT", "MASKED", "SCALE", "SCALE_ROUNDING"), form, strict=True)) | {"CODEC": call.codec}
     constants = sizes | flags(call.features) | forms | {"LARGE": is_large(x[0].numel())}
-    _kernel[grid(triton.cdiv(rows, height), len(x))](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)
+    places = grid(triton.cdiv(rows, height), len(x))
+    through_kernel[places](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)

@@ -8,12 +8,6 @@ from torch import Tensor
 
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS
 
-WIDE = 2.0**100
-"""Scale formats that reach beyond are rounded by the kernel's long way."""
-
-TIES = ("log_ties", "half_away")
-"""Columns of ties that are not to even."""
-
 
 class Features(NamedTuple):
     """The features that some lane of a descriptor table needs; the rest is left out of the kernel when it is compiled.
@@ -30,13 +24,9 @@ class Features(NamedTuple):
 
 def features_of(floats: Tensor, ints: Tensor) -> Features:
     """The features of descriptor tables; reads them back from the device."""
-    f = dict(zip(FLOATS, floats[:, : len(FLOATS)].cpu().unbind(1), strict=True))
-    i = dict(zip(INTS, ints.cpu().unbind(1), strict=True))
-    scales, ties = (any(bool(i[n].any()) for n in of) for of in (("encode", "hybrid", "scale_up"), TIES))
-    return Features(
-        tensor_scale=bool(f["tensor_target"].any()),
-        stochastic=bool(i["stochastic"].any()),
-        adaptive=bool(i["adapt"].any()),
-        scales=scales or bool((f["scale_max"] > WIDE).any()),
-        ties=ties,
-    )
+    found = dict.fromkeys(Features._fields, False)
+    for columns, table in (FLOATS, floats), (INTS, ints):
+        for column, values in zip(columns.values(), table[:, : len(columns)].cpu().unbind(1), strict=True):
+            if column.feature and column.needed(values):
+                found[column.feature] = True
+    return Features(**found)

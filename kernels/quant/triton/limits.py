@@ -10,11 +10,13 @@ from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.scale import BF16
-from fp4dse.kernels.quant.descriptor import FLOATS, INTS
 from fp4dse.kernels.quant.triton.features import Features
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 """Block sizes that the kernels take."""
+
+EDGES = (16, 32)
+"""Edges of the 2-D tiles that they take where these lie."""
 
 ROTATIONS = (16, 32, 64, 128, 256)
 """Sizes of rotations that the kernels take."""
@@ -25,6 +27,8 @@ MOST = 2**34
 CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact", "softmax")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
+SCALE_CODECS = ("block", "softmax", "sawb", "radix4")
+"""Those of `codecs.SCALES` for which the kernel of elements by given scales has the grid."""
 
 RELAXATIONS = ("ste", "clipped", "dge", "power-law", "sigmoid", "spline", "trust")
 """Surrogate derivatives, of elements and of the rounding of scales, that the kernel of estimators has."""
@@ -36,20 +40,6 @@ SCALE_GRADIENTS = ("none", "diagonal", "exact", "softmax-diagonal", "softmax")
 def span(block: int, rotation: int, codec: str) -> int:
     """Neighbours along the contraction axis that are quantized together."""
     return max(block, rotation, MACRO_BLOCK if codec == "macro" else 0)
-
-
-def heeded(codec: str) -> set[str]:
-    """Columns of the descriptor tables that the kernels of whole operands read; lanes that need others they refuse."""
-    from fp4dse.kernels.quant.triton.blocks import HEEDED
-
-    return HEEDED | {"scale_stochastic"} if codec == "eden" else HEEDED  # all of its scales are rounded by chance
-
-
-def heeded_by_scales() -> set[str]:
-    """The same of `by_scales`, whose scales are the reference's."""
-    from fp4dse.kernels.quant.triton.elements import HEEDED
-
-    return HEEDED | {name for name, column in (FLOATS | INTS).items() if column.of != "element"}
 
 
 def why_not_operand(x: Tensor, block: int, dtype: torch.dtype, rotation: int = 0, codec: str = "block") -> str | None:
@@ -74,8 +64,8 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
         return f"codec: found {codec}; accepted: block"
     if features.stochastic or (features.adaptive and transposed):
         return "rounding: random bits and sums depend on the order of a tile's elements"
-    if edge not in (16, 32):
-        return f"tile: found {edge}; accepted: 16, 32"
+    if edge not in EDGES:
+        return f"tile: found {edge}; accepted: {', '.join(map(str, EDGES))}"
     if x.shape[1] % edge or x.shape[2] % edge:
         return f"x: found {tuple(x.shape)}; accepted: whole tiles of {edge}"
     if x.dtype not in (torch.float32, torch.bfloat16) or x.stride()[1:] != (x.shape[2], 1):
@@ -83,9 +73,9 @@ def why_not_squares(x: Tensor, edge: int, features: Features, codec: str, transp
     return None
 
 
-def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
-    """The reason why `through` does not take an operand of this quantizer, or None if it does."""
-    q, (element, _, scale, rounding) = quantizer.canonical(), spec.form()
+def why_not_form(form: tuple[str, bool, str, str]) -> str | None:
+    """The reason why the kernel of estimators does not take one of this `Through.form`, or None if it does."""
+    element, _, scale, rounding = form
     for field, found, known in (
         ("element", element, RELAXATIONS),
         ("scale", scale, SCALE_GRADIENTS),
@@ -93,6 +83,14 @@ def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
     ):
         if found not in known:
             return f"estimator {field}: found {found}; accepted: {', '.join(known)}"
+    return None
+
+
+def why_not_through(quantizer: Quantizer, spec: Through) -> str | None:
+    """The reason why `through` does not take an operand of this quantizer, or None if it does."""
+    q = quantizer.canonical()
+    if reason := why_not_form(spec.form()):
+        return reason
     if q.block not in BLOCKS:
         return f"block: found {q.block}; accepted: {', '.join(map(str, BLOCKS))}"
     if q.codec not in CODECS:

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.quant.call import Call, schema, unflat
-from fp4dse.kernels.quant.spec.reference import tensor_maxima
-from fp4dse.kernels.quant.triton.limits import span, why_not_operand
+from fp4dse.kernels.quant.triton.limits import span, why_not_form, why_not_operand
 
 
 def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -111,14 +109,11 @@ def _(x, dtype, *of_calls):
 
 
 def rotated_maxima(x: Tensor, columns: bool, rotation: int = 0, signs: Tensor | None = None) -> Tensor:
-    """max |x| of each lane after rotation, float32 [L], NaN where one is; arguments as in `operand`."""
-    if not x.is_cuda:
-        x = x.to(torch.float32)
-        return tensor_maxima(rotate(x, rotation, 1 if columns else 2, signs) if rotation else x)[:, 0]
-    from fp4dse.kernels.quant.triton.launch import tensor_maxima as taken
+    """`reference.rotated_maxima`."""
+    from fp4dse.kernels.quant.triton.launch import tensor_maxima
 
     with torch.cuda.device_of(x):
-        return taken(x, columns, rotation, _of_each(signs, len(x)))
+        return tensor_maxima(x, columns, rotation, _of_each(signs, len(x)))
 
 
 def squares(x: Tensor, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -152,6 +147,8 @@ def _through(
 
     call = _for_lanes(unflat(of_call), len(x))
     _check(x, False, call, torch.float32)
+    if reason := why_not_form((element, masked, scale, scale_rounding)):
+        raise ValueError(reason)
     if g.shape != x.shape or g.dtype != torch.float32:
         raise ValueError(f"g: found {g.dtype} {tuple(g.shape)}; accepted: float32 {tuple(x.shape)}")
     out = torch.empty_like(g, memory_format=torch.contiguous_format)

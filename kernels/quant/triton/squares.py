@@ -26,7 +26,7 @@ cut out of rows by reshaping, what Triton 3.6 compiled gave other numbers from r
 
 
 @triton.jit
-def _kernel(
+def squares_kernel(
     x_ptr,
     out_ptr,
     dec_ptr,
@@ -79,5 +79,5 @@ def squares(x: Tensor, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     del compiled["STOCHASTIC"]
     sizes = rows, width, x.stride(0), call.seeds, call.step, STREAMS["rounding"]
     places = grid(down, across, lanes) if large else grid(across, down, lanes)
-    _kernel[places](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
+    squares_kernel[places](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
     return out, dec
