@@ -34,7 +34,7 @@ FIRST_SEED, FIRST_FRESH = 1000, 2000
 FACTOR, FEWEST, MOST = 2.0, 5, 12
 """Rates: factor between neighbours, fewest and most of a class."""
 USUAL = ("bf16", "forward", "backward", "stable-spam")
-DECAYS, CLIPS = (0.0, 0.1), (None, 1.0)
+DECAYS, CLIP = (0.0, 0.1), 1.0
 CHECKED = ("bf16", "nvfp4", "mxfp4")
 
 
@@ -105,8 +105,9 @@ def tune(
         curve += trainer.points(asked, chosen)
         grids = {of: _beyond(curve, of) for of in classes}
     found = Tuned(task.name, task.preset, data, task.rev, task.steps, device, chosen, curve, [], [])
-    others = [pair for pair in itertools.product(DECAYS, CLIPS) if pair != (task.weight_decay, task.clip)]
-    others = [(None if d == task.weight_decay else d, None if c == task.clip else c) for d, c in others]
+    decays = [None, *(decay for decay in DECAYS if decay != task.weight_decay)]
+    clips = [None, *(clip for clip in (CLIP,) if clip != task.clip)]
+    others = [pair for pair in itertools.product(decays, clips) if pair != (None, None)]
     asked = [
         Asked(of, recipes[of], found.rates[of] * times, decay, clip)
         for of in ("bf16", "forward")
