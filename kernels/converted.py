@@ -77,7 +77,7 @@ class Converted(nn.Module):
         return self._product(x.reshape(1, -1, x.shape[-1]), weight, bias, number).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def why_not(layer: Any) -> str | None:
+    def why_not(_layer: Any) -> str | None:
         """The reason why a layer of this kind cannot be converted, None if it can."""
         return None
 

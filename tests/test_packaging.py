@@ -438,7 +438,7 @@ WITH_MORE = {
     "kernels/quant/triton/programs.py:_operand": _HELPER,
     "kernels/quant/triton/tiles.py:write": _HELPER,
 }
-"""Functions with more, each with its reason. Triton kernels have as many as they need, if one function launches them."""
+"""Functions with more, each with its reason. Triton kernels have as many as they need, with one launcher."""
 
 
 def decorated(node: ast.FunctionDef | ast.AsyncFunctionDef, word: str) -> bool:
@@ -498,6 +498,29 @@ def test_a_kernel_that_nothing_launches_or_two_functions_do_counts_its_parameter
     kernels = "".join(f"@triton.jit(debug=True)\ndef {name}({of}): ...\n" for name in ("helper", "one", "two"))
     launcher = "from fp4dse.ops.a import one as it, two\nit[grid](*of)\ntwo[grid](1)\ntwo[grid](2)\nhelper(1)\n"
     assert with_more_parameters({"ops/a.py": kernels, "b.py": launcher}) == {"ops/a.py:helper", "ops/a.py:two"}
+
+
+def without_types(source: str) -> set[str]:
+    """Functions that say no type of a parameter or of their result, but for Triton's."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and not decorated(node, "jit")
+        for of in [node.args]
+        for all_ in [[*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, (of.vararg, of.kwarg))]]
+        if node.returns is None or any(a.annotation is None and a.arg not in ("self", "cls") for a in all_)
+    }
+
+
+@pytest.mark.parametrize("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
+def test_of_modules_that_mypy_is_lenient_with_only_tritons_functions_have_no_types(file):
+    assert not without_types(file.read_text())
+
+
+def test_a_function_without_types_is_found():
+    typed = "class C:\n    def whole(self, x: int, *_: int) -> int: ...\n"
+    kernel = "@triton.jit\ndef kernel(x): ...\n"
+    assert without_types(f"{typed}{kernel}def one(x) -> int: ...\ndef two(**x): ...\n") == {"one", "two"}
 
 
 # --- wheel -------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     return out
 
 
-def why_not(seeds: Tensor, count: int) -> str | None:
+def why_not(_seeds: Tensor, count: int) -> str | None:
     """The reason why `signs` does not make so many of a lane, or None if it does."""
     return f"count: found {count}; accepted: powers of two" if count & (count - 1) else None
 

@@ -131,11 +131,11 @@ def _why_not_blocks(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
 
 
 PATHS = {
-    "counted": Path(lambda of, x, use: None if use.counting else "counting: off", _counted),
-    "whole": Path(lambda of, x, use: why_not_whole(of, use), _whole),
+    "counted": Path(lambda _of, _x, use: None if use.counting else "counting: off", _counted),
+    "whole": Path(lambda of, _, use: why_not_whole(of, use), _whole),
     "tiles": Path(_why_not_tiles, _tiles),
     "blocks": Path(_why_not_blocks, _blocks),
-    "by-scales": Path(lambda of, x, use: of.why_not_by_scales, _by_scales),
-    "reference": Path(lambda of, x, use: None, _reference),
+    "by-scales": Path(lambda of, *_: of.why_not_by_scales, _by_scales),
+    "reference": Path(lambda *_: None, _reference),
 }
 """Every path by name, in the order in which they are asked."""
