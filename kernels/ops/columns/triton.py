@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.columns import Window
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 
 _COPIED, _SUMMED = 4096, 1024
 """Numbers of a program."""
@@ -111,9 +111,9 @@ def im2col(x: Tensor, window: Window) -> Tensor:
     out = x.new_empty(lanes, batch * down * across, runs * run)
     columns = _tile(run)
     chunks, tall = triton.cdiv(run, columns), _COPIED // columns
-    places = grid(triton.cdiv(rows, tall) * runs * chunks)
+    programs = launch_grid(triton.cdiv(rows, tall) * runs * chunks)
     sizes = rows, down * across, across, height, width * channels, channels, window.stride, window.padding
-    _im2col_kernel[places](x.contiguous(), out, *sizes, run, runs, chunks, ROWS=tall, COLUMNS=columns, **_BIG)
+    _im2col_kernel[programs](x.contiguous(), out, *sizes, run, runs, chunks, ROWS=tall, COLUMNS=columns, **_BIG)
     return out
 
 
@@ -123,10 +123,10 @@ def col2im(g: Tensor, window: Window, shape: torch.Size, dtype: torch.dtype) -> 
     down, across = window.places(height, width)
     out, pixels, columns = g.new_empty(shape, dtype=dtype), lanes * batch * height * width, _tile(channels)
     chunks, tall = triton.cdiv(channels, columns), _SUMMED // columns
-    places = grid(triton.cdiv(pixels, tall) * chunks)
+    programs = launch_grid(triton.cdiv(pixels, tall) * chunks)
     sizes = pixels, height * width, width, channels, down, across, window.padding, chunks
     kernel = {"HEIGHT": window.kernel[0], "WIDTH": window.kernel[1], "STRIDE": window.stride}
-    _col2im_kernel[places](g.contiguous(), out, *sizes, **kernel, PIXELS=tall, CHANNELS=columns, **_BIG)
+    _col2im_kernel[programs](g.contiguous(), out, *sizes, **kernel, PIXELS=tall, CHANNELS=columns, **_BIG)
     return out
 
 
