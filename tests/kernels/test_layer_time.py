@@ -20,7 +20,7 @@ FIRST, SECOND = TINY.linears
 def quick(monkeypatch):
     """Few turns."""
     monkeypatch.setattr(layer_time, "LOOKS", (2,))
-    monkeypatch.setattr(layer_time, "TURN_S", 0.0)
+    monkeypatch.setattr(layer_time, "SAMPLE_S", 0.0)
 
 
 def line(linear=FIRST, quantized=1, precise=0, us=30.0, bf16_us=10.0, steady=True) -> LayerTime:

@@ -50,10 +50,10 @@ def _token_kernel(
     inside = column < width
     end = tl.load(ends_ptr + lane * size + token)
     count = (end - tl.load(ends_ptr + lane * size + token - 1, token > 0, 0)).to(tl.int32)
-    place = tl.arange(0, CHUNK)  # whose highest bit is the lowest of a row's number
-    back = place * 0
+    position = tl.arange(0, CHUNK)  # whose highest bit is the lowest of a row's number
+    back = position * 0
     for i in tl.static_range(LEVELS):
-        back += (place >> i & 1) << (LEVELS - 1 - i)
+        back += (position >> i & 1) << (LEVELS - 1 - i)
     nothing = tl.full([COLUMNS], -0.0, tl.float32)
     parts = (nothing,)
     for _ in tl.static_range(DEPTH - 1):
