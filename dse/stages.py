@@ -39,7 +39,7 @@ ROTATION_NAMES: dict[str, Hadamard | None] = {
 }
 
 Source = Literal["master", "forward"]
-"""What an operand that the forward pass quantizes too is made from in a backward product: from high precision, or
+"""The source of an operand of a backward product that the forward pass quantizes too: high precision, or
 re-quantized from the forward's quantized copy."""
 
 

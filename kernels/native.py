@@ -58,7 +58,7 @@ META: dict[str, dict[str, tuple[torch.dtype, int]]] = {
     "razer": {"special": (torch.float32, 1)},
     "dialects": {"dialect": (torch.int64, 1)},
 }
-"""What else than elements and scales codecs store (`codecs.Encoded.meta`): its dtype, and how many a block; 0: one for
+"""Stored by codecs beside elements and scales (`codecs.Encoded.meta`): its dtype, and how many a block; 0: one for
 each macro block."""
 BESIDE = ("ema", "scale_stochastic")
 """Columns of lanes that need tensors which a call record does not carry: a guide, random bits of scales."""

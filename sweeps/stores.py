@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 BESIDE = frozenset({"jobs", "failed", "slurm", "state.json", "stop"})
-"""What a sweep keeps in the folder of its store beside the store's own."""
+"""Files that a sweep keeps in the folder of its store beside the store's own."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True):

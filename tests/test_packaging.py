@@ -523,6 +523,29 @@ def test_a_function_without_types_is_found():
     assert without_types(f"{typed}{kernel}def one(x) -> int: ...\ndef two(**x): ...\n") == {"one", "two"}
 
 
+# --- docstrings ---------------------------------------------------------------------------------------------------
+
+
+def questions(source: str) -> list[str]:
+    """Docstrings that begin with What, Whether, How or Which: of functions, classes, modules, and below constants."""
+    texts = (
+        node.value.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    return [text for text in texts if re.match(r"\s*(What|Whether|How|Which)\b", text)]
+
+
+def test_a_docstring_begins_with_what_a_thing_is_or_does():
+    found = {str(file.relative_to(ROOT)): questions(file.read_text()) for file in modules()}
+    assert not {name: texts for name, texts in found.items() if texts}
+
+
+def test_a_docstring_that_begins_with_a_question_is_found():
+    source = 'def f():\n    """Which of them."""\nX = 1\n"""What it is."""\nY = "What"\n"""Whatever."""\n'
+    assert sorted(questions(source)) == ["What it is.", "Which of them."]
+
+
 # --- wheel -------------------------------------------------------------------------------------------------------
 
 

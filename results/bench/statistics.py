@@ -28,7 +28,7 @@ from fp4dse.results.stats.summary import summarize
 from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
 
 Score = tuple[str, float, float]
-"""What is measured, its sum over the lines of a study, and how many lines."""
+"""The name of what is measured, its sum over the lines of a study, and how many lines."""
 
 TARGETS = {
     "interval of a recipe's gap covers": "0.93 … 0.97",
@@ -78,7 +78,7 @@ def scored_in_batches(studies: Iterable[Study], batch: int) -> list[list[Score]]
 
 
 class Answers(NamedTuple):
-    """What the statistics say of one study: lines of the functions of that name."""
+    """The answers of the statistics about one study: lines of the functions of that name."""
 
     rows: pd.DataFrame
     summarize: pd.DataFrame
@@ -123,7 +123,7 @@ def summed(of: str, scores: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any
 
 
 def scored(study: Study, said: Answers) -> Iterator[Score]:
-    """What is reported of a study, held against its truth."""
+    """Scores of what is reported of a study, held against its truth."""
     if study.world == "null":
         yield from _null(said)
         return

@@ -85,7 +85,7 @@ class Study:
 
 @dataclass
 class Lanes:
-    """What chance adds to the log loss of each recipe, BF16 the last, seed by seed."""
+    """The part that chance adds to the log loss of each recipe, BF16 the last, seed by seed."""
 
     rng: np.random.Generator
     spread: Array
