@@ -60,9 +60,9 @@ def swept_stores() -> list[Path]:
     return [state.parent for state in states]
 
 
-def list_stores(folder: Path = RUNS) -> list[StoreFacts]:
-    """The stores `folder`/NAME/store, the one that changed last first."""
-    found = [path for path in folder.glob("*/store") if (path / "store.json").is_file()]
+def list_stores() -> list[StoreFacts]:
+    """The stores runs/NAME/store, the one that changed last first."""
+    found = [path for path in RUNS.glob("*/store") if (path / "store.json").is_file()]
     return sorted(map(_facts, found), key=lambda facts: facts.age_s)
 
 
