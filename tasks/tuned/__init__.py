@@ -41,7 +41,7 @@ class Point(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What the tuning of a preset found.
+    """The findings of the tuning of a preset.
 
     data: of --data, empty for the preset's own; rev: of the task; seeds: of `curve`, from which rates are chosen;
     fresh_seeds: of `check`, at the chosen rates, from which the preset's resolution follows.
