@@ -55,12 +55,13 @@ def serve(
     port: int = 8080,
     follow: bool = True,
     ready: Callable[[str], None] = print,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Mirror the store, then serve until an interrupt, mirroring what comes in meanwhile.
+    """Mirror the store, then serve until `stop` or an interrupt, mirroring what comes in meanwhile.
 
     `ready` is called with the address. Port 0 takes any free one. ConfigError if the port is taken.
     """
-    stop = threading.Event()
+    stop = stop or threading.Event()
     follower = Follower(store, sweep, storage)
     follower.update()
     try:

@@ -131,7 +131,7 @@ BY_NAME = {
         r"fp4dse\.kernels\.ops\.\w+", "`fp4dse doctor` lists what no other module has imported", plugged_in=True
     ),
     ("fp4dse.sweeps.executors", "f'{__name__}.{module}'"): ByName(
-        r"fp4dse\.sweeps\.executors\.(local|ray|slurm)", "the package of an executor may be missing"
+        r"fp4dse\.sweeps\.executors\.\w+", "the package of an executor may be missing"
     ),
     ("fp4dse.tasks.own", ""): ByName("", "a file of the user's, with a task"),
 }
