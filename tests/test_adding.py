@@ -209,7 +209,7 @@ ADDED: dict[str, Edits] = {
                 '__all__ = ["open_again"]\n',
             )
         ],
-        "sweeps/executors/__init__.py": [('EXECUTORS = {"local": "local.open_local"', ', "again": "again.open_again"')],
+        "sweeps/executors/__init__.py": [('    "local": "local.open_local",\n', '    "again": "again.open_again",\n')],
     },
     "statistic": {
         "results/stats/lucky.py": [
