@@ -46,7 +46,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Which FP4 training techniques buy the most model quality for the least overhead?"""
+    """Find the FP4 training techniques that buy the most model quality for the least overhead."""
 
 
 if __name__ == "__main__":

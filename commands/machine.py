@@ -18,13 +18,13 @@ Only = Annotated[list[str], typer.Option(help="Rows to measure, by a part of the
 
 app = new_app()
 command = under(app, "Check")
-bench_app = new_app(help="How fast this machine is.")
+bench_app = new_app(help="Speed of this machine.")
 app.add_typer(bench_app, name="bench", rich_help_panel="Check")
 
 
 @command(epilog="Example: fp4dse doctor")
 def doctor(device: Device = "cpu", as_json: AsJson = False) -> None:
-    """What this machine has, which paths a sweep will take, and why not the others."""
+    """Show what this machine has, which paths a sweep will take, and why not the others."""
     from fp4dse.sweeps.machine import find_machine
     from fp4dse.tasks import diagnose
 
@@ -70,7 +70,7 @@ def tensor(
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the errors, an .html file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What quantizers make of the tensors in a file: error, gain, what is clipped and flushed, where the error is from.
+    """Quantize the tensors in a file: error, gain, what is clipped and flushed, where the error is from.
 
     Blocks lie along the last axis. scale, dead, grid and cross are the shares of the squared error that come from
     storing the block scale, from the dead zone around zero, from the grid, and from their cross terms.

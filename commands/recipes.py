@@ -79,7 +79,7 @@ def space(
     axis: Axes = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
-    """What a space varies, and how many recipes it has: raw product, merged as equivalent, rejected and why, left.
+    """Axes of a space, and the number of its recipes: raw product, merged as equivalent, rejected and why, left.
 
     An axis is idle where all of its values compute the same, as the rounding of scales that are not rounded: such
     combinations are merged. The share is of some that are drawn at random.
@@ -107,7 +107,7 @@ def space(
 
 @command(epilog="Example: fp4dse tasks")
 def tasks(as_json: AsJson = False) -> None:
-    """What can be learned: every task and preset with its parameters, steps, rough time and the data that it needs.
+    """List every task and preset with its parameters, steps, rough time and the data that it needs.
 
     The time is of one lane among four on one core of a CPU; `fp4dse sweep … --estimate` says what a sweep takes here.
     """
@@ -148,7 +148,7 @@ def cost(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """What a recipe costs: modelled step time relative to BF16, split by technique; points, bits, memory."""
+    """Cost of a recipe: modelled step time relative to BF16, split by technique; points, bits, memory."""
     from fp4dse.dse.cost import load_chip, load_model, report
     from fp4dse.sweeps.arguments import find_cost, find_recipe
 

@@ -181,7 +181,7 @@ def dashboard(
 
 @store_app.command("info", epilog="Example: fp4dse store info --store runs/quickstart/store")
 def store_info(store: StorePath = None, as_json: AsJson = False) -> None:
-    """What a store holds: runs by status, tasks, files, bytes, hidden and unreadable rows."""
+    """Contents of a store: runs by status, tasks, files, bytes, hidden and unreadable rows."""
     print_facts(open_given(store).info(), as_json)
 
 

@@ -195,7 +195,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Stay, and follow it until it ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """How far a sweep is, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
+    """Progress of a sweep, from any terminal: lanes, rate, what runs, what failed and why, best so far, time left."""
     from fp4dse.sweeps import progress, read_state
     from fp4dse.sweeps.stores import latest_store
 
@@ -244,7 +244,7 @@ def rungs(
     keep: Annotated[float, typer.Option(help="Share that goes on at a rung.")] = 0.5,
     as_json: AsJson = False,
 ) -> None:
-    """What rungs would have saved in a finished sweep, and how often they would have dropped the best recipe."""
+    """Replay rungs on a finished sweep: what they would have saved, how often they would have dropped the best."""
     import msgspec
 
     from fp4dse.results import open_store

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 ALIKE = 0.66
-"""How much of a word must be the same for it to be taken for a slip: `nvpf4` for `nvfp4`, not `sr` for `rht`."""
+"""The share of a word that must be the same for it to be taken for a slip: `nvpf4` for `nvfp4`, not `sr` for `rht`."""
 
 
 class ConfigError(ValueError):

@@ -90,7 +90,7 @@ def _scale(q: Quantizer) -> Grid | None:
 
 
 FACTORS: dict[str, Callable[[Quantizer], Grid | None]] = {"element": _element, "scale": _scale}
-"""What an operand is the product of: the grid of each factor, None where it is a quotient, which no format holds.
+"""The factors of an operand: the grid of each, None where it is a quotient, which no format holds.
 
 A new element or scale format is found by its listed values; whatever else is multiplied in is one more entry.
 """

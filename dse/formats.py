@@ -87,7 +87,7 @@ E8M0_RULES = {
     "nearest": "2^round(log2(amax / max)), the nearest in the exponent",
     "encode": "the inverse of 2^emax / amax rounded to the nearest power of two; never clips (2509.17791's simulator)",
 }
-"""How an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
+"""Rules by which an E8M0 scale follows from the block maximum; `max` and `emax` are the element's."""
 
 
 class Codebook(Protocol):

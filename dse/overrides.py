@@ -1,7 +1,7 @@
 """Finds axes of a space that overwrite what another axis or [fixed] wrote.
 
 Axes are applied in the order written. One that changes a field of what stands above it refines it, which is what the
-order is for. One that sets the same place, or a record around it, takes away what the upper one did: then the
+order is for. One that sets the same field, or a record around it, takes away what the upper one did: then the
 upper axis varies nothing there, and what was to be one quantizer in all slots is a hybrid of several.
 """
 
@@ -18,7 +18,7 @@ Axes = Sequence[tuple[str, Any]]
 
 
 def written(path: RecipePath, values: Iterable[Any]) -> set[Chain]:
-    """The places that are set where `values` are written to the path; () is the whole recipe."""
+    """The fields that are set where `values` are written to the path; () is the whole recipe."""
     out: set[Chain] = set()
     for value in values:
         fields = [(name,) for name, _ in value.values] if isinstance(value, Fields) else [()]
@@ -27,21 +27,21 @@ def written(path: RecipePath, values: Iterable[Any]) -> set[Chain]:
 
 
 def covered(upper: set[Chain], lower: set[Chain]) -> set[Chain]:
-    """Those places of `upper` that `lower` sets too, or a record around them."""
+    """Those fields of `upper` that `lower` sets too, or a record around them."""
     return {chain for chain in upper if any(chain[: len(other)] == other for other in lower)}
 
 
 def overridden(axes: Axes, where: str) -> list[str]:
     """A sentence for each axis that another one, which stands below it and holds everywhere, writes over."""
     paths = {text: parse_path(text, where) for text, _ in axes}
-    places = {text: written(paths[text], axis.values) for text, axis in axes}
+    chains = {text: written(paths[text], axis.values) for text, axis in axes}
     sentences = []
     for i, (upper, _) in enumerate(axes):
         for lower, by in axes[i + 1 :]:
-            lost = covered(places[upper], places[lower])
+            lost = covered(chains[upper], chains[lower])
             if not lost or by.when:
                 continue
-            if lost == places[upper]:
+            if lost == chains[upper]:
                 sentences.append(
                     f'axis "{upper}" has no effect: "{lower}" below it sets the same; put "{lower}" above it'
                 )

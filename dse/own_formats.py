@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     Element = str | TableElement | FloatElement
 else:
     Element = Literal[(*ELEMENTS, *PLAIN)] | TableElement | FloatElement
-"""What may stand in a recipe: the name of a built-in, or an own one."""
+"""A format as it may stand in a recipe: the name of a built-in, or an own one."""
 
 
 def _checked(values: tuple[float, ...]) -> tuple[float, ...]:

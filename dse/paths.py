@@ -1,4 +1,4 @@
-"""A path names places in a recipe, so that spaces and rules can speak of them in TOML.
+"""A path names fields of a recipe, so that spaces and rules can speak of them in TOML.
 
     recipe                   the whole recipe
     *, fprop, backward.g     operand slots: stage, then operand
@@ -37,7 +37,7 @@ OPERANDS = (Quantizer, Through)
 """A record with fields of these types has operands."""
 
 Chain = tuple[str, ...]
-"""Field names that lead from one record to a place in it."""
+"""Field names that lead from one record to a field in it."""
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, cache_hash=True):
-    """Places in a record: fields with the places in them. No branches: the record itself."""
+    """Fields of a record, with the fields in them. No branches: the record itself."""
 
     branches: tuple[tuple[str, Tree], ...] = ()
 
@@ -59,7 +59,7 @@ class Fields(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class RecipePath(msgspec.Struct, frozen=True):
-    """The places that a path names, and the type of what is there."""
+    """The fields that a path names, and the type of what is there."""
 
     tree: Tree
     type: Any
@@ -87,7 +87,7 @@ def parse_path(text: str, where: str, *keys: str) -> RecipePath:
 
 @cache
 def _names(type_: Any) -> dict[str, dict[Chain, Any]]:
-    """The names that may follow in a path after `type_`: name -> the places that it leads to."""
+    """The names that may follow in a path after `type_`: name -> the fields that it leads to."""
     if isinstance(type_, Kind):
         return {}
     names: dict[str, dict[Chain, Any]] = {}
@@ -169,7 +169,7 @@ def _written(old: Any, tree: Tree, value: Any) -> Any:
 
 
 def holds(recipe: Recipe, path: RecipePath, value: Any) -> bool:
-    """True if every place of the path exists in a canonical recipe and has this value."""
+    """True if every field of the path exists in a canonical recipe and has this value."""
     if isinstance(value, Recipe):
         return bool(unlabelled(recipe) == unlabelled(value.canonical()))
     return all(_holds(getattr(recipe, name), below, value) for name, below in path.tree.branches)

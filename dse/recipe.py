@@ -55,7 +55,7 @@ def serves_recipes(function: Function) -> Function:
 _SLOT: dict[str, Callable[[Recipe], Quantizer]] = {slot: operator.attrgetter(slot) for slot in SLOTS}
 
 GemmChoice = Literal["exact", "bf16-rounded", "fp8-exact"]
-"""Which products operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
+"""Products that operands meet in: `exact`, the fastest that rounds no operand; `bf16-rounded`, operands decoded with
 all their factors and rounded to BF16, as most simulations have them; `fp8-exact`, E4M3 rows on FP8 units."""
 
 

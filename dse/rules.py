@@ -92,7 +92,7 @@ _FOUND: dict[str, Callable[[Any], object]] = {
     "scale": lambda v: scale_name(v) if isinstance(v, OwnScale) else scale_format(v),
     "element": element_name,
 }
-"""How a value of a field is shown; else as it is."""
+"""Spellings of a field's values where it is not shown as it is."""
 
 
 def _target(q: Quantizer) -> ConfigError | None:

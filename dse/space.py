@@ -248,7 +248,7 @@ class Space(msgspec.Struct, frozen=True):
         for text, axis in self.axes.items():
             path = parse_path(text, self.name)
             own = written(path, axis.values)
-            rewritten = [(at, value) for at, value, places in fixed if covered(places, own)]
+            rewritten = [(at, value) for at, value, fields in fixed if covered(fields, own)]
             axes.append(_Axis(path, axis.values, _conditions(axis.when, self.name), rewritten))
         return axes
 

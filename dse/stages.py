@@ -39,7 +39,7 @@ ROTATION_NAMES: dict[str, Hadamard | None] = {
 }
 
 Source = Literal["master", "forward"]
-"""What an operand that the forward pass quantizes too is made from in a backward product: from high precision, or
+"""The source of an operand of a backward product that the forward pass quantizes too: high precision, or
 re-quantized from the forward's quantized copy."""
 
 
@@ -107,12 +107,12 @@ def grouped(texts: dict[str, str]) -> list[str]:
     groups = _STAGE_GROUPS if texts.keys() <= STAGES.keys() else _GROUPS
     phrases = []
     for text in dict.fromkeys(filter(None, texts.values())):
-        left = {place for place in texts if texts[place] == text}
+        left = {name for name in texts if texts[name] == text}
         words = []
-        for word, places in groups.items():
-            if places <= left:
+        for word, names in groups.items():
+            if names <= left:
                 words.append(word)
-                left -= places
+                left -= names
         phrases.append(text if words == ["all"] else f"{' and '.join(words)} {text}")
     return phrases
 

@@ -41,6 +41,6 @@ class QuantConv2d(QuantLinear):
         self.window = Window((weight.shape[2], weight.shape[3]), stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = self.window.places(*x.shape[2:4])
+        positions = self.window.positions(*x.shape[2:4])
         y = product(x, self.weight, self.bias, self.numerics, self.layer, self.window)
-        return y.view(*x.shape[:2], *places, -1)
+        return y.view(*x.shape[:2], *positions, -1)

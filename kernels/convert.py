@@ -110,10 +110,7 @@ class Steps:
 
     @property
     def fallbacks(self) -> list[str]:
-        of = self._numerics.values()
-        return [
-            *dict.fromkeys(reason for n in of for reason in (*n.backend.why_not, *n.gemm_why_not, *n.through_why_not))
-        ]
+        return [*dict.fromkeys(reason for of in self._numerics.values() for reason in of.fallbacks)]
 
 
 def convert(

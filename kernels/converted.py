@@ -77,7 +77,7 @@ class Converted(nn.Module):
         return self._product(x.reshape(1, -1, x.shape[-1]), weight, bias, number).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def why_not(layer: Any) -> str | None:
+    def why_not(_layer: Any) -> str | None:
         """The reason why a layer of this kind cannot be converted, None if it can."""
         return None
 
@@ -103,10 +103,10 @@ class ConvertedConv2d(Converted, nn.Conv2d):
         images = x if x.dim() == 4 else x[None]
         padding = 0 if self.padding == "valid" else int(self.padding[0])
         window = Window((self.kernel_size[0], self.kernel_size[1]), self.stride[0], padding)
-        places = window.places(*images.shape[2:])
+        positions = window.positions(*images.shape[2:])
         weight = self.weight.permute(0, 2, 3, 1).flatten(1)
         y = self._product(images.permute(0, 2, 3, 1)[None], weight, self.bias, window=window)
-        y = y.view(len(images), *places, -1).permute(0, 3, 1, 2)
+        y = y.view(len(images), *positions, -1).permute(0, 3, 1, 2)
         return y if x.dim() == 4 else y[0]
 
     @staticmethod

@@ -109,6 +109,11 @@ class LaneNumerics:
         reasons = {name: slot.why_not_fused for name, slot in self.slots.items()}
         return tuple(grouped({n: f"quantized by the reference ({why})" if why else "" for n, why in reasons.items()}))
 
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The reasons why faster paths were passed over, of quantizers, products and gradients."""
+        return (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
+
     def add_layer(self, layer: int, place: Place) -> str | None:
         """Take note of where in the model a layer stands. Returns why it is precise, None if it is quantized."""
         why = None if self.recipe.is_plain else self.recipe.precise.why(place)

@@ -7,11 +7,11 @@ and what a technique adds to it, and nothing about FP4 hardware.
 Recipe and BF16 take turns, each right after the other, so that what else the machine does meets both; their ratio r in
 such a pair is what is sampled. The median of n independent ratios lies between the k-th smallest and the k-th largest
 but for 2 · P(Binomial(n, 1/2) < k), whatever their distribution. After 16, 64, 256 and 1,024 pairs that interval is
-looked at, with k such that all four looks together miss with a chance of 5 % at most; turns end as soon as it is within
-±2 % of the median. Where it never is, the time is not steady, and says so.
+looked at, with k such that all four looks together miss with a chance of 5 % at most; sampling ends as soon as it is
+within ±2 % of the median. Where it never is, the time is not steady, and says so.
 
 On a GPU a call is a CUDA graph, as a step of training is, and events time it: what the host does between launches is in
-no figure. On a CPU a turn is the fastest of some calls, and a single thread is timed by its own clock.
+no figure. On a CPU a sample is the fastest of some calls, and a single thread is timed by its own clock.
 
     t = r · t_BF16        the median of r, the median of t_BF16
     measured = Σ (n_q · t + n_p · t_BF16) / Σ (n_q + n_p) · t_BF16        over the kinds of layers with weights
@@ -41,16 +41,16 @@ from fp4dse.kernels.layers import QuantLinear
 
 log = logging.getLogger(__name__)
 
-Turn = Callable[[], float]
-"""Takes a turn; µs of a call in it."""
+Timer = Callable[[], float]
+"""Repeats a call for a few ms; µs of one."""
 LANES = 2
 """Times are of one: a small product of a single lane would count twice (ops/products)."""
 LOOKS = (16, 64, 256, 1024)
 """Numbers of pairs after which the interval is looked at."""
 MISS, STEADY = 0.05, 0.02
 """The chance that the interval of one of the looks misses, and how far its ends may be from the median, relatively."""
-TURN_S, MOST_S = 5e-3, 10.0
-"""Calls are repeated until a turn takes about so long. And seconds after which no more pairs are begun."""
+SAMPLE_S, MOST_S = 5e-3, 10.0
+"""Calls are repeated until a sample takes about so long. And seconds after which no more pairs are begun."""
 
 
 class LayerTime(msgspec.Struct, frozen=True):
@@ -127,10 +127,10 @@ def _layer_us(recipe: Recipe, linear: Linear, model: Model, device: str) -> tupl
 
     end = recipe.finish.share if recipe.finish else 0.0
     calls = {r: step(r) for r in (recipe, finished(recipe), BF16)}  # equal ones are timed once
-    turns = dict(zip(calls, _turns([call for call, _ in calls.values()], device), strict=True))
-    bf16 = turns.pop(BF16)
-    us, ratios, steady = _paired(bf16, list(turns.values()))
-    ratio = {BF16: 1.0, **dict(zip(turns, ratios, strict=True))}
+    timers = dict(zip(calls, _timers([call for call, _ in calls.values()], device), strict=True))
+    bf16 = timers.pop(BF16)
+    us, ratios, steady = _paired(bf16, list(timers.values()))
+    ratio = {BF16: 1.0, **dict(zip(timers, ratios, strict=True))}
     us /= LANES
     return us * ((1 - end) * ratio[recipe] + end * ratio[finished(recipe)]), us, steady, calls[recipe][1]
 
@@ -140,13 +140,13 @@ def _shapes(linear: Linear, tokens: int) -> tuple[tuple[int, int], ...]:
     return (linear.outputs, linear.inputs), (tokens, linear.inputs), (tokens, linear.outputs)
 
 
-def _paired(base: Turn, others: list[Turn]) -> tuple[float, list[float], bool]:
+def _paired(base: Timer, others: list[Timer]) -> tuple[float, list[float], bool]:
     """Median µs of `base`, the median ratio of each of the others to it, and whether all of these are steady."""
     taken: list[list[float]] = []
     begin = time.perf_counter()
     for pairs in LOOKS:
         while len(taken) < pairs and (len(taken) < LOOKS[0] or time.perf_counter() - begin < MOST_S):
-            taken.append([turn() for turn in (base, *others)])
+            taken.append([timer() for timer in (base, *others)])
         us = [first for first, *_ in taken]
         ratios = [sorted(own / first for first, own in zip(us, column, strict=True)) for column in _columns(taken)]
         steady = all(map(_is_steady, ratios))
@@ -156,7 +156,7 @@ def _paired(base: Turn, others: list[Turn]) -> tuple[float, list[float], bool]:
 
 
 def _columns(taken: list[list[float]]) -> list[tuple[float, ...]]:
-    """The times of all turns but the first."""
+    """The times of all timers but the first."""
     return list(zip(*taken, strict=True))[1:]
 
 
@@ -176,22 +176,21 @@ def order_statistic(n: int, miss: float) -> int:
     return k
 
 
-def _turns(calls: list[Callable[[], None]], device: str) -> list[Turn]:
-    """A function that takes a turn of each call: µs of one. On a GPU all of them as CUDA graphs, or none, with a word
-    why."""
+def _timers(calls: list[Callable[[], None]], device: str) -> list[Timer]:
+    """A timer of each call. On a GPU all of them as CUDA graphs, or none, with a word why."""
     for call in calls * 2:
         call()  # may compile
     if torch.device(device).type != "cuda":
-        return [_turn(call, _host_s) for call in calls]
+        return [_timer(call, _host_s) for call in calls]
     try:
-        return [_turn(_captured(call), _device_s) for call in calls]
+        return [_timer(_captured(call), _device_s) for call in calls]
     except RuntimeError as error:
         log.warning("timed with launches, not as CUDA graphs: %s", " ".join(str(error).split())[:200])
-        return [_turn(call, _device_s) for call in calls]
+        return [_timer(call, _device_s) for call in calls]
 
 
-def _turn(call: Callable[[], None], clock: Callable[[Callable[[], None], int], float]) -> Turn:
-    times = max(1, math.ceil(TURN_S / max(clock(call, 1), 1e-9)))
+def _timer(call: Callable[[], None], clock: Callable[[Callable[[], None], int], float]) -> Timer:
+    times = max(1, math.ceil(SAMPLE_S / max(clock(call, 1), 1e-9)))
     return lambda: 1e6 * clock(call, times)
 
 

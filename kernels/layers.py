@@ -95,11 +95,11 @@ class _AddBias(Function):
     """y + b over the rows, [L, M, N] + [L, N], in y's dtype; the gradient of b is summed in a fixed order."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, b: Tensor) -> Tensor:
+    def forward(_ctx: Any, y: Tensor, b: Tensor) -> Tensor:
         return (y + b[:, None, :]).to(y.dtype)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(_ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         return g, wide_sum(g, 1)
 
 

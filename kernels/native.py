@@ -58,7 +58,7 @@ META: dict[str, dict[str, tuple[torch.dtype, int]]] = {
     "razer": {"special": (torch.float32, 1)},
     "dialects": {"dialect": (torch.int64, 1)},
 }
-"""What else than elements and scales codecs store (`codecs.Encoded.meta`): its dtype, and how many a block; 0: one for
+"""Stored by codecs beside elements and scales (`codecs.Encoded.meta`): its dtype, and how many a block; 0: one for
 each macro block."""
 BESIDE = ("ema", "scale_stochastic")
 """Columns of lanes that need tensors which a call record does not carry: a guide, random bits of scales."""
@@ -148,7 +148,7 @@ def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype = torch.flo
 def by_scales(
     x: Tensor,
     call: Call,
-    dtype: torch.dtype = torch.float32,
+    _dtype: torch.dtype = torch.float32,
     *,
     factors: int = 1,
     unpadded: int | None = None,
@@ -170,7 +170,7 @@ def quantize_blocks(
     floats: Tensor,
     ints: Tensor,
     random: Tensor | None = None,
-    adaptive: bool = False,
+    _adaptive: bool = False,
     *,
     codec: str = "block",
     factors: int = 1,
@@ -178,7 +178,7 @@ def quantize_blocks(
     unpadded: int | None = None,
     **tensors: Tensor | None,
 ) -> tuple[Encoded, Tensor]:
-    """`reference.quantize_blocks`. adaptive: whether some lane is so, which the tables say too."""
+    """`reference.quantize_blocks`. Whether some lane is adaptive the tables say too."""
     tensors |= {"amax": tensor_amax, "random": random}
     more = {"factors": factors, "unpadded": unpadded or x.shape[2]}
     q, scale, meta, dec = _quantize(x, codec, floats, ints, tensors, False, **_as_rows(x), **more)
@@ -293,7 +293,7 @@ def _over(count: int, elements: int, function: Callable[..., None], *arguments: 
 
 
 @cache
-def _threads(count: int, pid: int) -> ThreadPoolExecutor:
+def _threads(count: int, _pid: int) -> ThreadPoolExecutor:
     """Of this process: a fork has none of its parent's."""
     return ThreadPoolExecutor(count)
 

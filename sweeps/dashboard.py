@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 """The dashboard has no password: it is for this machine alone; `ssh -L` brings it elsewhere."""
 FOLLOW_S = 3.0
-"""How often new rows are looked for."""
+"""Seconds after which new rows are looked for again."""
 SHARE = 0.1
 """Most of the time that mirroring may take."""
 

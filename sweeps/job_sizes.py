@@ -30,7 +30,7 @@ LONG = {"cpu": 500_000, "cuda": 100_000_000}
 """Lanes × steps a worker from which on it is worth it: ten minutes of a small task, in which to measure takes twenty
 seconds."""
 TOO_LONG = 0
-"""What is remembered where LIMIT_S was over before anything was known."""
+"""Remembered where LIMIT_S was over before anything was known."""
 
 
 def recall_sizes(setting: Setting) -> None:

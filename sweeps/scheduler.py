@@ -37,7 +37,7 @@ from fp4dse.tasks.job import Job
 Kind = tuple[str, str, bool, Signature]
 
 RETRIES = {"lost": 3, "memory": 3, "failed": 1, "stopped": 3, "elsewhere": 200}
-"""How often a job is tried again. Memory: a population of one lane, which cannot be cut."""
+"""Number of times that a job is tried again. Memory: a population of one lane, which cannot be cut."""
 BACKOFF_S = 1.0
 """The pause before the first new try; each further one is four times as long. One that waits for a kind of device is
 tried more often: LONGEST_WAIT pauses at most."""

@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 SEEDS = (0, 1, 2)
 """Where neither the command nor the space says."""
 Tasks = Sequence[tuple[str, ...]]
-"""What get_task is asked: (task, preset), or (task, preset, data)."""
+"""Arguments of get_task: (task, preset), or (task, preset, data)."""
 
 
 @dataclass

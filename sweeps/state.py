@@ -25,7 +25,7 @@ from fp4dse.tasks.job import Job
 STALE_S = 30.0
 """A driver on another host that has not written its state for this long is looked at twice."""
 HEARTBEAT_S = 2.0
-"""How often a driver writes its state."""
+"""Seconds after which a driver writes its state again."""
 WATCH_S = 2.5 * HEARTBEAT_S
 
 

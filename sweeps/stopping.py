@@ -70,16 +70,16 @@ def heartbeat(store: AnyPath, state: SweepState) -> Iterator[Callable[[], bool]]
         thread.join(LAST_S)
 
 
-def stop_sweep(store: str | AnyPath, wait_s: float = 60.0) -> SweepState:
+def stop_sweep(store: str | AnyPath) -> SweepState:
     """Ask the sweep that writes to a store to end, wherever it runs, and wait until it has.
 
-    StoreError if none runs, or if it has not ended after `wait_s` seconds.
+    StoreError if none runs, or if it has not ended after a minute.
     """
     state = read_state(store)
     if not state.driver_is_alive:
         raise StoreError(f"{store}: no sweep runs here ({state.ended or f'process {state.pid} is gone'})")
     write_atomic(locate(store) / "stop", f"{time.time()}\n".encode())
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + 60.0
     while (state := read_state(store)).driver_is_alive:
         if time.monotonic() > deadline:
             raise StoreError(f"{store}: process {state.pid} on {state.host} was asked to stop, but has not yet")

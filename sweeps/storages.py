@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MARK = b'{"by":"fp4dse",'
-"""What an entry of a journal of ours begins with; Optuna ignores a key that it does not know."""
+"""The beginning of an entry of a journal of ours; Optuna ignores a key that it does not know."""
 SQLITE = b"SQLite format 3\x00"
 LONGEST = 1 << 24
 """Bytes of a line from which on it is no entry."""

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RUNS = Path("runs")
 BESIDE = frozenset({"jobs", "failed", "slurm", "state.json", "stop"})
-"""What a sweep keeps in the folder of its store beside the store's own."""
+"""Files that a sweep keeps in the folder of its store beside the store's own."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
@@ -60,9 +60,9 @@ def swept_stores() -> list[Path]:
     return [state.parent for state in states]
 
 
-def list_stores(folder: Path = RUNS) -> list[StoreFacts]:
-    """The stores `folder`/NAME/store, the one that changed last first."""
-    found = [path for path in folder.glob("*/store") if (path / "store.json").is_file()]
+def list_stores() -> list[StoreFacts]:
+    """The stores runs/NAME/store, the one that changed last first."""
+    found = [path for path in RUNS.glob("*/store") if (path / "store.json").is_file()]
     return sorted(map(_facts, found), key=lambda facts: facts.age_s)
 
 
@@ -96,18 +96,18 @@ def _facts(path: Path) -> StoreFacts:
 def open_swept(store: str | Path, cost: CostTarget = DEFAULT_COST) -> Store:
     """The store to sweep into, made if it is not there. One that was deleted while a sweep ran is made anew, and said
     to be: the job folders that were written since are taken in."""
-    place = locate(store)
-    left = sorted(BESIDE & {entry.name for entry in place.iterdir()}) if place.is_dir() else []
-    if left and not (place / "store.json").exists():
-        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", place, ", ".join(left))
+    folder = locate(store)
+    left = sorted(BESIDE & {entry.name for entry in folder.iterdir()}) if folder.is_dir() else []
+    if left and not (folder / "store.json").exists():
+        log.warning("%s: the store is gone, but for %s; it is begun anew with what they hold", folder, ", ".join(left))
     return open_store(store, create=True, beside=BESIDE, cost=cost)
 
 
-def home(place: AnyPath) -> Path:
+def home(folder: AnyPath) -> Path:
     """The folder on this machine that belongs to a store."""
-    if isinstance(place, RemotePath):
-        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(place).partition("?")[0])
-    return place
+    if isinstance(folder, RemotePath):
+        return RUNS / re.sub(r"[^A-Za-z0-9_.-]+", "-", str(folder).partition("?")[0])
+    return folder
 
 
 def work_folder(store: str | AnyPath) -> Path:

@@ -79,6 +79,8 @@ def _look() -> list[Listed]:
                 size = size or sum(math.prod(t.shape[1:]) for t in task.problem([0]).init.values())
             except ConfigError as error:  # the data are the user's
                 data = f"--data {error.accepted.removeprefix('a ').partition(':')[0]}"
+            if data == "bundled" and task.samples is not None and task.samples() < task.batch:
+                data = f"--data PATH with {task.batch:,} samples or more"
             of = f"{name}:{preset}"
             lines.append(
                 Listed(of, task.summary, size, task.steps, task.batch, SECONDS.get(of), data, NOTES.get(of, ""))

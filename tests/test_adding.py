@@ -79,9 +79,43 @@ ADDED: dict[str, Edits] = {
         ],
         "kernels/ops/rotation/__init__.py": [
             (
-                '    "fixed": lambda size, device, draw: fixed_signs(size, device),\n',
-                '    "halves": lambda size, device, draw: 1 - 2.0 * (torch.arange(size)[None] < size // 2),\n',
+                '    "fixed": lambda size, device, _: fixed_signs(size, device),\n',
+                '    "halves": lambda size, *_: 1 - 2.0 * (torch.arange(size)[None] < size // 2),\n',
             )
+        ],
+    },
+    "operation with kernels": {
+        "kernels/ops/doubled/__init__.py": [
+            (
+                None,
+                '"""2 x."""\n\nfrom fp4dse.kernels.dispatch import Operation\n\n_DOUBLED = Operation(__name__)\n\n\n'
+                "def doubled(x):\n"
+                "    if kernels := _DOUBLED.kernels(x):\n"
+                "        return kernels.doubled(x)\n"
+                "    return 2 * x\n",
+            )
+        ],
+        "kernels/ops/doubled/triton.py": [
+            (
+                None,
+                "import torch\nimport triton\nimport triton.language as tl\n\n"
+                "from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid\n\n\n"
+                "@triton.jit\n"
+                "def _kernel(x_ptr, y_ptr, n, TILE: tl.constexpr):\n"
+                "    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)\n"
+                "    tl.store(y_ptr + at, 2 * tl.load(x_ptr + at, at < n, 0.0), at < n)\n\n\n"
+                "def doubled(x):\n"
+                "    x, y = x.contiguous(), torch.empty_like(x)\n"
+                "    _kernel[launch_grid(triton.cdiv(x.numel(), TILE))](x, y, x.numel(), **FLAT)\n"
+                "    return y\n",
+            )
+        ],
+        "pyproject.toml": [
+            ('    "fp4dse.kernels.ops.columns",\n', '    "fp4dse.kernels.ops.doubled",\n'),
+            (
+                '"fp4dse.kernels.ops.columns" = "kernels/ops/columns"\n',
+                '"fp4dse.kernels.ops.doubled" = "kernels/ops/doubled"\n',
+            ),
         ],
     },
     "estimator": {
@@ -152,10 +186,12 @@ ADDED: dict[str, Edits] = {
             (
                 None,
                 '"""The teacher–student regression with labels twice as large."""\n\n'
-                "import msgspec\n\nfrom fp4dse.tasks.regression import PRESETS as REGRESSION\n\n\n"
+                "import msgspec\n\nfrom fp4dse.kernels.ops.doubled import doubled\n"
+                "from fp4dse.tasks.regression import PRESETS as REGRESSION\n\n\n"
                 "def _doubled(seeds):\n"
                 '    found = REGRESSION["smoke"].problem(seeds)\n'
-                "    return msgspec.structs.replace(found, train_y=2 * found.train_y, val_y=2 * found.val_y)\n\n\n"
+                "    labels = doubled(found.train_y), doubled(found.val_y)\n"
+                "    return msgspec.structs.replace(found, train_y=labels[0], val_y=labels[1])\n\n\n"
                 'PRESETS = {"smoke": msgspec.structs.replace(REGRESSION["smoke"], name="twice", problem=_doubled)}\n',
             )
         ],
@@ -173,7 +209,7 @@ ADDED: dict[str, Edits] = {
                 '__all__ = ["open_again"]\n',
             )
         ],
-        "sweeps/executors/__init__.py": [('EXECUTORS = {"local": "local.open_local"', ', "again": "again.open_again"')],
+        "sweeps/executors/__init__.py": [('    "local": "local.open_local",\n', '    "again": "again.open_again",\n')],
     },
     "statistic": {
         "results/stats/lucky.py": [
@@ -258,7 +294,7 @@ def copied(to: Path, *left_out: str) -> Path:
     """A copy of the tree in which all of ADDED are added, but for these kinds."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
-        if not name.startswith(("tests/", "docs/")) and (ROOT / name).is_file():
+        if not name.startswith("docs/") and (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, to / name)
     (to / "typings").mkdir()
@@ -272,6 +308,7 @@ def copied(to: Path, *left_out: str) -> Path:
 
 def _add(file: Path, place: str | None, text: str) -> None:
     if place is None:
+        file.parent.mkdir(exist_ok=True)
         file.write_text(text)
         return
     before, *after = file.read_text().split(place)
@@ -279,17 +316,18 @@ def _add(file: Path, place: str | None, text: str) -> None:
     file.write_text(f"{before}{place}{text}{after[0]}")
 
 
+def run(command: list[str], tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a command says that imports the tree."""
+    environment = os.environ | {"PYTHONPATH": str(tree / "typings"), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory) -> dict:
     """What a sweep of all that was added left."""
     tree = copied(tmp_path_factory.mktemp("tree"))
     command = [sys.executable, "-c", RUN, json.dumps(SPACE), str(tmp_path_factory.mktemp("swept") / "store")]
-    environment = os.environ | {
-        "PYTHONPATH": str(tree / "typings"),
-        "OMP_NUM_THREADS": "1",
-        "FP4DSE_EAGER": "1",
-    }  # nothing to compile
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run(command, tree, FP4DSE_EAGER="1")  # nothing to compile
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -313,14 +351,80 @@ def test_a_statistic_is_asked_for_and_a_panel_is_shown(swept):
     assert swept["counted"]
 
 
+BOTH = """
+import torch
+from fp4dse.kernels.dispatch import OPERATIONS
+from fp4dse.kernels.ops.doubled import doubled, triton
+x = torch.randn(3, 2000)
+there = triton.doubled(x)
+OPERATIONS["doubled"].has_kernels = lambda x: True
+triton.doubled = lambda x: there if x.numel() else None
+print(doubled(x) is there and torch.equal(there, 2 * x))
+"""
+CHECKS = """
+from tests.kernels.test_dispatch import test_every_folder_with_kernels_is_in_the_registry as registry
+from tests.test_packaging import test_every_folder_with_modules_is_a_listed_package as packages
+for check in registry, packages:
+    try:
+        check()
+        print("all listed")
+    except AssertionError:
+        print("left out")
+"""
+
+
+def test_an_operation_is_in_the_registry_and_its_kernel_has_the_bits_of_its_definition(tmp_path):
+    done = run([sys.executable, "-c", BOTH + CHECKS], copied(tmp_path), TRITON_INTERPRET="1")
+    assert done.stdout.splitlines() == ["True", "all listed", "all listed"], done.stderr[-3000:]
+
+
+def test_an_operation_that_is_left_out_of_the_registry_or_of_the_packages_is_found(tmp_path):
+    tree = copied(tmp_path)
+    (tree / "kernels/ops/doubled/__init__.py").write_text("")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    done = run([sys.executable, "-c", CHECKS], tree)
+    assert done.stdout.splitlines() == ["left out", "left out"], done.stderr[-3000:]
+
+
 @pytest.mark.parametrize("kind", ADDED)
 def test_the_guide_names_the_files(kind):
     """In the table of CONTRIBUTING.md; NAME stands for a file of its own."""
     guide = (ROOT / "CONTRIBUTING.md").read_text()
     [line] = re.findall(rf"(?m)^\| {re.escape(kind)} \|(.*)$", guide)
-    named = set(re.findall(r"`([\w/]+\.py)`", line.split("|")[0].split("(")[0]))
-    files = {
-        str(Path(name).with_stem("NAME")) if any(place is None for place, _ in changes) else name
-        for name, changes in ADDED[kind].items()
-    }
-    assert named == files
+    named = set(re.findall(r"`([\w/]+\.(?:py|toml))`", line.split("|")[0].split("(")[0]))
+    assert named == {_as_in_the_guide(name, changes) for name, changes in ADDED[kind].items()}
+
+
+def _as_in_the_guide(name: str, changes: list[tuple[str | None, str]]) -> str:
+    """With NAME for the name of a new file, or of its folder if that is new."""
+    file = Path(name)
+    if all(after is not None for after, _ in changes):
+        return name
+    return str(file.with_stem("NAME") if (ROOT / file.parent).exists() else file.parent.with_name("NAME") / file.name)
+
+
+def paths_of(page: str) -> set[str]:
+    """What a page writes as the path of a file or folder: `kernels/quant/`, `tests/kernels/test_dispatch.py`."""
+    words = {word for said in re.findall(r"`([^`\n]+)`", page) for word in said.replace("::", " ").split()}
+    options = {word for word in words if re.fullmatch(r"[\w.{},*/-]*(/|\.(py|toml|md|cpp|h|npz))", word)}
+    return {inner for word in options for inner in _expanded(word)}
+
+
+def _expanded(word: str) -> list[str]:
+    """`a/{b,c}.py` as two."""
+    if not (found := re.fullmatch(r"(.*)\{(.*)\}(.*)", word)):
+        return [word]
+    return [f"{found[1]}{inner}{found[3]}" for inner in found[2].split(",")]
+
+
+def test_every_path_in_the_guide_exists_and_begins_at_the_root():
+    paths = {path for path in paths_of((ROOT / "CONTRIBUTING.md").read_text()) if "NAME" not in path}
+    paths -= {"my.py", "__init__.py", "triton.py", ".toml"}  # of whoever reads it, and of every folder
+    assert len(paths) > 60
+    assert not {path for path in paths if not (ROOT / path).exists()}
+
+
+def test_a_path_of_the_guide_that_does_not_exist_is_found():
+    assert paths_of("`a/b.py`, `x → y` and `a/{c,d}.h` of `e/` in a\nrow with `python -m f.g h.md`") == {
+        "a/b.py", "a/c.h", "a/d.h", "e/", "h.md",
+    }  # fmt: skip

@@ -6,6 +6,7 @@ import ast
 import graphlib
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -98,6 +100,43 @@ def test_imports_run_one_way(file):
 
 Functions = tuple[ast.FunctionDef, ...]
 
+IMPORTERS = ("import_module", "__import__", "exec_module", "load_module", "run_module", "run_path")
+"""Functions that import what an argument names."""
+
+
+class ByName(NamedTuple):
+    """An import of a module by its name, which no import statement shows."""
+
+    targets: str
+    """Pattern of the modules of the tree that it may import."""
+    reason: str
+    plugged_in: bool = False
+    """They know who imports them: a circle that is meant."""
+
+
+BY_NAME = {
+    ("fp4dse.dse.lazy", "f'{package}.{home[name]}'"): ByName(
+        "", "public names that a package imports late: `Tree.late` has their edges, from that package"
+    ),
+    ("fp4dse.kernels.dispatch", "self._triton"): ByName(
+        r"fp4dse\.kernels\.ops\.\w+\.triton", "without triton, or without a GPU, there are none", plugged_in=True
+    ),
+    ("fp4dse.kernels.dispatch", "_NATIVE"): ByName(
+        r"fp4dse\.kernels\.native", "an implementation knows its definition, not the other way round", plugged_in=True
+    ),
+    ("fp4dse.kernels.dispatch", "'fp4dse.kernels.ops'"): ByName(
+        r"fp4dse\.kernels\.ops", "`fp4dse doctor` lists what no other module has imported", plugged_in=True
+    ),
+    ("fp4dse.kernels.dispatch", "f'{package.__name__}.{module.name}'"): ByName(
+        r"fp4dse\.kernels\.ops\.\w+", "`fp4dse doctor` lists what no other module has imported", plugged_in=True
+    ),
+    ("fp4dse.sweeps.executors", "f'{__name__}.{module}'"): ByName(
+        r"fp4dse\.sweeps\.executors\.\w+", "the package of an executor may be missing"
+    ),
+    ("fp4dse.tasks.own", ""): ByName("", "a file of the user's, with a task"),
+}
+"""(module, what it imports as written there) of all imports by name, apart from constant names of other packages."""
+
 
 class Tree:
     """The modules below a root by dotted name, and what each imports, but for what types alone need."""
@@ -144,6 +183,44 @@ class Tree:
             for name, imports in self.imports.items()
         }
 
+    def by_name(self) -> dict[tuple[str, str], bool]:
+        """Imports by name, written as in BY_NAME -> whether all of them stand in functions."""
+        found: dict[tuple[str, str], bool] = {}
+        for name, tree in self.trees.items():
+            within = {node for function in ast.walk(tree) if is_function(function) for node in ast.walk(function)}
+            called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.alias) and node.name in IMPORTERS and node.asname:
+                    found[name, f"as {node.asname}"] = False
+                elif getattr(node, "id", getattr(node, "attr", None)) in IMPORTERS:
+                    of = called[node].args[0] if node in called else None
+                    constant = of.value if isinstance(of, ast.Constant) else "fp4dse"
+                    if str(constant).split(".")[0] == "fp4dse":
+                        key = name, ast.unparse(of) if of else ""
+                        found[key] = found.get(key, True) and node in within
+        return found
+
+    def late(self) -> dict[str, set[str]]:
+        """Package -> its modules that `lazy` imports when one of their names is asked for."""
+        found: dict[str, set[str]] = {}
+        for name, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "lazy":
+                    named = [keyword.arg for keyword in node.keywords if keyword.arg]
+                    unpacked = [k.value.keys for k in node.keywords if isinstance(k.value, ast.Dict)]
+                    named += [ast.literal_eval(key) for keys in unpacked for key in keys if key]
+                    found[name] = {f"{name}.{module}" for module in named}
+        return found
+
+    def whole_graph(self, plugged_in: bool) -> dict[str, set[str]]:
+        """`graph` and the imports by name in it; those of implementations that are `plugged_in` if that is asked."""
+        late = self.late()
+        graph = {name: others | late.get(name, set()) for name, others in self.graph().items()}
+        for (name, _), edge in BY_NAME.items():
+            if name in graph and (plugged_in or not edge.plugged_in):
+                graph[name] |= {other for other in graph if re.fullmatch(edge.targets, other)} - {name}
+        return graph
+
     def brings(self) -> dict[str, set[str]]:
         """Module -> the heavy packages that are loaded with it."""
         direct = {name: {other for other, functions in of if not functions} for name, of in self.imports.items()}
@@ -162,6 +239,10 @@ def parents(name: str) -> set[str]:
     """The packages that a module lies in."""
     parts = name.split(".")
     return {".".join(parts[:n]) for n in range(1, len(parts))}
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -184,9 +265,28 @@ def is_command(module: str, function: ast.FunctionDef) -> bool:
     return any(ast.unparse(decorator).endswith("command") for decorator in decorators)
 
 
-def test_no_module_imports_itself_by_way_of_others():
-    """Imports within functions counted: they put a cost off, and untie nothing."""
-    graphlib.TopologicalSorter(Tree(ROOT).graph()).prepare()
+@pytest.fixture(scope="module")
+def our_tree() -> Tree:
+    return Tree(ROOT)
+
+
+def test_no_module_imports_itself_by_way_of_others(our_tree):
+    """Imports within functions and by name counted: they put a cost off, and untie nothing. One knot is meant: the
+    registry of operations imports implementations, which know their definitions, which ask the registry."""
+    graphlib.TopologicalSorter(our_tree.whole_graph(plugged_in=False)).prepare()
+    with pytest.raises(graphlib.CycleError) as error:
+        graphlib.TopologicalSorter(our_tree.whole_graph(plugged_in=True)).prepare()
+    assert "fp4dse.kernels.dispatch" in error.value.args[1]
+    assert {name for (name, _), edge in BY_NAME.items() if edge.plugged_in} == {"fp4dse.kernels.dispatch"}
+
+
+def test_every_import_by_name_is_listed_and_finds_modules(our_tree):
+    assert our_tree.by_name() == dict.fromkeys(BY_NAME, True), "each in a function, and each in the list"
+    for edge in filter(lambda edge: edge.targets, BY_NAME.values()):
+        assert any(re.fullmatch(edge.targets, name) for name in our_tree.trees), edge
+    late = our_tree.late()
+    assert late.keys() == {"fp4dse.results", "fp4dse.tasks"}
+    assert not set().union(*late.values()) - our_tree.trees.keys()
 
 
 def made(root: Path, files: dict[str, str]) -> Tree:
@@ -209,6 +309,28 @@ def test_a_circle_that_somebody_ties_is_found(tmp_path):
         graphlib.TopologicalSorter(tree.graph()).prepare()
 
 
+def test_an_import_by_name_that_nobody_listed_is_found(tmp_path):
+    tree = made(
+        tmp_path,
+        {
+            "dse/a.py": "import importlib\ndef one(name):\n    return importlib.import_module(f'fp4dse.{name}')\n",
+            "dse/b.py": "from importlib import import_module as other\n",
+            "dse/c.py": "two = import_module('fp4dse.dse.a')\n",
+            "dse/d.py": "def three():\n    return import_module('torchao.mx'), __import__('fp4dse.dse.c')\n",
+            "tasks/__init__.py": "__getattr__ = lazy(__name__, e=('four',), **{'f.g': ('five',)})\n",
+            "tasks/e.py": "from fp4dse.dse import a\n",
+        },
+    )
+    assert tree.by_name() == {
+        ("fp4dse.dse.a", "f'fp4dse.{name}'"): True,
+        ("fp4dse.dse.b", "as other"): False,
+        ("fp4dse.dse.c", "'fp4dse.dse.a'"): False,
+        ("fp4dse.dse.d", "'fp4dse.dse.c'"): True,
+    }
+    assert tree.late() == {"fp4dse.tasks": {"fp4dse.tasks.e", "fp4dse.tasks.f.g"}}
+    assert tree.whole_graph(plugged_in=True)["fp4dse.tasks"] == {"fp4dse.tasks.e", "fp4dse.tasks.f.g"}
+
+
 def vain(tree: Tree) -> list[str]:
     """Imports within functions that put nothing off: neither in a command, nor of what brings a heavy package that
     the module does not bring itself."""
@@ -217,13 +339,13 @@ def vain(tree: Tree) -> list[str]:
         f"{name}: {functions[-1].name} imports {other}"
         for name, imports in tree.imports.items()
         for other, functions in imports
-        if functions and not name.startswith("fp4dse.kernels") and not is_command(name, functions[0])
+        if functions and not is_command(name, functions[0])
         if not (({other} if is_heavy(other) else brings.get(other, set())) - brings[name])
     ]
 
 
-def test_an_import_within_a_function_puts_a_heavy_package_off():
-    assert vain(Tree(ROOT)) == []
+def test_an_import_within_a_function_puts_a_heavy_package_off(our_tree):
+    assert vain(our_tree) == []
 
 
 def test_an_import_within_a_function_that_puts_nothing_off_is_found(tmp_path):
@@ -296,24 +418,66 @@ def test_the_refusal_refuses():
 # --- parameters --------------------------------------------------------------------------------------------------
 
 MOST_PARAMETERS = 10
+_OPERATOR = "a custom operator: torch hands it tensors and numbers one by one, its one wrapper takes a record"
+_HELPER = "of a kernel: what Triton hands on are numbers and tiles, which it knows no records of"
 WITH_MORE = {
     "sweeps/sweep.py:run_sweep": "a public entry point: its arguments are the documented ones",
+    "sweeps/searching/search.py:run_search": "a public entry point: its arguments, and `run_sweep`'s",
     "commands/train.py:sweep": "a command: each parameter is an option of it",
     "commands/train.py:search": "a command: each parameter is an option of it",
+    "kernels/quant/triton/operators.py:_operand": _OPERATOR,
+    "kernels/quant/triton/operators.py:_packed": _OPERATOR,
+    "kernels/quant/triton/operators.py:_both": _OPERATOR,
+    "kernels/quant/triton/operators.py:_through": _OPERATOR,
+    "kernels/quant/triton/by_scales.py:_elements": _OPERATOR,
+    "kernels/ops/attention/kernels.py:_maxima_and_sums": _HELPER,
+    "kernels/ops/attention/kernels.py:_outputs": _HELPER,
+    "kernels/ops/attention/kernels.py:_toward_keys": _HELPER,
+    "kernels/ops/attention/kernels.py:_toward_queries": _HELPER,
+    "kernels/quant/triton/blocks.py:_encoded": _HELPER,
+    "kernels/quant/triton/programs.py:_operand": _HELPER,
+    "kernels/quant/triton/tiles.py:write": _HELPER,
 }
-"""Functions with more, each with its reason. Kernels have as many as they need, and one launcher each."""
+"""Functions with more, each with its reason. Triton kernels have as many as they need, with one launcher."""
+
+
+def decorated(node: ast.FunctionDef | ast.AsyncFunctionDef, word: str) -> bool:
+    return any(word in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def with_more_parameters(files: dict[str, str]) -> set[str]:
-    """`file:function` of those with more than MOST_PARAMETERS, but for Triton's kernels. files: name -> source."""
-    return {
-        f"{name}:{node.name}"
-        for name, source in files.items()
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) > MOST_PARAMETERS
-        and not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-    }
+    """`file:function` of those with more than MOST_PARAMETERS, apart from kernels. files: name -> source.
+
+    `*` and `**` are a parameter each; of a custom operator `*` is a whole record. A kernel is a function for Triton
+    that one place launches: `name[grid](…)`.
+    """
+    trees = {name: ast.parse(source) for name, source in files.items()}
+    launches: dict[str, list[ast.Call]] = {}
+    for name, tree in trees.items():
+        home = {
+            alias.asname
+            or alias.name: f"{(node.module or '').removeprefix('fp4dse.').replace('.', '/')}.py:{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                of = ast.unparse(node.func.value)
+                launches.setdefault(home.get(of, f"{name}:{of}"), []).append(node)
+    found = set()
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            of = node.args
+            number = len([*of.posonlyargs, *of.args, *of.kwonlyargs]) + (of.vararg is not None) + (of.kwarg is not None)
+            if of.vararg and decorated(node, "custom_op"):
+                number += MOST_PARAMETERS
+            is_kernel = decorated(node, "jit") and len(launches.get(f"{name}:{node.name}", [])) == 1
+            if number > MOST_PARAMETERS and not is_kernel:
+                found.add(f"{name}:{node.name}")
+    return found
 
 
 def test_no_function_has_more_than_ten_parameters_but_for_those_listed():
@@ -324,8 +488,62 @@ def test_no_function_has_more_than_ten_parameters_but_for_those_listed():
 def test_a_function_with_eleven_parameters_is_found():
     of = ", ".join(f"p{n}" for n in range(9))
     source = f"def ten({of}, *, a): ...\nclass C:\n    async def more({of}, /, a, *, b): ...\n"
-    kernel = f"@triton.jit(do_not_specialize=['p1'])\ndef kernel({of}, a, b): ...\n"
-    assert with_more_parameters({"a.py": source + kernel}) == {"a.py:more"}
+    stars = f"def nine({of}, *more): ...\ndef stars({of}, *more, **others): ...\n"
+    operator = "@torch.library.custom_op('a::b')\ndef operator(x, *of_call): ...\n"
+    assert with_more_parameters({"a.py": source + stars + operator}) == {"a.py:more", "a.py:stars", "a.py:operator"}
+
+
+def test_a_kernel_that_nothing_launches_or_two_functions_do_counts_its_parameters():
+    of = ", ".join(f"p{n}" for n in range(11))
+    kernels = "".join(f"@triton.jit(debug=True)\ndef {name}({of}): ...\n" for name in ("helper", "one", "two"))
+    launcher = "from fp4dse.ops.a import one as it, two\nit[grid](*of)\ntwo[grid](1)\ntwo[grid](2)\nhelper(1)\n"
+    assert with_more_parameters({"ops/a.py": kernels, "b.py": launcher}) == {"ops/a.py:helper", "ops/a.py:two"}
+
+
+def without_types(source: str) -> set[str]:
+    """Functions that say no type of a parameter or of their result, but for Triton's."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and not decorated(node, "jit")
+        for of in [node.args]
+        for all_ in [[*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, (of.vararg, of.kwarg))]]
+        if node.returns is None or any(a.annotation is None and a.arg not in ("self", "cls") for a in all_)
+    }
+
+
+@pytest.mark.parametrize("file", sorted({*ROOT.glob("kernels/ops/**/*.py"), *ROOT.glob("kernels/quant/triton/*.py")}))
+def test_of_modules_that_mypy_is_lenient_with_only_tritons_functions_have_no_types(file):
+    assert not without_types(file.read_text())
+
+
+def test_a_function_without_types_is_found():
+    typed = "class C:\n    def whole(self, x: int, *_: int) -> int: ...\n"
+    kernel = "@triton.jit\ndef kernel(x): ...\n"
+    assert without_types(f"{typed}{kernel}def one(x) -> int: ...\ndef two(**x): ...\n") == {"one", "two"}
+
+
+# --- docstrings ---------------------------------------------------------------------------------------------------
+
+
+def questions(source: str) -> list[str]:
+    """Docstrings that begin with What, Whether, How or Which: of functions, classes, modules, and below constants."""
+    texts = (
+        node.value.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    return [text for text in texts if re.match(r"\s*(What|Whether|How|Which)\b", text)]
+
+
+def test_a_docstring_begins_with_what_a_thing_is_or_does():
+    found = {str(file.relative_to(ROOT)): questions(file.read_text()) for file in modules()}
+    assert not {name: texts for name, texts in found.items() if texts}
+
+
+def test_a_docstring_that_begins_with_a_question_is_found():
+    source = 'def f():\n    """Which of them."""\nX = 1\n"""What it is."""\nY = "What"\n"""Whatever."""\n'
+    assert sorted(questions(source)) == ["What it is.", "Which of them."]
 
 
 # --- wheel -------------------------------------------------------------------------------------------------------

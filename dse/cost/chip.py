@@ -19,7 +19,7 @@ from fp4dse.dse.reading import read_toml
 Data = TypeVar("Data")
 
 UNITS = ("fp4", "fp8", "bf16", "tf32", "fp32")
-"""What a product may be formed in, the fastest first. A product of two operands takes the slower of their units."""
+"""Units that form a product, the fastest first. A product of two operands takes the slower of theirs."""
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

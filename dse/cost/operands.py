@@ -42,7 +42,7 @@ TECHNIQUES = (
     "rotation",
     "estimator",
 )
-"""What a step's element-wise time is split into."""
+"""Parts of a step's element-wise time."""
 
 
 class Use(msgspec.Struct, frozen=True):

@@ -33,7 +33,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
     """A stage's product in all layers: the product itself, and what scales and outliers add."""
     a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
     unit = product_unit(a, b, chip)
-    repeats = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
+    more_products = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
     factors = unit not in DECODED_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
     lanes = chip.vector.value * chip.achieved.vector.value
     base = scales = outliers = 0.0
@@ -44,7 +44,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
         once = max(2 * size / chip.flops(unit), nbytes / (chip.bandwidth.value * chip.achieved.bandwidth.value))
         base += linear.count * (once + chip.launch.value)
         scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - once)
-        outliers += linear.count * repeats * (once + chip.launch.value)
+        outliers += linear.count * more_products * (once + chip.launch.value)
         for share in filter(None, map(work.cut_share, (a, b))):
             apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))
             outliers += linear.count * (apart + chip.launch.value)

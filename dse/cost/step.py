@@ -37,10 +37,10 @@ COST_REV = 2
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
 
 BF16 = load_recipe("bf16")
-"""What precise layers and stages compute as."""
+"""The recipe that precise layers and stages compute as."""
 KEPT = "layers in BF16"
 PARTS = ("products", *TECHNIQUES, KEPT, "rest")
-"""What a step's time is split into; KEPT: all that is done for layers that the recipe keeps precise."""
+"""Parts of a step's time; KEPT: all that is done for layers that the recipe keeps precise."""
 
 
 class Share(NamedTuple):
@@ -100,7 +100,7 @@ class CostTarget(Part, frozen=True):
 
 
 DEFAULT_COST = CostTarget()
-"""What the overheads are of that rows are stored with."""
+"""The model and chip of the overheads that rows are stored with."""
 OVERHEAD_OF = DEFAULT_COST.of
 
 

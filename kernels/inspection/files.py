@@ -187,4 +187,4 @@ READERS = {
     ".pt": _read_torch,
     ".pth": _read_torch,
 }
-"""How a file is read, by its ending."""
+"""Ending of a file -> function that reads it."""

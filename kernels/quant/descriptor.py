@@ -111,7 +111,7 @@ ROUNDING: dict[type[Rounding], Callable[[Any], dict[str, float]]] = {
     Stochastic: lambda rounding: {"stochastic": 1, "random_shift": 16 - rounding.bits},
     Ema: lambda _: {"ema": 1},
 }
-"""What of a row follows from a field of a quantizer; a value that none of these tables has is a KeyError."""
+"""The part of a row that follows from a field of a quantizer; a value that none of these tables has is a KeyError."""
 
 
 def _row(q: Quantizer) -> dict[str, float]:

@@ -23,7 +23,7 @@ def why_no_browser() -> str | None:
     return None
 
 
-def browser(width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False) -> Any:
+def browser() -> Any:
     """A headless chromium, a selenium WebDriver, that keeps what pages write to the console. Quit it when done."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -34,9 +34,9 @@ def browser(width: int = 1280, height: int = 900, dark: bool = False, phone: boo
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+    size = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    scheme = {"name": "prefers-color-scheme", "value": "light"}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
     driver.set_script_timeout(60)
     return driver

@@ -56,7 +56,7 @@ def generated(
     and per seed. `overhead` runs from 0.3 to 0.9; points are one more than the knobs that are not at their first level.
     """
     rng = np.random.default_rng(seed)
-    codes = grid(knobs)
+    codes = crossing(knobs)
     if recipes is not None and recipes < len(codes):
         codes = codes[np.sort(rng.choice(len(codes), recipes, replace=False))]
     count = len(codes)
@@ -67,7 +67,7 @@ def generated(
     return as_runs(knobs, codes, 0.5 * np.exp(lanes), overhead, task)
 
 
-def grid(knobs: Sequence[str]) -> NDArray[np.intp]:
+def crossing(knobs: Sequence[str]) -> NDArray[np.intp]:
     """Codes [combinations, knobs] of all combinations of levels."""
     return np.array(list(product(*(range(len(KNOBS[name][1])) for name in knobs))))
 

@@ -28,7 +28,7 @@ from fp4dse.results.stats.summary import summarize
 from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
 
 Score = tuple[str, float, float]
-"""What is measured, its sum over the lines of a study, and how many lines."""
+"""The name of what is measured, its sum over the lines of a study, and how many lines."""
 
 TARGETS = {
     "interval of a recipe's gap covers": "0.93 … 0.97",
@@ -78,7 +78,7 @@ def scored_in_batches(studies: Iterable[Study], batch: int) -> list[list[Score]]
 
 
 class Answers(NamedTuple):
-    """What the statistics say of one study: lines of the functions of that name."""
+    """The answers of the statistics about one study: lines of the functions of that name."""
 
     rows: pd.DataFrame
     summarize: pd.DataFrame
@@ -123,13 +123,13 @@ def summed(of: str, scores: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any
 
 
 def scored(study: Study, said: Answers) -> Iterator[Score]:
-    """What is reported of a study, held against its truth."""
+    """Scores of what is reported of a study, held against its truth."""
     if study.world == "null":
         yield from _null(said)
         return
     lines = said.summarize
     lines = lines[~lines["is_baseline"] & np.isfinite(lines["gap"].astype(float))]
-    truth = study.gap[study.places(lines["config_id"])]
+    truth = study.gap[study.rows(lines["config_id"])]
     yield "interval of a recipe's gap covers", *_covered(lines, "gap_low", "gap_high", truth)
     yield from _front(study, said.front_chance)
     yield from _verdict(study, said.verdict)
@@ -159,8 +159,8 @@ TOLD = "q"
 
 
 def _front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
-    places = study.places(lines["config_id"])
-    truth = front(study.cost[places], study.gap[places])
+    rows = study.rows(lines["config_id"])
+    truth = front(study.cost[rows], study.gap[rows])
     chosen = lines["on_front"].to_numpy(bool)
     yield "front: precision", float((truth & chosen).sum()), float(chosen.sum())
     yield "front: recall", float((truth & chosen).sum()), float(truth.sum())
@@ -175,8 +175,8 @@ def _front(study: Study, lines: pd.DataFrame) -> Iterator[Score]:
 def _verdict(study: Study, found: Verdict) -> Iterator[Score]:
     if found.config_id is None:
         return
-    [place] = study.places(pd.Series([found.config_id]))
-    truth = study.gap[place]
+    [row] = study.rows(pd.Series([found.config_id]))
+    truth = study.gap[row]
     yield "100 · (recommended recipe's gap - truth)", 100 * (found.gap - truth), 1
     covers = found.gap_low <= truth <= found.gap_high
     yield "interval of the recommended recipe's gap covers", float(covers), 1
@@ -187,7 +187,7 @@ def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
         return
     reference = versus["reference"].iloc[0]
     lines = versus[versus["label"].ne("bf16") & versus["difference"].notna()]
-    truth = study.gap[study.places(lines["config_id"])] - study.gap[study.places(pd.Series([reference]))]
+    truth = study.gap[study.rows(lines["config_id"])] - study.gap[study.rows(pd.Series([reference]))]
     covered, told = _covered(lines, "low", "high", truth)
     yield "interval against the best covers", covered, told
     yield "all intervals against the best cover", float(covered == told), 1
@@ -224,7 +224,7 @@ def _effects(study: Study, said: Answers) -> Iterator[Score]:
     finished = np.full(study.everything.shape, np.nan)
     lanes = said.rows[said.rows["points"].gt(0)]
     diverged = lanes["diverged"].groupby(lanes["config_id"]).any()
-    kept = study.places(pd.Series(diverged.index[~diverged]))
+    kept = study.rows(pd.Series(diverged.index[~diverged]))
     finished[tuple(study.codes[kept].T)] = study.gap[kept]
     pairs = pairs[pairs["factor"].isin(study.knobs)]
     truth = np.array([_contrast(study, finished, codes, line) for line in pairs.to_dict("records")])

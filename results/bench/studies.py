@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.results.bench.generated import KNOBS, as_runs, grid
+from fp4dse.results.bench.generated import KNOBS, as_runs, crossing
 from fp4dse.results.stats.paired import by_seed, log_or_nan, rows_at_best_lr
 
 Array = NDArray[np.float64]
@@ -29,13 +29,13 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Size:
-    """recipes of a grid and seeds each; where the grid has no more, the design is complete."""
+    """recipes of a crossing and seeds each; where the crossing has no more, the design is complete."""
 
     recipes: int
     seeds: int
     knobs: tuple[str, ...]
     larger: tuple[str, ...]
-    """The grid of designs that are a part of theirs."""
+    """The crossing of designs that are a part of theirs."""
 
     def __str__(self) -> str:
         return f"{self.recipes:,} × {self.seeds}"
@@ -78,14 +78,14 @@ class Study:
         cost = np.where(last_bit, np.nextafter(self.cost, 1.0), self.cost)
         return as_runs(self.knobs, self.codes, losses, np.append(cost, 1.0), task, np.append(self.ids, 10**9))
 
-    def places(self, config_ids: pd.Series) -> NDArray[np.intp]:
+    def rows(self, config_ids: pd.Series) -> NDArray[np.intp]:
         """Where recipes stand in `codes`, `gap` and `cost`."""
         return np.searchsorted(self.ids, [int(text, 16) for text in config_ids])
 
 
 @dataclass
 class Lanes:
-    """What chance adds to the log loss of each recipe, BF16 the last, seed by seed."""
+    """The part that chance adds to the log loss of each recipe, BF16 the last, seed by seed."""
 
     rng: np.random.Generator
     spread: Array
@@ -138,7 +138,7 @@ class Resampled:
 def drawn(size: Size, world: str, rng: np.random.Generator) -> Study:
     """A study of one world. Every second one has a complete design, where the size allows it."""
     complete = world == "additive" or bool(rng.random() < 0.5)
-    codes = grid(size.larger)
+    codes = crossing(size.larger)
     if complete:
         codes = codes[(codes[:, len(size.knobs) :] == 0).all(axis=1)]
     sizes = tuple(len(KNOBS[name][1]) for name in size.larger)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 COLOURS = 6
-"""How many of --c0, --c1 … the page defines."""
+"""Number of colours --c0, --c1 … that the page defines."""
 
 _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": "var(--fg)"}
 AXIS = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "automargin": True}

@@ -55,7 +55,7 @@ class Findings:
     axes: dict[str, str]
     """Columns of `recipes` that hold an overhead -> what the axis says; the default axis first."""
     labels: Labels
-    """What recipes are called."""
+    """Short names of recipes."""
     titles: dict[tuple[Any, ...], str]
     """SETTING values -> what a setting is called, in the order of the report."""
     recipes: pd.DataFrame

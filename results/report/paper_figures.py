@@ -207,4 +207,4 @@ def _curves(found: Findings, figure: Figure) -> bool:
 
 
 _DRAW = {"front": _front, "effects": _effects, "interactions": _interactions, "curves": _curves}
-"""What a file is called -> how it is drawn; False where there is nothing to draw."""
+"""Name of a file -> function that draws it; False where there is nothing to draw."""

@@ -62,7 +62,7 @@ def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
                     "hovertemplate": "%{y}<br>%{text}<extra></extra>",
                 }
             )
-    means = lines[["factor", "level", "untried"]].assign(place=names).merge(mains, on=["factor", "level"])
+    means = lines[["factor", "level", "untried"]].assign(position=names).merge(mains, on=["factor", "level"])
     means = means[means["effect"].notna() & means["untried"].eq("") & means["share"].ge(LEAST_SHARE)]
     if len(means):
         traces.append(
@@ -71,7 +71,7 @@ def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
                 "mode": "markers",
                 "name": "mean over all combinations",
                 "x": numbers(means["effect"]),
-                "y": list(means["place"]),
+                "y": list(means["position"]),
                 "marker": {"symbol": "circle-open", "size": 9, "color": "var(--c1)"},
                 "error_x": {**_bars(means, "effect", "var(--c1)"), "thickness": 1},
                 "text": [typeset(change_with_range(*bounds)) for bounds in _bounds(means, "effect")],

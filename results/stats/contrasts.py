@@ -32,7 +32,7 @@ class Term(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Which levels of the modelled factors were tried with which."""
+    """The levels of the modelled factors that were tried with each other."""
 
     mains: list[Term]
     pairs: list[Term]
@@ -41,7 +41,7 @@ class Tried(NamedTuple):
     """[recipes] of each of `mains`, those that finished."""
 
     def cells(self) -> float:
-        """How many combinations there are."""
+        """The number of combinations."""
         return float(np.prod([len(term.present[0]) for term in self.mains]))
 
     def support(self, term: Term, level: int, reference: int) -> Iterator[tuple[Term, NDArray[np.bool_]]]:

@@ -62,13 +62,13 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
         if chosen is None or chosen not in recipes:
             continue
-        place = recipes.get_loc(chosen)
-        line = _versus(recipes, log, place, eligible if reference is None else eligible & False, knobs, margin)
+        row = recipes.get_loc(chosen)
+        line = _versus(recipes, log, row, eligible if reference is None else eligible & False, knobs, margin)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
-        line = without_claims(line, pruned | pruned[place], "pruned")
-        line = without_claims(line, diverged | diverged[place])
-        line = line.drop(index=place)
+        line = without_claims(line, pruned | pruned[row], "pruned")
+        line = without_claims(line, diverged | diverged[row])
+        line = line.drop(index=row)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
@@ -78,16 +78,16 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
 def _versus(
     recipes: pd.Index,
     log: NDArray[np.float64],
-    place: int,
+    row: int,
     chosen: NDArray[np.bool_],
     knobs: pd.DataFrame,
     margin: float,
 ) -> pd.DataFrame:
-    """`table` of simultaneous.py for all recipes. log: [recipes, seeds]; place: of the reference; chosen: [recipes],
+    """`table` of simultaneous.py for all recipes. log: [recipes, seeds]; row: of the reference; chosen: [recipes],
     those whose lowest it is; knobs: of `codes_of`."""
     known = np.flatnonzero(np.isfinite(log).any(axis=1))
-    out = differences(log - log[place], margin)
-    if not np.isfinite(log[place]).any() or len(known) < 2:
+    out = differences(log - log[row], margin)
+    if not np.isfinite(log[row]).any() or len(known) < 2:
         return out
     values = log[known] - seed_effects(log[known])
     distinct, first, which = np.unique(values, axis=0, return_index=True, return_inverse=True)
@@ -95,10 +95,10 @@ def _versus(
     codes = knobs.reindex(recipes[known[first]])
     factors = [] if codes.isna().any(axis=None) else from_zero(codes)
     found = posterior(spread, distinct, factors)
-    whole = versus(distinct, which[known.searchsorted(place)], spread, found, np.bincount(which, chosen[known]) > 0)
+    whole = versus(distinct, which[known.searchsorted(row)], spread, found, np.bincount(which, chosen[known]) > 0)
     filled = whole.taken(which)
     lines = table(filled, margin).set_axis(known, axis="index")
-    lines["pairs"] = np.isfinite(log[known] - log[place]).sum(axis=1)
+    lines["pairs"] = np.isfinite(log[known] - log[row]).sum(axis=1)
     return out.assign(**lines.reindex(out.index)).drop(columns="std")
 
 

@@ -20,11 +20,11 @@ BOOTSTRAP_FROM = 30
 RESAMPLES = 2000
 
 
-def mean_interval(values: ArrayLike, seed: int = 0) -> pd.DataFrame:
+def mean_interval(values: ArrayLike) -> pd.DataFrame:
     """Per row of `values` [rows, seeds], NaN where there is none: mean, std, n, low, high, p.
 
-    low, high: the 95 % interval of the mean, NaN with one value. p: two-sided t-test against zero. `seed` draws the
-    resamples, which all rows of equal n share.
+    low, high: the 95 % interval of the mean, NaN with one value. p: two-sided t-test against zero. All rows of equal n
+    share their resamples.
     """
     x = np.asarray(values, float)
     x = np.where(np.isfinite(x), x, np.nan)
@@ -38,18 +38,18 @@ def mean_interval(values: ArrayLike, seed: int = 0) -> pd.DataFrame:
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
         rows = np.flatnonzero(n == size)
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
-        out.loc[rows, ["low", "high"]] = bootstrap(present, seed)
+        out.loc[rows, ["low", "high"]] = bootstrap(present)
     out["p"] = p_value(out["mean"], out["std"], out["n"])
     return out
 
 
-def bootstrap(values: NDArray[np.float64], seed: int = 0) -> NDArray[np.float64]:
+def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Expanded percentile interval of the mean of each row. values: [rows, n], n > 1; returns [rows, 2]."""
     from scipy.special import ndtr, stdtrit
 
     n = values.shape[1]
     tail = ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.5 - CONFIDENCE / 2))
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # how often each seed is drawn
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)  # how often each seed is drawn
     out = np.empty((len(values), 2))
     for start in range(0, len(values), 1024):
         means = values[start : start + 1024] @ counts.T / n  # [rows, resamples]

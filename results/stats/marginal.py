@@ -52,7 +52,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
 def _compared(
     table: FactorTable, from_: NDArray[np.intp], to: NDArray[np.intp], lane: float
 ) -> dict[str, float | int | str]:
-    """What all matches of a level say, with the variance over seeds and that of independent lanes."""
+    """The mean over all matches of a level, with the variance over seeds and that of independent lanes."""
     d = table.y[to] - table.y[from_]
     pairs, seeds = np.isfinite(d).any(axis=1), np.isfinite(d).any(axis=0)
     finished = np.nanmean(d[pairs], axis=1)

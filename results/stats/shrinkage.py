@@ -38,7 +38,7 @@ DIGITS = 12
 
 
 class Mixture(NamedTuple):
-    """What n things are like: members of normal distributions around zero."""
+    """A mixture that n things are drawn from: members of normal distributions around zero."""
 
     widths: Array
     """[widths], rising from 0."""
@@ -181,7 +181,7 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
 
 
 def _effects(coefficients: Array, covariance: Array, blocks: Sequence[slice]) -> Mixture:
-    """What the effects of the factors are like, from all of them."""
+    """The mixture that the effects of the factors are drawn from, found from all of them."""
     if not blocks:
         return Mixture(np.zeros(1), np.ones((0, 1)))
     errors = [math.sqrt(float(np.diag(covariance)[columns].mean())) for columns in blocks]

@@ -32,7 +32,7 @@ _NODES = (np.arange(15) + 0.5) / 15
 
 
 class Versus(NamedTuple):
-    """Differences of recipes from one of them, [recipes] each; its own place holds zeros."""
+    """Differences of recipes from one of them, [recipes] each; its own row holds zeros."""
 
     difference: Array
     """Mean over the seeds that both have."""
@@ -45,45 +45,45 @@ class Versus(NamedTuple):
     """The difference that the posterior expects, and how far it may be off."""
     uncertain: Array
 
-    def taken(self, places: NDArray[np.intp]) -> Versus:
-        """The same for recipes at these places."""
-        arrays = {name: part[places] for name, part in self._asdict().items() if name != "limit"}
+    def taken(self, rows: NDArray[np.intp]) -> Versus:
+        """The same for recipes at these rows."""
+        arrays = {name: part[rows] for name, part in self._asdict().items() if name != "limit"}
         return self._replace(**arrays)
 
 
-def versus(values: Array, place: int, spread: Spread, found: Posterior, chosen: NDArray[np.bool_]) -> Versus:
-    """values: [recipes, seeds], log losses; spread, found: of them; place: of the reference. chosen: [recipes], those
+def versus(values: Array, row: int, spread: Spread, found: Posterior, chosen: NDArray[np.bool_]) -> Versus:
+    """values: [recipes, seeds], log losses; spread, found: of them; row: of the reference. chosen: [recipes], those
     whose lowest the reference was chosen to be; none of them if it was not."""
-    d = values - values[place]
+    d = values - values[row]
     pairs = np.isfinite(d).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         difference = np.nansum(d, axis=1) / np.where(pairs > 0, pairs, np.nan)
         own = np.square(spread.error) * np.isfinite(values).sum(axis=1)  # of one seed
-        variance = own + own[place]
-        freedom = np.square(variance) / (np.square(own) / spread.freedom + own[place] ** 2 / spread.freedom[place])
+        variance = own + own[row]
+        freedom = np.square(variance) / (np.square(own) / spread.freedom + own[row] ** 2 / spread.freedom[row])
     same = (np.nan_to_num(d) == 0).all(axis=1) & (pairs > 0)
     error = np.where(same, 0.0, np.sqrt(variance / np.maximum(pairs, 1)))
     error[pairs < 2] = np.nan
     freedom = np.where(np.isfinite(freedom), freedom, 1e6)
     rng = np.random.default_rng(0)
     truth = found.draw(DRAWS, rng)
-    truth[:, same] = truth[:, [place]]
+    truth[:, same] = truth[:, [row]]
     if not np.isfinite(spread.error).all():
         return Versus(difference, pairs, error, freedom, np.nan, difference, np.full(len(error), np.nan))
-    limit = _limit(truth, place, spread, chosen, same)
-    apart = truth - truth[:, [place]]
+    limit = _limit(truth, row, spread, chosen, same)
+    apart = truth - truth[:, [row]]
     return Versus(difference, pairs, error, freedom, limit, apart.mean(axis=0), apart.std(axis=0))
 
 
-def _limit(truth: Array, place: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
+def _limit(truth: Array, row: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
     """The 95 % quantile of the largest |t|, as a multiple of the error.
 
     A variance may be larger than it looks, and the recipes whose are so are those that chance puts first.
     """
     rng = np.random.default_rng(1)
     luck = rng.standard_normal(truth.shape) * spread.error * np.sqrt(inflation(spread.freedom, len(truth), rng))
-    luck[:, same] = luck[:, [place]]
-    where = np.full(len(truth), place)
+    luck[:, same] = luck[:, [row]]
+    where = np.full(len(truth), row)
     if chosen.any():
         where = np.where(chosen, truth + luck, np.inf).argmin(axis=1)
     rows = np.arange(len(truth))

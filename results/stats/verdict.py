@@ -46,9 +46,9 @@ CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 class Rates(NamedTuple):
     """The choice of learning rates in a setting."""
 
-    grid: tuple[float, ...]
+    rates: tuple[float, ...]
     """Rates that most recipes were tried at, the lowest first."""
-    other_grid: int
+    at_others: int
     """Recipes that were tried at others."""
     at_edge: int
     """Recipes whose best rate is the lowest or highest of several: a better one may lie outside."""
@@ -61,16 +61,17 @@ class Rates(NamedTuple):
         """For people; without a full stop."""
         if self.tuned:
             return "learning rates that were tuned on other seeds, each class of recipes at its own"
-        if len(self.grid) == 1:
-            return f"one learning rate for all recipes ({self.grid[0]:g}); none was searched"
-        return f"each recipe at the best of {len(self.grid)} learning rates ({', '.join(f'{r:g}' for r in self.grid)})"
+        if len(self.rates) == 1:
+            return f"one learning rate for all recipes ({self.rates[0]:g}); none was searched"
+        rates = ", ".join(f"{rate:g}" for rate in self.rates)
+        return f"each recipe at the best of {len(self.rates)} learning rates ({rates})"
 
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the choice, one sentence each, without a full stop."""
         says = []
-        if len(self.grid) == 1 and not self.tuned:
+        if len(self.rates) == 1 and not self.tuned:
             says.append(
-                f"one learning rate ({self.grid[0]:g}) for all: a recipe or BF16 that needs another one looks worse "
+                f"one learning rate ({self.rates[0]:g}) for all: a recipe or BF16 that needs another one looks worse "
                 "than it is; --lr takes several"
             )
         if self.pick_at_edge or self.baseline_at_edge:
@@ -80,9 +81,9 @@ class Rates(NamedTuple):
             says.append(f"the best learning rate of {who} is at the edge of the grid: a better one may lie outside")
         elif self.at_edge:
             says.append(f"the best learning rate of {counted(self.at_edge, 'recipe')} is at the edge of the grid")
-        if self.other_grid:
+        if self.at_others:
             had = "had other learning rates than the rest"
-            says.append(f"{counted(self.other_grid, 'recipe')} {had}: not a fair comparison")
+            says.append(f"{counted(self.at_others, 'recipe')} {had}: not a fair comparison")
         return tuple(says)
 
 
@@ -236,11 +237,11 @@ def _against_bf16(gap: dict[str, float], pairs: int) -> Against:
 
 def _rates(rates: pd.DataFrame, pick: str | None) -> Rates:
     usual = rates.loc[rates["same_grid"].astype(bool), "grid"]
-    grid = tuple(float(text) for text in usual.iloc[0].split(", ")) if len(usual) else ()
+    tried = tuple(float(text) for text in usual.iloc[0].split(", ")) if len(usual) else ()
     edge = rates["at_edge"].astype(bool)
     return Rates(
-        grid=grid,
-        other_grid=int((~rates["same_grid"].astype(bool)).sum()),
+        rates=tried,
+        at_others=int((~rates["same_grid"].astype(bool)).sum()),
         at_edge=int((edge & ~rates["is_baseline"].astype(bool)).sum()),
         pick_at_edge=bool((edge & rates["config_id"].eq(pick)).any()),
         baseline_at_edge=bool((edge & rates["is_baseline"].astype(bool)).any()),

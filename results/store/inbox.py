@@ -25,7 +25,7 @@ from fp4dse.results.store.schema import ROW
 MAGIC = b"ARROW1\0\0"
 SCHEMA = ROW.serialize().to_pybytes()
 HEADER = MAGIC + SCHEMA
-"""How an IPC file under ROW begins."""
+"""The first bytes of an IPC file under ROW."""
 END = b"\xff\xff\xff\xff\0\0\0\0"
 AT_MOST = 256
 """So many files are one in memory at a time: an array for each file and column would take more than the rows."""

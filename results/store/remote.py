@@ -151,9 +151,9 @@ AnyPath = Path | RemotePath
 """A path on a disk or behind a URL."""
 
 
-def without_retries(place: AnyPath) -> AnyPath:
+def without_retries(path: AnyPath) -> AnyPath:
     """The same path, for an operation that is tried once and may fail."""
-    return replace(place, patient=False) if isinstance(place, RemotePath) else place
+    return replace(path, patient=False) if isinstance(path, RemotePath) else path
 
 
 def locate(text: str | AnyPath) -> AnyPath:

@@ -31,7 +31,7 @@ TOTAL_S = 600.0
 FIRST_S, LONGEST_S = 0.5, 30.0
 """The first wait, and the one that doubling ends at; each is drawn from its upper half."""
 STEP_S = 0.2
-"""How often a wait looks whether it is to end."""
+"""Seconds after which a wait looks again whether it is to end."""
 
 _REFUSALS = re.compile(
     r"AWS Error (ACCESS_DENIED|NO_SUCH_\w+|RESOURCE_NOT_FOUND|SIGNATURE_DOES_NOT_MATCH|INVALID_\w+|VALIDATION|"

@@ -77,7 +77,7 @@ RECIPE: dict[str, Column] = {
         for name, value in Recipe.named("nvfp4").columns().items()
     },
 }
-"""What follows from the recipe alone; `recipe_columns` fills it."""
+"""Columns that follow from the recipe alone; `recipe_columns` fills them."""
 
 OUTCOME: dict[str, Column] = {
     "status": Column(

@@ -23,7 +23,7 @@ from fp4dse.results.text.ratios import change, change_range, change_with_range, 
 
 STAR = "★"
 BETTER = {"lower": "↓", "higher": "↑"}
-"""Which way a metric is better, as it is shown behind its name."""
+"""The better direction of a metric, as it is shown behind its name."""
 ON_FRONT = f"{STAR}: no other recipe has both a lower loss and a lower overhead."
 VERSUS = "vs BF16: the loss on held-out data, with quantizers on, against BF16's."
 NARROWEST = 20

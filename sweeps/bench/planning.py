@@ -27,6 +27,7 @@ from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Lane
 
 COMBINATIONS, STORED, LANES, TRIALS = 100_000, 1_000_000, 100_000, 5_000
+ROWS_PER_PART = 100_000
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -58,22 +59,22 @@ def large_space() -> Space:
     return Space("large", axes={**formats, **rounding, **rotation, **rest})
 
 
-def time_enumeration(combinations: int = COMBINATIONS) -> Row:
+def time_enumeration() -> Row:
     """Enumerate, canonicalise and hash; every combination is a recipe of its own."""
     begin = time.perf_counter()
     ids = set()
-    for recipe, _ in zip(large_space().recipes(), range(combinations), strict=False):
+    for recipe, _ in zip(large_space().recipes(), range(COMBINATIONS), strict=False):
         ids.add(recipe.config_id)
-    row = _timed(f"enumerate, canonicalise, hash {combinations:,} combinations", begin, 3.0)
-    assert len(ids) == combinations
+    row = _timed(f"enumerate, canonicalise, hash {COMBINATIONS:,} combinations", begin, 3.0)
+    assert len(ids) == COMBINATIONS
     return row
 
 
-def time_planning(stored: int = STORED, lanes: int = LANES) -> Row:
-    """Plan a sweep of `lanes` lanes, of which half are in a store with `stored` rows."""
+def time_planning() -> Row:
+    """Plan a sweep of LANES lanes, of which half are in a store with STORED rows."""
     setting = find_setting([("regression", "small")])
     seeds = range(5)
-    recipes = [recipe for recipe, _ in zip(large_space().recipes(), range(lanes // len(seeds)), strict=False)]
+    recipes = [recipe for recipe, _ in zip(large_space().recipes(), range(LANES // len(seeds)), strict=False)]
     task, context = setting.tasks[0], setting.contexts["regression", "small"]
     there = [
         lane_id(Lane(recipe=recipe.canonical(), lr=rate_of(task, recipe), seed=seed), context)
@@ -81,15 +82,15 @@ def time_planning(stored: int = STORED, lanes: int = LANES) -> Row:
         for seed in seeds
     ]
     with tempfile.TemporaryDirectory() as folder:
-        fill_store(Path(folder) / "store", [*there, *(f"{i:016x}" for i in range(stored - len(there)))])
+        fill_store(Path(folder) / "store", [*there, *(f"{i:016x}" for i in range(STORED - len(there)))])
         begin = time.perf_counter()
         plan = setting.plan(recipes, seeds, None, open_store(Path(folder) / "store").done())
-        row = _timed(f"plan {lanes:,} lanes against {stored:,} rows", begin, 5.0)
+        row = _timed(f"plan {LANES:,} lanes against {STORED:,} rows", begin, 5.0)
     assert plan.stored == len(there)
     return row
 
 
-def fill_store(path: Path, run_ids: list[str], rows_per_part: int = 100_000) -> None:
+def fill_store(path: Path, run_ids: list[str]) -> None:
     """A store with a finished row for every id; what the ids do not need is one and the same."""
     store = open_store(path, create=True)
     (store.path / "parts").mkdir(exist_ok=True)
@@ -103,8 +104,8 @@ def fill_store(path: Path, run_ids: list[str], rows_per_part: int = 100_000) -> 
         "val_loss": 1.0,
         "created_at": datetime.now(UTC),
     }
-    for start in range(0, len(run_ids), rows_per_part):
-        ids = pa.array(run_ids[start : start + rows_per_part])
+    for start in range(0, len(run_ids), ROWS_PER_PART):
+        ids = pa.array(run_ids[start : start + ROWS_PER_PART])
         columns = [
             ids if field.name == "run_id" else pa.repeat(pa.scalar(common.get(field.name), field.type), len(ids))
             for field in ROW
@@ -112,7 +113,7 @@ def fill_store(path: Path, run_ids: list[str], rows_per_part: int = 100_000) -> 
         write_part(store.path, pa.Table.from_arrays(columns, schema=ROW))
 
 
-def time_mirror(trials: int = TRIALS) -> Row:
+def time_mirror() -> Row:
     """Mirror so many recipes to the study that the dashboard shows."""
     names = [f"level {i}" for i in range(4)]
     draws = np.random.default_rng(0)
@@ -123,9 +124,9 @@ def time_mirror(trials: int = TRIALS) -> Row:
             values=(float(draws.normal()), float(draws.integers(1, 9))),
             facts={"label": f"recipe {i}", "seeds": 3},
         )
-        for i in range(trials)
+        for i in range(TRIALS)
     ]
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         mirror_trials(open_storage(f"{folder}/study.journal"), "bench", lines)
-        return _timed(f"mirror {trials:,} trials to the dashboard's study", begin, 10.0)
+        return _timed(f"mirror {TRIALS:,} trials to the dashboard's study", begin, 10.0)

@@ -126,9 +126,9 @@ class SimulatedExecutor:
 NOTHING: Any = JobResult([], 0.0, 0.0, "", "", [], 0)
 
 
-def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw(), seed: int = 0) -> Simulated:  # noqa: B008
+def simulate(jobs: Sequence[Job], workers: int, draw: Draw = Draw()) -> Simulated:  # noqa: B008
     """Run the jobs of a plan to their end, as driver.py does."""
-    executor = SimulatedExecutor(workers, draw, random.Random(seed))
+    executor = SimulatedExecutor(workers, draw, random.Random(0))
     scheduler = Scheduler(executor, deque(jobs), now=lambda: executor.now)
     lanes = retried = 0
     while not scheduler.is_over:

@@ -40,7 +40,7 @@ class FolderExecutor:
 
     @property
     def elsewhere(self) -> str | None:
-        """What waits in the folder, once all that can be written is written."""
+        """The jobs that wait in the folder, once all that can be written is written."""
         if not (self.asked and self.running):
             return None
         lanes = sum(len(run.job.lanes) for run in self.running)

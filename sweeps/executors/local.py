@@ -36,7 +36,7 @@ DRIVER_GAP_S = 30.0
 """A driver that did not look at its workers for so long stood still itself (stopped, or its machine was suspended), and
 perhaps they with it: that time is nobody's silence."""
 GRACE_S = 30.0
-"""How long a worker that is asked to stop may take before it is killed."""
+"""Seconds that a worker that is asked to stop may take before it is killed."""
 MACHINE_FAULT = re.compile(r"CUDA error|CUDNN_STATUS|NCCL error|Xid|\[Errno (5|28|116|122)\]|No space left on device")
 """Last words that blame the machine, not the program: such a job is worth more than one other try."""
 

@@ -92,7 +92,7 @@ class Executor(Protocol):
 
     @property
     def elsewhere(self) -> str | None:
-        """What waits for a machine that nobody here can ask, in words: the sweep ends; None if nothing does."""
+        """The jobs that wait for a machine that nobody here can ask, in words: the sweep ends; None if none do."""
 
     @property
     def has_room(self) -> bool: ...

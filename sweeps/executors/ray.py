@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 OPTIONS = {"address": "", "gpus": "", "cpus": "1"}
 LOOK_S = 5.0
-"""How often is asked whether the cluster is there."""
+"""Seconds after which the cluster is looked for again."""
 RESTARTS = 3
 """So often a cluster of our own is started again before a job has come back from it."""
 

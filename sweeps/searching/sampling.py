@@ -54,14 +54,14 @@ def make_study(sampler: str, objectives: int, batch: int, seed: int) -> optuna.S
 @dataclass
 class Proposals:
     """The proposals of a sampler. By config_id: `known`, the seeds that a recipe is trained with; `values`, its
-    results; `repeats`, how often it was proposed again since repeats were last granted."""
+    results; `proposed_again`, how often it was since seeds were last granted."""
 
     space: Space
     study: optuna.Study
     recipes: dict[str, Recipe] = field(default_factory=dict)
     known: dict[str, list[int]] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
-    repeats: Counter[str] = field(default_factory=Counter)
+    proposed_again: Counter[str] = field(default_factory=Counter)
     repeated: int = 0
     rejected: int = 0
     _waiting: dict[str, list[optuna.Trial]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Proposals:
             self._waiting[config_id].append(trial)
         elif config_id in self.known:
             self.repeated += 1
-            self.repeats[config_id] += 1
+            self.proposed_again[config_id] += 1
             self._answer(trial, self.values.get(config_id))
         else:
             self._waiting[config_id] = [trial]
@@ -92,9 +92,10 @@ class Proposals:
 
     def most_repeated(self, size: int) -> list[str]:
         """Of the known recipes that the sampler proposed again, most often first, those with the fewest seeds."""
-        open_ = [config_id for config_id, _ in self.repeats.most_common() if len(self.known[config_id]) < MOST_SEEDS]
+        again = [config_id for config_id, _ in self.proposed_again.most_common()]
+        open_ = [config_id for config_id in again if len(self.known[config_id]) < MOST_SEEDS]
         fewest = min((len(self.known[config_id]) for config_id in open_), default=0)
-        self.repeats.clear()
+        self.proposed_again.clear()
         return [config_id for config_id in open_ if len(self.known[config_id]) == fewest][:size]
 
     def tell(self, config_id: str, values: list[float] | None) -> None:

@@ -46,18 +46,17 @@ class EagerNumerics:
     class backend:
         name = "eager torch"
 
-    def __init__(self, device: str, quantized: bool = True) -> None:
+    def __init__(self, device: str) -> None:
         self.seeds = torch.zeros(1, dtype=torch.int64, device=device)
         self.step = torch.zeros((), dtype=torch.int64, device=device)
-        self.quantized, self.lanes, self.training = quantized, 1, True
+        self.lanes, self.training = 1, True
 
     def add_layer(self, *_: object) -> None:
         """Every layer is quantized."""
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)
-        if self.quantized:
-            a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
+        a, b = nvfp4(a.contiguous()), nvfp4(b.contiguous())
         if a.is_cuda:
             return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
         return torch.bmm(a, b.mT)

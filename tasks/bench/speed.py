@@ -23,8 +23,8 @@ from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.regression import teacher_task
 from fp4dse.tasks.task import Task
 
-WARM_UP = 52
-"""Steps after which held maxima were taken twice, so that both kinds of steps are captured."""
+WARM_UP, LEAST_S = 52, 0.3
+"""Steps after which held maxima were taken twice, so that both kinds of steps are captured, and seconds of a timing."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -88,12 +88,10 @@ def with_amax(recipe: Recipe, amax: str) -> Recipe:
     return msgspec.structs.replace(recipe, **stages)
 
 
-def step_us(
-    task: Task, recipe: Recipe, lanes: int, device: str, steps: int = 100, warm_up: int = WARM_UP, least_s: float = 0.3
-) -> float:
+def step_us(task: Task, recipe: Recipe, lanes: int, device: str, steps: int = 100) -> float:
     """Microseconds of a step of a population of `lanes` lanes."""
     population = Population(with_steps(task, TIMED_STEPS), lanes_of(task, [recipe], lanes), device)
-    return 1e6 * step_seconds(population, least_s, steps, warm_up)
+    return 1e6 * step_seconds(population, LEAST_S, steps, WARM_UP)
 
 
 def _mlp(device: str) -> list[Measure]:

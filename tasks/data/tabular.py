@@ -62,12 +62,12 @@ def _read(path: str, file: Path, asked: str | None, _: Fingerprint) -> Table:
     words = [name for name, column in columns.items() if not _is_number(column.type) and name not in names]
     values: dict[str, np.ndarray] = {}
     for name, column in columns.items():
-        place = f"--data {file}: column {name}"
+        where = f"--data {file}: column {name}"
         if name in names:
-            values |= _indicators(place, name, column)
+            values |= _indicators(where, name, column)
         else:
             hint = f"; or words as categories, {file}:{target}?categories={','.join([*names, *words])}"
-            values[name] = _numbers(place, column, hint if name != target and target not in words else "")
+            values[name] = _numbers(where, column, hint if name != target and target not in words else "")
     digest = hashlib.sha256(f"{list(values)} {target}".encode() + np.stack([*values.values()], axis=1).tobytes())
     y = values.pop(target)[:, None]
     x = np.stack([*values.values()], axis=1)
@@ -120,7 +120,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
 
 
-def _numbers(place: str, column: pa.ChunkedArray, hint: str) -> np.ndarray:
+def _numbers(where: str, column: pa.ChunkedArray, hint: str) -> np.ndarray:
     """float64 [n]. ConfigError names the first row, counted from 1, that has no finite number."""
     if _is_number(column.type):
         values = np.asarray(column.to_numpy(), dtype=np.float64)
@@ -131,9 +131,9 @@ def _numbers(place: str, column: pa.ChunkedArray, hint: str) -> np.ndarray:
         found = column[int(wrong[0])].as_py()
         more = f" ({len(wrong)} rows have none)" if len(wrong) > 1 else ""
         accepted = f"a finite number{more}{hint if isinstance(found, str) and found.strip() else ''}"
-        raise ConfigError(f"{place}, row {wrong[0] + 1}", found, accepted)
+        raise ConfigError(f"{where}, row {wrong[0] + 1}", found, accepted)
     if not _is_number(column.type):
-        raise ConfigError(place, str(column.type), f"a column of numbers{hint}")
+        raise ConfigError(where, str(column.type), f"a column of numbers{hint}")
     return values
 
 
@@ -144,15 +144,15 @@ def _number(value: object) -> float:
         return math.nan
 
 
-def _indicators(place: str, name: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
+def _indicators(where: str, name: str, column: pa.ChunkedArray) -> dict[str, np.ndarray]:
     """`NAME=VALUE` -> float64 [n], 1 where the column has the value."""
     values = column.to_pylist()
     for row, value in enumerate(values):
         if value is None or value == "" or value != value:
-            raise ConfigError(f"{place}, row {row + 1}", value, "a category in every row")
+            raise ConfigError(f"{where}, row {row + 1}", value, "a category in every row")
     known = sorted(set(values), key=str)
     if len(known) > MOST_CATEGORIES:
-        raise ConfigError(place, f"{len(known)} different values", f"{MOST_CATEGORIES} categories at most")
+        raise ConfigError(where, f"{len(known)} different values", f"{MOST_CATEGORIES} categories at most")
     return {f"{name}={one}": np.array([value == one for value in values], dtype=np.float64) for one in known}
 
 

@@ -95,10 +95,7 @@ def train(
         quantizer_backend=numerics.backend.name,
         gemm_backend=gemms[0] if len(set(gemms)) == 1 else " ".join(gemms),
         fallbacks=[
-            *numerics.backend.why_not,
-            *numerics.gemm_why_not,
-            *numerics.through_why_not,
-            *numerics.operand_why_not,
+            *numerics.fallbacks,
             *dict.fromkeys(run.population.fallbacks),
             *dispatch.refusals(),
         ],

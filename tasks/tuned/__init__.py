@@ -41,7 +41,7 @@ class Point(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """What the tuning of a preset found.
+    """The findings of the tuning of a preset.
 
     data: of --data, empty for the preset's own; rev: of the task; seeds: of `curve`, from which rates are chosen;
     fresh_seeds: of `check`, at the chosen rates, from which the preset's resolution follows.
@@ -79,7 +79,7 @@ def file_name(task: str, preset: str, data: str = "") -> str:
 
 @cache
 def tuned(task: str, preset: str, data: str = "") -> Tuned | None:
-    """What is known of a preset on its own data or on others, None if it was never tuned on them."""
+    """The tuned numbers of a preset on its own data or on others, None if it was never tuned on them."""
     if "/" in data or "?" in data:  # a path, or options: nobody tuned on these
         return None
     file = FOLDER / file_name(task, preset, data)

@@ -1,4 +1,4 @@
-"""Whether a preset tells recipes apart, from the fresh seeds of its tuning."""
+"""The resolution of a preset, whether it tells recipes apart, from the fresh seeds of its tuning."""
 
 from __future__ import annotations
 

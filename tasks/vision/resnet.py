@@ -110,29 +110,33 @@ def _init(
     return made
 
 
+MOMENTUM = 0.1
+"""The share of a batch in the running mean and variance of BatchNorm."""
+
+
 class BatchNorm(nn.Module):
     """Batch normalisation of each lane by itself: x [L, …, C], statistics over all between, gain and shift [L, C].
 
     Running mean and (unbiased) variance [L, C] are state; with them it evaluates, while `numerics.training` is False.
     """
 
-    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics, momentum: float = 0.1) -> None:
+    def __init__(self, gain: Tensor, shift: Tensor, numerics: LaneNumerics) -> None:
         super().__init__()
         self.gain, self.shift = nn.Parameter(gain), nn.Parameter(shift)
         self.mean: Tensor
         self.variance: Tensor
         self.register_buffer("mean", torch.zeros_like(gain))
         self.register_buffer("variance", torch.ones_like(gain))
-        self.numerics, self.momentum = numerics, momentum
+        self.numerics = numerics
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1])
         if self.numerics.training:
             out, mean, variance = batch_norm(rows, self.gain, self.shift)
             n = rows.shape[1]
-            new = torch._foreach_mul([mean, variance * (n / max(1, n - 1))], self.momentum)
+            new = torch._foreach_mul([mean, variance * (n / max(1, n - 1))], MOMENTUM)
             running = [self.mean, self.variance]  # together: on a GPU these are launches, and little else
-            torch._foreach_mul_(running, 1 - self.momentum)
+            torch._foreach_mul_(running, 1 - MOMENTUM)
             torch._foreach_add_(running, new)
         else:
             out = (rows - self.mean[:, None]) * (1.0 / sqrt(self.variance + EPS))[:, None]

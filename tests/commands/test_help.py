@@ -2,6 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import click
+import typer
+
+from fp4dse import cli
 
 WITHOUT_TORCH = """
 import sys
@@ -29,6 +35,19 @@ def test_every_command_has_help_with_an_example(run):
         answer = run(*line, "--help")
         assert answer.code == 0
         assert f"Example: fp4dse {' '.join(line)}" in answer.out
+
+
+def helps(command: click.Command) -> Iterator[str]:
+    """The help texts of a command, its options, and the commands in it."""
+    yield from filter(None, (command.help, *(getattr(option, "help", None) for option in command.params)))
+    for inner in getattr(command, "commands", {}).values():
+        yield from helps(inner)
+
+
+def test_help_begins_with_a_verb_or_a_noun():
+    texts = list(helps(typer.main.get_command(cli.app)))
+    assert len(texts) > 100
+    assert not [text for text in texts if text.split()[0] in ("What", "Whether", "How", "Which")]
 
 
 def test_help_imports_nothing_slow():

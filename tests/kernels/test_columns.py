@@ -54,7 +54,7 @@ def by_definition(x, window):
     """Number by number, of one lane."""
     batch, height, width, channels = x.shape
     (kh, kw), stride, padding = window
-    down, across = window.places(height, width)
+    down, across = window.positions(height, width)
     out = torch.zeros(batch, down, across, kh, kw, channels)
     for u, v, i, j in torch.cartesian_prod(*map(torch.arange, (down, across, kh, kw))).tolist():
         y, z = stride * u + i - padding, stride * v + j - padding
@@ -116,7 +116,7 @@ def test_a_kernel_makes_the_same_columns(with_kernels, shape, window, dtype):
 @pytest.mark.parametrize(("given", "dtype"), [*zip(DTYPES, DTYPES, strict=True), (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize(("shape", "window"), SHAPES)
 def test_a_kernel_makes_the_same_gradient_of_images(with_kernels, shape, window, given, dtype):
-    down, across = window.places(*shape[2:4])
+    down, across = window.positions(*shape[2:4])
     size = shape[0], shape[1] * down * across, window.kernel[0] * window.kernel[1] * shape[4]
     g = randn(*size, dtype=given) * 2.0 ** torch.randint(-20, 20, size, generator=torch.Generator().manual_seed(3))
     g = g.to(given)

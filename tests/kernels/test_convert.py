@@ -17,9 +17,10 @@ from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.training import StableSPAM, Training
-from fp4dse.kernels import LaneNumerics, QuantLinear, convert
+from fp4dse.kernels import LaneNumerics, QuantLinear, convert, lanes
 from fp4dse.kernels.conv import QuantConv2d
 from fp4dse.kernels.converted import ConvertedLinear
+from fp4dse.kernels.quant.backend import Backend
 
 replace = msgspec.structs.replace
 pytestmark = pytest.mark.filterwarnings("ignore:convert. no (stem|head|blocks)")  # toys have none
@@ -101,6 +102,14 @@ def test_the_report_lists_every_layer_with_its_reason():
     ]
     assert "layers.0.mlp.0        Linear     quantized, as mlp of block 0\n" in str(report)
     assert "layers.0.norm" not in whys
+
+
+def test_the_report_says_why_the_reference_quantizes(monkeypatch):
+    knows_nothing = {"heeded": lambda _: (), "scale_heeded": tuple, "operand": tuple, "by_scales": tuple}
+    monkeypatch.setattr(lanes, "backend", lambda _: Backend("blind", **knows_nothing))
+    report = convert(nn.Linear(32, 32), NVFP4)
+    report.steps.numerics(torch.device("cpu"))
+    assert [reason for reason in report.fallbacks if reason.startswith("quantized by the reference (")]
 
 
 def test_places_can_be_given_where_the_name_does_not_say():

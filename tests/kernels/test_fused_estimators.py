@@ -24,7 +24,7 @@ from fp4dse.dse.rounding import Ema, Nearest, Stochastic
 from fp4dse.dse.rules import canonical_faults, quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, SCALE_NAMES, TensorScale
 from fp4dse.kernels import LaneNumerics, QuantLinear, lanes
-from fp4dse.kernels.ops import grids
+from fp4dse.kernels.ops import launching
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.operand.records import SavedInput
@@ -114,7 +114,7 @@ def test_some_form_has_the_bits_of_the_reference(place, monkeypatch, spec):
 
 
 def test_a_large_lane_has_the_bits_of_the_reference(place, monkeypatch):
-    monkeypatch.setattr(grids, "NEAR", 0)
+    monkeypatch.setattr(launching, "NEAR", 0)
     for q in (replace(NV, rounding=Stochastic()), QUANTIZERS["if4"]):
         agree(place, monkeypatch, [recipe(q, Through(DGE(), False, "exact"))] * 2, hard(2, 15, 2 * q.unit))
 

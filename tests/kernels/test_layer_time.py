@@ -20,7 +20,7 @@ FIRST, SECOND = TINY.linears
 def quick(monkeypatch):
     """Few turns."""
     monkeypatch.setattr(layer_time, "LOOKS", (2,))
-    monkeypatch.setattr(layer_time, "TURN_S", 0.0)
+    monkeypatch.setattr(layer_time, "SAMPLE_S", 0.0)
 
 
 def line(linear=FIRST, quantized=1, precise=0, us=30.0, bf16_us=10.0, steady=True) -> LayerTime:
@@ -124,12 +124,12 @@ def test_turns_that_never_agree_end_and_are_not_steady(monkeypatch):
     assert len(taken) == layer_time.LOOKS[0]
 
 
-def test_short_calls_are_repeated_until_a_turn_is_long():
+def test_short_calls_are_repeated_until_a_sample_is_long():
     times = []
 
     def clock(call: object, count: int) -> float:
         times.append(count)
         return 1e-4
 
-    assert layer_time._turn(lambda: None, clock)() == pytest.approx(100)
+    assert layer_time._timer(lambda: None, clock)() == pytest.approx(100)
     assert times == [1, 50]

@@ -76,9 +76,9 @@ def rounded(
     guide: Tensor | None = None,
 ) -> Tensor:
     """y [n] on the table."""
-    row, f, i = table_row(values, rounding)
+    row, _, i = table_row(values, rounding)
     of = (t if t is None else t.view(1, 1, -1) for t in (random, guide))
-    return round_to_levels(y.view(1, 1, -1), row, f, i, *of).view(-1)
+    return round_to_levels(y.view(1, 1, -1), row, i, *of).view(-1)
 
 
 def built_in(

@@ -11,8 +11,10 @@ def test_every_preset_is_listed_with_its_parameters_or_the_data_that_it_needs():
     assert list(listed) == [f"{task}:{preset}" for task, presets in TASKS.items() for preset in presets]
     assert set(SECONDS) | set(NOTES) <= set(listed)
     for one in listed.values():
-        assert (one.data == "bundled") == (one.parameters is not None)
+        assert one.data == "bundled" or one.data.startswith("--data PATH with ")
+        assert one.parameters or one.data != "bundled"
     assert listed["vision:cnn-paper"].data == "--data PATH with the files of CIFAR-10"
+    assert listed["language:paper"].data == "--data PATH with 4,096 samples or more"  # a batch
     assert "memorises" in listed["vision:small"].note
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import FLAT, TILE, grid
+from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid
 
 
 @triton.jit
@@ -59,4 +59,4 @@ def adamw(
     bits = alive.view(torch.uint8)
     marks = bits if decaying is None else decaying.view(torch.uint8)
     tensors = flat, mean, square, gradient.contiguous(), bits, numbers.contiguous(), marks
-    _adamw_kernel[grid(triton.cdiv(n, TILE), len(flat))](*tensors, n, DECAYS=decaying is not None, **FLAT)
+    _adamw_kernel[launch_grid(triton.cdiv(n, TILE), len(flat))](*tensors, n, DECAYS=decaying is not None, **FLAT)

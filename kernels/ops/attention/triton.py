@@ -29,7 +29,7 @@ from fp4dse.kernels.ops.attention.kernels import (
     queries_kernel,
     whole_kernel,
 )
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 
 LARGEST = 128
 """Numbers that a head may have."""
@@ -82,9 +82,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, dtype: torch.dtype) -
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     m, inverse = torch.empty(2, number, length, dtype=torch.float32, device=q.device).unbind(0)
     shape = tiles("forward", length, size)
-    places = grid(number * triton.cdiv(length, shape["QUERIES"]))
+    programs = launch_grid(number * triton.cdiv(length, shape["QUERIES"]))
     one = length <= shape["KEYS"]
-    forward_kernel[places](q, k, v, out, m, inverse, length, ONE=one, CAUSAL=causal, **_sizes(size), **shape)
+    forward_kernel[programs](q, k, v, out, m, inverse, length, ONE=one, CAUSAL=causal, **_sizes(size), **shape)
     return out, m, inverse
 
 
@@ -105,16 +105,16 @@ def backward(
     dq, dk, dv = (torch.empty(q.shape, dtype=dtype, device=q.device) for dtype in dtypes)
     sizes = _sizes(size) | {"SCALE": size**-0.5, "CAUSAL": causal}
     if (whole := short(length, size)) is not None:
-        whole_kernel[grid(number)](q, k, v, g, out, m, inverse, dq, dk, dv, length, **sizes, **whole)
+        whole_kernel[launch_grid(number)](q, k, v, g, out, m, inverse, dq, dk, dv, length, **sizes, **whole)
         return dq, dk, dv
     low, mean, rows = torch.empty_like(q), torch.empty_like(m), number * length
     of_rows = {"SIZE": size, "D": sizes["D"], "ROWS": _ROWS}
-    prepare_kernel[grid(triton.cdiv(rows, _ROWS))](g, out, low, mean, rows, **of_rows, enable_fp_fusion=False)
+    prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out, low, mean, rows, **of_rows, enable_fp_fusion=False)
     read = q, k, v, low, m, inverse, mean
     shape = tiles("keys", length, size)
-    keys_kernel[grid(number * triton.cdiv(length, shape["KEYS"]))](*read, dk, dv, length, **sizes, **shape)
+    keys_kernel[launch_grid(number * triton.cdiv(length, shape["KEYS"]))](*read, dk, dv, length, **sizes, **shape)
     shape = tiles("queries", length, size)
-    queries_kernel[grid(number * triton.cdiv(length, shape["QUERIES"]))](*read, dq, length, **sizes, **shape)
+    queries_kernel[launch_grid(number * triton.cdiv(length, shape["QUERIES"]))](*read, dq, length, **sizes, **shape)
     return dq, dk, dv
 
 

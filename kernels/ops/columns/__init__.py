@@ -34,7 +34,7 @@ class Window(NamedTuple):
         """True if columns are the pixels themselves."""
         return self == ((1, 1), 1, 0)
 
-    def places(self, height: int, width: int) -> tuple[int, int]:
+    def positions(self, height: int, width: int) -> tuple[int, int]:
         """(H', W'), how often it fits. ValueError for an image that is smaller than the kernel."""
         sizes = height + 2 * self.padding, width + 2 * self.padding
         if any(n < k for n, k in zip(sizes, self.kernel, strict=True)):
@@ -64,7 +64,7 @@ def col2im(g: Tensor, window: Window, shape: torch.Size, dtype: torch.dtype) -> 
         return g.to(dtype).view(shape)
     if kernels := _COLUMNS.kernels(g):
         return kernels.col2im(g, window, shape, dtype)
-    p, (down, across) = window.padding, window.places(height, width)
+    p, (down, across) = window.padding, window.positions(height, width)
     padded = g.new_zeros(lanes, batch, height + 2 * p, width + 2 * p, channels, dtype=torch.float32)
     parts = g.to(dtype).view(lanes, batch, down, across, -1).split(channels, dim=-1)
     taps = ((i, j) for i in range(window.kernel[0]) for j in range(window.kernel[1]))

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.columns import Window
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 
 _COPIED, _SUMMED = 4096, 1024
 """Numbers of a program."""
@@ -25,8 +25,8 @@ _BIG = {"num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
-def _places(block, area, SIZE: tl.constexpr):
-    """Of the SIZE places from block · SIZE on, `area` to an image: their numbers, images, and numbers therein."""
+def _positions(block, area, SIZE: tl.constexpr):
+    """Of the SIZE positions from block · SIZE on, `area` to an image: their numbers, images, and numbers therein."""
     first = block.to(tl.int64) * SIZE
     image = first // area
     within = (first - image * area).to(tl.int32) + tl.arange(0, SIZE)
@@ -54,11 +54,11 @@ def _im2col_kernel(
     """Some columns of one run of some rows. line: numbers of an image row; area, across: rows of an image and of a line
     of windows."""
     part = tl.program_id(0) % (runs * chunks)
-    row, image, place = _places(tl.program_id(0) // (runs * chunks), area, ROWS)
+    row, image, position = _positions(tl.program_id(0) // (runs * chunks), area, ROWS)
     i = part // chunks
     column = part % chunks * COLUMNS + tl.arange(0, COLUMNS)
-    y = place // across * stride + i - padding
-    along = ((place % across * stride - padding) * channels)[:, None] + column[None, :]
+    y = position // across * stride + i - padding
+    along = ((position % across * stride - padding) * channels)[:, None] + column[None, :]
     exists = (row < rows)[:, None] & (column < run)[None, :]
     inside = ((y >= 0) & (y < height))[:, None] & (along >= 0) & (along < line)
     x = tl.load(x_ptr + ((image * height + y) * line)[:, None] + along, exists & inside, 0.0)
@@ -84,9 +84,9 @@ def _col2im_kernel(
     CHANNELS: tl.constexpr,
 ):
     """Some channels of some pixels. HEIGHT, WIDTH: of the kernel; down, across: windows of an image."""
-    pixel, image, place = _places(tl.program_id(0) // chunks, area, PIXELS)
+    pixel, image, position = _positions(tl.program_id(0) // chunks, area, PIXELS)
     channel = tl.program_id(0) % chunks * CHANNELS + tl.arange(0, CHANNELS)
-    y, z = place // width + padding, place % width + padding
+    y, z = position // width + padding, position % width + padding
     exists = (pixel < pixels)[:, None] & (channel < channels)[None, :]
     dtype = out_ptr.dtype.element_ty
     total = tl.full([PIXELS, CHANNELS], 0.0, tl.float32)
@@ -106,27 +106,27 @@ def _col2im_kernel(
 def im2col(x: Tensor, window: Window) -> Tensor:
     """`columns.im2col` of float32 or bfloat16 images."""
     lanes, batch, height, width, channels = x.shape
-    down, across = window.places(height, width)
+    down, across = window.positions(height, width)
     rows, runs, run = lanes * batch * down * across, window.kernel[0], window.kernel[1] * channels
     out = x.new_empty(lanes, batch * down * across, runs * run)
     columns = _tile(run)
     chunks, tall = triton.cdiv(run, columns), _COPIED // columns
-    places = grid(triton.cdiv(rows, tall) * runs * chunks)
+    programs = launch_grid(triton.cdiv(rows, tall) * runs * chunks)
     sizes = rows, down * across, across, height, width * channels, channels, window.stride, window.padding
-    _im2col_kernel[places](x.contiguous(), out, *sizes, run, runs, chunks, ROWS=tall, COLUMNS=columns, **_BIG)
+    _im2col_kernel[programs](x.contiguous(), out, *sizes, run, runs, chunks, ROWS=tall, COLUMNS=columns, **_BIG)
     return out
 
 
 def col2im(g: Tensor, window: Window, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """`columns.col2im` of a float32 or bfloat16 gradient."""
     lanes, batch, height, width, channels = shape
-    down, across = window.places(height, width)
+    down, across = window.positions(height, width)
     out, pixels, columns = g.new_empty(shape, dtype=dtype), lanes * batch * height * width, _tile(channels)
     chunks, tall = triton.cdiv(channels, columns), _SUMMED // columns
-    places = grid(triton.cdiv(pixels, tall) * chunks)
+    programs = launch_grid(triton.cdiv(pixels, tall) * chunks)
     sizes = pixels, height * width, width, channels, down, across, window.padding, chunks
     kernel = {"HEIGHT": window.kernel[0], "WIDTH": window.kernel[1], "STRIDE": window.stride}
-    _col2im_kernel[places](g.contiguous(), out, *sizes, **kernel, PIXELS=tall, CHANNELS=columns, **_BIG)
+    _col2im_kernel[programs](g.contiguous(), out, *sizes, **kernel, PIXELS=tall, CHANNELS=columns, **_BIG)
     return out
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.sums.trees import lane_sum
 
 _LEVELS = 6
@@ -50,10 +50,10 @@ def _token_kernel(
     inside = column < width
     end = tl.load(ends_ptr + lane * size + token)
     count = (end - tl.load(ends_ptr + lane * size + token - 1, token > 0, 0)).to(tl.int32)
-    place = tl.arange(0, CHUNK)  # whose highest bit is the lowest of a row's number
-    back = place * 0
+    position = tl.arange(0, CHUNK)  # whose highest bit is the lowest of a row's number
+    back = position * 0
     for i in tl.static_range(LEVELS):
-        back += (place >> i & 1) << (LEVELS - 1 - i)
+        back += (position >> i & 1) << (LEVELS - 1 - i)
     nothing = tl.full([COLUMNS], -0.0, tl.float32)
     parts = (nothing,)
     for _ in tl.static_range(DEPTH - 1):
@@ -82,6 +82,6 @@ def sum_by_token(g: Tensor, order: Tensor, ends: Tensor) -> Tensor:
     columns = min(triton.next_power_of_2(width), 64)
     tensors, depth = (g.contiguous(), order.contiguous(), ends.contiguous(), out), triton.cdiv(rows, _CHUNK)
     flags = {"CHUNK": _CHUNK, "LEVELS": _LEVELS, "DEPTH": depth.bit_length(), "COLUMNS": columns}
-    places = grid(size, lanes, triton.cdiv(width, columns))
-    _token_kernel[places](*tensors, rows, size, width, **flags, num_warps=4, enable_fp_fusion=False)
+    programs = launch_grid(size, lanes, triton.cdiv(width, columns))
+    _token_kernel[programs](*tensors, rows, size, width, **flags, num_warps=4, enable_fp_fusion=False)
     return out

@@ -32,11 +32,11 @@ def _tile(
     wide = (CHANNELS >> LEVELS) * OF_GROUP if LEVELS > 0 else CHANNELS
     blocks = (C + wide - 1) // wide
     block, part = tl.program_id(0) % blocks, tl.program_id(0) // blocks % parts
-    place = block * CHANNELS + tl.arange(0, CHANNELS)
-    channel = place
+    position = block * CHANNELS + tl.arange(0, CHANNELS)
+    channel = position
     if OF_GROUP < 1 << LEVELS:
-        within = leaf(place & ((1 << LEVELS) - 1), 0, OF_GROUP, LEVELS)
-        channel = tl.where(within < OF_GROUP, (place >> LEVELS) * OF_GROUP + within, _ABSENT)
+        within = leaf(position & ((1 << LEVELS) - 1), 0, OF_GROUP, LEVELS)
+        channel = tl.where(within < OF_GROUP, (position >> LEVELS) * OF_GROUP + within, _ABSENT)
     row = tl.arange(0, 1 << ROW_LEVELS)
     row = leaf(row, part, rows, ROW_LEVELS) if SUMS else part * (1 << ROW_LEVELS) + row
     return (tl.program_id(0) // blocks // parts).to(tl.int64), part, row, channel
@@ -44,7 +44,7 @@ def _tile(
 
 @triton.jit
 def _place(n, rows, row, C, channel):
-    """The place of a tile, and the mask of what there is of it."""
+    """The position of a tile, and the mask of what there is of it."""
     return ((n * rows + row) * C)[:, None] + channel[None, :], (row < rows)[:, None] & (channel < C)[None, :]
 
 

@@ -21,8 +21,8 @@ import torch
 import triton
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid
 from fp4dse.kernels.ops.group_norm.kernels import backward_kernel, forward_kernel, moments_kernel, sum_kernel
+from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.layer_norm.triton import rows_of
 from fp4dse.kernels.ops.sums import lane_sum as sum_of_lanes
 
@@ -136,7 +136,7 @@ def group_norm(
     tensors = x, norm.gain, norm.shift, y, mean, variance, inverse
     programs, parts = _programs(norm, images, rows, tile)
     numbers = rows, channels, parts, *norm.strides, norm.numbers, eps
-    forward_kernel[grid(programs)](
+    forward_kernel[launch_grid(programs)](
         *tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch
     )
     return y, mean, variance, inverse
@@ -165,7 +165,7 @@ def group_norm_gradient(
     tensors = x, mean, inverse, norm.gain, norm.shift, g, dx, sums, means
     programs, parts = _programs(norm, images, rows, tile)
     numbers = images, rows, channels, parts, *norm.strides, norm.numbers
-    backward_kernel[grid(programs)](
+    backward_kernel[launch_grid(programs)](
         *tensors, *numbers, WHOLE=whole is not None, **norm.flags, **tile.flags, **tile.launch
     )
     if gain is None:
@@ -194,7 +194,7 @@ def _sums(
     tensors = x, *given, norm.gain, norm.shift, x if g is None else g, out
     sizes = {"ROW_LEVELS": tile.rows, "CHANNELS": 1 << tile.channels}
     numbers = images, rows, channels, roots, *norm.strides
-    sum_kernel[grid(programs)](*tensors, *numbers, OF=of, **norm.flags, **sizes, **tile.launch)
+    sum_kernel[launch_grid(programs)](*tensors, *numbers, OF=of, **norm.flags, **sizes, **tile.launch)
     return out
 
 
@@ -216,4 +216,4 @@ def _moments(
     programs, _ = _programs(norm, len(parts), parts.shape[1], tile)
     numbers = images, parts.shape[1], channels, norm.strides[0], norm.numbers, eps
     flags = {"SCALES": norm.scales and sums is not None, "INVERTS": inverse is not None, "OF_GROUP": norm.of_group}
-    moments_kernel[grid(programs)](*tensors, *numbers, **flags, **tile.flags, **tile.launch)
+    moments_kernel[launch_grid(programs)](*tensors, *numbers, **flags, **tile.flags, **tile.launch)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.sums import lane_sum as sum_of_lanes
 from fp4dse.kernels.ops.sums.trees import column_sum, columns, lane_sum, leaf
 
@@ -143,7 +143,7 @@ def layer_norm(
     tensors = x, x if branch is None else branch.contiguous(), gain, shift, total, y, mean, inverse
     sizes = rows, blocks, gain.stride(-2), shift.stride(-2), float(x.shape[-1]), eps
     flags = {"ADDS": branch is not None, "SCALES": gain is not y, "D": x.shape[-1], "LEVELS": levels}
-    _forward_kernel[grid(images * blocks)](
+    _forward_kernel[launch_grid(images * blocks)](
         *tensors, *sizes, **flags, ROWS=1 << row_levels, num_warps=warps, enable_fp_fusion=False
     )
     return total, y, mean, inverse
@@ -163,7 +163,7 @@ def layer_norm_gradient(
     tensors = x, mean, inverse, scale, g, x if passing is None else passing.contiguous(), dx, *sums
     sizes = rows, roots, scale.stride(-2), float(width)
     flags = {"ADDS": passing is not None, "SCALES": not none, "D": width, "LEVELS": levels, "ROW_LEVELS": row_levels}
-    _backward_kernel[grid(images * roots)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
+    _backward_kernel[launch_grid(images * roots)](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
     if gain is None:
         return dx, None, None
     d_gain, d_shift = sum_of_lanes(sums, 2).to(gain.dtype).view(2, *gain.shape).unbind(0)

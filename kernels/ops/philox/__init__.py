@@ -17,7 +17,7 @@ from fp4dse.kernels.dispatch import Operation
 _PHILOX = Operation(__name__, native=True)
 
 STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
-"""What a number is for. Different streams never share a key."""
+"""Uses of random numbers. Different streams never share a key."""
 
 PIECE = 1 << 16
 """Counters, of all lanes together, that draws of 16 bits make at a time."""

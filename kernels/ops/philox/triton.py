@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops import philox as definition
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 
 _M0, _M1, _W0, _W1 = (tl.constexpr(n) for n in (*definition.MULTIPLIERS, *definition.WEYL))
 
@@ -94,12 +94,12 @@ def words(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int, fi
     if not has_first and first:
         raise ValueError(f"first: found {first}; accepted: 0 or a tensor")
     pointers = out, seeds.contiguous(), step, site, stream, at
-    places = grid(triton.cdiv(count, tile), len(seeds))
-    _words_kernel[places](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
+    programs = launch_grid(triton.cdiv(count, tile), len(seeds))
+    _words_kernel[programs](*pointers, count, HAS_FIRST=has_first, TILE=tile, num_warps=4)
     return out
 
 
-def why_not(seeds: Tensor, count: int = 1) -> str | None:
+def why_not(_seeds: Tensor, count: int = 1) -> str | None:
     """The reason why `signs` does not make so many of a lane, or None if it does; `words` makes any number."""
     return f"count: found {count}; accepted: powers of two" if count & (count - 1) else None
 
@@ -107,5 +107,5 @@ def why_not(seeds: Tensor, count: int = 1) -> str | None:
 def signs(seeds: Tensor, stream: int, step: Tensor, site: Tensor, count: int) -> Tensor:
     """`philox.signs` of a power of two on a device, by draws of a stream."""
     out = torch.empty(len(seeds), count, device=seeds.device)
-    _signs_kernel[grid(len(seeds))](out, seeds.contiguous(), step, site, stream, SIZE=count, num_warps=1)
+    _signs_kernel[launch_grid(len(seeds))](out, seeds.contiguous(), step, site, stream, SIZE=count, num_warps=1)
     return out

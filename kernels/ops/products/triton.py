@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import FLAT, TILE, grid
+from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid
 from fp4dse.kernels.ops.sums import lane_sum
 
 _LEAST, _MOST, _BYTES = 16, 64, 128
@@ -92,8 +92,8 @@ def multiply(a: Tensor, b: Tensor, fp32: str) -> Tensor:
     parts = max(1, triton.cdiv(length, part))
     out = a.new_empty(lanes, parts, rows, columns, dtype=torch.float32)
     tiles = {"PRECISION": fp32, "ROWS": tile, "COLUMNS": other, "ALONG": along, "PARTS": parts > 1, "num_warps": 4}
-    places = grid(down, across * parts, lanes)
-    _product_kernel[places](a, b, out, rows, columns, length, *a.stride(), *b.stride(), part, **tiles)
+    programs = launch_grid(down, across * parts, lanes)
+    _product_kernel[programs](a, b, out, rows, columns, length, *a.stride(), *b.stride(), part, **tiles)
     return out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
 
 
@@ -106,7 +106,7 @@ def part_of(length: int, tiles: int, along: int) -> int:
 def scale(x: Tensor, a: Tensor, b: Tensor | None) -> Tensor:
     """x [L, …], contiguous, times a [L], then times b [L]; in place."""
     n = x[0].numel()
-    _scale_kernel[grid(triton.cdiv(n, TILE), len(x))](
+    _scale_kernel[launch_grid(triton.cdiv(n, TILE), len(x))](
         x, a.contiguous(), a if b is None else b.contiguous(), n, BOTH=b is not None, **FLAT
     )
     return x

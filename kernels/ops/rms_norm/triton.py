@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.sums import lane_sum as sum_of_lanes
 from fp4dse.kernels.ops.sums.trees import columns, lane_sum, leaf
 
@@ -99,8 +99,8 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, branch: Tensor | None = None) 
     rows, levels, row_levels, warps = _sizes(x)
     tensors = x, x if branch is None else branch.contiguous(), gain, total, y, inverse
     flags = {"ADDS": branch is not None, "D": x.shape[-1], "LEVELS": levels, "ROWS": 1 << row_levels}
-    places = grid(triton.cdiv(rows, 1 << row_levels), len(x))
-    _forward_kernel[places](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
+    programs = launch_grid(triton.cdiv(rows, 1 << row_levels), len(x))
+    _forward_kernel[programs](*tensors, rows, gain.stride(0), eps, **flags, num_warps=warps, enable_fp_fusion=False)
     return total, y, inverse
 
 
@@ -116,7 +116,7 @@ def rms_norm_gradient(
     tensors = x, inverse, gain, g, x if passing is None else passing.contiguous(), dx, d_gain
     flags = {"ADDS": passing is not None, "D": x.shape[-1], "LEVELS": levels, "ROW_LEVELS": row_levels}
     sizes = rows, roots, gain.stride(0)
-    _backward_kernel[grid(roots, len(x))](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
+    _backward_kernel[launch_grid(roots, len(x))](*tensors, *sizes, **flags, num_warps=warps, enable_fp_fusion=False)
     return dx, sum_of_lanes(d_gain, 1)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import TILE, grid
+from fp4dse.kernels.ops.launching import TILE, launch_grid
 
 
 @triton.jit
@@ -88,5 +88,5 @@ def _launch_heads(
     rows = max(TILE // columns, 1)
     tensors = qkv, q, k, v, cos.contiguous(), sin.contiguous()
     flags = {"BACKWARD": backward, "ROWS": rows, "COLUMNS": columns}
-    places = grid(count, triton.cdiv(length, rows))
-    _heads_kernel[places](*tensors, length, heads, size // 2, **flags, num_warps=4, enable_fp_fusion=False)
+    programs = launch_grid(count, triton.cdiv(length, rows))
+    _heads_kernel[programs](*tensors, length, heads, size // 2, **flags, num_warps=4, enable_fp_fusion=False)

@@ -63,9 +63,9 @@ def fixed_signs(size: int, device: torch.device) -> Tensor:
 
 
 SIGNS: dict[str, Callable[[int, torch.device, Callable[[], Tensor]], Tensor | None]] = {
-    "none": lambda size, device, draw: None,
-    "fixed": lambda size, device, draw: fixed_signs(size, device),
-    "random": lambda size, device, draw: draw(),
+    "none": lambda *_: None,
+    "fixed": lambda size, device, _: fixed_signs(size, device),
+    "random": lambda _size, _device, draw: draw(),
 }
 """Kind of signs -> what they are."""
 
@@ -84,7 +84,7 @@ def _in_sequency(x: Tensor, size: int, dim: int) -> Tensor:
 
 
 ORDERS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
-    "sylvester": lambda x, size, dim: x,
+    "sylvester": lambda x, *_: x,
     "sequency": _in_sequency,
 }
 """Order of H's columns -> what brings those of the Sylvester matrix into it; H stays symmetric."""

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.elementary.triton import exp_nonpositive
-from fp4dse.kernels.ops.grids import FLAT, TILE, grid
+from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def silu(x: Tensor) -> Tensor:
     """`silu` of float32 x of any shape."""
     x, n = x.contiguous(), x.numel()
     y = torch.empty_like(x)
-    _silu_kernel[grid(triton.cdiv(n, TILE))](x, y, n, **FLAT)
+    _silu_kernel[launch_grid(triton.cdiv(n, TILE))](x, y, n, **FLAT)
     return y
 
 
@@ -49,5 +49,5 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     """The gradient of x from g, that of silu(x)."""
     x, g, n = x.contiguous(), g.contiguous(), x.numel()
     out = torch.empty_like(x)
-    _silu_gradient_kernel[grid(triton.cdiv(n, TILE))](x, g, out, n, **FLAT)
+    _silu_gradient_kernel[launch_grid(triton.cdiv(n, TILE))](x, g, out, n, **FLAT)
     return out

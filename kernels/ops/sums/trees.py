@@ -1,8 +1,8 @@
 """The tree of additions of `sums.lane_sum`, as Triton code.
 
 It has n_i = ⌈n / 2^i⌉ sums after i levels, and to sum j of level i comes that of number j + n_i of the level before,
-if there is one. So a leaf is found from the bits of a place in a full tree of 2^K leaves, and leaves that the full tree
-has too many are -0, which no addition feels. In a power of two, a leaf's number is its place.
+if there is one. So a leaf is found from the bits of a position in a full tree of 2^K leaves, and leaves that the full
+tree has too many are -0, which no addition feels. In a power of two, a leaf's number is its position.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def column_sum(x):
 
 
 @triton.jit
-def leaf(place, root, n, LEVELS: tl.constexpr):
-    """Number of the leaf of `place` under sum `root` of level LEVELS over n numbers; not below n if there is none."""
-    index = place * 0 + root
+def leaf(position, root, n, LEVELS: tl.constexpr):
+    """Number of the leaf of `position` under sum `root` of level LEVELS over n; not below n if there is none."""
+    index = position * 0 + root
     for i in tl.static_range(LEVELS):
         high = (n + (1 << (LEVELS - i)) - 1) >> (LEVELS - i)
-        index += (place >> i & 1) * high
+        index += (position >> i & 1) * high
         index = tl.where(index < (n + (1 << (LEVELS - i - 1)) - 1) >> (LEVELS - i - 1), index, _ABSENT)
     return index
 
@@ -50,5 +50,5 @@ def leaf(place, root, n, LEVELS: tl.constexpr):
 @triton.jit
 def columns(D: tl.constexpr, LEVELS: tl.constexpr):
     """Numbers of the leaves of a row of D."""
-    place = tl.arange(0, 1 << LEVELS)
-    return place if D == 1 << LEVELS else leaf(place, 0, D, LEVELS)
+    position = tl.arange(0, 1 << LEVELS)
+    return position if D == 1 << LEVELS else leaf(position, 0, D, LEVELS)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid
+from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.sums.trees import column_sum, leaf
 from fp4dse.kernels.ops.sums.trees import lane_sum as row_sum
 
@@ -101,8 +101,8 @@ def _some_levels(x: Tensor) -> Tensor:
     levels = (n - 1).bit_length()
     if m < _WIDE and levels <= _ROW:
         out, rows = _empty(x, 1), 1 << max(_ROW - levels, 0)
-        places = grid(triton.cdiv(out.numel(), rows))
-        _row_kernel[places](x, out, out.numel(), n, m, LEVELS=levels, ROWS=rows, num_warps=2, enable_fp_fusion=False)
+        programs = launch_grid(triton.cdiv(out.numel(), rows))
+        _row_kernel[programs](x, out, out.numel(), n, m, LEVELS=levels, ROWS=rows, num_warps=2, enable_fp_fusion=False)
     elif m < _WIDE or levels <= _LEVELS:
         sizes = [n]
         for _ in range(_LEVELS):
@@ -110,7 +110,7 @@ def _some_levels(x: Tensor) -> Tensor:
         out = _empty(x, sizes[-1])
         tile = min(_SUMS, triton.next_power_of_2(out.numel()))
         flags = {"FAR": out.numel() >= _FAR, "TILE": tile, "num_warps": max(1, tile // 64), "enable_fp_fusion": False}
-        _sum_kernel[grid(triton.cdiv(out.numel(), tile))](x, out, out.numel(), m, *sizes, **flags)
+        _sum_kernel[launch_grid(triton.cdiv(out.numel(), tile))](x, out, out.numel(), m, *sizes, **flags)
     else:
         wide = min((m - 1).bit_length(), 5)  # 128 bytes
         if x.numel() <= _LITTLE and levels <= _ROW:  # it is rather done in one launch
@@ -118,9 +118,9 @@ def _some_levels(x: Tensor) -> Tensor:
         levels = min(levels, _HELD - wide)
         roots = triton.cdiv(n, 1 << levels)
         out = _empty(x, roots)
-        places, warps = before * roots * triton.cdiv(m, 1 << wide), max(1, 1 << levels + wide >> 10)
+        programs, warps = before * roots * triton.cdiv(m, 1 << wide), max(1, 1 << levels + wide >> 10)
         flags = {"LEVELS": levels, "COLUMNS": 1 << wide, "num_warps": warps, "enable_fp_fusion": False}
-        _column_kernel[grid(places)](x, out, n, m, roots, **flags)
+        _column_kernel[launch_grid(programs)](x, out, n, m, roots, **flags)
     return out
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import TILE, grid
+from fp4dse.kernels.ops.launching import TILE, launch_grid
 from fp4dse.kernels.ops.silu.triton import sigmoid
 
 
@@ -55,6 +55,6 @@ def _launch_swiglu(x: Tensor, g: Tensor, out: Tensor, backward: bool) -> None:
     width = x.shape[-1] // 2
     columns = min(triton.next_power_of_2(width), 256)
     rows, count = TILE // columns, x.numel() // (2 * width)
-    places = grid(triton.cdiv(count, rows), triton.cdiv(width, columns))
+    programs = launch_grid(triton.cdiv(count, rows), triton.cdiv(width, columns))
     flags = {"BACKWARD": backward, "ROWS": rows, "COLUMNS": columns, "num_warps": 4, "enable_fp_fusion": False}
-    _swiglu_kernel[places](x, g, out, count, width, **flags)
+    _swiglu_kernel[programs](x, g, out, count, width, **flags)

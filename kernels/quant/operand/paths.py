@@ -145,14 +145,14 @@ def _of_operand(backend: Backend) -> str:
 PATHS = {
     "counted": Path(
         "by the reference, while what it loses is counted",
-        lambda backend: "all",
-        lambda of, x, use: None if use.counting else "counting: off",
+        lambda _: "all",
+        lambda _of, _x, use: None if use.counting else "counting: off",
         _counted,
     ),
     "whole": Path(
         "the operand where it lies, along its rows or down its columns",
         _of_operand,
-        lambda of, x, use: why_not_whole(of, use),
+        lambda of, _, use: why_not_whole(of, use),
         _whole,
     ),
     "tiles": Path(
@@ -170,11 +170,9 @@ PATHS = {
     "by-scales": Path(
         "other blocks and codecs; on a GPU the reference makes their scales",
         lambda backend: ", ".join(backend.scale_codecs) if backend.by_scales else "",
-        lambda of, x, use: of.why_not_by_scales,
+        lambda of, *_: of.why_not_by_scales,
         _by_scales,
     ),
-    "reference": Path(
-        "the rest, by the reference in torch", lambda backend: "all", lambda of, x, use: None, _reference
-    ),
+    "reference": Path("the rest, by the reference in torch", lambda _: "all", lambda *_: None, _reference),
 }
 """Every path by name, in the order in which they are asked."""

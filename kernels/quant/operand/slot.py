@@ -51,11 +51,11 @@ class Slot(ABC):
         """x [L, ·, ·], float32 or bfloat16, its contraction a multiple of `unit`, as an operand
         [L, rows, contraction]."""
 
-    def rotates(self, use: Use) -> bool:
-        """True if `quantize` can rotate the operand by `use.rotation` itself; else it takes one that is rotated."""
+    def rotates(self, _use: Use) -> bool:
+        """True if `quantize` can rotate the operand itself; else it takes one that is rotated."""
         return False
 
-    def backward(self, g: Tensor, saved: Saved, use: Use) -> Tensor:
+    def backward(self, g: Tensor, _saved: Saved, _use: Use) -> Tensor:
         """The gradient of x from g, that of the decoded operand, both float32 [L, R, C], padded and rotated as the
         operand was; not rotated where `use.rotation` has the rotation. saved, use: those of `quantize`."""
         return g

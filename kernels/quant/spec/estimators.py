@@ -111,28 +111,28 @@ def scale_surrogate(u: Tensor, spec: Through, grid: FloatFormat) -> Tensor:
     return torch.where(u >= grid.max, factor, 1.0) if spec.masked else factor
 
 
-def _ste(z: Tensor, q: Tensor, _: STE, element: FloatFormat) -> Tensor:
+def _ste(z: Tensor, _q: Tensor, _: STE, _element: FloatFormat) -> Tensor:
     return torch.ones_like(z)
 
 
-def _clipped(z: Tensor, q: Tensor, _: Clipped, element: FloatFormat) -> Tensor:
+def _clipped(z: Tensor, _q: Tensor, _: Clipped, element: FloatFormat) -> Tensor:
     return (z.abs() <= element.max).to(z.dtype)
 
 
-def _dge(z: Tensor, q: Tensor, dge: DGE, element: FloatFormat) -> Tensor:
+def _dge(z: Tensor, _q: Tensor, dge: DGE, element: FloatFormat) -> Tensor:
     centre, width = _interval(z, element)
     t = (z.abs() - centre) / (width * 0.5)
     factor = torch.clamp(power(t.abs(), 1 / dge.k - 1) * (1 / dge.k), max=dge.cap)
     return torch.where(z.abs() <= element.max, factor, 0.0)
 
 
-def _power_law(z: Tensor, q: Tensor, law: PowerLaw, element: FloatFormat) -> Tensor:
+def _power_law(z: Tensor, _q: Tensor, law: PowerLaw, element: FloatFormat) -> Tensor:
     centre, width = _interval(z, element)
     u = (z.abs() - centre).abs()
     return torch.where(u > 0, power(u, 1 / law.k - 1) * (1 / law.k) * (width * 0.5), 0.0)
 
 
-def _sigmoid(z: Tensor, q: Tensor, sigmoid: Sigmoid, element: FloatFormat) -> Tensor:
+def _sigmoid(z: Tensor, _q: Tensor, sigmoid: Sigmoid, element: FloatFormat) -> Tensor:
     centre, width = _interval(z, element)
     u = (z.abs() - centre) * 12.0 / (width * sigmoid.temperature)
     e = exp_nonpositive(-u.abs())
@@ -140,7 +140,7 @@ def _sigmoid(z: Tensor, q: Tensor, sigmoid: Sigmoid, element: FloatFormat) -> Te
     return torch.clamp(e / (half * half) * (12 / sigmoid.temperature), min=sigmoid.lower)  # σ(1 - σ)
 
 
-def _spline(z: Tensor, q: Tensor, spline: Spline, element: FloatFormat) -> Tensor:
+def _spline(z: Tensor, _q: Tensor, spline: Spline, element: FloatFormat) -> Tensor:
     knots, slopes = _spline_table(element, z.device)
     return torch.clamp(slopes[torch.bucketize(z.abs(), knots, right=True)], min=spline.lower)
 

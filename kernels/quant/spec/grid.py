@@ -97,7 +97,7 @@ def round_elements(
 
 
 def round_to_levels(
-    y: Tensor, levels: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None, guide: Tensor | None
+    y: Tensor, levels: Tensor, i: dict[str, Tensor], random: Tensor | None, guide: Tensor | None
 ) -> Tensor:
     """Round y [L, n, B] to the values of each lane's table, by its own mode; saturating. NaN stays.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from fp4dse.kernels.quant.triton.limits import SCALE_CODECS
 
 
 def by_scales(
-    x: Tensor, call: Call, dtype: torch.dtype, *, guide: Tensor | None = None, factors: int = 1, **more
+    x: Tensor, call: Call, dtype: torch.dtype, *, guide: Tensor | None = None, factors: int = 1, **more: Any
 ) -> tuple[Tensor, Tensor]:
     """`reference.decode_operand` with `philox.random16`: values [L, n, B] as `dtype`, decode factors [L], [L, factors].
 
@@ -41,7 +43,9 @@ def elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, call:
     mutates_args=(),
     schema=f"(Tensor x, Tensor scale, Tensor mult, Tensor? guide, ScalarType dtype, {schema()}) -> Tensor",
 )
-def _elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, dtype: torch.dtype, *of_call) -> Tensor:
+def _elements(
+    x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, dtype: torch.dtype, *of_call: Any
+) -> Tensor:
     from fp4dse.kernels.quant.triton.elements import launch_elements
 
     call = unflat(of_call)
@@ -54,5 +58,5 @@ def _elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None, dtyp
 
 
 @_elements.register_fake
-def _(x, scale, mult, guide, dtype, *of_call):
+def _(x: Tensor, _scale: Tensor, _mult: Tensor, _guide: Tensor | None, dtype: torch.dtype, *_: Any) -> Tensor:
     return torch.empty_like(x, dtype=dtype)

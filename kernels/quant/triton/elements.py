@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import grid, is_large
+from fp4dse.kernels.ops.launching import is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.ops.philox.triton import half_words
 from fp4dse.kernels.quant.call import Call
@@ -127,5 +127,5 @@ def launch_elements(x: Tensor, scale: Tensor, mult: Tensor, guide: Tensor | None
     pointers = x, guide, scale, mult, out, call.floats, call.ints, call.site, elements, of_block
     flags = compiled_for(call.codec, call.features) | {"LARGE": is_large(elements)}
     common = call.seeds, call.step, STREAMS["rounding"]
-    places = grid(triton.cdiv(elements, _TILE), lanes)
-    elements_kernel[places](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)
+    programs = launch_grid(triton.cdiv(elements, _TILE), lanes)
+    elements_kernel[programs](*pointers, *common, TILE=_TILE, **flags, num_warps=4, enable_fp_fusion=False)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.elementary.triton import exp_nonpositive, power
-from fp4dse.kernels.ops.grids import grid, is_large
+from fp4dse.kernels.ops.launching import is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.ops.sums.trees import lane_sum
 from fp4dse.kernels.quant.call import Call
@@ -243,5 +243,5 @@ def launch(g: Tensor, x: Tensor, call: Call, numbers: Tensor, form: tuple[str, b
     sizes = {"B": call.block, "ROWS": height, "W": width, "ROTATION": call.rotation, "FACTOR": factor(call.rotation)}
     forms = dict(zip(("ELEMENT", "MASKED", "SCALE", "SCALE_ROUNDING"), form, strict=True)) | {"CODEC": call.codec}
     constants = sizes | flags(call.features) | forms | {"LARGE": is_large(x[0].numel())}
-    places = grid(triton.cdiv(rows, height), len(x))
-    through_kernel[places](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)
+    programs = launch_grid(triton.cdiv(rows, height), len(x))
+    through_kernel[programs](*pointers, *keys, **constants, num_warps=4, enable_fp_fusion=False)

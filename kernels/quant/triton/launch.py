@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import OTHERS, grid, is_large
+from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.ops.rotation import hadamard
 from fp4dse.kernels.quant.call import Call
@@ -119,7 +119,7 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         partial = x.new_empty(lanes, tiles, dtype=torch.float32)
         x = together(x)
         constants = {"TILE": _MAXIMUM_TILE, "LARGE": is_large(n), "num_warps": 4, "enable_fp_fusion": False}
-        _maximum_kernel[grid(tiles, lanes)](x, partial, n, x.stride(0), **constants)
+        _maximum_kernel[launch_grid(tiles, lanes)](x, partial, n, x.stride(0), **constants)
         return partial.amax(1)
     x = x.contiguous()
     _, rows, width = (x.mT if columns else x).shape
@@ -133,7 +133,7 @@ def tensor_maxima(x: Tensor, columns: bool = False, rotation: int = 0, signs: Te
         "COLUMNS": columns,
         "LARGE": is_large(n),
     }
-    _rotated_maximum_kernel[grid(programs, lanes)](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
+    _rotated_maximum_kernel[launch_grid(programs, lanes)](x, signs, partial, **shape, **rotate, enable_fp_fusion=False)
     return partial.amax(1)
 
 
@@ -152,8 +152,8 @@ def launch(x: Tensor, columns: bool, call: Call, outputs: tuple[Tensor, Tensor |
     stream = STREAMS["scales" if call.codec == "eden" else "rounding"]  # its elements are never random
     constants = sizes | {"COLUMNS": columns, "CODEC": call.codec, "PAIRS": pairs(x, columns, call.rotation)}
     constants["LARGE"] = is_large(x[0].numel())
-    places = grid(programs, len(x))
-    quantize_kernel[places](*pointers, call.seeds, call.step, stream, **constants, enable_fp_fusion=False)
+    tail = call.seeds, call.step, stream
+    quantize_kernel[launch_grid(programs, len(x))](*pointers, *tail, **constants, enable_fp_fusion=False)
 
 
 def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Tensor]]) -> None:
@@ -184,8 +184,8 @@ def launch_both(x: Tensor, calls: Sequence[Call], outputs: Sequence[Sequence[Ten
     common = rows, width, calls[0].seeds, calls[0].step, STREAMS["rounding"]
     if not any(call.rotation or call.features.stochastic for call in calls):  # others would spill
         constants["maxnreg"] = _REGISTERS[packed]
-    places = grid(down, across, lanes) if large else grid(across, down, lanes)
-    both_kernel[places](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
+    programs = launch_grid(down, across, lanes) if large else launch_grid(across, down, lanes)
+    both_kernel[programs](*pointers, *common, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
 def _sizes(x: Tensor, columns: bool, call: Call) -> tuple[dict[str, Any], int]:

@@ -30,7 +30,7 @@ def operand(x: Tensor, columns: bool, call: Call, dtype: torch.dtype) -> tuple[T
     mutates_args=(),
     schema=f"(Tensor x, bool columns, ScalarType dtype, {schema()}) -> (Tensor, Tensor)",
 )
-def _operand(x: Tensor, columns: bool, dtype: torch.dtype, *of_call) -> tuple[Tensor, Tensor]:
+def _operand(x: Tensor, columns: bool, dtype: torch.dtype, *of_call: Any) -> tuple[Tensor, Tensor]:
     call = unflat(of_call)
     _check(x, columns, call, dtype)
     out, dec = _decoded(x, columns, dtype)
@@ -39,7 +39,7 @@ def _operand(x: Tensor, columns: bool, dtype: torch.dtype, *of_call) -> tuple[Te
 
 
 @_operand.register_fake
-def _(x, columns, dtype, *of_call):
+def _(x: Tensor, columns: bool, dtype: torch.dtype, *_: Any) -> tuple[Tensor, Tensor]:
     return _decoded(x, columns, dtype)
 
 
@@ -54,7 +54,7 @@ def packed(x: Tensor, columns: bool, call: Call) -> tuple[Tensor, Tensor, Tensor
 @torch.library.custom_op(
     "fp4dse::packed", mutates_args=(), schema=f"(Tensor x, bool columns, {schema()}) -> (Tensor, Tensor, Tensor)"
 )
-def _packed(x: Tensor, columns: bool, *of_call) -> tuple[Tensor, Tensor, Tensor]:
+def _packed(x: Tensor, columns: bool, *of_call: Any) -> tuple[Tensor, Tensor, Tensor]:
     call = unflat(of_call)
     _check(x, columns, call, torch.float32, ("block",))
     outputs = _codes(x, columns, call)
@@ -63,7 +63,7 @@ def _packed(x: Tensor, columns: bool, *of_call) -> tuple[Tensor, Tensor, Tensor]
 
 
 @_packed.register_fake
-def _(x, columns, *of_call):
+def _(x: Tensor, columns: bool, *of_call: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _codes(x, columns, unflat(of_call))
 
 
@@ -85,7 +85,7 @@ def both(x: Tensor, calls: tuple[Call, Call], dtype: torch.dtype) -> list[Tensor
     mutates_args=(),
     schema=f"(Tensor x, ScalarType dtype, {schema('_rows')}, {schema('_columns')}) -> Tensor[]",
 )
-def _both(x: Tensor, dtype: torch.dtype, *of_calls) -> list[Tensor]:
+def _both(x: Tensor, dtype: torch.dtype, *of_calls: Any) -> list[Tensor]:
     from fp4dse.kernels.quant.triton.launch import launch_both, tensor_maxima
 
     x, calls = x.contiguous(), [_for_lanes(call, len(x)) for call in _two(of_calls)]
@@ -104,7 +104,7 @@ def _both(x: Tensor, dtype: torch.dtype, *of_calls) -> list[Tensor]:
 
 
 @_both.register_fake
-def _(x, dtype, *of_calls):
+def _(x: Tensor, dtype: torch.dtype, *of_calls: Any) -> list[Tensor]:
     return [t for of_one in _outputs(x, _two(of_calls), dtype) for t in of_one]
 
 
@@ -141,7 +141,7 @@ def through(g: Tensor, x: Tensor, call: Call, numbers: Tensor, form: tuple[str, 
     f"{schema()}) -> Tensor",
 )
 def _through(
-    g: Tensor, x: Tensor, numbers: Tensor, element: str, masked: bool, scale: str, scale_rounding: str, *of_call
+    g: Tensor, x: Tensor, numbers: Tensor, element: str, masked: bool, scale: str, scale_rounding: str, *of_call: Any
 ) -> Tensor:
     from fp4dse.kernels.quant.triton.estimators import launch
 
@@ -158,7 +158,7 @@ def _through(
 
 
 @_through.register_fake
-def _(g, *of_through):
+def _(g: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(g, memory_format=torch.contiguous_format)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fp4dse.kernels.ops.grids import OTHERS, grid, is_large
+from fp4dse.kernels.ops.launching import OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.triton.blocks import block_maximum, decoded, numbers_of, quantized
@@ -78,6 +78,6 @@ def squares(x: Tensor, call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     compiled = flags(call.features) | {"E": call.block, "W": columns, "LARGE": large}
     del compiled["STOCHASTIC"]
     sizes = rows, width, x.stride(0), call.seeds, call.step, STREAMS["rounding"]
-    places = grid(down, across, lanes) if large else grid(across, down, lanes)
-    squares_kernel[places](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
+    programs = launch_grid(down, across, lanes) if large else launch_grid(across, down, lanes)
+    squares_kernel[programs](x, out, dec, *tables, *sizes, **compiled, num_warps=1, enable_fp_fusion=False)
     return out, dec

@@ -17,7 +17,7 @@ def test_the_mean_of_many_seeds_is_the_truth(world):
     one = study(world)
     runs = add_gap(one.runs("a", more=300))
     lines = runs[~runs["is_baseline"] & np.isfinite(runs["gap"])].groupby("config_id")["gap"].mean()
-    assert lines.to_numpy() == pytest.approx(one.gap[one.places(lines.index.to_series())], abs=0.008)
+    assert lines.to_numpy() == pytest.approx(one.gap[one.rows(lines.index.to_series())], abs=0.008)
 
 
 def test_more_seeds_leave_the_first_as_they_are_and_costs_are_equal_up_to_the_last_bit():

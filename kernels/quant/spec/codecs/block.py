@@ -104,7 +104,7 @@ def elements(b: Blocks, magnitude: Tensor, mult: Tensor) -> Tensor:
     guide = None if b.guide is None else torch.copysign(b.guide, b.guide * b.x) * _prescaled(b, mult)
     if b.levels is not None:
         y = torch.copysign(payload(b, magnitude, mult), b.x)
-        return round_to_levels(y, b.levels, b.f, b.i, b.random, guide).abs()
+        return round_to_levels(y, b.levels, b.i, b.random, guide).abs()
     return round_elements(payload(b, magnitude, mult), b.f, b.i, b.random, guide)
 
 

@@ -34,7 +34,7 @@ def nearest(z: int, levels: tuple[int, ...]) -> int:
 
 
 NEAREST = torch.tensor([[nearest(z, levels) for z in range(16)] for levels in DIALECTS], dtype=torch.float32)
-"""What each dialect makes of 0 … 15 halves, in halves: [16, 16]."""
+"""0 … 15 halves as each dialect rounds them, in halves: [16, 16]."""
 
 
 @cache

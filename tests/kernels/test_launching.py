@@ -1,4 +1,4 @@
-"""No launch asks for a grid that a device does not take, and lanes beyond 32 bits have the bits of others."""
+"""No launch asks for a launch grid that a device does not take, and lanes beyond 32 bits have the bits of others."""
 
 import ast
 from pathlib import Path
@@ -10,8 +10,8 @@ import torch
 from fp4dse import kernels
 from fp4dse.dse import QUANTIZERS
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.kernels.ops import grids
-from fp4dse.kernels.ops.grids import FIRST, OTHERS, grid, is_large
+from fp4dse.kernels.ops import launching
+from fp4dse.kernels.ops.launching import FIRST, OTHERS, is_large, launch_grid
 from fp4dse.kernels.ops.rotation import rotate
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.reference import decode_operand, tensor_maxima
@@ -26,16 +26,16 @@ NV, MX = QUANTIZERS["nvfp4"], QUANTIZERS["mxfp4"]
 SR = msgspec.structs.replace(NV, rounding=Stochastic())
 
 
-def test_a_grid_that_no_device_takes_is_refused():
-    assert grid(FIRST) == (FIRST, 1, 1)
-    assert grid(2**15, OTHERS) == (2**15, OTHERS, 1)
+def test_a_launch_grid_that_no_device_takes_is_refused():
+    assert launch_grid(FIRST) == (FIRST, 1, 1)
+    assert launch_grid(2**15, OTHERS) == (2**15, OTHERS, 1)
     for sizes in ((FIRST + 1,), (1, OTHERS + 1), (1, 1, OTHERS + 1), (2**15, 2**15, 2)):
-        with pytest.raises(ValueError, match=r"grid: found .* accepted: 2,147,483,647 in all, 65,535 along"):
-            grid(*sizes)
+        with pytest.raises(ValueError, match=r"launch grid: found .* accepted: 2,147,483,647 in all, 65,535 along"):
+            launch_grid(*sizes)
 
 
 def launches():
-    """Every `kernel[places](...)` in the sources of the Triton kernels, and what stands for the places."""
+    """Every `kernel[programs](...)` in the sources of the Triton kernels, and what stands for the grid."""
     folder = Path(kernels.__file__).parent
     sources = [(str(file.relative_to(folder)), file.read_text()) for file in folder.rglob("*.py")]
     for name, text in sources:
@@ -51,20 +51,20 @@ def launches():
             }
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                    places = node.func.slice
-                    found = assigned.get(places.id) if isinstance(places, ast.Name) else places
+                    programs = node.func.slice
+                    found = assigned.get(programs.id) if isinstance(programs, ast.Name) else programs
                     yield f"{name}:{node.lineno}", found
 
 
-def test_every_launch_asks_grid():
+def test_every_launch_asks_launch_grid():
     found = dict(launches())
     assert len(found) > 25
-    for where, places in found.items():
-        chosen = [places.body, places.orelse] if isinstance(places, ast.IfExp) else [places]
+    for where, programs in found.items():
+        chosen = [programs.body, programs.orelse] if isinstance(programs, ast.IfExp) else [programs]
         for one in chosen:
             assert isinstance(one, ast.Call), where
             assert isinstance(one.func, ast.Name), where
-            assert one.func.id == "grid", where
+            assert one.func.id == "launch_grid", where
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ LONG = 512 * 112 * 112
 
 @pytest.mark.parametrize("shape", [(2, LONG, 160), (1, LONG, 576), (560, 512 * 32 * 32, 32), (1, 16, LONG)], ids=str)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-def test_the_largest_operands_fit_their_grids(meta, shape, columns):
+def test_the_largest_operands_fit_their_launch_grids(meta, shape, columns):
     from fp4dse.kernels.ops.products import triton as products
     from fp4dse.kernels.quant.triton import elements, launch, squares
 
@@ -117,7 +117,7 @@ def test_the_largest_operands_fit_their_grids(meta, shape, columns):
 @pytest.fixture
 def all_large(monkeypatch):
     """Every lane is one of 2^30 elements or more."""
-    monkeypatch.setattr(grids, "NEAR", 0)
+    monkeypatch.setattr(launching, "NEAR", 0)
     assert is_large(1)
 
 
@@ -179,6 +179,6 @@ def test_elements_of_a_large_lane_are_those_of_others(place, monkeypatch):
     call = call_for([MX, msgspec.structs.replace(MX, rounding=Stochastic())])
     arguments = to(place.device, (x, scale, 1 / scale, None, call))
     usual = elements(*arguments, torch.float32)
-    monkeypatch.setattr(grids, "NEAR", 0)
+    monkeypatch.setattr(launching, "NEAR", 0)
     assert torch.equal(elements(*arguments, torch.float32), usual)
     assert usual.count_nonzero() > x.numel() // 4
