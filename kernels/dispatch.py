@@ -121,7 +121,7 @@ def why_not_fused(device: str) -> str | None:
 
 
 def why_not_capable(device: str, least: tuple[int, int]) -> str | None:
-    """The lack of a CUDA device for this compute capability, as "compute capability 8.0, … has 7.5"; None if nothing."""
+    """The compute capability that a CUDA device lacks, as "compute capability 8.0, … has 7.5"; None if it does not."""
     if (found := torch.cuda.get_device_capability(device)) >= least:
         return None
     return f"compute capability {least[0]}.{least[1]}, {torch.cuda.get_device_name(device)} has {found[0]}.{found[1]}"
