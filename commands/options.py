@@ -59,10 +59,10 @@ Axes = Annotated[
 ]
 Model = Annotated[
     str | None,
-    _text("Model shape that overheads are of, by name or .toml file. Default: llama-1b.", offered=model_names),
+    _text("Model shape that overheads are of, by name or .toml file. Default: llama-8b.", offered=model_names),
 ]
 Chip = Annotated[
-    str | None, _text("Chip that overheads are of, by name or .toml file. Default: b200.", offered=chip_names)
+    str | None, _text("Chip that overheads are of, by name or .toml file. Default: gb200.", offered=chip_names)
 ]
 SpaceName = Annotated[
     str,

@@ -135,7 +135,7 @@ def tasks(as_json: AsJson = False) -> None:
     print_rows(list(rows[0]), rows)
 
 
-@command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-1b --chip b200")
+@command(epilog="Example: fp4dse cost nvidia-nvfp4 --model llama-8b --chip gb200")
 def cost(
     recipe: RecipeName,
     model: Model = None,
@@ -158,6 +158,7 @@ def cost(
     found, shape, on = find_recipe(recipe, store), load_model(target.model), load_chip(target.chip)
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
+    software = report.by_scenario(found, shape, on)
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
         from fp4dse.results.text.frames import plain
@@ -167,10 +168,11 @@ def cost(
         times = list(layer_times(found, shape, device))
         facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
-        print_json({**facts, "split": parts, "operations": work, "measured_layers": layers})
+        print_json({**facts, "scenarios": software, "split": parts, "operations": work, "measured_layers": layers})
         return
     print_facts({name: short(value, 4) for name, value in facts.items()})
     tables = {
+        "The step by how good the software is:": software,
         "The step by part:": parts,
         "Bytes and instructions per element of the tensor:": work,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,

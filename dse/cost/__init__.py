@@ -3,6 +3,7 @@
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
 from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
+from fp4dse.dse.cost.scenario import ENDS, MID, scenarios
 from fp4dse.dse.cost.step import (
     DEFAULT_CHIP,
     DEFAULT_COST,
@@ -19,6 +20,8 @@ __all__ = [
     "DEFAULT_CHIP",
     "DEFAULT_COST",
     "DEFAULT_MODEL",
+    "ENDS",
+    "MID",
     "OVERHEAD_OF",
     "Chip",
     "Cost",
@@ -32,5 +35,6 @@ __all__ = [
     "model_names",
     "overhead",
     "points",
+    "scenarios",
     "step_cost",
 ]

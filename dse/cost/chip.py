@@ -30,11 +30,18 @@ class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the peaks that kernels reach."""
+    """Shares of the peaks that kernels reach.
+
+    matrix     of the matrix peak, for units that `formats` does not have
+    formats    unit -> its own share: products of narrow formats stay farther from their peak
+    attention  of the BF16 matrix peak, by the core of attention; None: as `matrix`
+    """
 
     matrix: Number
     vector: Number
     bandwidth: Number
+    formats: dict[str, Number] = {}
+    attention: Number | None = None
 
 
 class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
@@ -50,6 +57,13 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     native     `element scale block` that the FP4 unit takes, such as `e2m1 e4m3 16`; larger blocks repeat the scale
     converts   element and scale formats with a conversion instruction; `e2m1 stochastic` where it takes random bits.
                What has none is rounded by vector instructions
+    writes_apart   units so fast that a product's output is written after it is formed; the others write meanwhile
+    philox_rounds  of the generator that random bits for stochastic rounding are from; None: as the scenario says
+    passes     time of the kernels that quantize relative to the modelled one
+    rest       unmodelled part of a step (communication, idle time), a share of BF16's modelled step; the same seconds
+               are added to every recipe
+
+    A scenario (scenario.py) changes the last two, and rounds that are not stated.
     """
 
     name: str
@@ -63,17 +77,32 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     achieved: Achieved
     native: list[str] = []
     converts: list[str] = []
+    writes_apart: list[str] = []
+    philox_rounds: float | None = None
+    passes: float = 1.0
+    rest: float = 0.0
 
     def __post_init__(self) -> None:
         rates = {f"matrix.{unit}": number for unit, number in self.matrix.items()}
         rates |= {name: getattr(self, name) for name in ("vector", "special", "convert", "bandwidth")}
-        shares = {f"achieved.{name}": getattr(self.achieved, name) for name in Achieved.__struct_fields__}
+        achieved = self.achieved
+        shares = {f"achieved.{name}": getattr(achieved, name) for name in ("matrix", "vector", "bandwidth")}
+        shares |= {f"achieved.formats.{unit}": number for unit, number in achieved.formats.items()}
+        shares |= {"achieved.attention": achieved.attention} if achieved.attention else {}
         for name, number in (rates | shares | {"launch": self.launch}).items():
             least = "0 or more" if name == "launch" else "above 0"
             if not (0 < number.value < math.inf or (name == "launch" and number.value == 0)):
                 raise ValueError(f"{name} is {number.value:g}, but must be a finite number {least}")
             if name in shares and number.value > 1:
                 raise ValueError(f"{name} is {number.value:g}, but is a share, 1 at most")
+        for name, least in (("philox_rounds", 1.0), ("passes", 0.0), ("rest", 0.0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} is {value:g}, but must be a finite number, {least:g} or more")
+        for name, units in (("achieved.formats", achieved.formats), ("writes_apart", self.writes_apart)):
+            for unit in units:
+                if unit not in self.matrix:
+                    raise ValueError(f"{name} has {unit}, but the matrix units are {', '.join(self.matrix)}")
 
     @property
     def has_fp4(self) -> bool:
@@ -83,8 +112,14 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     def flops(self, unit: str) -> float:
         """FLOP/s that products in this unit reach."""
         if unit in self.matrix:
-            return self.matrix[unit].value * self.achieved.matrix.value
+            return self.matrix[unit].value * self.achieved.formats.get(unit, self.achieved.matrix).value
         return 2 * self.vector.value * self.achieved.vector.value
+
+    @property
+    def attention_flops(self) -> float:
+        """FLOP/s that the core of attention reaches, in BF16."""
+        reached = self.achieved.attention
+        return self.matrix["bf16"].value * reached.value if reached else self.flops("bf16")
 
 
 def chip_names() -> list[str]:

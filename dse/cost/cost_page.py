@@ -13,9 +13,10 @@ from pathlib import Path
 from fp4dse.dse.cost.chip import UNITS, chip_names, load_chip
 from fp4dse.dse.cost.model import load_model, model_names
 from fp4dse.dse.cost.points import points
+from fp4dse.dse.cost.scenario import ENDS, scenarios
 from fp4dse.dse.cost.step import overhead
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
-from fp4dse.dse.cost.validation import Comparison, effects, kernels, throughputs
+from fp4dse.dse.cost.validation import Comparison, effects, fits, kernels, median_error, ratios
 from fp4dse.dse.library import recipe_files
 
 
@@ -30,18 +31,67 @@ def comparison_table(rows: Iterable[Comparison]) -> str:
     return markdown(["what", "measured", "modelled", "error"], cells)
 
 
+def fit_table() -> str:
+    """What the numbers of the model were chosen from, with the source."""
+    cells = (
+        [row.what, _four(row.measured), _four(row.modelled), f"{round(100 * row.error):+d} %", row.source]
+        for row in fits()
+    )
+    return markdown(["what", "measured", "modelled", "error", "source"], cells)
+
+
+def ratio_table() -> str:
+    """Ratios of whole runs, with the band and the source; the worst last."""
+    cells = (
+        [row.what, f"{row.measured:.3f}", _with_band(row), f"{100 * row.error:+.1f} %", row.source]
+        for row in sorted(ratios(), key=lambda row: abs(row.error))
+    )
+    return markdown(["what", "measured", "modelled (band)", "error", "source"], cells)
+
+
+def error_table() -> str:
+    """The held-back ratios in four numbers."""
+    rows = ratios()
+    worst = max(rows, key=lambda row: abs(row.error))
+    near = sum(abs(row.error) <= 0.1 for row in rows)
+    inside = sum(row.within for row in rows)
+    head = ["ratios", "median error", "within 10 %", "within the band", "worst"]
+    line = [f"{len(rows)}", f"{100 * median_error(rows):.1f} %", f"{near}", f"{inside}"]
+    return markdown(head, [[*line, f"{worst.what}: {100 * worst.error:+.1f} %"]])
+
+
+def _with_band(row: Comparison) -> str:
+    low, high = row.band
+    return f"{row.modelled:.3f} ({low:.2f} to {high:.2f})"
+
+
+def scenario_table() -> str:
+    """The factors on FP4 products and on kernels that quantize, rounds, and the unmodelled share of BF16's step."""
+    head = ["scenario", "assumes", "FP4 products, ×", "quantizing, ×", "Philox rounds", "unmodelled"]
+    rows = (
+        [f"`{name}`", s.summary, *(f"{number.value:g}" for number in (s.products, s.passes, s.philox, s.rest))]
+        for name, s in scenarios().items()
+    )
+    return markdown(head, rows)
+
+
 def _four(value: float) -> str:
     """Four digits, without an exponent."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
 
 
 def chip_table() -> str:
-    """Peak rates; 10¹² a second, bandwidth in TB/s."""
+    """Peak rates, and of the matrix units the share of the peak that is reached; 10¹² a second, bandwidth in TB/s."""
     head = ["chip", *(f"{unit.upper()}, TFLOP/s" for unit in UNITS[:4]), "vector", "special", "convert", "TB/s"]
     rows = []
     for name in chip_names():
         chip = load_chip(name)
-        rates = [f"{chip.matrix[unit].value / 1e12:g}" if unit in chip.matrix else "–" for unit in UNITS[:4]]
+        rates = [
+            f"{chip.matrix[unit].value / 1e12:g} · {chip.flops(unit) / chip.matrix[unit].value:.2g}"
+            if unit in chip.matrix
+            else "–"
+            for unit in UNITS[:4]
+        ]
         others = (chip.vector, chip.special, chip.convert, chip.bandwidth)
         rows.append([f"`{name}`", *rates, *(f"{number.value / 1e12:g}" for number in others)])
     return markdown(head, rows)
@@ -53,14 +103,16 @@ def model_table() -> str:
 
 
 def recipe_table() -> str:
-    """All shipped recipes, the fastest on the default chip first."""
-    chips = ("b200", "gb300", "h200")
-    head = ["recipe", *(f"`{chip}`" for chip in chips), "points", "bits", "kept bits"]
+    """All shipped recipes, the fastest on the default chip first, with the band there."""
+    chips = ("gb200", "gb300", "h200")
+    head = ["recipe", "`gb200`", "band", *(f"`{chip}`" for chip in chips[1:]), "points", "bits", "kept bits"]
     rows = []
     for name, file in sorted(recipe_files().items(), key=lambda item: overhead(item[1].recipe)):
         r = file.recipe
         numbers = [str(points(r)), f"{bits_per_element(r):.3g}", f"{activation_bits(r):.3g}"]
-        rows.append([f"`{name}`", *(f"{overhead(r, chip=chip):.3f}" for chip in chips), *numbers])
+        mid, *others = (f"{overhead(r, chip=chip):.3f}" for chip in chips)
+        low, high = (f"{overhead(r, scenario=end):.2f}" for end in ENDS)
+        rows.append([f"`{name}`", mid, f"{low} to {high}", *others, *numbers])
     return markdown(head, rows)
 
 
@@ -73,7 +125,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "chips": chip_table,
     "models": model_table,
     "recipes": recipe_table,
-    "throughputs": lambda: comparison_table(throughputs()),
+    "scenarios": scenario_table,
+    "errors": error_table,
+    "ratios": ratio_table,
+    "fits": fit_table,
     "sensitivity": sensitivity_table,
     "kernels": lambda: comparison_table(kernels()),
 }

@@ -1,6 +1,8 @@
 """The three products of every layer, and what techniques do to them.
 
 product   max( 2MNK / rate of its unit, bytes of operands and output / bandwidth ) + launch
+apart     in units that the chip says so of (FP4 on Blackwell) the output is written after the product, not meanwhile:
+          max( 2MNK / rate, bytes of operands / bandwidth ) + bytes of output / bandwidth + launch
 factors   that change along the contraction (macro blocks, segments of 128) are applied to partial sums on the vector
           units, beside the matrix units: what that takes longer than the product is added
 residual  every residual doubles the products
@@ -36,14 +38,18 @@ def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
     more_products = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
     factors = unit not in DECODED_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
     lanes = chip.vector.value * chip.achieved.vector.value
+    bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     base = scales = outliers = 0.0
     for linear in model.linears:
         rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
         size = rows * columns * depth
-        nbytes = depth * (rows * _bytes(a, unit) + columns * _bytes(b, unit)) + rows * columns * output
-        once = max(2 * size / chip.flops(unit), nbytes / (chip.bandwidth.value * chip.achieved.bandwidth.value))
+        reads = depth * (rows * _bytes(a, unit) + columns * _bytes(b, unit)) / bandwidth
+        writes = rows * columns * output / bandwidth
+        after = writes if unit in chip.writes_apart else 0.0
+        formed = max(2 * size / chip.flops(unit), reads + writes - after)
+        once = formed + after
         base += linear.count * (once + chip.launch.value)
-        scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - once)
+        scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - formed)
         outliers += linear.count * more_products * (once + chip.launch.value)
         for share in filter(None, map(work.cut_share, (a, b))):
             apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))

@@ -11,7 +11,8 @@ from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Linear, Model, by_precision
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.step import KEPT, estimator_work, quantized_and_kept, step_cost
+from fp4dse.dse.cost.scenario import ENDS, scenarios
+from fp4dse.dse.cost.step import KEPT, UNMODELLED, estimator_work, quantized_and_kept, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
@@ -25,6 +26,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
     """The figures of a recipe. Times are of one micro-batch, in µs; activations are the inputs of layers
     with weights, of which precise ones keep 16 bits an element."""
     mine, bf16 = step_cost(recipe, model, chip), step_cost(Recipe.named("bf16"), model, chip)
+    band = {row["scenario"]: row["overhead"] for row in by_scenario(recipe, model, chip)}
     plain = step_cost(Recipe.named("mxfp4"), model, chip)
     bits = activation_bits(recipe)
     parts = by_precision(model, recipe.precise)
@@ -37,6 +39,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "step_us": 1e6 * mine.total,
         "bf16_step_us": 1e6 * bf16.total,
         "overhead": mine.total / bf16.total,
+        **{f"overhead_{end}": band[end] for end in ENDS},
         "over_plain_fp4": mine.total / plain.total,
         "layers": sum(linear.count for linear in model.linears),
         "precise_layers": sum(linear.count for linear in parts[1].linears),
@@ -49,6 +52,16 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
     if extra_tokens is not None:
         facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
     return {**facts, "notes": notes(recipe, chip)}
+
+
+def by_scenario(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
+    """The step under each scenario, with the best software first: µs, BF16's, the overhead, what is assumed."""
+    rows = []
+    for name, scenario in scenarios().items():
+        mine, bf16 = (step_cost(r, model, chip, name).total for r in (recipe, Recipe.named("bf16")))
+        times = {"step_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "overhead": mine / bf16}
+        rows.append({"scenario": name, **times, "assumes": scenario.summary})
+    return rows
 
 
 def time_to_quality(overhead: float, extra_tokens: float) -> float:
@@ -75,7 +88,10 @@ def split(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     """
     quantized, kept = quantized_and_kept(recipe, model)
     mine = step_cost(recipe, model, chip)
-    others = [_parted(Recipe.named(name), quantized, kept, chip) for name in ("bf16", "mxfp4")]
+    others = [
+        {**_parted(Recipe.named(name), quantized, kept, chip), UNMODELLED: mine.seconds[UNMODELLED]}
+        for name in ("bf16", "mxfp4")
+    ]
     rows = []
     for part in mine.seconds:
         times = [1e6 * seconds[part] for seconds in (mine.seconds, *others)]
@@ -90,7 +106,7 @@ def _parted(recipe: Recipe, quantized: Model, kept: Model, chip: Chip) -> dict[s
     """Seconds by part, with those of the layers `kept` as one part."""
     seconds, there = step_cost(recipe, quantized, chip).seconds, step_cost(recipe, kept, chip)
     products = seconds["products"] + seconds[KEPT]
-    return {**seconds, "products": products, KEPT: there.total - there.seconds["rest"]}
+    return {**seconds, "products": products, KEPT: there.total - there.seconds["rest"] - there.seconds[UNMODELLED]}
 
 
 def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
@@ -118,7 +134,8 @@ def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> 
     linear = msgspec.structs.replace(linear, count=1, kind="linear", at="")
     alone = msgspec.structs.replace(model, linears=[linear], **rest)
     there = msgspec.structs.replace(recipe, precise=Precise(), finish=None)
-    return step_cost(there, alone, chip).total / step_cost(Recipe.named("bf16"), alone, chip).total
+    mine, bf16 = (step_cost(r, alone, chip) for r in (there, Recipe.named("bf16")))
+    return (mine.total - mine.seconds[UNMODELLED]) / (bf16.total - bf16.seconds[UNMODELLED])
 
 
 def _row(slot: str, technique: str, done: Work) -> dict[str, Any]:

@@ -6,10 +6,12 @@ For every layer with a weight [N, K] and M rows:
     operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
     estimator   a pass over dX and, once an optimizer step, over dW
     the rest    attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
+    unmodelled  communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
 
 Layers that the recipe keeps precise are BF16's, and so are the stages of its finish for their share of the steps: the
-step is the mean over the training. Products and passes follow one another; nothing else overlaps. A share of the peaks
-is reached (Chip.achieved), the same for every format and shape, and GPUs do not talk to each other.
+step is the mean over the training. Products and passes follow one another; nothing else overlaps. Each format reaches
+its own share of the peak (Chip.achieved). How good the software is, a scenario says (scenario.py): `mid` gives the
+overhead, `low` and `high` its band.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from fp4dse.dse.cost.chip import Chip, load_chip
 from fp4dse.dse.cost.model import Model, by_precision, load_model
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
+from fp4dse.dse.cost.scenario import ENDS, MID, under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
@@ -32,14 +35,15 @@ from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 2
+COST_REV = 3
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
-DEFAULT_MODEL, DEFAULT_CHIP = "llama-1b", "b200"
+DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 
 BF16 = load_recipe("bf16")
 """The recipe that precise layers and stages compute as."""
 KEPT = "layers in BF16"
-PARTS = ("products", *TECHNIQUES, KEPT, "rest")
+UNMODELLED = "unmodelled"
+PARTS = ("products", *TECHNIQUES, KEPT, "rest", UNMODELLED)
 """Parts of a step's time; KEPT: all that is done for layers that the recipe keeps precise."""
 
 
@@ -62,10 +66,10 @@ class Cost(msgspec.Struct, frozen=True):
         return sum(self.seconds.values())
 
 
-def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP) -> float:
+def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP, scenario: str = MID) -> float:
     """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
-    shape, device = load_model(model), load_chip(chip)
-    return (_layers(recipe, shape, device) + _rest(shape, device)) / _bf16(shape, device)
+    shape, device = load_model(model), under(load_chip(chip), scenario)
+    return (_layers(recipe, shape, device) + _same(shape, device)) / _bf16(shape, device)
 
 
 class CostTarget(Part, frozen=True):
@@ -84,9 +88,13 @@ class CostTarget(Part, frozen=True):
         """For people: what an overhead is, and how to have another one."""
         return f"overhead: modelled time of a training step of {self.model} on {self.chip}, BF16 = 1 (--model, --chip)"
 
-    def overhead(self, recipe: Recipe) -> float:
+    def overhead(self, recipe: Recipe, scenario: str = MID) -> float:
         """Modelled step time relative to BF16's."""
-        return overhead(recipe, self.model, self.chip)
+        return overhead(recipe, self.model, self.chip, scenario)
+
+    def band(self, recipe: Recipe) -> tuple[float, ...]:
+        """The overhead with the best software and with the worst (ENDS)."""
+        return tuple(self.overhead(recipe, end) for end in ENDS)
 
     def check(self, where: str) -> None:
         """ConfigError at `where` + `model` or `chip` if there is no such, or its file is wrong."""
@@ -104,14 +112,15 @@ DEFAULT_COST = CostTarget()
 OVERHEAD_OF = DEFAULT_COST.of
 
 
-def step_cost(recipe: Recipe, model: Model, chip: Chip) -> Cost:
+def step_cost(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> Cost:
     """The step's time by part."""
+    chip = under(chip, scenario)
     out = dict.fromkeys(PARTS, 0.0)
     for share, r, part, kept in _shares(recipe, model):
         for piece in _pieces(r, part, chip):
             for name, seconds in piece:
                 out[KEPT if kept else name] += share * seconds
-    out["rest"] = _rest(model, chip)
+    out["rest"], out[UNMODELLED] = _rest(model, chip), _unmodelled(model, chip)
     return Cost(out)
 
 
@@ -127,7 +136,17 @@ def _seconds(recipe: Recipe, model: Model, chip: Chip) -> float:
 
 @lru_cache
 def _bf16(model: Model, chip: Chip) -> float:
-    return _layers(BF16, model, chip) + _rest(model, chip)
+    return _layers(BF16, model, chip) + _same(model, chip)
+
+
+def _same(model: Model, chip: Chip) -> float:
+    """Seconds that every recipe takes."""
+    return _rest(model, chip) + _unmodelled(model, chip)
+
+
+@lru_cache
+def _unmodelled(model: Model, chip: Chip) -> float:
+    return chip.rest * (_layers(BF16, model, chip) + _rest(model, chip))
 
 
 def _shares(recipe: Recipe, model: Model) -> list[Share]:
@@ -186,7 +205,7 @@ def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) 
     elements, launches = _extent(tensor, model)
     out: dict[str, float] = {}
     for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
-        times = {name: seconds * elements for name, seconds in operands.seconds(kernel, chip).items()}
+        times = {name: seconds * elements * chip.passes for name, seconds in operands.seconds(kernel, chip).items()}
         times[next(iter(times))] += launches * kernel.per_step * chip.launch.value
         for technique, seconds in times.items():
             out[technique] = out.get(technique, 0.0) + seconds
@@ -211,7 +230,7 @@ def _estimator(operand: str, fprop: Fprop, through: Through, model: Model, chip:
     if done == Work():
         return ()
     elements, launches = _extent(operand, model)
-    return (("estimator", done.seconds(chip) * elements + launches * chip.launch.value),)
+    return (("estimator", done.seconds(chip) * elements * chip.passes + launches * chip.launch.value),)
 
 
 def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
@@ -238,7 +257,7 @@ def _rest(model: Model, chip: Chip) -> float:
     total = model.parameters * model.bytes_per_parameter / bandwidth / model.micro_batches
     for core in model.attention:
         scores = model.tokens * core.context / (2 if core.causal else 1)
-        products = 3.5 * 4 * scores * core.width / chip.flops("bf16")  # two forward, five backward
+        products = 3.5 * 4 * scores * core.width / chip.attention_flops  # two forward, five backward
         exponentials = 2 * scores * core.width / core.head / (chip.special.value * chip.achieved.vector.value)
         total += core.count * (max(products, exponentials) + 2 * chip.launch.value)
     for item in model.traffic:

@@ -7,7 +7,8 @@ of a block.
     pass                  bytes                         instructions
     quantize              2 read, stored bits written   unpack, maximum, multiply; rounding; a scale / l
     tensor maximum        2 read                        unpack, maximum; the rotation, if that comes first
-    stochastic rounding                                 Philox 4×32-10: 80 for 128 bits; two to cut out and add
+    stochastic rounding                                 Philox 4×32: 8 a round for 128 bits; two to cut out and add
+                                                        where no conversion instruction takes random bits
     rotation of b                                       log2 b, an exchange a stage above 16, a flip
     other scales          SCALING
     several encodings     ADAPT
@@ -78,8 +79,17 @@ COMPARE = Work(vector=2)
 """To a table: with each number where a value begins, which adds one to the code or not."""
 BETWEEN_VALUES = Work(vector=5)
 """By chance between two values of a table: both are looked up, and the place between them is a share."""
-PHILOX = 80.0
-"""Instructions for 128 random bits: ten rounds of two wide multiplies (two each), two XORs and two additions."""
+PHILOX = 8.0
+"""Instructions of a round for 128 random bits: two wide multiplies (two each), two XORs and two additions."""
+PHILOX_ROUNDS = 10
+"""Rounds where neither chip nor scenario says: this project's kernels'."""
+RS_BITS = 8
+"""Random bits of an element that a conversion instruction takes: 32 for four (PTX ISA, cvt.rs, e2m1x4 and e4m3x4)."""
+
+
+def random_bits(bits: float, chip: Chip) -> float:
+    """Instructions for that many random bits."""
+    return PHILOX * (chip.philox_rounds or PHILOX_ROUNDS) * bits / 128
 
 
 def per_block(q: Quantizer) -> float:
@@ -141,12 +151,19 @@ def rotation(r: Hadamard) -> Work:
 
 
 def stochastic(q: Quantizer, chip: Chip) -> Work:
-    """The random bits, and how rounding differs."""
+    """The random bits, and how rounding differs. An instruction takes RS_BITS however many the recipe asks for."""
     assert isinstance(q.rounding, Stochastic)
     nearest = msgspec.structs.replace(q, rounding=Quantizer().rounding)
+    if takes_random_bits(q, chip):
+        return Work(vector=random_bits(min(q.rounding.bits, RS_BITS), chip))
     more = rounding(q, chip).vector - rounding(nearest, chip).vector
     fewer = rounding(q, chip).convert - rounding(nearest, chip).convert
-    return Work(vector=PHILOX * q.rounding.bits / 128 + 2 + more, convert=fewer)
+    return Work(vector=random_bits(q.rounding.bits, chip) + 2 + more, convert=fewer)
+
+
+def takes_random_bits(q: Quantizer, chip: Chip) -> bool:
+    """True if a conversion instruction of the chip rounds this element stochastically."""
+    return isinstance(q.element, str) and q.adapt != "dialects" and f"{q.element} stochastic" in chip.converts
 
 
 SCALING: dict[str, Work] = {
@@ -172,7 +189,7 @@ def scaling(q: Quantizer, chip: Chip) -> Work:
     if q.scaling in ("eden", "quest"):
         more += (scale(q, chip) + Work(special=1)) * blocks  # a second scale; a division or a root
     if q.stochastic_scales:
-        more += Work(vector=PHILOX * 16 / 128 + 2) * blocks
+        more += Work(vector=random_bits(16, chip) + 2) * blocks
     return more
 
 

@@ -8,9 +8,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_files
-from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead, report, step_cost
+from fp4dse.dse.cost import (
+    ENDS,
+    Cost,
+    CostTarget,
+    chip_names,
+    load_chip,
+    load_model,
+    model_names,
+    overhead,
+    report,
+    scenarios,
+    step_cost,
+)
 from fp4dse.dse.cost.report import time_to_quality, tokens_to_spare
-from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, estimator_work
+from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, UNMODELLED, estimator_work
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
@@ -36,6 +48,11 @@ def recipes(draw) -> Recipe:
     return recipe
 
 
+def of_layers(cost: Cost) -> float:
+    """Seconds that layers with weights take."""
+    return cost.total - cost.seconds["rest"] - cost.seconds[UNMODELLED]
+
+
 def changed(name: str, stage: str, **fields) -> Recipe:
     recipe = Recipe.named(name)
     return msgspec.structs.replace(recipe, **{stage: msgspec.structs.replace(getattr(recipe, stage), **fields)})
@@ -59,7 +76,8 @@ def test_the_price_is_that_of_the_canonical_recipe_and_the_sum_of_its_parts(reci
     assert overhead(recipe, chip=chip) == overhead(recipe.canonical(), chip=chip)
     cost = step_cost(recipe, LLAMA, load_chip(chip))
     bf16 = step_cost(Recipe.named("bf16"), LLAMA, load_chip(chip))
-    assert math.isclose(cost.total / bf16.total, overhead(recipe, chip=chip))
+    assert math.isclose(cost.total / bf16.total, overhead(recipe, "llama-1b", chip))
+    assert cost.seconds[UNMODELLED] == bf16.seconds[UNMODELLED]
     assert tuple(cost.seconds) == PARTS
     assert min(cost.seconds.values()) >= 0
     assert cost.seconds["rest"] == bf16.seconds["rest"]
@@ -183,9 +201,8 @@ def test_a_step_is_the_sum_of_its_layers_each_in_bf16_or_quantized_as_its_place_
             layer = msgspec.structs.replace(model, linears=[alone], blocks=1, pattern="")
             computed = everywhere if precise.why(place) is None else Recipe.named("bf16")
             cost = step_cost(computed, layer, B200)
-            expected += cost.total - cost.seconds["rest"]
-    found = step_cost(recipe, model, B200)
-    assert found.total - found.seconds["rest"] == pytest.approx(expected)
+            expected += of_layers(cost)
+    assert of_layers(step_cost(recipe, model, B200)) == pytest.approx(expected)
 
 
 def test_places_are_those_of_the_architecture():
@@ -243,8 +260,45 @@ def test_what_is_done_to_weights_is_shared_by_the_micro_batches():
 
 def test_the_default_axis_names_its_model_and_chip():
     recipe = Recipe.named("nvfp4")
-    assert overhead(recipe) == overhead(recipe, "llama-1b", "b200")
-    assert OVERHEAD_OF.startswith("llama-1b on b200, revision ")
+    assert overhead(recipe) == overhead(recipe, "llama-8b", "gb200") == overhead(recipe, scenario="mid")
+    assert OVERHEAD_OF.startswith("llama-8b on gb200, revision ")
+
+
+@given(recipes(), st.sampled_from(chip_names()), st.sampled_from(list(scenarios())))
+@settings(max_examples=60)
+def test_a_scenario_adds_its_unmodelled_share_of_bf16_to_every_recipe(recipe, chip, scenario):
+    bf16, mine = (step_cost(r, LLAMA, load_chip(chip), scenario).seconds for r in (Recipe.named("bf16"), recipe))
+    modelled = sum(bf16.values()) - bf16[UNMODELLED]
+    assert bf16[UNMODELLED] == pytest.approx(scenarios()[scenario].rest.value * modelled)
+    assert mine[UNMODELLED] == bf16[UNMODELLED]
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_worse_software_never_makes_a_recipe_faster_beside_bf16_and_the_figure_is_between(name):
+    recipe, target = Recipe.named(name), CostTarget()
+    best, worst = target.band(recipe)
+    if target.overhead(recipe) < 1:
+        assert best <= target.overhead(recipe) <= worst
+    assert (best, worst) == tuple(overhead(recipe, scenario=end) for end in ENDS)
+    if name == "bf16":
+        assert best == worst == 1
+
+
+def test_the_step_by_scenario_is_that_of_the_cost_command():
+    recipe = Recipe.named("te-nvfp4")
+    rows = report.by_scenario(recipe, LLAMA, B200)
+    facts = report.summary(recipe, LLAMA, B200)
+    assert [row["overhead"] for row in rows] == [facts["overhead_low"], facts["overhead"], facts["overhead_high"]]
+    assert all(row["step_us"] / row["bf16_us"] == row["overhead"] for row in rows)
+
+
+def test_fp4_products_write_their_output_afterwards_and_others_meanwhile():
+    """A short contraction is where that shows."""
+    fp4, fp8 = (Recipe.uniform(Quantizer.named(name)) for name in ("e4m3-b16", "fp8"))
+    at_once = msgspec.structs.replace(B200, writes_apart=[])
+    times = {r.label(): [step_cost(r, VIT, chip).seconds["products"] for chip in (B200, at_once)] for r in (fp4, fp8)}
+    assert times[fp4.label()][0] > 1.1 * times[fp4.label()][1]
+    assert times[fp8.label()][0] == times[fp8.label()][1]
 
 
 def test_time_to_quality_weighs_tokens_against_speed():
@@ -257,12 +311,13 @@ def test_time_to_quality_weighs_tokens_against_speed():
 def test_the_table_of_a_recipe_adds_up():
     recipe = Recipe.named("quartet2")
     facts, rows = report.summary(recipe, LLAMA, B200, 0.2), report.split(recipe, LLAMA, B200)
+    there = overhead(recipe, "llama-1b", "b200")
     assert sum(row["us"] for row in rows) == pytest.approx(facts["step_us"])
     assert sum(row["bf16_us"] for row in rows) == pytest.approx(facts["bf16_step_us"])
     assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert facts["overhead"] == pytest.approx(overhead(recipe))
-    assert facts["time_to_quality"] == pytest.approx(1.2 * overhead(recipe))
-    assert facts["over_plain_fp4"] == pytest.approx(overhead(recipe) / overhead(Recipe.named("mxfp4")))
+    assert facts["overhead"] == pytest.approx(there)
+    assert facts["time_to_quality"] == pytest.approx(1.2 * there)
+    assert facts["over_plain_fp4"] == pytest.approx(there / overhead(Recipe.named("mxfp4"), "llama-1b", "b200"))
     inputs = LLAMA.tokens * 24 * (2048 + 2048 + 2048 + 5456)
     head = LLAMA.tokens * 2048  # precise: 16 bits
     assert facts["activation_mib"] == pytest.approx((inputs * 4.5 + head * 16) / 8 / 2**20)

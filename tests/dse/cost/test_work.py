@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, Hadamard, Quantizer
-from fp4dse.dse.cost import chip_names, load_chip, work
+from fp4dse.dse.cost import chip_names, load_chip, scenarios, work
+from fp4dse.dse.cost.scenario import under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
 from fp4dse.dse.record import field_types
@@ -64,10 +65,30 @@ def test_uniform_grids_and_powers_round_with_fewer_instructions_than_a_float_gri
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_random_bits_are_philox_calls_of_128(bits):
+@pytest.mark.parametrize("rounds", [3, 7, 10])
+def test_random_bits_are_philox_calls_of_128_and_an_instruction_takes_eight_an_element(bits, rounds):
     q = msgspec.structs.replace(QUANTIZERS["nvfp4"], rounding=Stochastic(bits=bits))
-    assert work.stochastic(q, B200) == Work(vector=80 / (128 / bits) + 2)
-    assert work.stochastic(q, H200) == work.stochastic(q, B200)  # by software the rounding itself costs the same
+    b200, h200 = (msgspec.structs.replace(chip, philox_rounds=rounds) for chip in (B200, H200))
+    assert work.stochastic(q, b200) == Work(vector=8 * rounds * 8 / 128)
+    assert work.stochastic(q, h200) == Work(vector=8 * rounds * bits / 128 + 2)  # cut out, added, rounded as without
+
+
+def test_rounds_of_philox_are_ten_where_nobody_says():
+    q = msgspec.structs.replace(QUANTIZERS["nvfp4"], rounding=Stochastic(bits=8))
+    assert work.stochastic(q, B200) == Work(vector=5)
+    assert under(B200, "low").philox_rounds == 3
+    own = msgspec.structs.replace(B200, philox_rounds=7.0)
+    assert {under(own, name).philox_rounds for name in scenarios()} == {7.0}  # the chip's file goes first
+
+
+def test_a_scenario_changes_what_its_numbers_say_and_nothing_else():
+    for name, scenario in scenarios().items():
+        chip = under(B200, name)
+        assert chip.flops("fp4") == pytest.approx(B200.flops("fp4") * scenario.products.value)
+        assert [chip.flops(unit) for unit in ("fp8", "bf16", "tf32")] == [
+            B200.flops(unit) for unit in ("fp8", "bf16", "tf32")
+        ]
+        assert (chip.passes, chip.rest) == (scenario.passes.value, scenario.rest.value)
 
 
 @pytest.mark.parametrize(("size", "count"), [(16, 5), (32, 7), (64, 9), (128, 11)])
