@@ -27,7 +27,18 @@ from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.record import Part, accepted, defaults, field_types, name_in, options, part_types, plain, takes
+from fp4dse.dse.record import (
+    Part,
+    accepted,
+    defaults,
+    field_types,
+    name_in,
+    options,
+    part_types,
+    plain,
+    required_fields,
+    takes,
+)
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
@@ -171,9 +182,9 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
         base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
         return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
     fields = read_fields(data, cls, where, *keys)
-    for field in msgspec.structs.fields(cls):
-        if field.required and field.name not in fields:
-            raise ConfigError(at_key(where, *keys, field.name), None, _in_words(field_types(cls)[field.name]))
+    for name in required_fields(cls):
+        if name not in fields:
+            raise ConfigError(at_key(where, *keys, name), None, _in_words(field_types(cls)[name]))
     try:
         return cls(**fields)
     except ConfigError as error:  # of a record whose fields have to fit each other

@@ -98,6 +98,12 @@ def defaults(cls: type[Part]) -> dict[str, object]:
 
 
 @cache
+def required_fields(cls: type[Part]) -> tuple[str, ...]:
+    """The names of fields that must be given."""
+    return tuple(field.name for field in msgspec.structs.fields(cls) if field.required)
+
+
+@cache
 def field_types(cls: type[Part]) -> dict[str, typing.Any]:
     """Field name -> its type, in the order of definition."""
     hints = typing.get_type_hints(cls, include_extras=True)

@@ -46,8 +46,24 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
 BRIEF: dict[str, tuple[str, ...]] = {
-    "recipes": ("task label gap overhead", "on_front", "note", "gap_low gap_high", "pairs", "preset"),
-    "front": ("task label gap overhead", "on_front", "p_front", "expected", "expected_low expected_high", "preset"),
+    "recipes": (
+        "task label gap overhead",
+        "on_front",
+        "note",
+        "gap_low gap_high",
+        "overhead_low overhead_high",
+        "pairs",
+        "preset",
+    ),
+    "front": (
+        "task label gap overhead",
+        "on_front",
+        "p_front",
+        "expected",
+        "expected_low expected_high",
+        "overhead_low overhead_high",
+        "preset",
+    ),
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
     "effects": ("task factor level with_factor with_level effect", "low high", "reference", "q"),
     "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),

@@ -3,7 +3,7 @@
 from fp4dse.dse.cost.chip import Chip, chip_names, load_chip
 from fp4dse.dse.cost.model import Model, load_model, model_names
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.scenario import ENDS, MID, scenarios
+from fp4dse.dse.cost.scenario import BAND, ENDS, MID, scenarios
 from fp4dse.dse.cost.step import (
     DEFAULT_CHIP,
     DEFAULT_COST,
@@ -17,6 +17,7 @@ from fp4dse.dse.cost.step import (
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 
 __all__ = [
+    "BAND",
     "DEFAULT_CHIP",
     "DEFAULT_COST",
     "DEFAULT_MODEL",

@@ -11,7 +11,7 @@ from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Linear, Model, by_precision
 from fp4dse.dse.cost.points import points
-from fp4dse.dse.cost.scenario import ENDS, scenarios
+from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
 from fp4dse.dse.cost.step import KEPT, UNMODELLED, estimator_work, quantized_and_kept, step_cost
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
@@ -39,7 +39,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "step_us": 1e6 * mine.total,
         "bf16_step_us": 1e6 * bf16.total,
         "overhead": mine.total / bf16.total,
-        **{f"overhead_{end}": band[end] for end in ENDS},
+        **{name: band[end] for name, end in zip(BAND, ENDS, strict=True)},
         "over_plain_fp4": mine.total / plain.total,
         "layers": sum(linear.count for linear in model.linears),
         "precise_layers": sum(linear.count for linear in parts[1].linears),

@@ -45,6 +45,8 @@ MID = "mid"
 """The scenario of the column `overhead` and of every single figure."""
 ENDS = ("low", "high")
 """The scenarios at the ends of a band: software at its best and at its worst."""
+BAND = tuple(f"overhead_{end}" for end in ENDS)
+"""The columns of an overhead at ENDS."""
 
 
 @lru_cache(maxsize=256)

@@ -101,7 +101,8 @@ Recipe and BF16 are paired: in a seed both start from the same weights and see t
 is shown against BF16's: a change in %, or from half and twice on the ratio, × 2.4; queries and files hold its
 logarithm, the <b>gap</b>. Intervals are {CONFIDENCE:.0%} over the paired seeds. <b>Points</b> count the techniques that
 a recipe switches on, with one for FP4 itself (arXiv 2509.17791). A recipe is on the <b>front</b> if no other recipe
-that quantizes has a lower loss for as little overhead, or less overhead for as low a loss. Its <b>chance</b> of the
+that quantizes has a lower loss for as little overhead, or less overhead for as low a loss, under one assumption about
+software at least (the <b>band</b> of an overhead has the best and the worst at its ends). Its <b>chance</b> of the
 front is the share of 1,000 draws in which it is there, when every gap is drawn from what its seeds, its factors and the
 other recipes say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed differs.</p>
 <p>The front is made of the luckiest recipes as well as of the best: with many recipes and few seeds the lowest loss is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -92,7 +93,15 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
 def _cost(verdict: Verdict) -> str:
     if not math.isfinite(verdict.overhead):
         return "Unknown: its rows hold no overhead."
-    return f"{share_of_bf16(verdict.axis, verdict.overhead)}{_model(verdict.overhead_of)}."
+    return f"{share_of_bf16(verdict.axis, verdict.overhead)}{_band(verdict.band)}{_model(verdict.overhead_of)}."
+
+
+def _band(band: Sequence[float]) -> str:
+    """` (50 to 60 % with better and worse software)` (HTML); empty if there is none."""
+    if len({f"{100 * end:.0f}" for end in band}) < 2:
+        return ""
+    low, high = (number(end, f"{100 * end:.0f}") for end in band)
+    return f" ({low} to {high}&nbsp;% with better and worse software)"
 
 
 def share_of_bf16(axis: str, value: float) -> str:

@@ -10,7 +10,7 @@ Recipes whose gaps are equal on every seed trained to the same bits (a loss scal
 drawn once: of two that cost the same either both are on the front or none is, and the dearer one never is. Costs that
 differ in their last digits are one cost (pareto.equal_costs).
 
-    p_front       share of draws in which the recipe is on the front
+    p_front       share of draws in which the recipe is on the front, with one kind of software at least
     expected      mean of the drawn gaps: what the gap is expected to be on new seeds; its interval is the middle 95 %
     hypervolume   area between the front and a fixed reference point; drawn from each recipe's own seeds, and its
                   interval is the reflected one, 2·h - h*, because a front of noisy means is too good, and one of
@@ -29,10 +29,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
+from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
-from fp4dse.results.stats.pareto import equal_costs, front, fronts, hypervolumes
+from fp4dse.results.stats.pareto import equal_costs, front, fronts_of_any, hypervolumes
 from fp4dse.results.stats.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.summary import summarize
@@ -63,9 +64,9 @@ def front_chance(
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
     for lines, spread, draws in _drawn(competing, parts, resamples, seed):
         if np.isfinite(spread.error).all():
-            cost, hits, gaps = lines[overhead].to_numpy(float), np.zeros(len(lines)), []
+            costs, hits, gaps = lines[_costs(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
             for draw, shared in draws:
-                hits += fronts(cost, draw).sum(axis=0)
+                hits += fronts_of_any(costs, draw).sum(axis=0)
                 gaps.append((draw + shared[:, None]).astype(np.float32))
             drawn = np.concatenate(gaps)
             low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
@@ -114,10 +115,16 @@ def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
     rows = rows_at_best_lr(runs)
     lines = summarize(rows, overhead)
     lines = lines[lines["points"].gt(0) & np.isfinite(lines["gap"].astype(float)) & lines[overhead].notna()].copy()
-    lines[overhead] = lines.groupby(list(SETTING), sort=False)[overhead].transform(equal_costs)
+    for name in _costs(overhead):
+        lines[name] = lines.groupby(list(SETTING), sort=False)[name].transform(equal_costs)
     knobs = codes_of(rows)
     parts = {keys: (*by_seed(part, part["gap"]), knobs) for keys, part in rows.groupby(list(SETTING), sort=False)}
     return lines, parts
+
+
+def _costs(overhead: str) -> list[str]:
+    """The columns whose fronts count: the modelled overhead has a band (summary.py)."""
+    return [overhead, *(BAND if overhead == OVERHEAD else ())]
 
 
 def codes_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -17,6 +19,21 @@ def front(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """
     [mask] = fronts(equal_costs(x), np.asarray(y, float)[None])
     return np.asarray(mask)
+
+
+def front_of_any(xs: Sequence[ArrayLike], y: ArrayLike) -> NDArray[np.bool_]:
+    """True for points that are on the front for one of several costs at least. xs: [n] each; y: [n]; returns bool [n].
+
+    A recipe whose cost depends on what is assumed is dominated only if it is dominated under every assumption.
+    """
+    [mask] = fronts_of_any([equal_costs(x) for x in xs], np.asarray(y, float)[None])
+    return np.asarray(mask)
+
+
+def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike) -> NDArray[np.bool_]:
+    """`front_of_any` of many draws of y at once, whose costs are made equal already. ys: [draws, n]; returns bool
+    [draws, n]."""
+    return np.asarray(np.any([fronts(x, ys) for x in xs], axis=0))
 
 
 def equal_costs(x: ArrayLike) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.dse.cost import OVERHEAD_OF
+from fp4dse.dse.cost import BAND, OVERHEAD_OF
 from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval, p_value
 from fp4dse.results.stats.paired import (
     DERIVED,
@@ -20,7 +20,7 @@ from fp4dse.results.stats.paired import (
     outcomes,
     rows_at_best_lr,
 )
-from fp4dse.results.stats.pareto import front
+from fp4dse.results.stats.pareto import front_of_any
 
 LABELS = [
     "recipe_label",
@@ -32,7 +32,7 @@ LABELS = [
     "metric_name",
     "metric_better",
 ]
-SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, "overhead_of"]))
+SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of"]))
 """The columns that `summarize` reads."""
 
 
@@ -43,12 +43,14 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     val_metric (means), metric_name, metric_better, gap, gap_low, gap_high (mean of the paired gaps, 95 % interval; NaN
     bounds with one pair), pairs, survived (the share of seeds that did not diverge, of those that finished or
     diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934), p_best (two-sided p of the paired
-    difference to the recipe with the lowest gap), points, bits, the column `overhead` if it is another, on_front, note
-    (why there is no gap or no overhead, else empty).
+    difference to the recipe with the lowest gap), points, bits, the column `overhead` if it is another, overhead_low
+    and overhead_high (of the modelled overhead: with the best software and with the worst; NaN where rows have none),
+    on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
-    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. Of modelled
+    (points > 0), have a finite gap and an overhead: the baseline is the reference and competes with nobody. A recipe is
+    off the front if it is dominated with the best software, with the worst and with the middling one. Of modelled
     overheads those of the newest revision in the setting count. ConfigError if the rows have no numeric column
     `overhead`.
     """
@@ -60,12 +62,15 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
         cost=_on_one_scale(rows, overhead),
     )
+    band = BAND if overhead == OVERHEAD else ()
+    rows = rows.assign(**{name: rows[name].where(rows["cost"].notna()) if name in rows else np.nan for name in band})
     kept = [*SETTING, "is_baseline", "lr", "metric_name", "metric_better", "points"]
     out = (
         rows.groupby(["setting", "config_id"], sort=False)
         .agg(
             **{name: (name, "first") for name in kept},
             cost=("cost", "mean"),
+            **{name: (name, "mean") for name in band},
             label=("recipe_label", "first"),
             name=("recipe_name", "first"),
             bits=("bits_per_element", "first"),
@@ -100,7 +105,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out[["survived", "survived_low", "survived_high"]] = survival(out["seeds"], out["diverged"]).to_numpy()
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
-        out.loc[part.index, "on_front"] = front(part["cost"], part["gap"])
+        out.loc[part.index, "on_front"] = front_of_any(part[["cost", *band]].to_numpy(float).T, part["gap"])
     out["p_best"] = _p_against_best(out[quantizes], rows).reindex(out.index)
     out = out.sort_values(
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
@@ -108,7 +113,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns = [*SETTING, "config_id", "label", "name", "is_baseline", "lr", "seeds", "diverged", "pruned", "failed"]
     columns += ["val_loss", "val_metric", "metric_name", "metric_better", "gap", "gap_low", "gap_high", "pairs"]
     columns += ["survived", "survived_low", "survived_high"]
-    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), "on_front", "note"]
+    columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band, "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)
 
 

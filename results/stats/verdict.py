@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.equivalence import MARGIN, against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr
@@ -106,6 +107,8 @@ class Verdict(NamedTuple):
     """Share of draws over seeds in which the recipe is on the front; NaN if there is nothing to draw from."""
     overhead: float
     """In the column `axis`, NaN if it is not known."""
+    band: tuple[float, ...]
+    """The overhead with the best software and with the worst; empty if it is not known."""
     axis: str
     overhead_of: str | None
     """Model, chip and revision that the overhead is of."""
@@ -134,7 +137,7 @@ class Verdict(NamedTuple):
 
 NO_RECIPE = pd.Series(
     {"config_id": None, "label": "", "name": None, "pairs": 0}
-    | dict.fromkeys(["gap", "gap_low", "gap_high", *CHANCE, OVERHEAD], math.nan)
+    | dict.fromkeys(["gap", "gap_low", "gap_high", *CHANCE, OVERHEAD, *BAND], math.nan)
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
@@ -197,6 +200,7 @@ def _verdict(
         bf16=bf16,
         p_front=float(pick["p_front"]),
         overhead=math.nan if pd.isna(pick[OVERHEAD]) else float(pick[OVERHEAD]),
+        band=tuple(float(pick[name]) for name in BAND if pd.notna(pick[name])),
         axis=OVERHEAD,
         overhead_of=str(of.iloc[-1]) if len(of) else None,
         lowest=None if lowest is None else lowest["config_id"],

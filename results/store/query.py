@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
 from fp4dse.results.store.measured import JOINED
 from fp4dse.results.store.parquet import ALL, dataset, duplicate_run_ids, long_texts, read, to_pandas
-from fp4dse.results.store.pricing import PRICED, priced, prices
+from fp4dse.results.store.pricing import priced, prices
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import is_server_error
 from fp4dse.results.store.schema import CURVES, ROW, SCALARS
@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 COPIED = "SELECT * FROM ({rows}) WHERE run_id NOT IN (FROM copied) UNION ALL BY NAME SELECT * FROM winners"
 PRICED_AGAIN = f"""
-SELECT rows.* REPLACE ({", ".join(f"prices.{name} AS {name}" for name in PRICED)})
+SELECT rows.* REPLACE (
+    CASE WHEN rows.overhead_of = prices.overhead_of THEN rows.overhead ELSE prices.overhead END AS overhead,
+    prices.overhead_of AS overhead_of
+), {", ".join(BAND)}
 FROM ({{rows}}) AS rows LEFT JOIN prices USING (config_id)
 """
 CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
@@ -58,7 +61,7 @@ CREATE TEMP VIEW recorded AS
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
 RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
-    SELECT {", ".join(SCALARS)}, {", ".join(MEASURED)}, baseline_loss,
+    SELECT {", ".join(SCALARS)}, {", ".join(BAND)}, {", ".join(MEASURED)}, baseline_loss,
         CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
              WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
              WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
@@ -99,17 +102,20 @@ def run_sql(
             connection.register("copied", pa.table({"run_id": copied}))
             connection.register("winners", read(all_rows, ROW.names, valid & ds.field("run_id").isin(copied)))
             rows = COPIED.format(rows=rows)
-        new_prices = None if cost == DEFAULT_COST else prices(long_texts(files, "config_id", "recipe", valid), cost)
-        if new_prices is not None:
+        joined, views = may_need_join(query), named_views(query)
+        new_prices = None
+        if joined or views or ("overhead" in query.lower() and _has_other_overheads(all_rows, valid, cost)):
+            new_prices = prices(long_texts(files, "config_id", "recipe", valid), cost)
             connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
             rows = PRICED_AGAIN.format(rows=rows)
-        if joined := may_need_join(query):
+        if joined:
             reference = read(all_rows, NEEDED, valid & ds.field("is_baseline"))
             connection.register("baselines", baselines(to_pandas(reference)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
-        for name, view in _views(all_rows, valid, query, new_prices, axes or {}).items():
-            connection.register(name, view)
+        if views and new_prices is not None:
+            for name, view in _views(all_rows, valid, views, new_prices, cost, axes or {}).items():
+                connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
             connection.execute(f"CREATE TEMP VIEW rows AS {rows}")
@@ -159,32 +165,47 @@ def _union(files: Sequence[Path]) -> str:
 
 
 def may_need_join(query: str) -> bool:
-    """True if a query may need the joined columns (DERIVED, MEASURED), whose join takes longer than most queries. In
-    doubt, True.
+    """True if a query may need the joined columns (BAND, DERIVED, MEASURED), whose join takes longer than most queries.
+    In doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
     nowhere as a whole row.
     """
     text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
     words = re.findall(r"\w+", text)
-    named = {*DERIVED, *MEASURED, "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(words)
+    shapes = {"columns", "describe", "summarize", "show", "table", "pivot", "unpivot"}
+    named = {*BAND, *DERIVED, *MEASURED, *shapes} & set(words)
     bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
     alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
     clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
     return bool(named or "*" in text or bare or set(alias) - clauses or words.count("select") < words.count("from"))
 
 
-def _views(
-    rows: ds.Dataset, valid: ds.Expression, query: str, new_prices: pd.DataFrame | None, axes: SweptSpaces
-) -> dict[str, pa.Table]:
-    """The views of the statistics that the query names, with other overheads if there are some."""
-    from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+def named_views(query: str) -> list[str]:
+    """The views of the statistics that the query names."""
+    from fp4dse.results.views import VIEWS
 
-    named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
-    if not named:
-        return {}
-    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
-    runs = with_axes(runs if new_prices is None else priced(runs, new_prices), axes)
+    return [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
+
+
+def _has_other_overheads(rows: ds.Dataset, valid: ds.Expression, cost: CostTarget) -> bool:
+    """True if a row was stored with the overhead of another model, chip or revision."""
+    return set(read(rows, ["overhead_of"], valid)["overhead_of"].unique().to_pylist()) - {cost.of} != set()
+
+
+def _views(
+    rows: ds.Dataset,
+    valid: ds.Expression,
+    named: Sequence[str],
+    new_prices: pd.DataFrame,
+    cost: CostTarget,
+    axes: SweptSpaces,
+) -> dict[str, pa.Table]:
+    """These views of the statistics."""
+    from fp4dse.results.views import VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+
+    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND)], valid)))
+    runs = with_axes(priced(runs, new_prices, cost), axes)
     return {name: to_arrow(name, runs) for name in named}
 
 

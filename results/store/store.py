@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError, StoreError
-from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
 from fp4dse.results.stats.factors import AXES
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, OVERHEAD, add_gap
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
@@ -195,25 +195,27 @@ class Store:
     ) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
-        Holds every schema column (`columns`: only these), measured and measured_of (see measured.py), baseline_loss and
-        gap (see paired.add_gap); the curves, as arrays, only if asked for. recipes: config_ids; those and the baselines
+        Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
+        measured_of (see measured.py), baseline_loss and gap (see paired.add_gap); the curves, as arrays, only if asked
+        for. recipes: config_ids; those and the baselines
         alone are read. categories: texts are pandas categories, which a million rows take a tenth of the memory with.
         ConfigError on an unknown column.
         """
-        columns = list(columns or [*SCALARS, *MEASURED, *DERIVED, *(CURVES if curves else ())])
+        known = [*ROW.names, *BAND, *MEASURED, *DERIVED]
+        columns = list(columns or [*SCALARS, *BAND, *MEASURED, *DERIVED, *(CURVES if curves else ())])
         for name in columns:
-            if name not in [*ROW.names, *MEASURED, *DERIVED]:
-                raise ConfigError("column", name, ", ".join([*ROW.names, *MEASURED, *DERIVED]))
+            if name not in known:
+                raise ConfigError("column", name, ", ".join(known))
         gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
         wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
-        reprice = self.cost != DEFAULT_COST and not set(PRICED).isdisjoint(columns)
-        wanted += ["config_id"] if reprice else []
+        overheads = not set(PRICED).isdisjoint(columns)
+        wanted += ["config_id", "overhead_of"] if overheads else []
         condition = self._valid()
         if recipes is not None:
             condition &= is_one_of("config_id", recipes) | ds.field("is_baseline")
         found = to_pandas(self._read([*dict.fromkeys(wanted)], condition), categories)
-        if reprice:
-            found = priced(found, prices(self._recipe_texts(condition), self.cost))
+        if overheads and (not set(BAND).isdisjoint(columns) or found["overhead_of"].ne(self.cost.of).any()):
+            found = priced(found, prices(self._recipe_texts(condition), self.cost), self.cost)
         if joined:
             more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)
             found = found.assign(**{name: more[name].set_axis(found.index) for name in MEASURED})

@@ -13,18 +13,19 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse import recipe_from_dict
-from fp4dse.dse.cost import load_chip
+from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.equivalence import MARGIN, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING
 from fp4dse.results.stats.verdict import Verdict
 from fp4dse.results.text.labels import Labels, short_labels
-from fp4dse.results.text.ratios import change, change_range, change_with_range, counted
+from fp4dse.results.text.ratios import UNKNOWN, change, change_range, change_with_range, counted, share_with_band
 
 STAR = "★"
 BETTER = {"lower": "↓", "higher": "↑"}
 """The better direction of a metric, as it is shown behind its name."""
 ON_FRONT = f"{STAR}: no other recipe has both a lower loss and a lower overhead."
+BANDED = "In brackets the overhead with better and with worse software; only who is beaten with both is off the front."
 VERSUS = "vs BF16: the loss on held-out data, with quantizers on, against BF16's."
 NARROWEST = 20
 """Columns that a recipe's name has at least."""
@@ -64,6 +65,7 @@ def pareto_table(
     if not blocks:
         return ""
     legend = [ON_FRONT] if summary["on_front"].any() else []
+    legend += [BANDED] if any(name in summary and summary[name].notna().any() for name in BAND) else []
     legend += [VERSUS, *remarks, *filter(None, [called.says()])]
     return "\n\n\n".join(blocks) + "\n\n" + "\n".join(_wrapped(line, width, 0) for line in legend)
 
@@ -112,7 +114,7 @@ def _cost(verdict: Verdict) -> str:
     if verdict.config_id is None or math.isnan(verdict.overhead):
         return ""
     of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
-    return f"{verdict.overhead:.2f} of BF16's modelled step time{of}."
+    return f"{share_with_band(verdict.overhead, verdict.band)} of BF16's modelled step time{of}."
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
@@ -198,7 +200,7 @@ def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) ->
         names = (called.of(tried.loc[twin, "label"]) for twin in alike[duplicates[index]])
         recipe = _all_recipes(sorted(names, key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
-        rows.append([mark, *gap_text(line), _ratio(line.get(OVERHEAD)), number(line[value]), lr, recipe])
+        rows.append([mark, *gap_text(line), _overhead(line), number(line[value]), lr, recipe])
     if lines["lr"].nunique() == 1:  # BF16's line above has it
         rows = [[*row[:-2], row[-1]] for row in rows]
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
@@ -237,8 +239,12 @@ def number(value: float) -> str:
     return f"{value:#.4g}" if math.isfinite(value) else "–"
 
 
-def _ratio(value: float | None) -> str:
-    return f"{value:.2f}" if value is not None and math.isfinite(value) else "–"
+def _overhead(line: pd.Series) -> str:
+    """`0.63 (0.55 to 0.73)`, or a dash. line: of summarize."""
+    value = line.get(OVERHEAD)
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return share_with_band(value, [end for name in BAND if math.isfinite(end := line.get(name, math.nan))])
 
 
 def metric_title(frame: pd.DataFrame) -> str | None:

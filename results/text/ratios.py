@@ -8,6 +8,7 @@ interval share the unit that suits the mean.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 UNKNOWN = "–"
 _TWICE = math.log(2)
@@ -69,6 +70,13 @@ def _digits(times: float) -> str:
     if math.isinf(times):
         return "∞"
     return f"{times:,.0f}" if 1000 <= times < 1e6 else f"{times:#.3g}".rstrip(".")
+
+
+def share_with_band(share: float, band: Sequence[float]) -> str:
+    """`0.63 (0.55 to 0.73)`: an overhead with the best and the worst software; without the bracket if there is none, or
+    if it would say the same thrice."""
+    ends = [f"{end:.2f}" for end in band]
+    return f"{share:.2f}" + (f" ({ends[0]} to {ends[-1]})" if len({f"{share:.2f}", *ends}) > 1 else "")
 
 
 def counted(n: int, word: str) -> str:

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from fp4dse.dse.cost import CostTarget
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.stats.summary import SUMMARIZED
-from fp4dse.results.store.pricing import price
 from fp4dse.sweeps.rows import SHARED
 
 OBJECTIVES = {"gap": "gap", "overhead": OVERHEAD, "loss": "val_loss", "metric": "val_metric"}
@@ -46,7 +43,7 @@ class Answers:
 
         Where workers are of several kinds, a recipe has a line for each, and each is compared with BF16 on its own
         kind: the answer is their mean, weighted by their pairs of seeds."""
-        runs = _up_to_date(self.store.runs([*SUMMARIZED, "recipe"], recipes=config_ids), self.store.cost)
+        runs = self.store.runs(SUMMARIZED, recipes=config_ids)
         runs = runs[(runs[SHARED] == [self.context[name] for name in SHARED]).all(axis="columns")]
         pruned = set(runs["config_id"][runs["status"].eq("pruned")])  # the mean of the seeds that are left flatters
         found: dict[str, list[dict[str, Any]]] = {}
@@ -89,13 +86,3 @@ class Answers:
             }
             for i in chosen
         ]
-
-
-def _up_to_date(runs: pd.DataFrame, cost: CostTarget) -> pd.DataFrame:
-    """With the overhead of this revision of the cost model in rows of an older one: it follows from the recipe."""
-    old = runs["overhead_of"].ne(cost.of)
-    costs = {text: price(text, cost) for text in runs["recipe"][old].unique()}
-    return runs.assign(
-        overhead=runs["overhead"].mask(old, runs["recipe"].map(costs)),
-        overhead_of=runs["overhead_of"].mask(old, cost.of),
-    )

@@ -42,10 +42,10 @@ def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_
     lines = json.loads(run("query", "recipes", *asked, "--format", "json").out)
     assert {line["name"]: line["overhead"] for line in lines if line["name"] in costs} == costs
     assert "of llama-8b on gb300, BF16 = 1 (--model, --chip)" in run("query", "recipes", *asked).out
-    assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in run("query", "recipes").out
+    assert "of llama-8b on gb200, BF16 = 1 (--model, --chip)" in run("query", "recipes").out
     assert "llama-8b on gb300" in Path("runs/few/report.html").read_text()
-    assert "of llama-1b on b200, BF16 = 1 (--model, --chip)" in swept(run).out
-    assert "llama-1b on b200" in Path("runs/few/report.html").read_text()
+    assert "of llama-8b on gb200, BF16 = 1 (--model, --chip)" in swept(run).out
+    assert "llama-8b on gb200" in Path("runs/few/report.html").read_text()
     assert run("report", *asked).code == 0
     assert "llama-8b on gb300" in Path("runs/few/report.html").read_text()
     listed = {line["name"]: line["overhead"] for line in json.loads(run("recipe", "list", *asked, "--json").out)}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.results import front
-from fp4dse.results.stats.pareto import fronts, hypervolumes
+from fp4dse.results.stats.pareto import front_of_any, fronts, hypervolumes
 
 VALUE = st.one_of(st.integers(0, 5).map(float), st.floats(allow_nan=True, allow_infinity=True))
 
@@ -30,6 +30,20 @@ def test_equal_points_stay_together():
 def test_a_point_without_a_number_is_not_on_the_front_and_beats_nobody(bad):
     assert front([0, 1], [bad, 1]).tolist() == [False, True]
     assert front([bad, 1], [0, 1]).tolist() == [False, True]
+
+
+@given(st.lists(st.tuples(VALUE, VALUE, VALUE, VALUE), max_size=20))
+def test_with_several_costs_only_who_is_dominated_under_each_is_off_the_front(points):
+    *costs, y = np.array(points).reshape(len(points), 4).T
+    expected = np.any([by_definition(list(zip(x.tolist(), y.tolist(), strict=True))) for x in costs], axis=0)
+    assert front_of_any(costs, y).tolist() == np.broadcast_to(expected, len(points)).tolist()
+
+
+def test_a_dearer_recipe_stays_on_the_front_if_it_is_cheaper_with_other_software():
+    gap = [0.1, 0.2, 0.3]
+    best, mid, worst = [0.4, 0.5, 0.6], [0.5, 0.6, 0.7], [0.8, 0.7, 0.9]
+    assert front_of_any([mid], gap).tolist() == [True, False, False]
+    assert front_of_any([mid, best, worst], gap).tolist() == [True, True, False]
 
 
 @given(st.lists(st.tuples(VALUE, VALUE, VALUE), max_size=20))

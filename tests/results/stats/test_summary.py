@@ -5,6 +5,7 @@ import scipy.stats
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import add_gap, noise_floor, summarize
+from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.summary import SUMMARIZED
 
 RNG = np.random.default_rng(20260101)
@@ -195,6 +196,25 @@ def test_a_recipe_without_an_overhead_is_not_on_the_front_and_it_says_so(runs):
     summary = summarize(frame, "measured")
     assert (line(summary, "nvfp4")["on_front"], line(summary, "nvfp4")["note"]) == (False, "no measured")
     assert line(summary, "mxfp4")["on_front"]
+
+
+def test_a_recipe_that_is_beaten_under_one_scenario_alone_stays_on_the_front(runs):
+    frame = runs(bf16=[0.5, 0.6], nvfp4=[0.7, 0.8], mxfp4=[0.8, 0.9], quartet=[0.9, 1.0])
+    for name, costs in {
+        "overhead": {"bf16": 1.0, "nvfp4": 0.5, "mxfp4": 0.6, "quartet": 0.7},
+        "overhead_low": {"bf16": 1.0, "nvfp4": 0.4, "mxfp4": 0.5, "quartet": 0.6},
+        "overhead_high": {"bf16": 1.0, "nvfp4": 0.8, "mxfp4": 0.7, "quartet": 0.9},
+    }.items():
+        frame[name] = frame["recipe_name"].map(costs)
+    summary = summarize(frame)
+    assert summary.loc[summary["on_front"], "name"].tolist() == ["nvfp4", "mxfp4"]
+    assert line(summary, "mxfp4")[["overhead_low", "overhead", "overhead_high"]].tolist() == [0.5, 0.6, 0.7]
+    chance = front_chance(frame).set_index("name")["p_front"]
+    assert (chance["nvfp4"], chance["quartet"]) == (1, 0)
+    assert chance["mxfp4"] > 0.9
+    alone = summarize(frame.drop(columns=["overhead_low", "overhead_high"]))
+    assert alone.loc[alone["on_front"], "name"].tolist() == ["nvfp4"]
+    assert alone[["overhead_low", "overhead_high"]].isna().all(axis=None)
 
 
 def test_overheads_of_an_older_cost_model_are_not_compared_with_newer_ones(row):

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.cost import OVERHEAD_OF, CostTarget, load_chip, load_model, overhead, report
+from fp4dse.dse import ConfigError, Recipe, recipe_files
+from fp4dse.dse.cost import OVERHEAD_OF, CostTarget, load_chip, load_model, overhead, report, scenarios
 from fp4dse.results import Store, open_store, summarize
 from fp4dse.results.report import read_findings, write_report
 from fp4dse.results.stats.paired import OVERHEAD
@@ -68,11 +68,38 @@ def test_what_is_stored_stays_and_is_of_the_default(trained):
     assert dict(zip(runs["recipe_name"], runs["overhead"], strict=True)) == expected(CostTarget())
 
 
-def test_rows_of_an_older_cost_model_are_priced_like_all_others(trained, row):
+@pytest.mark.parametrize("cost", [OTHER, CostTarget()], ids=["another target", "the default"])
+def test_rows_of_an_older_cost_model_are_priced_like_all_others(trained, row, cost):
     trained.add([row("nvfp4", 5, 0.6, overhead=9.0, overhead_of="llama-1b on b200, revision 1")], "old")
-    nvfp4 = other(trained).runs().query("recipe_name == 'nvfp4'")
-    assert set(nvfp4["overhead"]) == {expected()["nvfp4"]}
-    assert not summarize(other(trained).runs())[OVERHEAD].isna().any()
+    store = open_store(trained.path, cost=cost)
+    nvfp4 = store.runs().query("recipe_name == 'nvfp4'")
+    assert set(nvfp4["overhead"]) == set(
+        store.runs(["overhead", "recipe_name"]).query("recipe_name == 'nvfp4'")["overhead"]
+    )
+    assert set(nvfp4["overhead"]) == {expected(cost)["nvfp4"]}
+    assert not summarize(store.runs())[OVERHEAD].isna().any()
+    for query in ("SELECT overhead, overhead_of FROM runs", "SELECT overhead FROM recipes"):
+        assert 9.0 not in store.sql(query)["overhead"].tolist()
+    assert set(store.sql("SELECT overhead_of FROM runs")["overhead_of"]) == {cost.of}
+
+
+@pytest.mark.parametrize("cost", [OTHER, CostTarget()], ids=["another target", "the default"])
+def test_the_band_is_the_overhead_under_the_scenarios_wherever_rows_are_read(trained, cost):
+    store = open_store(trained.path, cost=cost)
+    bands = {name: cost.band(Recipe.named(name)) for name in NAMES}
+    answers = [store.runs(), store.sql("SELECT recipe_name, overhead_low, overhead_high FROM runs")]
+    answers += [store.sql("SELECT name AS recipe_name, * FROM recipes"), store.sql("FROM runs")]
+    for answer in answers:
+        ends = zip(answer["overhead_low"], answer["overhead_high"], strict=True)
+        assert dict(zip(answer["recipe_name"], ends, strict=True)) == bands
+    assert list(store.runs(["overhead_high"]).columns) == ["overhead_high"]
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_row_is_priced_as_its_recipe_is(name, row):
+    recipe = recipe_files()[name].recipe
+    for scenario in scenarios():
+        assert price(row(name)["recipe"], OTHER, scenario) == OTHER.overhead(recipe, scenario)
 
 
 def test_a_recipe_that_cannot_be_read_has_no_overhead():

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fp4dse.dse import ConfigError, StoreError
+from fp4dse.dse.cost import OVERHEAD_OF
 from fp4dse.results import Store, add_gap, open_store, run_id
 from fp4dse.results.store import reader
 from fp4dse.results.store.inbox import encode_ipc
@@ -285,14 +286,16 @@ def test_columns_that_an_older_file_lacks_read_as_null(store, row, rewrite, join
     assert old.sql("SELECT count(threads) n FROM runs")["n"].tolist() == [1]
 
 
-def test_a_store_from_before_the_cost_model_reads_with_nulls(store, row):
+def test_a_store_from_before_the_cost_model_reads_with_nulls_and_is_priced(store, row):
     store.add([row()], "old")
     file = next((store.path / "inbox").iterdir())
     rows = pa.ipc.open_file(pa.py_buffer(file.read_bytes())).read_all()
     instead_of(file, encode_ipc(rows.drop_columns(["overhead", "overhead_of", "activation_bits"])), "arrow")
     set_version(store, 2)
     found = open_store(store.path).runs()
-    assert found[["overhead", "overhead_of", "activation_bits"]].isna().all(axis=None)
+    assert found["activation_bits"].isna().all()
+    assert set(found["overhead_of"]) == {OVERHEAD_OF}
+    assert found["overhead"].tolist() == [row()["overhead"]]
     assert found["points"].notna().all()
 
 

@@ -111,7 +111,7 @@ def test_recipes_whose_price_is_an_assumption_are_named(row):
     runs = pd.DataFrame([row(n, 0, v) for n, v in (("bf16", 0.5), ("nvfp4", 0.7), ("ue5m3-sr", 0.6))])
     summary = summarize(runs)
     (line,) = price_remarks(runs, summary)
-    assert line == "of the front, priced as if b200 had what it lacks: ue5m3-sr (`fp4dse cost RECIPE` says what)"
+    assert line == "of the front, priced as if gb200 had what it lacks: ue5m3-sr (`fp4dse cost RECIPE` says what)"
     assert line in pareto_table(summary, noise_floor(runs), remarks=[line])
     native = runs[runs["recipe_name"].ne("ue5m3-sr")]
     assert price_remarks(native, summarize(native)) == []
@@ -125,7 +125,7 @@ def test_under_the_table_stands_what_to_use_how_sure_and_what_it_costs(runs):
     assert best["name"] in use
     assert change(best["expected"]) in use  # what new seeds would give, and no lucky mean
     assert any(line.startswith("How sure: ") and "BF16" in line for line in lines)
-    assert any(re.match(r"Cost: +0\.\d\d of BF16's modelled step time \(llama-1b on b200\)\.", line) for line in lines)
+    assert any(re.match(r"Cost: +0\.\d\d of BF16's modelled step time \(llama-8b on gb200\)\.", line) for line in lines)
     assert any(line.startswith("Beware:") and "1 of 6 recipes diverged" in line for line in lines)
     assert "with quantizers on" in text
 

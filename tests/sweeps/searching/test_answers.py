@@ -87,7 +87,7 @@ def test_what_no_longer_has_an_answer_loses_the_one_that_it_had(tmp_path):
 
 
 def test_rows_of_an_older_cost_model_are_answered_with_the_overhead_of_this_one(tmp_path):
-    old = row(RECIPES[0], 0, 2.0, overhead=9.0, overhead_of="llama-1b b200 1")
+    old = row(RECIPES[0], 0, 2.0, overhead=9.0, overhead_of="llama-1b on b200, revision 1")
     found = answers(tmp_path, [row(BF16, 0, 1.0), old, row(RECIPES[1], 0, 2.0)], ["overhead"])
     assert found.values[RECIPES[0].config_id] == [overhead(RECIPES[0])]
 
