@@ -95,10 +95,10 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
                 raise ValueError(f"{name} is {number.value:g}, but must be a finite number {least}")
             if name in shares and number.value > 1:
                 raise ValueError(f"{name} is {number.value:g}, but is a share, 1 at most")
-        for name, least in (("philox_rounds", 1.0), ("passes", 0.0), ("rest", 0.0)):
+        for name, lowest in (("philox_rounds", 1.0), ("passes", 0.0), ("rest", 0.0)):
             value = getattr(self, name)
-            if value is not None and not least <= value < math.inf:
-                raise ValueError(f"{name} is {value:g}, but must be a finite number, {least:g} or more")
+            if value is not None and not lowest <= value < math.inf:
+                raise ValueError(f"{name} is {value:g}, but must be a finite number, {lowest:g} or more")
         for name, units in (("achieved.formats", achieved.formats), ("writes_apart", self.writes_apart)):
             for unit in units:
                 if unit not in self.matrix:

@@ -79,7 +79,8 @@ def fits() -> tuple[Comparison, ...]:
         out.append(Comparison(row["what"], row["measured"], modelled, row["source"]))
     for row in _data()["quantizing"]:
         seconds = step_cost(_recipe(row), _layer(row), load_chip(row["chip"]), row["scenario"]).seconds
-        out.append(Comparison(row["what"], row["measured"], 1e3 * sum(map(seconds.get, TECHNIQUES)), row["source"]))
+        modelled = 1e3 * sum(seconds[name] for name in TECHNIQUES)
+        out.append(Comparison(row["what"], row["measured"], modelled, row["source"]))
     for row in _data()["throughput"]:
         modelled = _throughput(row, row["scenario"])
         out.append(Comparison(row["what"], row["published"], modelled, row["source"]))

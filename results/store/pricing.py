@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -48,14 +49,13 @@ _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @lru_cache(maxsize=65536)
-def _part(name: str, text: bytes) -> object:
-    found: object = read(msgspec.json.decode(text), field_types(Recipe)[name], "recipe", name)
-    return found
+def _part(name: str, text: bytes) -> Any:
+    return read(msgspec.json.decode(text), field_types(Recipe)[name], "recipe", name)
 
 
 def prices(recipes: Mapping[str, str], cost: CostTarget) -> pd.DataFrame:
     """config_id and PRICED, a line a recipe. recipes: config_id -> recipe as JSON."""
-    found = {"config_id": list(recipes), "overhead_of": cost.of}
+    found: dict[str, object] = {"config_id": list(recipes), "overhead_of": cost.of}
     for name, scenario in {"overhead": MID, **dict(zip(BAND, ENDS, strict=True))}.items():
         found[name] = [price(recipe, cost, scenario) for recipe in recipes.values()]
     types = dict.fromkeys(["overhead", *BAND], float) | {"config_id": str, "overhead_of": str}

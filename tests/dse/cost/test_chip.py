@@ -96,6 +96,9 @@ def test_a_chip_of_ones_own_is_a_file(tmp_path):
         ("[launch]", "[lunch]", "lunch"),
         ("value = 2.0e-6", 'value = "fast"', "launch.value"),
         ("[matrix]", "[matrix", "mine.toml"),
+        ('writes_apart = ["fp4"]', 'writes_apart = ["fp6"]', "writes_apart has fp6, but the matrix units are fp4, fp8"),
+        ("[achieved.formats]\nfp8", "[achieved.formats]\nint8", "achieved.formats has int8"),
+        ("fp8 = { value = 0.6,", "fp8 = { value = 1.6,", "achieved.formats.fp8 is 1.6, but is a share, 1 at most"),
     ],
 )
 def test_a_wrong_file_is_answered_in_one_line_with_its_name(tmp_path, old, new, says):
