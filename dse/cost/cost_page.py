@@ -32,7 +32,7 @@ def comparison_table(rows: Iterable[Comparison]) -> str:
 
 
 def fit_table() -> str:
-    """What the numbers of the model were chosen from, with the source."""
+    """Measurements that the numbers of the model were chosen from, with the source."""
     cells = (
         [row.what, _four(row.measured), _four(row.modelled), f"{round(100 * row.error):+d} %", row.source]
         for row in fits()

@@ -70,8 +70,8 @@ def ratios() -> tuple[Comparison, ...]:
 
 @cache
 def fits() -> tuple[Comparison, ...]:
-    """What shares of peaks and scenarios were chosen from: products (µs), quantizing (ms), BF16 throughputs
-    (tokens/s)."""
+    """Measurements that shares of peaks and scenarios were chosen from: products (µs), quantizing (ms), BF16
+    throughputs (tokens/s)."""
     out = []
     for row in _data()["product"]:
         chip = load_chip(row["chip"])
