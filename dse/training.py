@@ -7,6 +7,7 @@ other number is a lane's. tasks/optimizers computes it.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -97,6 +98,12 @@ class Training(Part, frozen=True):
     def canonical(self) -> Training:
         """SGD has no betas."""
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
+
+    def of_baseline(self) -> Training:
+        """The part that changes what BF16 computes: all but a loss scale that is a power of two. Dividing by such a
+        scale undoes the multiplication to the last bit, as far as exponents reach."""
+        is_exact = math.frexp(self.loss_scale)[0] == 0.5
+        return msgspec.structs.replace(self.canonical(), loss_scale=1.0) if is_exact else self.canonical()
 
     @property
     def kind(self) -> str:
