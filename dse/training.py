@@ -100,10 +100,14 @@ class Training(Part, frozen=True):
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
 
     def of_baseline(self) -> Training:
-        """The part that changes what BF16 computes: all but a loss scale that is a power of two. Dividing by such a
-        scale undoes the multiplication to the last bit, as far as exponents reach."""
-        is_exact = math.frexp(self.loss_scale)[0] == 0.5
-        return msgspec.structs.replace(self.canonical(), loss_scale=1.0) if is_exact else self.canonical()
+        """The part that changes what BF16 computes. AdamW is every task's own optimizer. A loss scale that is a power
+        of two is undone to the last bit when gradients are divided by it, as far as exponents reach."""
+        scale_is_exact = math.frexp(self.loss_scale)[0] == 0.5
+        return msgspec.structs.replace(
+            self.canonical(),
+            optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
+            loss_scale=1.0 if scale_is_exact else self.loss_scale,
+        )
 
     @property
     def kind(self) -> str:
