@@ -5,8 +5,8 @@ a disk; all others reach it through Arrow.
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
-              measured and measured_of (see measured.py)
+    runs      one row per run: all schema columns but the curves, baseline_loss, gap and gap_bf16 (as paired.add_gap
+              has them), measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
     recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -31,8 +31,9 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
+from fp4dse.results.store.matching import baseline_ids, with_baseline_ids
 from fp4dse.results.store.measured import JOINED
-from fp4dse.results.store.parquet import ALL, dataset, duplicate_run_ids, long_texts, read, to_pandas
+from fp4dse.results.store.parquet import ALL, IS_BF16, dataset, duplicate_run_ids, long_texts, read, to_pandas
 from fp4dse.results.store.pricing import PRICED, priced, prices
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import is_server_error
@@ -47,6 +48,11 @@ PRICED_AGAIN = f"""
 SELECT rows.* REPLACE ({", ".join(f"prices.{name} AS {name}" for name in PRICED)})
 FROM ({{rows}}) AS rows LEFT JOIN prices USING (config_id)
 """
+WITH_BASELINE_IDS = """
+SELECT rows.* REPLACE (coalesce(rows.baseline_id, told.baseline_id) AS baseline_id)
+FROM ({rows}) AS rows LEFT JOIN told USING (config_id)
+"""
+TOLD = pa.schema([("config_id", pa.string()), ("baseline_id", pa.string())])
 CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
 
 RECORDED_VIEW = """
@@ -55,15 +61,21 @@ CREATE TEMP VIEW recorded AS
     FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step'
 """
 
+
+def _gap(loss: str, baseline: str) -> str:
+    """A gap as `paired.add_gap` has it, in SQL."""
+    return f"""CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND {loss} > 0 AND {baseline} > 0 THEN ln({loss}) - ln({baseline}) END"""
+
+
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
 RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
     SELECT {", ".join(SCALARS)}, {", ".join(MEASURED)}, baseline_loss,
-        CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
-             WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
-             WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
-        END AS gap
-    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed) LEFT JOIN figures USING ({", ".join(JOINED)});
+        {_gap("val_loss", "baseline_loss")} AS gap, {_gap("val_loss_bf16", "baseline_loss_bf16")} AS gap_bf16
+    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, baseline_id, seed)
+        LEFT JOIN figures USING ({", ".join(JOINED)});
 """
 
 
@@ -103,12 +115,19 @@ def run_sql(
         if new_prices is not None:
             connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
             rows = PRICED_AGAIN.format(rows=rows)
-        if joined := may_need_join(query):
-            reference = read(all_rows, NEEDED, valid & ds.field("is_baseline"))
-            connection.register("baselines", baselines(to_pandas(reference)))
+        joined, words = may_need_join(query), re.findall(r"\w+", query.lower())
+        views = [name for name in VIEWS if name in words]
+        older = _recipes_without_baseline(files, all_rows, valid) if joined or views else {}
+        if joined:
+            if older:
+                told = pa.Table.from_pandas(baseline_ids(older), TOLD, preserve_index=False)
+                connection.register("told", told)
+                rows = WITH_BASELINE_IDS.format(rows=rows)
+            reference = to_pandas(read(all_rows, NEEDED, valid & IS_BF16))
+            connection.register("baselines", baselines(with_baseline_ids(reference, lambda _: older)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
-        for name, view in _views(all_rows, valid, query, new_prices, axes or {}).items():
+        for name, view in _views(views, all_rows, valid, new_prices, axes or {}, older).items():
             connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
@@ -159,15 +178,16 @@ def _union(files: Sequence[Path]) -> str:
 
 
 def may_need_join(query: str) -> bool:
-    """True if a query may need the joined columns (DERIVED, MEASURED), whose join takes longer than most queries. In
-    doubt, True.
+    """True if a query may need the joined columns (DERIVED, MEASURED, or the baseline of older rows), whose join takes
+    longer than most queries. In doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
     nowhere as a whole row.
     """
     text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
     words = re.findall(r"\w+", text)
-    named = {*DERIVED, *MEASURED, "columns", "describe", "summarize", "show", "table", "pivot", "unpivot"} & set(words)
+    whole = {"columns", "describe", "summarize", "show", "table", "pivot", "unpivot"}
+    named = {*DERIVED, *MEASURED, "baseline_id", *whole} & set(words)
     bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
     alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
     clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
@@ -175,17 +195,29 @@ def may_need_join(query: str) -> bool:
 
 
 def _views(
-    rows: ds.Dataset, valid: ds.Expression, query: str, new_prices: pd.DataFrame | None, axes: SweptSpaces
+    names: Sequence[str],
+    rows: ds.Dataset,
+    valid: ds.Expression,
+    new_prices: pd.DataFrame | None,
+    axes: SweptSpaces,
+    older: Mapping[str, str],
 ) -> dict[str, pa.Table]:
-    """The views of the statistics that the query names, with other overheads if there are some."""
-    from fp4dse.results.views import VIEWS, VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
+    """The views of the statistics of these names, with other overheads if there are some. older: recipes of rows that
+    do not name their baseline."""
+    from fp4dse.results.views import VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
 
-    named = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
-    if not named:
+    if not names:
         return {}
-    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid)))
+    found = to_pandas(read(rows, [name for name in VIEWS_READ if name not in DERIVED], valid))
+    runs = add_gap(with_baseline_ids(found, lambda _: older))
     runs = with_axes(runs if new_prices is None else priced(runs, new_prices), axes)
-    return {name: to_arrow(name, runs) for name in named}
+    return {name: to_arrow(name, runs) for name in names}
+
+
+def _recipes_without_baseline(files: Sequence[AnyPath], rows: ds.Dataset, valid: ds.Expression) -> dict[str, str]:
+    """config_id -> recipe as JSON, of rows that do not name their baseline. Errors as of `scan`."""
+    lacking = valid & ds.field("baseline_id").is_null()
+    return long_texts(files, "config_id", "recipe", lacking) if rows.count_rows(filter=lacking) else {}
 
 
 def _plain_columns(table: pa.Table) -> pa.Table:
