@@ -149,6 +149,11 @@ class Recipe(Part, frozen=True):
         costs under that optimizer. One that does not quantize is compared with plain BF16."""
         return baseline_of(DEFAULT if self.is_plain else self.training)
 
+    @property
+    def is_baseline(self) -> bool:
+        """True of what `baseline` returns: BF16 under some training side."""
+        return self.is_plain and self.canonical() == baseline_of(self.training)
+
     def validate(self) -> list[tuple[str, str]]:
         """The rules that this recipe breaks, as (name, one line that says how); empty if it makes sense.
 

@@ -46,8 +46,16 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
 BRIEF: dict[str, tuple[str, ...]] = {
-    "recipes": ("task label gap overhead", "on_front", "note", "gap_low gap_high", "pairs", "preset"),
-    "front": ("task label gap overhead", "on_front", "p_front", "expected", "expected_low expected_high", "preset"),
+    "recipes": ("task label gap overhead", "on_front", "note", "gap_bf16", "gap_low gap_high", "pairs", "preset"),
+    "front": (
+        "task label gap overhead",
+        "on_front",
+        "p_front",
+        "expected",
+        "gap_bf16",
+        "expected_low expected_high",
+        "preset",
+    ),
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
     "effects": ("task factor level with_factor with_level effect", "low high", "reference", "q"),
     "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),
@@ -78,7 +86,19 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 
-_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
+_TEXTS = {
+    *SETTING,
+    "config_id",
+    "baseline_id",
+    "label",
+    "name",
+    "metric_name",
+    "metric_better",
+    "note",
+    "kind",
+    "factor",
+    "level",
+}
 _TEXTS |= {
     "with_factor",
     "with_level",
