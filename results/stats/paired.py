@@ -118,7 +118,8 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     """
     known = _with_baseline_id(runs)
     pair = [*SETTING, "baseline_id", "seed"]
-    found = known[pair].merge(baselines(known), how="left", on=pair)
+    compared = known["config_id"].isin(known["baseline_id"].unique()) | known["is_baseline"].astype(bool)
+    found = known[pair].merge(baselines(known[compared]), how="left", on=pair)
     work = outcomes(runs)
     gaps = {
         name: np.where(work["diverged"], np.inf, log_or_nan(loss) - log_or_nan(found[baseline]))
@@ -132,9 +133,7 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     """SETTING, baseline_id, seed, baseline_loss and baseline_loss_bf16: what runs of that setting, baseline and seed
-    are compared with. runs: all that have a `baseline_id`, or only those that are baselines."""
-    ids = runs["baseline_id"].unique()
-    runs = runs[runs["config_id"].isin(ids) | runs["is_baseline"].astype(bool)]
+    are compared with. runs: those of baselines."""
     work = outcomes(runs)
     found = runs[[*SETTING, "seed"]].assign(
         baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),

@@ -139,6 +139,7 @@ def test_every_column_of_the_front_is_in_an_answer(sections, answers):
             "gap",
             "gap_low",
             "gap_high",
+            "gap_bf16",
             "val_loss",
             "val_metric",
             "lr",
