@@ -45,10 +45,14 @@ RECIPES = {
 }
 
 
-def trained(task, recipe, seeds=(0, 1), steps=3):
-    """A population after a few steps."""
-    population = Population(task, [Lane(recipe, task.lr, seed) for seed in seeds], "cpu")
-    for step in range(steps):
+STEPS = 5
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def trained(task, recipe, device="cpu"):
+    """A population after a few steps; on a GPU the last ones are replayed."""
+    population = Population(task, [Lane(recipe, task.lr, seed) for seed in (0, 1)], device)
+    for step in range(STEPS):
         population.train_step(step)
     return population
 
@@ -56,11 +60,10 @@ def trained(task, recipe, seeds=(0, 1), steps=3):
 def with_weights_of(other, recipe):
     """A population of another recipe with all state of `other` that it can have."""
     lanes = [Lane(recipe, lane.lr, lane.seed) for lane in other.lanes]
-    population = Population(other.task, lanes, "cpu")
-    population.numerics.phase(2)
-    state = other.state(3)
+    population = Population(other.task, lanes, other.device)
+    state = other.state(STEPS)
     kept = recipe != BF16  # a BF16 lane has no quantizer that could carry something
-    population.load_state({name: v for name, v in state.items() if kept or not name.startswith("kept/")}, 3)
+    population.load_state({name: v for name, v in state.items() if kept or not name.startswith("kept/")}, STEPS)
     return population
 
 
@@ -68,13 +71,13 @@ def short(*name):
     return replace(get_task(*name), steps=8)
 
 
-@pytest.mark.parametrize("backend", ["compiled", "eager"])
+@pytest.mark.parametrize("backend", ["compiled", "eager", CUDA])
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_held_out_loss_is_that_of_the_nearest_twin_with_the_same_weights(name, backend, monkeypatch):
     if backend == "eager":
         monkeypatch.setattr(kernel_lanes, "backend", lambda _: Backend("eager"))
     recipe = RECIPES[name]
-    one = trained(short("regression", "smoke"), recipe)
+    one = trained(short("regression", "smoke"), recipe, "cuda" if backend == "cuda" else "cpu")
     twin = with_weights_of(one, recipe.evaluated())
     found = evaluate(one)
     assert torch.equal(found[0], evaluate(twin)[0])
@@ -97,10 +100,11 @@ TASKS = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("task", TASKS)
-def test_both_figures_are_those_of_lanes_that_have_these_weights(task):
+def test_both_figures_are_those_of_lanes_that_have_these_weights(task, device):
     recipe = RECIPES["nvfp4"]
-    one = trained(TASKS[task](), recipe)
+    one = trained(TASKS[task](), recipe, device)
     quantized, in_bf16 = evaluate(one)[0], evaluate(one, "bf16")[0]
     assert torch.equal(quantized, evaluate(with_weights_of(one, recipe.evaluated()))[0])
     assert torch.equal(in_bf16, evaluate(with_weights_of(one, BF16))[0])
@@ -120,8 +124,8 @@ def test_evaluation_changes_no_state_and_no_later_step():
     evaluate(one)
     evaluate(one, "bf16")
     for population in (one, other):
-        population.train_step(3)
-    mine, theirs = one.state(4), other.state(4)
+        population.train_step(STEPS)
+    mine, theirs = one.state(STEPS + 1), other.state(STEPS + 1)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name].nan_to_num(), theirs[name].nan_to_num()) for name in mine)
 
