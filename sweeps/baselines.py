@@ -80,7 +80,8 @@ class Baselines:
             wanted -= handled
             context = {**self.setting.contexts[task, preset], **kind}
             for recipe in sorted({recipe for recipe, *_ in lacking}, key=Recipe.label):
-                lanes = [Lane(recipe, lr, seed) for lr, seed in sorted(rest for of, *rest in lacking if of == recipe)]
+                pairs = sorted((lr, seed) for of, lr, seed in lacking if of == recipe)
+                lanes = [Lane(recipe, lr, seed) for lr, seed in pairs]
                 if lanes := [lane for lane in lanes if lane_id(lane, context) not in self.stored]:
                     jobs.append(self._job(task, preset, lanes, kind))
         return jobs

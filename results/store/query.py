@@ -115,8 +115,8 @@ def run_sql(
         if new_prices is not None:
             connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
             rows = PRICED_AGAIN.format(rows=rows)
-        joined, words = may_need_join(query), re.findall(r"\w+", query.lower())
-        views = [name for name in VIEWS if name in words]
+        joined = may_need_join(query)
+        views = [name for name in VIEWS if name in re.findall(r"\w+", query.lower())]
         older = _recipes_without_baseline(files, all_rows, valid) if joined or views else {}
         if joined:
             if older:
