@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import pandas as pd
 
-from fp4dse.dse import ConfigError, recipe_from_dict
-from fp4dse.results.stats.paired import PLAIN
+from fp4dse.dse import SLOTS, ConfigError, recipe_from_dict
+from fp4dse.dse.formats import PLAIN
+from fp4dse.dse.recipe import baseline_of
+from fp4dse.dse.training import DEFAULT, Training
 
 
 class _Told(msgspec.Struct):
-    """The part of a recipe that almost always decides: without a training side the baseline is plain BF16."""
+    """The part of a recipe that its baseline follows from: reading all of it takes a hundred times as long."""
 
-    training: dict[str, object] = {}
+    fprop: dict[str, Any]
+    dgrad: dict[str, Any]
+    wgrad: dict[str, Any]
+    training: Training = DEFAULT
+
+    def quantizes(self) -> bool:
+        operands = (getattr(self, stage)[operand] for stage, operand in (slot.split(".") for slot in SLOTS))
+        return any(not isinstance(q["element"], str) or q["element"] not in PLAIN for q in operands)
 
 
 def baseline_id(recipe: str) -> str | None:
     """config_id of the baseline of a recipe as rows hold it, JSON; None of one that this program cannot read."""
     try:
-        if not msgspec.json.decode(recipe, type=_Told).training:
-            return PLAIN
+        told = msgspec.json.decode(recipe, type=_Told)
+        return _id_of(told.training if told.quantizes() else DEFAULT)
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        pass  # as an older program wrote it, perhaps
+    try:
         return recipe_from_dict(msgspec.json.decode(recipe)).baseline().config_id
     except (ConfigError, msgspec.MsgspecError):
         return None
+
+
+@lru_cache(maxsize=4096)
+def _id_of(training: Training) -> str:
+    return baseline_of(training).config_id
 
 
 def baseline_ids(recipes: Mapping[str, str]) -> pd.DataFrame:
