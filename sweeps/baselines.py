@@ -17,6 +17,7 @@ from fp4dse.results import Store
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
 from fp4dse.sweeps.setting import Setting
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 
 _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
@@ -54,7 +55,8 @@ class Baselines:
             here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
             wanted = here[[*KIND, "baseline_id", "lr", "seed"]].drop_duplicates()
             for *kind, of, lr, seed in wanted.itertuples(index=False):
-                self._wanted.setdefault((task, preset, tuple(kind)), set()).add((recipes[of], lr, seed))
+                baseline = recipes[of], self._rate(task, preset, recipes[of], lr), seed
+                self._wanted.setdefault((task, preset, tuple(kind)), set()).add(baseline)
 
     def note(self, verdict: Verdict) -> None:
         """Note the baselines that a job brought back, and those that its recipes want."""
@@ -67,7 +69,7 @@ class Baselines:
             found = {**self.setting.context(job), **result.environment}
             where = (job.task, job.preset, tuple(str(found[name]) for name in KIND))
             self._handled.setdefault(where, set()).update(brought)
-            self._wanted.setdefault(where, set()).update(_baselines_of(job))
+            self._wanted.setdefault(where, set()).update(self._baselines_of(job))
 
     def missing(self) -> list[Job]:
         """Jobs for the baselines that nothing else will bring, one a task, kind and baseline; each is returned once."""
@@ -86,6 +88,23 @@ class Baselines:
                     jobs.append(self._job(task, preset, lanes, kind))
         return jobs
 
+    def _baselines_of(self, job: Job) -> _Wanted:
+        """The baselines that a job's recipes are compared with; plain BF16 has none."""
+        found = ((lane.recipe.baseline(), lane) for lane in job.lanes)
+        return {
+            (baseline, self._rate(job.task, job.preset, baseline, lane.lr), lane.seed)
+            for baseline, lane in found
+            if lane.recipe != baseline
+        }
+
+    def _rate(self, task: str, preset: str, baseline: Recipe, lr: float) -> float:
+        """The learning rate of a baseline beside a recipe's at `lr`: the same, unless each class has its own."""
+        if self.setting.contexts[task, preset].get("lr_source") != "tuned":
+            return lr
+        return rate_of(
+            next(facts for facts in self.setting.tasks if (facts.name, facts.preset) == (task, preset)), baseline
+        )
+
     def _job(self, name: str, preset: str, lanes: list[Lane], kind: dict[str, str]) -> Job:
         machine = self.setting.machine
         task = next(task for task in self.setting.tasks if (task.name, task.preset) == (name, preset))
@@ -97,9 +116,3 @@ class Baselines:
 def _baselines_in(job: Job) -> _Wanted:
     """The baselines among a job's lanes."""
     return {(lane.recipe, lane.lr, lane.seed) for lane in job.lanes if lane.recipe.is_baseline}
-
-
-def _baselines_of(job: Job) -> _Wanted:
-    """The baselines that a job's recipes are compared with; plain BF16 has none."""
-    found = ((lane.recipe.baseline(), lane) for lane in job.lanes)
-    return {(baseline, lane.lr, lane.seed) for baseline, lane in found if lane.recipe != baseline}

@@ -14,6 +14,7 @@ from fp4dse.kernels.quant.spec.codecs import SCALES
 from fp4dse.kernels.quant.spec.reference import with_numbers
 from fp4dse.kernels.quant.triton.features import Features
 
+
 @cache
 def heeded(codec: str, features: Features) -> frozenset[str]:
     """Columns of the descriptor tables that the kernels of whole operands read, all of those that take the codec;
