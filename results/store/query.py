@@ -145,8 +145,8 @@ def run_sql(
             if any(isinstance(file, RemotePath) for file in files) and is_server_error(error):
                 raise OSError(str(error)) from None
             reason = " ".join(str(error).splitlines()[0].split())
-            views = ", ".join(["runs", "curves", "recorded", *VIEWS])
-            raise ConfigError("query", query, f"DuckDB SQL over the views {views} ({reason})") from None
+            known = ", ".join(["runs", "curves", "recorded", *VIEWS])
+            raise ConfigError("query", query, f"DuckDB SQL over the views {known} ({reason})") from None
     return to_pandas(_plain_columns(answer))
 
 
