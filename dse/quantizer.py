@@ -24,7 +24,7 @@ from fp4dse.dse.own_formats import (
     simplest,
 )
 from fp4dse.dse.record import Part
-from fp4dse.dse.rounding import Nearest, Rounding, rounding_words
+from fp4dse.dse.rounding import Nearest, Rounding, Stochastic, rounding_words
 from fp4dse.dse.scale import (
     E4M3,
     E6M2,
@@ -172,6 +172,16 @@ class Quantizer(Part, frozen=True):
     def canonical(self) -> Quantizer:
         """The one spelling of all quantizers that compute the same: what has no effect is set to its default."""
         return _canonical(self)
+
+    def evaluated(self) -> Quantizer:
+        """The same, canonical, with elements and scales that are rounded by chance rounded to nearest: what inference
+        has. Rules are about training, and it may break one of them (MS-EDEN's)."""
+        changes: dict[str, object] = {}
+        if isinstance(self.rounding, Stochastic):
+            changes["rounding"] = Nearest()
+        if isinstance(self.scale, FloatScale) and self.scale.rounding == "stochastic":
+            changes["scale"] = msgspec.structs.replace(self.scale, rounding="nearest")
+        return (msgspec.structs.replace(self, **changes) if changes else self).canonical()
 
     def label(self) -> str:
         """A short name for people: the dict name where there is one, else the format's label and its modifier."""

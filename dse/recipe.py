@@ -34,7 +34,7 @@ from fp4dse.dse.stages import (
     rotation_name,
     with_exceptions,
 )
-from fp4dse.dse.training import Training, optimizer_name, schedule_name
+from fp4dse.dse.training import DEFAULT, Training, optimizer_name, schedule_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -137,6 +137,23 @@ class Recipe(Part, frozen=True):
         """True where no slot has a block scale."""
         return all(self.slot(s).is_plain for s in SLOTS)
 
+    def evaluated(self) -> Recipe:
+        """The recipe that held-out data go through: rounding by chance in the forward pass is rounding to nearest
+        (`Quantizer.evaluated`). Rotations and all else stay."""
+        x, w = self.fprop.x.evaluated(), self.fprop.w.evaluated()
+        return msgspec.structs.replace(self, fprop=msgspec.structs.replace(self.fprop, x=x, w=w)).canonical()
+
+    def baseline(self) -> Recipe:
+        """The recipe that this one's losses are compared with, canonical: BF16, with the training side of a recipe that
+        quantizes as far as that changes what BF16 computes. So the gap of a recipe with another optimizer is what FP4
+        costs under that optimizer. One that does not quantize is compared with plain BF16."""
+        return baseline_of(DEFAULT if self.is_plain else self.training)
+
+    @property
+    def is_baseline(self) -> bool:
+        """True of what `baseline` returns: BF16 under some training side."""
+        return self.is_plain and self.canonical() == baseline_of(self.training)
+
     def validate(self) -> list[tuple[str, str]]:
         """The rules that this recipe breaks, as (name, one line that says how); empty if it makes sense.
 
@@ -208,6 +225,12 @@ class Recipe(Part, frozen=True):
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         return out | names
+
+
+@lru_cache(maxsize=4096)
+def baseline_of(training: Training) -> Recipe:
+    """BF16 under this training side, canonical: the baseline of recipes that quantize and have it."""
+    return msgspec.structs.replace(Recipe.named("bf16"), training=training.of_baseline()).canonical()
 
 
 @lru_cache(maxsize=65536)

@@ -7,6 +7,7 @@ other number is a lane's. tasks/optimizers computes it.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -97,6 +98,16 @@ class Training(Part, frozen=True):
     def canonical(self) -> Training:
         """SGD has no betas."""
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
+
+    def of_baseline(self) -> Training:
+        """The part that changes what BF16 computes. AdamW is every task's own optimizer. A loss scale that is a power
+        of two is undone to the last bit when gradients are divided by it, as far as exponents reach."""
+        scale_is_exact = math.frexp(self.loss_scale)[0] == 0.5
+        return msgspec.structs.replace(
+            self.canonical(),
+            optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
+            loss_scale=1.0 if scale_is_exact else self.loss_scale,
+        )
 
     @property
     def kind(self) -> str:

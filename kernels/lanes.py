@@ -7,13 +7,13 @@ layers that the recipe keeps precise by their place in the model, and for the st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SHARED, STAGES, Recipe
+from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
@@ -40,6 +40,10 @@ class Forward(NamedTuple):
     saved_w: Saved | None
 
 
+Evaluation = Literal["", "quantized", "bf16"]
+"""The ways in which held-out data go through a model; empty: as in training."""
+
+
 class LaneNumerics:
     """The products of lanes whose recipes have one structural signature.
 
@@ -52,6 +56,8 @@ class LaneNumerics:
     training   False: no state that is carried from step to step changes
     counting   True: slots count what they lose (`lost`)
     measuring  False: no held maximum is due in this step (`measures`)
+    evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
+               (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
     """
 
     def __init__(
@@ -75,12 +81,13 @@ class LaneNumerics:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.part = 0
         self.training, self.counting, self.measuring = True, False, True
+        self.evaluation: Evaluation = ""
         self.precise_layers: set[int] = set()
         self.precise_stages: frozenset[str] = frozenset()
         self.requantized = {stage for stage in SHARED if self.recipe.source(stage) == "forward"}
         self.backend: Backend = PLAIN if self.recipe.is_plain else backend(str(device))
         self.quantized = self.baseline = make_stages(self.recipes, self.recipe.gemm, device, self.backend)
-        if not self.recipe.is_plain:
+        if any(recipe.slot(slot).element != "bf16" for recipe in self.recipes for slot in SLOTS):
             self.baseline = make_stages([BASELINE] * self.lanes, "exact", device, self.backend)
         self.slots = {
             f"{name}.{of}": slot for name, stage in self.quantized.items() for of, slot in stage.slots.items()
@@ -185,7 +192,9 @@ class LaneNumerics:
     def use(self, layer: int) -> Use:
         """The record of a slot's use in this layer, now."""
         training = self.training and self.part == 0  # state changes once a step
-        return Use(self.seeds, self.step, layer, training, self.counting, self.measuring, self.part)
+        evaluating = self.evaluation == "quantized"
+        flags = training, self.counting, self.measuring
+        return Use(self.seeds, self.step, layer, *flags, part=self.part, evaluating=evaluating)
 
     def measures(self, step: int) -> bool:
         """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
@@ -228,7 +237,7 @@ class LaneNumerics:
 
     def _stage(self, stage: str, layer: int) -> Stage:
         """The stage as it is computed in a layer now."""
-        if layer in self.precise_layers:
+        if layer in self.precise_layers or self.evaluation == "bf16":
             return self.baseline[stage]
         is_plain = all(slot.maxima is None for slot in self.quantized[stage].slots.values())
         return self.quantized[stage] if is_plain or stage not in self.precise_stages else self.baseline[stage]

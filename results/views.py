@@ -50,6 +50,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "task label gap overhead",
         "on_front",
         "note",
+        "gap_bf16",
         "gap_low gap_high",
         "overhead_low overhead_high",
         "pairs",
@@ -60,6 +61,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "on_front",
         "p_front",
         "expected",
+        "gap_bf16",
         "expected_low expected_high",
         "overhead_low overhead_high",
         "preset",
@@ -94,7 +96,19 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
 VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
 """The columns of runs that views are made from."""
 
-_TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
+_TEXTS = {
+    *SETTING,
+    "config_id",
+    "baseline_id",
+    "label",
+    "name",
+    "metric_name",
+    "metric_better",
+    "note",
+    "kind",
+    "factor",
+    "level",
+}
 _TEXTS |= {
     "with_factor",
     "with_level",

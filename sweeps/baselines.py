@@ -7,19 +7,21 @@ lacks then become a job for this kind alone; so do those that an earlier driver 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.results import Store
-from fp4dse.sweeps.plan import BASELINE
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
 from fp4dse.sweeps.setting import Setting
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 
 _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
+_Wanted = set[tuple[Recipe, float, int]]  # baseline, lr, seed
 
 
 @dataclass
@@ -29,56 +31,79 @@ class Baselines:
     setting: Setting
     stored: set[str]
     record: bool = False
-    _wanted: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # (lr, seed) of recipes
-    _handled: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # of baselines
-    _expected: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
+    _wanted: dict[_Where, _Wanted] = field(default_factory=dict)
+    _handled: dict[_Where, _Wanted] = field(default_factory=dict)
+    _expected: Counter[tuple[str, str, Recipe, float, int]] = field(default_factory=Counter)
 
     def expect(self, jobs: Iterable[Job]) -> None:
         """Note jobs that will run: a baseline that may still come from the kind that lacks it is not made twice."""
         for job in jobs:
-            if _is_baseline(job):
-                self._expected.update((job.task, job.preset, lane.lr, lane.seed) for lane in job.lanes)
+            self._expected.update((job.task, job.preset, *baseline) for baseline in _baselines_in(job))
 
     def note_stored(self, store: Store) -> None:
         """Want baselines for rows of the sweep's tasks that are stored, where kinds are not known beforehand."""
         if self.setting.machine.kinds:
             return
-        names = ["status", "device", "is_baseline", "lr", "seed", *KIND]
+        names = ["status", "device", "is_baseline", "config_id", "baseline_id", "lr", "seed", *KIND]
         rows = store.runs([*names, *SHARED])
         rows = rows[rows["status"].ne("failed") & rows["device"].eq(self.setting.machine.device)]
         rows = rows[~rows["is_baseline"].astype(bool)]
+        one_each = rows.drop_duplicates("baseline_id").set_index("config_id")["baseline_id"]
+        texts = store.recipe_texts(list(one_each.index))
+        recipes = {one_each[key]: recipe_from_dict(json.loads(text)).baseline() for key, text in texts.items()}
         for (task, preset), context in self.setting.contexts.items():
             here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
-            for *kind, lr, seed in here[[*KIND, "lr", "seed"]].drop_duplicates().itertuples(index=False):
-                self._wanted.setdefault((task, preset, tuple(kind)), set()).add((lr, seed))
+            wanted = here[[*KIND, "baseline_id", "lr", "seed"]].drop_duplicates()
+            for *kind, of, lr, seed in wanted.itertuples(index=False):
+                baseline = recipes[of], self._rate(task, preset, recipes[of], lr), seed
+                self._wanted.setdefault((task, preset, tuple(kind)), set()).add(baseline)
 
     def note(self, verdict: Verdict) -> None:
         """Note the baselines that a job brought back, and those that its recipes want."""
         job, result = verdict.outcome.job, verdict.outcome.result
         if verdict.action == "retry":
             return
-        pairs = {(lane.lr, lane.seed) for lane in job.lanes}
-        if _is_baseline(job):
-            self._expected.subtract((job.task, job.preset, *pair) for pair in pairs)
+        brought = _baselines_in(job)
+        self._expected.subtract((job.task, job.preset, *baseline) for baseline in brought)
         if result is not None:
             found = {**self.setting.context(job), **result.environment}
             where = (job.task, job.preset, tuple(str(found[name]) for name in KIND))
-            (self._handled if _is_baseline(job) else self._wanted).setdefault(where, set()).update(pairs)
+            self._handled.setdefault(where, set()).update(brought)
+            self._wanted.setdefault(where, set()).update(self._baselines_of(job))
 
     def missing(self) -> list[Job]:
-        """Jobs for the baselines that nothing else will bring, one a task and kind; each is returned once."""
+        """Jobs for the baselines that nothing else will bring, one a task, kind and baseline; each is returned once."""
         jobs = []
         for (task, preset, values), wanted in self._wanted.items():
             kind = dict(zip(KIND, values, strict=True))
             handled = self._handled.setdefault((task, preset, values), set())
-            lacking = [pair for pair in sorted(wanted - handled) if self._expected[task, preset, *pair] <= 0]
+            lacking = {one for one in wanted - handled if self._expected[task, preset, *one] <= 0}
             handled.update(lacking)
             wanted -= handled
             context = {**self.setting.contexts[task, preset], **kind}
-            lanes = [Lane(_RECIPE, lr, seed) for lr, seed in lacking]
-            if lanes := [lane for lane in lanes if lane_id(lane, context) not in self.stored]:
-                jobs.append(self._job(task, preset, lanes, kind))
+            for recipe in sorted({recipe for recipe, *_ in lacking}, key=Recipe.label):
+                pairs = sorted((lr, seed) for of, lr, seed in lacking if of == recipe)
+                lanes = [Lane(recipe, lr, seed) for lr, seed in pairs]
+                if lanes := [lane for lane in lanes if lane_id(lane, context) not in self.stored]:
+                    jobs.append(self._job(task, preset, lanes, kind))
         return jobs
+
+    def _baselines_of(self, job: Job) -> _Wanted:
+        """The baselines that a job's recipes are compared with; plain BF16 has none."""
+        found = ((lane.recipe.baseline(), lane) for lane in job.lanes)
+        return {
+            (baseline, self._rate(job.task, job.preset, baseline, lane.lr), lane.seed)
+            for baseline, lane in found
+            if lane.recipe != baseline
+        }
+
+    def _rate(self, task: str, preset: str, baseline: Recipe, lr: float) -> float:
+        """The learning rate of a baseline beside a recipe's at `lr`: the same, unless each class has its own."""
+        if self.setting.contexts[task, preset].get("lr_source") != "tuned":
+            return lr
+        return rate_of(
+            next(facts for facts in self.setting.tasks if (facts.name, facts.preset) == (task, preset)), baseline
+        )
 
     def _job(self, name: str, preset: str, lanes: list[Lane], kind: dict[str, str]) -> Job:
         machine = self.setting.machine
@@ -88,8 +113,6 @@ class Baselines:
         return Job(name, preset, lanes, record=self.record, only_on=kind, **of)  # type: ignore[arg-type]
 
 
-_RECIPE = Recipe.named(BASELINE).canonical()
-
-
-def _is_baseline(job: Job) -> bool:
-    return job.lanes[0].recipe == _RECIPE
+def _baselines_in(job: Job) -> _Wanted:
+    """The baselines among a job's lanes."""
+    return {(lane.recipe, lane.lr, lane.seed) for lane in job.lanes if lane.recipe.is_baseline}

@@ -91,7 +91,7 @@ def replay(store: Store, halving: Halving) -> list[Replay]:
 def _replay_setting(runs: pd.DataFrame, halving: Halving) -> Replay | None:
     table = summarize(runs[SUMMARIZED]).set_index("config_id")
     gaps = table["gap"].where(np.isfinite(table["gap"]), np.inf)
-    recipes = runs[~runs["is_baseline"].astype(bool)]
+    recipes = runs[~runs["config_id"].isin(runs["baseline_id"])]  # baselines have no rungs
     trained = possible = 0.0
     hits, on_front, kept_of_front, kept = [], 0, 0, set()
     for members in _populations(recipes):

@@ -1,7 +1,8 @@
 """Plans a sweep: recipes × learning rates × seeds per task, less what the store has, cut into jobs.
 
-A lane that is stored is never trained twice. The BF16 baseline of every task, learning rate and seed is always part
-of a sweep, because every result is a gap to it; seeds are paired, so all recipes get the same list.
+A lane that is stored is never trained twice. The BF16 baselines of every task, learning rate and seed are always part
+of a sweep, because every result is a gap to one: plain BF16, and BF16 under the training side of each recipe that
+changes it (`Recipe.baseline`). Seeds are paired, so all recipes get the same list.
 
 Lanes of equal (task, preset, structural signature) train in lock-step, so a job takes lanes of one such population.
 Lanes that train together are cheaper than alone, and a job that dies loses all its lanes, so jobs are few but not huge,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
 
 BASELINE = "bf16"
-"""Name of the recipe that gaps are measured against."""
+"""Name of the recipe that gaps are measured against, where no training side is changed."""
 
 SHARE = 0.25
 """Of what is left for each worker, what a job has at most: docs/log.md has what a simulation says of other shares."""
@@ -85,18 +86,19 @@ def plan(
     Jobs have the rungs of `halving`, which go by the overheads of `cost`. Baselines have none: all others are compared
     with them.
     """
-    configs = _with_baseline(recipes)
+    configs = _with_baselines(recipes)
     device, workers = machine.device, len(machine.slots)
     known = dict.fromkeys(machine.kinds)
     kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
     asked = 0
     populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
-        for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
+        baseline = recipe.is_baseline
+        for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if baseline else [{}])):
             lanes, on = _lanes(recipe, lrs or [rate_of(task, recipe)], seeds), [kind] if kind else []
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
-                key = (task.name, task.preset, order == 0, kind_number, recipe.signature())
+                key = (task.name, task.preset, baseline, kind_number, recipe.signature())
                 random = uses_random_bits(recipe)
                 populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
@@ -201,16 +203,17 @@ def uses_random_bits(recipe: Recipe) -> bool:
     return any(isinstance(recipe.slot(slot).rounding, Stochastic) for slot in SLOTS)
 
 
-def _with_baseline(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Canonical and distinct, the baseline first."""
-    baseline = Recipe.named(BASELINE).canonical()
-    configs = {baseline: baseline}
+def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Canonical and distinct, the baselines first, of them plain BF16."""
+    configs: dict[Recipe, Recipe] = {}
     for recipe in recipes:
         for rule, reason in recipe.validate():
             raise ConfigError(f"recipe {recipe.label()}", rule, f"recipes that keep this rule: {reason}")
         canonical = recipe.canonical()
         configs.setdefault(unlabelled(canonical), canonical)
-    return list(configs.values())
+    asked = list(configs.values())
+    found = [Recipe.named(BASELINE).canonical(), *(recipe.baseline() for recipe in asked), *asked]
+    return sorted(dict.fromkeys(found), key=lambda recipe: not recipe.is_baseline)
 
 
 def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:

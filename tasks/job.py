@@ -59,6 +59,8 @@ class LaneResult(msgspec.Struct):
 
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
     `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.
+    val_loss and metrics are those of the quantized forward pass, val_loss_bf16 that of the same weights in BF16 (see
+    evaluation.py); rungs have none. train_loss_final: the mean over the last tenth of the steps.
     Curves are training losses at log-spaced steps, pictures PNG files; recorded: what recorder.py names, if asked for.
     """
 
@@ -72,6 +74,7 @@ class LaneResult(msgspec.Struct):
     curve_loss: list[float]
     pictures: dict[str, bytes] = {}
     pruned_step: int | None = None
+    val_loss_bf16: float | None = None
     recorded: dict[str, list[float | None]] = {}
 
 

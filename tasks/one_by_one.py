@@ -59,7 +59,7 @@ class SequentialNumerics(LaneNumerics):
         """Numerics of one lane, at the present step and in the present mode."""
         of = self.each[lane]
         of.training, of.counting, of.measuring, of.part = self.training, self.counting, self.measuring, self.part
-        of.precise_stages = self.precise_stages
+        of.precise_stages, of.evaluation = self.precise_stages, self.evaluation
         return of
 
     def add_layer(self, layer: int, place: Place) -> str | None:
@@ -155,7 +155,8 @@ class SequentialLanes(nn.Module):
         In train mode the step changes buffers; a pass that is not part of the training leaves them.
         """
         numerics, module = self.numerics, self.module[0].train(train)
-        self.current.lane, self.current.off = numerics.of_lane(lane), is_off(numerics.recipes[lane])
+        self.current.lane = numerics.of_lane(lane)
+        self.current.off = is_off(numerics.recipes[lane]) and numerics.evaluation != "bf16"
         moves = train and numerics.training
         buffers = {name: node.get_buffer(leaf)[lane] for name, (node, leaf) in self.fixed.items()}
         if not moves:

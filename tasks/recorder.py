@@ -4,6 +4,7 @@
     gnr, gnr/LAYER                       ρ = ‖∇L‖ / (σ_q √d), the gradient-to-noise ratio of arXiv 2505.19115: σ_q is
                                          the root mean square, over d coordinates, of what the backward quantizers
                                          change of the gradient ∇L; the rule is not to quantize where ρ < √3
+                                         (the report counts such steps)
     clipped/SLOT, flushed/SLOT           shares of elements that are clipped, or become zero (counters.COUNTERS)
 
 ∇L comes from a second pass over the same batch, with the backward stages of the BF16 baseline. Neither pass changes the

@@ -90,12 +90,13 @@ def as_runs(
         values = np.array(KNOBS[name][1], object)[np.append(level, 0)[recipe]]
         columns |= dict.fromkeys(KNOBS[name][0], values.astype(float) if name == "*.tensor_scale" else values)
     points = np.append(1 + (codes > 0).sum(axis=1), 0)
-    columns["config_id"] = np.array([f"{i:016x}" for i in ids], object)[recipe]
+    names = np.array([f"{i:016x}" for i in ids], object)
+    columns |= {"config_id": names[recipe], "baseline_id": names[-1]}
     columns["recipe_label"] = np.array([*(f"recipe {i}" for i in range(count)), "bf16"], object)[recipe]
     columns["recipe_name"] = np.array([None] * count + ["bf16"], object)[recipe]
     columns |= {"is_baseline": recipe == count, "points": points[recipe], "seed": lane_seed}
     columns["overhead"] = overhead[recipe]
-    columns |= dict.fromkeys(["val_loss", "train_loss_min", "train_loss_final"], losses.ravel())
+    columns |= dict.fromkeys(["val_loss", "val_loss_bf16", "train_loss_min", "train_loss_final"], losses.ravel())
     columns["status"] = np.where(np.isfinite(losses.ravel()), "done", "diverged").astype(object)
     return pd.DataFrame(columns, index=np.arange(len(recipe)))
 

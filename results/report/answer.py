@@ -29,8 +29,8 @@ QUERIES = (
 )
 LEAST_SAVING = 0.01
 """Of BF16's step time, from which on a cheaper recipe is worth a word."""
-HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>: what the model loses when it also
-runs in FP4, not only what FP4 did to its weights."""
+HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>, rounding to nearest: what the model loses when
+it also runs in FP4, not only what FP4 did to its weights. The table below has the loss in BF16 beside it."""
 
 
 def first_screen(found: Findings) -> str:

@@ -310,6 +310,8 @@ const columns = () => {
     of("recipe", "label", called, i => `<span title="${escape(whole(C.recipe[i]))}">${escape(called(i))}</span>`
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
     of("loss against BF16", "n", i => C.gap[i], gapText),
+    ...(C.gap_bf16.some(Number.isFinite) ? [of("the same, both in BF16", "n", i => C.gap_bf16[i],
+      i => Number.isFinite(C.gap_bf16[i]) ? change(C.gap_bf16[i]) : "–")] : []),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),
     ...data.axes.map(a => of(a.name.replaceAll("_", " "), "n", i => C[a.name][i], a.name === "overhead" ? i => ratio(C.overhead[i]) : null)),
     ...(metric ? [of(metric, "n", i => C.val_metric[i], null, rises ? "high" : "low")] : []),

@@ -68,7 +68,7 @@ def payload(found: Findings) -> dict[str, Any]:
         "setting": _packed(lines["setting"], np.uint16),
         "recipe": _packed(position.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
-        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "p_front")},
+        **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "gap_bf16", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
         **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},
         "note": _packed(note, np.uint8),

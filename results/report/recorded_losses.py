@@ -5,6 +5,8 @@ It shows what `sweep --record` stored, and is left out where nothing was recorde
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -19,17 +21,22 @@ from fp4dse.results.text.labels import Labels
 
 SHARES = ("flushed", "clipped")
 NOISE = "gnr"
+THRESHOLD = math.sqrt(3)
+"""Of the gradient-to-noise ratio (2505.19115): below, the backward pass is better not quantized."""
 QUERIES = (
     "SELECT task, preset, device_class, config_id, lr, name, step, avg(value) AS mean FROM recorded JOIN runs USING "
     "(run_id) WHERE status = 'done' AND config_id IN (SELECT config_id FROM recipes WHERE on_front) "
     "AND (name = 'gnr' OR name LIKE 'flushed/%' OR name LIKE 'clipped/%') GROUP BY ALL",
+    "SELECT task, preset, device_class, config_id, lr, count(*) FILTER (mean < sqrt(3)) AS below, count(mean) AS steps "
+    "FROM (SELECT task, preset, device_class, config_id, lr, step, avg(value) AS mean FROM recorded JOIN runs USING "
+    "(run_id) WHERE status = 'done' AND name = 'gnr' GROUP BY ALL) GROUP BY ALL",
 )
 ABOUT = """Share of a slot's elements, in %, that became zero though they were not (<b>flushed</b>) and that lay beyond
 the largest value of their block (<b>clipped</b>), all layers together, mean over seeds. The number is that of the last
 step; the bars before it are the recorded steps, all on one scale. A dash: the slot has no block scale.
 <b>Gradient/noise</b> is the norm of the gradient relative to the change that the backward quantizers make to it, at the
-last step; the rule of arXiv 2505.19115 is not to quantize the backward pass where it is below √3. Recipes of the front,
-the cheapest first."""
+last step, with the number of recorded steps at which it is below √3: the rule of arXiv 2505.19115 is not to quantize
+the backward pass there. Recipes of the front, the cheapest first."""
 
 
 def recorded(found: Findings) -> pd.DataFrame:
@@ -81,7 +88,13 @@ def _row(part: pd.DataFrame, top: float, labels: Labels) -> list[tuple[str, obje
     noise = series.get(NOISE)
     if noise is None or noise["mean"].isna().all():
         return [*cells, ("–", None)]
-    return [*cells, (number(_last(noise), f"{_last(noise):.3g}"), _last(noise))]
+    known = noise["mean"].dropna()
+    below = int(known.lt(THRESHOLD).sum())
+    steps = f"{number(below)} of {number(len(known))} steps below √3"
+    return [
+        *cells,
+        (f'{number(_last(noise), f"{_last(noise):.3g}")} <span class="muted">({steps})</span>', _last(noise)),
+    ]
 
 
 def _last(of: pd.DataFrame) -> float:

@@ -2,6 +2,10 @@
 
     log loss[recipe, seed] = mean + seed + Σ effect of each factor's level + Σ effect of each pair of levels
 
+The log loss is that of `paired.COMPARED`: where a recipe changes the optimizer, the clip or the schedule, what this
+does to BF16 is taken off. So the effect of such a factor is a difference of differences: what it does to FP4 beyond
+BF16.
+
 Balance. Every recipe weighs the same however many seeds it has, and recipes that share all factor levels share one
 weight. Levels are coded to sum to zero, so a level's marginal mean is over the others' levels alike, tried often or
 seldom: a sampler that favours good combinations biases nothing that the model can express. Where all combinations were
@@ -41,7 +45,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.contrasts import Term, Tried, estimates, with_intervals
 from fp4dse.results.stats.factors import AXES, Factor, factors
 from fp4dse.results.stats.least_squares import Fit, fit, null_space, sum_to_zero, undetermined
-from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, rows_at_best_lr, stacked
 
 Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
@@ -117,7 +121,7 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
     recipes = rows.drop_duplicates("config_id")
     varied, position = factors(recipes), pd.Series(np.arange(len(recipes)), recipes["config_id"])
     for keys, part in rows.groupby(list(SETTING), sort=False):
-        ids, y = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
+        ids, y = by_seed(part, part["log_loss"])
         diverged = part.groupby("config_id", sort=False)["diverged"].any().reindex(ids).to_numpy(bool)
         base = 0.0
         if response == "rank":
@@ -125,7 +129,7 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
             y = pd.DataFrame(np.where(has_diverged, np.inf, y)).rank(pct=True).to_numpy()
         else:
             y[diverged] = np.nan
-            base = float(np.mean(log_or_nan(part.drop_duplicates("seed")["baseline_loss"])))
+            base = float(np.mean(part.drop_duplicates("seed")["reference"]))
         here = [f._replace(codes=f.codes[position[ids].to_numpy()]) for f in varied]
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 

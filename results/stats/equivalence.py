@@ -1,7 +1,8 @@
 """Paired tests of two recipes: different, the same, or undecided, and how many more seeds would decide.
 
-All differences are paired: d = log(loss a / loss b) on each seed that both finished. Two questions are asked of them,
-and "no significant difference" answers neither:
+All differences are paired: d = log(loss a / loss b) on each seed that both finished; of gaps where the two have
+different baselines (paired.py), but for `compare`, which is about the losses themselves. Two questions are asked of
+them, and "no significant difference" answers neither:
 
     different?   the 95 % interval of mean d leaves out zero
     the same?    the 90 % interval of mean d lies within ±margin: two one-sided t-tests at 5 % (TOST, Schuirmann 1987)
@@ -40,17 +41,18 @@ MOST_SEEDS = 10_000
 def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MARGIN) -> pd.DataFrame:
     """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
 
-    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (mean log loss ratio, below 0 where the
-    recipe is better), low, high (95 %, of all recipes at once), p, p_holm (adjusted for all recipes of the setting),
-    p_same (of TOST), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`), more_seeds
-    (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a line; the
-    reference has none. ConfigError if the store holds no runs of `reference`, or if margin is not positive."""
+    Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
+    loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
+    once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST), verdict (`lower`, `higher`, `same`
+    within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN where decided or with fewer than two
+    pairs, inf where 10,000 would not do). BF16 has a line; the reference has none. ConfigError if the store holds no
+    runs of `reference`, or if margin is not positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
     knobs = codes_of(rows)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
-        recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
+        recipes, log = by_seed(part, part["log_loss"])
         facts = part.groupby("config_id", sort=False)
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)

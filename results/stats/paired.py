@@ -1,9 +1,15 @@
 """Every comparison is within a seed: the gap of a row to BF16, and the learning rate at which a recipe is judged.
 
-    gap = log(val_loss / baseline val_loss)          printed as the ratio that it is the logarithm of (ratios.py)
+    gap      = log(val_loss / baseline val_loss)     printed as the ratio that it is the logarithm of (ratios.py)
+    gap_bf16 = log(val_loss_bf16 / baseline val_loss_bf16)      the same of both models evaluated in BF16
 
 A recipe and its baseline share the initial weights and the data order of a seed, so the difference within a seed has
 far less noise than either loss. Rows are compared only within one SETTING.
+
+The baseline of a recipe that quantizes has its training side (`Recipe.baseline`): where a recipe changes the optimizer,
+the clip, the loss scale or the schedule, its gap is what FP4 costs under these. What such a technique does to gaps is a
+difference of differences: what it does to FP4 beyond what it does to BF16. A recipe that does not quantize is compared
+with plain BF16.
 
 Learning rates are chosen before pairing: each recipe, and the baseline, at its own best rate of the same grid, by the
 mean loss over its seeds. The choice is made on the very losses that are reported. That flatters every recipe, BF16
@@ -18,6 +24,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from fp4dse.dse import Recipe
 
 SETTING = (
     "task",
@@ -37,17 +45,26 @@ OVERHEAD = "overhead"
 MEASURED = ["measured", "measured_of"]
 """Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
 
-NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_loss"]
+NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status", "val_loss", "val_loss_bf16"]
 """The columns that `add_gap` reads."""
 
-DERIVED = ["baseline_loss", "gap"]
+DERIVED = ["baseline_loss", "gap", "gap_bf16"]
 """The columns that `add_gap` adds."""
 
 TUNED = ("tuned", "searched")
 """Of lr_source: rates that were chosen on other seeds than those reported."""
 
+PLAIN = Recipe.named("bf16").config_id
+"""The recipe that the gap is measured from where no training side is changed."""
+
 _JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
 """The columns of `outcomes` that `rows_at_best_lr` adds."""
+
+COMPARED = ["log_loss", "reference"]
+"""Two more of them: what recipes are compared by, and plain BF16's log loss of the seed, NaN where there is none.
+
+log_loss is gap + reference. For a recipe whose baseline is plain BF16 that is the log of its loss, baseline or not; for
+others what their training side does to BF16 is taken off. Without plain BF16 it is the gap."""
 
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -94,42 +111,84 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
 
 
 def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` with baseline_loss (the baseline at its best rate, same setting and seed) and gap.
+    """`runs` with baseline_loss (the recipe's baseline at its best rate, same setting and seed), gap and gap_bf16.
 
-    gap is inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive.
+    Gaps are inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive. A frame
+    without `baseline_id` is compared with plain BF16 (is_baseline); one without `val_loss_bf16` has no gap_bf16.
     """
-    pair = [*SETTING, "seed"]
-    baseline = runs[pair].merge(baselines(runs), how="left", on=pair)["baseline_loss"].to_numpy()
+    known = _with_baseline_id(runs)
+    pair = [*SETTING, "baseline_id", "seed"]
+    compared = known["config_id"].isin(known["baseline_id"].unique()) | known["is_baseline"].astype(bool)
+    found = known[pair].merge(baselines(known[compared]), how="left", on=pair)
     work = outcomes(runs)
-    gap = np.where(work["diverged"], np.inf, log_or_nan(work["loss"]) - log_or_nan(baseline))
-    return runs.assign(baseline_loss=baseline, gap=gap)
+    gaps = {
+        name: np.where(work["diverged"], np.inf, log_or_nan(loss) - log_or_nan(found[baseline]))
+        for name, loss, baseline in (
+            ("gap", work["loss"], "baseline_loss"),
+            ("gap_bf16", _in_bf16(runs), "baseline_loss_bf16"),
+        )
+    }
+    return runs.assign(baseline_loss=found["baseline_loss"].to_numpy(), **gaps)
 
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
-    """SETTING, seed and baseline_loss: what each run of that setting and seed is compared with."""
-    runs = runs[runs["is_baseline"].astype(bool)]
+    """SETTING, baseline_id, seed, baseline_loss and baseline_loss_bf16: what runs of that setting, baseline and seed
+    are compared with. runs: those of baselines."""
     work = outcomes(runs)
-    runs = runs[[*SETTING, "seed"]].assign(baseline_loss=work["loss"])
-    return runs[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
+    found = runs[[*SETTING, "seed"]].assign(
+        baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),
+        baseline_loss=work["loss"],
+        baseline_loss_bf16=_in_bf16(runs),
+    )
+    return found[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
+
+
+def _with_baseline_id(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with a baseline_id; without one they are compared with plain BF16."""
+    if "baseline_id" in runs:
+        return runs
+    plain = runs.loc[runs["is_baseline"].astype(bool), "config_id"]
+    return runs.assign(baseline_id=plain.iloc[0] if len(plain) else "")
+
+
+def _in_bf16(runs: pd.DataFrame) -> pd.Series:
+    """val_loss_bf16 of finished rows, NaN of others."""
+    if "val_loss_bf16" not in runs:
+        return pd.Series(np.nan, runs.index)
+    loss = runs["val_loss_bf16"].astype(float)
+    return loss.where(runs["status"].eq("done") & np.isfinite(loss))
 
 
 def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
+    """The rows at each recipe's best learning rate, with DERIVED, the columns of `outcomes`, and COMPARED.
 
     A frame that has a gap keeps it, so that rows may be filtered before. A result of this function comes back
     unchanged, so that one frame can serve several statistics. A recipe with a pruned seed has neither loss nor gap:
     only its lucky seeds are left, and their mean would flatter it.
     """
-    if all(name in runs for name in _JUDGED):
+    if all(name in runs for name in (*_JUDGED, *COMPARED)):
         return runs
     runs = runs if "gap" in runs else add_gap(runs)
+    runs = runs if "gap_bf16" in runs else runs.assign(gap_bf16=np.nan)
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}
     rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
+    rows = rows.assign(**_compared(rows))
     if not rows["pruned"].any():
         return rows
     partly = rows["pruned"].groupby([rows["setting"], rows["config_id"]]).transform("any") & ~rows["diverged"]
-    return rows.assign(loss=rows["loss"].mask(partly), gap=rows["gap"].mask(partly))
+    return rows.assign(**{name: rows[name].mask(partly) for name in ("loss", "gap", "gap_bf16", "log_loss")})
+
+
+def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """COMPARED of rows with a setting, loss and baseline_loss."""
+    plain = pd.Series(True, rows.index)
+    if "baseline_id" in rows and rows["baseline_id"].nunique() > 1:  # with one for all there is nothing to take off
+        plain = rows["baseline_id"].isin({PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]})
+    logs = pd.Series(log_or_nan(rows["baseline_loss"]), rows.index)
+    reference = logs.where(plain).groupby([rows["setting"], rows["seed"]]).transform("first").to_numpy(float)
+    excess = np.where(plain, 0.0, logs - np.nan_to_num(reference))
+    return {"log_loss": log_or_nan(rows["loss"]) - excess, "reference": reference}
 
 
 def by_seed(

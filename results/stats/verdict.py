@@ -137,7 +137,7 @@ class Verdict(NamedTuple):
 
 NO_RECIPE = pd.Series(
     {"config_id": None, "label": "", "name": None, "pairs": 0}
-    | dict.fromkeys(["gap", "gap_low", "gap_high", *CHANCE, OVERHEAD, *BAND], math.nan)
+    | dict.fromkeys(["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", *CHANCE, OVERHEAD, *BAND], math.nan)
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
 
@@ -211,7 +211,7 @@ def _verdict(
         diverged=diverged,
         rates=chosen,
         none="" if len(ranked) else _why_none(lines, tried, diverged),
-        warnings=_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen),
+        warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )
 
 
@@ -261,6 +261,24 @@ def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:
     if diverged == len(tried):
         return f"every recipe diverged ({diverged} of {len(tried)}): nothing here trains to the end"
     return "no recipe that quantizes has a gap"
+
+
+def _two_evaluations(pick: pd.Series) -> tuple[str, ...]:
+    """A sentence where the recipe is on the other side of BF16 once both are evaluated in BF16, by more than chance
+    each time."""
+    sides = [_side(pick[f"{gap}_low"], pick[f"{gap}_high"]) for gap in ("gap", "gap_bf16")]
+    if set(sides) != {"better", "worse"}:
+        return ()
+    used, kept = sides
+    return (
+        f"it is {used} than BF16 when it is used in FP4, and {kept} when its weights are used in BF16, both by more "
+        "than chance",
+    )
+
+
+def _side(low: float, high: float) -> Against:
+    """Of a gap's interval, NaN where there is none."""
+    return "worse" if low > 0 else "better" if high < 0 else "open"
 
 
 def _warnings(has_recipe: bool, bf16: Against, diverged: int, tried: int, rates: Rates) -> tuple[str, ...]:

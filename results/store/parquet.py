@@ -34,8 +34,11 @@ ROW_GROUP = 1 << 17
 IDENTITY = ["run_id", "status", "created_at"]
 """The columns that decide which of several rows of a run counts."""
 
-CONDITIONS = [*KEY, *IDENTITY, "is_baseline"]
+CONDITIONS = [*KEY, *IDENTITY, "is_baseline", "baseline_id", "bits_per_element"]
 """The columns that a condition may ask for."""
+
+IS_BF16 = ds.field("is_baseline") | (ds.field("bits_per_element") == 16)
+"""The condition that a recipe is BF16, with any training side: what gaps may be measured from."""
 
 CHECKED = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)

@@ -5,8 +5,8 @@ a disk; all others reach it through Arrow.
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss and gap (as paired.add_gap has them),
-              measured and measured_of (see measured.py)
+    runs      one row per run: all schema columns but the curves, baseline_loss, gap and gap_bf16 (as paired.add_gap
+              has them), measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
     recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -31,8 +31,9 @@ from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
 from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
+from fp4dse.results.store.matching import baseline_ids, with_baseline_ids
 from fp4dse.results.store.measured import JOINED
-from fp4dse.results.store.parquet import ALL, dataset, duplicate_run_ids, long_texts, read, to_pandas
+from fp4dse.results.store.parquet import ALL, IS_BF16, dataset, duplicate_run_ids, long_texts, read, to_pandas
 from fp4dse.results.store.pricing import priced, prices
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import is_server_error
@@ -50,6 +51,11 @@ SELECT rows.* REPLACE (
 ), {", ".join(BAND)}
 FROM ({{rows}}) AS rows LEFT JOIN prices USING (config_id)
 """
+WITH_BASELINE_IDS = """
+SELECT rows.* REPLACE (coalesce(rows.baseline_id, told.baseline_id) AS baseline_id)
+FROM ({rows}) AS rows LEFT JOIN told USING (config_id)
+"""
+TOLD = pa.schema([("config_id", pa.string()), ("baseline_id", pa.string())])
 CURVES_VIEW = f"CREATE TEMP VIEW curves AS SELECT run_id, {', '.join(CURVES)} FROM rows"
 
 RECORDED_VIEW = """
@@ -58,15 +64,21 @@ CREATE TEMP VIEW recorded AS
     FROM (SELECT run_id, recorded, unnest(map_entries(recorded)) AS series FROM rows) WHERE series.key <> 'step'
 """
 
+
+def _gap(loss: str, baseline: str) -> str:
+    """A gap as `paired.add_gap` has it, in SQL."""
+    return f"""CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND {loss} > 0 AND {baseline} > 0 THEN ln({loss}) - ln({baseline}) END"""
+
+
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
 RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
     SELECT {", ".join(SCALARS)}, {", ".join(BAND)}, {", ".join(MEASURED)}, baseline_loss,
-        CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
-             WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
-             WHEN status = 'done' AND val_loss > 0 AND baseline_loss > 0 THEN ln(val_loss) - ln(baseline_loss)
-        END AS gap
-    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, seed) LEFT JOIN figures USING ({", ".join(JOINED)});
+        {_gap("val_loss", "baseline_loss")} AS gap, {_gap("val_loss_bf16", "baseline_loss_bf16")} AS gap_bf16
+    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, baseline_id, seed)
+        LEFT JOIN figures USING ({", ".join(JOINED)});
 """
 
 
@@ -108,13 +120,18 @@ def run_sql(
             new_prices = prices(long_texts(files, "config_id", "recipe", valid), cost)
             connection.register("prices", pa.Table.from_pandas(new_prices, preserve_index=False))
             rows = PRICED_AGAIN.format(rows=rows)
+        older = _recipes_without_baseline(files, all_rows, valid) if joined or views else {}
         if joined:
-            reference = read(all_rows, NEEDED, valid & ds.field("is_baseline"))
-            connection.register("baselines", baselines(to_pandas(reference)))
+            if older:
+                told = pa.Table.from_pandas(baseline_ids(older), TOLD, preserve_index=False)
+                connection.register("told", told)
+                rows = WITH_BASELINE_IDS.format(rows=rows)
+            reference = to_pandas(read(all_rows, NEEDED, valid & IS_BF16))
+            connection.register("baselines", baselines(with_baseline_ids(reference, lambda _: older)))
             types = [("measured", pa.float64()), *((name, pa.string()) for name in (*JOINED, "measured_of"))]
             connection.register("figures", pa.Table.from_pandas(measured, pa.schema(types), preserve_index=False))
         if views and new_prices is not None:
-            for name, view in _views(all_rows, valid, views, new_prices, cost, axes or {}).items():
+            for name, view in _views(all_rows, valid, views, new_prices, cost, axes or {}, older).items():
                 connection.register(name, view)
         try:
             connection.execute("SET parquet_metadata_cache = true")  # each view that is made looks at all files again
@@ -165,8 +182,8 @@ def _union(files: Sequence[Path]) -> str:
 
 
 def may_need_join(query: str) -> bool:
-    """True if a query may need the joined columns (BAND, DERIVED, MEASURED), whose join takes longer than most queries.
-    In doubt, True.
+    """True if a query may need the joined columns (BAND, DERIVED, MEASURED, or the baseline of older rows), whose join
+    takes longer than most queries. In doubt, True.
 
     False only for a SELECT per FROM, that names neither of them, has no star but that of count(*), and takes `runs`
     nowhere as a whole row.
@@ -174,7 +191,7 @@ def may_need_join(query: str) -> bool:
     text = re.sub(r"count\s*\(\s*\*\s*\)", "count()", query.lower())
     words = re.findall(r"\w+", text)
     shapes = {"columns", "describe", "summarize", "show", "table", "pivot", "unpivot"}
-    named = {*BAND, *DERIVED, *MEASURED, *shapes} & set(words)
+    named = {*BAND, *DERIVED, *MEASURED, "baseline_id", *shapes} & set(words)
     bare = re.findall(r"(?<!from )(?<!join )\bruns\b(?!\.)", " ".join(text.split()))
     alias = re.findall(r"\b(?:from|join) runs (?:as )?(\w+)", " ".join(text.split()))
     clauses = {"where", "group", "order", "limit", "having", "join", "left", "using", "qualify", "union", "on"}
@@ -200,13 +217,21 @@ def _views(
     new_prices: pd.DataFrame,
     cost: CostTarget,
     axes: SweptSpaces,
+    older: Mapping[str, str],
 ) -> dict[str, pa.Table]:
-    """These views of the statistics."""
+    """These views of the statistics. older: recipes of rows that do not name their baseline."""
     from fp4dse.results.views import VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
 
-    runs = add_gap(to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND)], valid)))
-    runs = with_axes(priced(runs, new_prices, cost), axes)
+    found = to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND)], valid))
+    runs = priced(add_gap(with_baseline_ids(found, lambda _: older)), new_prices, cost)
+    runs = with_axes(runs, axes)
     return {name: to_arrow(name, runs) for name in named}
+
+
+def _recipes_without_baseline(files: Sequence[AnyPath], rows: ds.Dataset, valid: ds.Expression) -> dict[str, str]:
+    """config_id -> recipe as JSON, of rows that do not name their baseline. Errors as of `scan`."""
+    lacking = valid & ds.field("baseline_id").is_null()
+    return long_texts(files, "config_id", "recipe", lacking) if rows.count_rows(filter=lacking) else {}
 
 
 def _plain_columns(table: pa.Table) -> pa.Table:

@@ -59,6 +59,11 @@ RECIPE: dict[str, Column] = {
     "recipe_label": Column(TEXT, "the recipe in words"),
     "recipe_name": Column(TEXT, "the shipped recipe that it equals, or null"),
     "is_baseline": Column(pa.bool_(), "plain BF16"),
+    "baseline_id": Column(
+        TEXT,
+        "config_id of what gaps are measured from: BF16 with the optimizer, clip, loss scale, schedule and the rest of "
+        "the training side of a recipe that quantizes; plain BF16 for one that does not. Read as such from older rows",
+    ),
     "points": Column(WHOLE, "overhead as the technique count of arXiv 2509.17791; 0 for BF16"),
     "bits_per_element": Column(REAL, "stored bits per operand element, scales included, mean over the six operands"),
     "activation_bits": Column(REAL, "bits that the backward pass keeps of each element of a layer's input"),
@@ -88,12 +93,23 @@ OUTCOME: dict[str, Column] = {
     "pruned_step": Column(COUNT, "the step after which the lane was dropped"),
     "failure": Column(TEXT, "why the lane failed, in one line"),
     "train_loss_min": Column(REAL, "lowest logged training loss"),
-    "train_loss_final": Column(REAL, "last logged training loss"),
+    "train_loss_final": Column(
+        REAL,
+        "mean training loss of the last tenth of the steps (before rev_engine 7 of the last twentieth), whose batches "
+        "are the same for all recipes of a seed",
+    ),
     "val_loss": Column(
         REAL,
-        "loss on held-out data after training, with the quantizers on as in training; what gaps are made of",
+        "loss on held-out data after training, with the quantizers of the forward pass on as in training, but for "
+        "rounding by chance, which is rounding to nearest (before rev_engine 7 it was by chance); what gaps are made "
+        "of",
     ),
-    "val_metric": Column(REAL, "the task's metric on the held-out data, with the quantizers on as in training"),
+    "val_loss_bf16": Column(
+        REAL,
+        "the same with BF16 in place of every quantizer: the loss of the weights that training found. Null for rows "
+        "of older engines and lanes that did not finish",
+    ),
+    "val_metric": Column(REAL, "the task's metric on the held-out data, evaluated as val_loss"),
     "metric_name": Column(TEXT, "its name, null if the task has none"),
     "metric_better": Column(TEXT, "`lower` or `higher`: which way it is better; null if the task does not say"),
     "lr_source": Column(
@@ -168,6 +184,7 @@ def recipe_columns(recipe: Recipe) -> dict[str, object]:
         "recipe_label": r.label(),
         "recipe_name": _names().get(r.config_id),
         "is_baseline": r.config_id == Recipe.named("bf16").config_id,
+        "baseline_id": r.baseline().config_id,
         "points": points(r),
         "bits_per_element": bits_per_element(r),
         "activation_bits": activation_bits(r),

@@ -37,8 +37,20 @@ from fp4dse.results.store.compaction import join_inbox, join_parts, list_files, 
 from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.store.integrity import file_name
 from fp4dse.results.store.locks import exclusive
+from fp4dse.results.store.matching import with_baseline_ids
 from fp4dse.results.store.measured import JOINED, Series, checked_series, figures, merged, with_figure
-from fp4dse.results.store.parquet import ALL, IDENTITY, is_one_of, long_texts, read, read_all, scan, to_pandas, winners
+from fp4dse.results.store.parquet import (
+    ALL,
+    IDENTITY,
+    IS_BF16,
+    is_one_of,
+    long_texts,
+    read,
+    read_all,
+    scan,
+    to_pandas,
+    winners,
+)
 from fp4dse.results.store.pricing import PRICED, priced, prices
 from fp4dse.results.store.query import run_sql
 from fp4dse.results.store.reader import Reader
@@ -196,10 +208,9 @@ class Store:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
         Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
-        measured_of (see measured.py), baseline_loss and gap (see paired.add_gap); the curves, as arrays, only if asked
-        for. recipes: config_ids; those and the baselines
-        alone are read. categories: texts are pandas categories, which a million rows take a tenth of the memory with.
-        ConfigError on an unknown column.
+        measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); the curves, as arrays, only if
+        asked for. recipes: config_ids; those and BF16 alone are read, under any training side. categories: texts are
+        pandas categories, which a million rows take a tenth of the memory with. ConfigError on an unknown column.
         """
         known = [*ROW.names, *BAND, *MEASURED, *DERIVED]
         columns = list(columns or [*SCALARS, *BAND, *MEASURED, *DERIVED, *(CURVES if curves else ())])
@@ -212,8 +223,11 @@ class Store:
         wanted += ["config_id", "overhead_of"] if overheads else []
         condition = self._valid()
         if recipes is not None:
-            condition &= is_one_of("config_id", recipes) | ds.field("is_baseline")
+            condition &= is_one_of("config_id", recipes) | IS_BF16
+        wanted += ["config_id"] if "baseline_id" in wanted else []
         found = to_pandas(self._read([*dict.fromkeys(wanted)], condition), categories)
+        if "baseline_id" in wanted:
+            found = with_baseline_ids(found, self.recipe_texts)
         if overheads and (not set(BAND).isdisjoint(columns) or found["overhead_of"].ne(self.cost.of).any()):
             found = priced(found, prices(self._recipe_texts(condition), self.cost), self.cost)
         if joined:

@@ -16,7 +16,7 @@ from fp4dse.dse import recipe_from_dict
 from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.equivalence import MARGIN, margin_text
-from fp4dse.results.stats.paired import OVERHEAD, SETTING
+from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
 from fp4dse.results.stats.verdict import Verdict
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import UNKNOWN, change, change_range, change_with_range, counted, share_with_band
@@ -26,7 +26,12 @@ BETTER = {"lower": "↓", "higher": "↑"}
 """The better direction of a metric, as it is shown behind its name."""
 ON_FRONT = f"{STAR}: no other recipe has both a lower loss and a lower overhead."
 BANDED = "In brackets the overhead with better and with worse software; only who is beaten with both is off the front."
-VERSUS = "vs BF16: the loss on held-out data, with quantizers on, against BF16's."
+VERSUS = "vs BF16: the loss on held-out data, with quantizers on and rounding to nearest, against BF16's."
+IN_BF16 = "in BF16: the same with both models evaluated in BF16."
+MATCHED = (
+    "Recipes that change the optimizer, the clip, the loss scale or the schedule are compared with BF16 that has them, "
+    "too; BF16 with one of these is compared with plain BF16."
+)
 NARROWEST = 20
 """Columns that a recipe's name has at least."""
 
@@ -66,7 +71,8 @@ def pareto_table(
         return ""
     legend = [ON_FRONT] if summary["on_front"].any() else []
     legend += [BANDED] if any(name in summary and summary[name].notna().any() for name in BAND) else []
-    legend += [VERSUS, *remarks, *filter(None, [called.says()])]
+    legend += [VERSUS, *([IN_BF16] if _has_bf16(summary) else []), *([MATCHED] if _is_matched(summary) else [])]
+    legend += [*remarks, *filter(None, [called.says()])]
     return "\n\n\n".join(blocks) + "\n\n" + "\n".join(_wrapped(line, width, 0) for line in legend)
 
 
@@ -177,6 +183,22 @@ def gap_text(line: pd.Series) -> tuple[str, str]:
     return change(line["gap"]), bounds or counted(line["pairs"], "seed")
 
 
+def change_or_dash(gap: float) -> str:
+    """`+1.23 %`; a dash where there is no number."""
+    return change(gap) if math.isfinite(gap) else "–"
+
+
+def _has_bf16(lines: pd.DataFrame) -> bool:
+    """True if some recipe has a gap in BF16."""
+    tried = lines[~lines["is_baseline"].astype(bool)]
+    return bool(np.isfinite(tried["gap_bf16"].astype(float)).any())
+
+
+def _is_matched(lines: pd.DataFrame) -> bool:
+    """True if some recipe is compared with another BF16 than the plain one."""
+    return bool(lines["baseline_id"].notna().any() and lines["baseline_id"].dropna().ne(PLAIN).any())
+
+
 def count(lines: pd.DataFrame) -> str:
     """Counts of recipes: all, on the front, diverged, failed. lines: of one setting."""
     tried = lines[~lines["is_baseline"]]
@@ -195,12 +217,15 @@ def _body(lines: pd.DataFrame, called: Labels, limit: int | None, width: int) ->
     shown = firsts if limit is None else firsts.head(max(limit, int(firsts["on_front"].sum())))
     title = metric_title(lines)
     result, value = (title, "val_metric") if title else (f"val loss {BETTER['lower']}", "val_loss")
-    rows = [["", "vs BF16", "95 % interval", "overhead", result, "lr", "recipe"]]
+    has_bf16 = _has_bf16(lines)
+    heads = ["", "vs BF16", "95 % interval", *(["in BF16"] if has_bf16 else []), "overhead", result, "lr", "recipe"]
+    rows = [heads]
     for index, line in shown.iterrows():
         names = (called.of(tried.loc[twin, "label"]) for twin in alike[duplicates[index]])
         recipe = _all_recipes(sorted(names, key=len))
         mark, lr = STAR if line["on_front"] else "", f"{line['lr']:g}"
-        rows.append([mark, *gap_text(line), _overhead(line), number(line[value]), lr, recipe])
+        gaps = [*gap_text(line), *([change_or_dash(line["gap_bf16"])] if has_bf16 else [])]
+        rows.append([mark, *gaps, _overhead(line), number(line[value]), lr, recipe])
     if lines["lr"].nunique() == 1:  # BF16's line above has it
         rows = [[*row[:-2], row[-1]] for row in rows]
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))

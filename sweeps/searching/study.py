@@ -58,7 +58,7 @@ class StudyResult(msgspec.Struct, frozen=True):
 
 @dataclass
 class Batch:
-    """Recipes that are proposed and trained together. `lanes`: those that it waits for, the baseline's included."""
+    """Recipes that are proposed and trained together. `lanes`: those that it waits for, the baselines' included."""
 
     size: int
     asks: int = 0
@@ -91,7 +91,7 @@ class Trainer:
         self.sweep.queue(plan.jobs)
         self.run_ids |= {lane_id(lane, self.setting.context(job)) for job in plan.jobs for lane in job.lanes}
         self._seen = -1
-        compared = [*recipes, Recipe.named(BASELINE).canonical()]
+        compared = dict.fromkeys([*recipes, Recipe.named(BASELINE).canonical(), *(r.baseline() for r in recipes)])
         return stored, {lane for recipe in compared for lane in self._lanes(recipe, seeds)}
 
     def is_done(self, lanes: set[Lane]) -> bool:

@@ -1,13 +1,26 @@
-"""Evaluation of a population: held-out loss and metrics, and the results of each lane that leaves it."""
+"""Evaluation of a population: held-out losses and metrics, and the results of each lane that leaves it.
+
+Held-out data go through a model in two ways, both without chance:
+
+    quantized  as an inference engine would compute it: the recipe's forward pass, with rounding to nearest where
+               training rounds by chance (`Recipe.evaluated`). Random signs of a forward rotation stay: a seed's are
+               always the same
+    bf16       with BF16 in place of every quantizer: the model that training has found, without what FP4 does to it
+               when it is used
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fp4dse.dse import STAGES
 from fp4dse.kernels import lane_mean
+from fp4dse.kernels.lanes import Evaluation
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.engine.population import Population
@@ -15,21 +28,31 @@ from fp4dse.tasks.job import LaneResult, number
 from fp4dse.tasks.task import Finish
 
 
+@contextmanager
+def evaluating(population: Population, way: Evaluation = "quantized") -> Iterator[None]:
+    """In the block the model computes as in evaluation, and no state changes."""
+    numerics = population.numerics
+    numerics.training, numerics.evaluation = False, way
+    try:
+        yield
+    finally:
+        numerics.training, numerics.evaluation = True, ""
+
+
 @torch.no_grad()
-def evaluate(population: Population) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean loss and metrics on the held-out data, [L] each. Quantizers are on as in training, but their state from step
-    to step (held maxima, averages) does not change."""
-    p, task, numerics = population, population.task, population.numerics
+def evaluate(population: Population, way: Evaluation = "quantized") -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean loss and metrics on the held-out data, [L] each. State from step to step (held maxima, averages) is used and
+    does not change."""
+    p, task = population, population.task
     losses: list[Tensor] = []
     metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
     p.make_room()
-    numerics.training = False
-    for start in range(0, p.problem.val_x.shape[1], task.eval_rows):
-        loss, found = _pass(p, start)
-        losses.append(loss)
-        for name, value in found.items():
-            metrics[name].append(value)
-    numerics.training = True
+    with evaluating(p, way):
+        for start in range(0, p.problem.val_x.shape[1], task.eval_rows):
+            loss, found = _pass(p, start)
+            losses.append(loss)
+            for name, value in found.items():
+                metrics[name].append(value)
     return _sum(losses), {name: _sum(parts) for name, parts in metrics.items()}
 
 
@@ -52,9 +75,8 @@ def rehearse(population: Population) -> None:
     then costs a few steps and not the whole training. Nothing that later steps depend on changes."""
     if is_tight(population):
         population.make_room()
-        population.numerics.training = False
-        _pass(population, 0)
-        population.numerics.training = True
+        with evaluating(population):
+            _pass(population, 0)
 
 
 def is_tight(population: Population) -> bool:
@@ -72,9 +94,16 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
     p, task = population, population.task
     if task.finish is None:
         return Finish()
-    p.numerics.training = False
     p.numerics.step.fill_(task.steps)
-    return task.finish(p.model, p.problem, p.draws, val_loss)
+    with evaluating(p):
+        return task.finish(p.model, p.problem, p.draws, val_loss)
+
+
+def is_bf16_forward(population: Population) -> bool:
+    """True if both evaluations are one, to the bit: no forward product of any lane is quantized."""
+    recipes = population.numerics.recipes
+    plain = all(recipe.slot(f"fprop.{x}").element == "bf16" for recipe in recipes for x in STAGES["fprop"])
+    return plain and all(recipe.gemm == "exact" for recipe in recipes)
 
 
 def final_results(population: Population) -> list[LaneResult]:
@@ -82,6 +111,7 @@ def final_results(population: Population) -> list[LaneResult]:
     p, steps = population, population.task.steps
     p.record.fetch(steps, p.diverged)
     val_loss, metrics = evaluate(p)
+    in_bf16 = val_loss if is_bf16_forward(p) else evaluate(p, "bf16")[0]
     finished = finish(p, val_loss)
     metrics |= finished.metrics
     p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
@@ -92,6 +122,7 @@ def final_results(population: Population) -> list[LaneResult]:
             continue
         result = pruned_result(p, position, steps, val_loss, metrics)
         result.status, result.pruned_step = "done", None
+        result.val_loss_bf16 = number(in_bf16[position].item())
         result.train_loss_final = p.record.last[position].item() / p.record.tail
         result.pictures = {name: of[position] for name, of in finished.pictures.items()}
         out.append(result)

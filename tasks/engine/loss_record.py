@@ -1,4 +1,4 @@
-"""Record of the training losses: for each lane the least, the mean of the last 5 % and a log-spaced curve.
+"""Record of the training losses: for each lane the least, the mean of the last tenth and a log-spaced curve.
 
 The step writes its losses into a short buffer on the device, which is fetched when it is full, so that no step waits
 for the device and a training of a million steps needs no tensor of a million rows.
@@ -20,12 +20,17 @@ RUNG_TAIL = 0.5
 """Share of the steps up to a rung over which lanes are compared at the rung (rungs.py)."""
 
 
+FINAL_TAIL = 0.1
+"""Share of the steps, the last ones, that `train_loss_final` is the mean over. Their batches are the same for all
+recipes of a seed."""
+
+
 class LossRecord:
     """Losses of L lanes over `steps` steps. rungs: numbers of steps after which `until` is going to be asked."""
 
     def __init__(self, steps: int, lanes: int, device: torch.device | str, rungs: Sequence[int] = ()) -> None:
         self.points = curve_steps(steps)
-        self.tail = max(1, steps // 20)
+        self.tail = max(1, round(FINAL_TAIL * steps))
         self.steps = steps
         self.recent = torch.zeros(BUFFERED_STEPS, lanes, device=device)
         self.least = torch.full((lanes,), torch.inf)

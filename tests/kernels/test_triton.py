@@ -134,7 +134,8 @@ def lanes_of(q):
             drawn = "stochastic" if q.codec == "eden" else "nearest"
             candidates += [replace(q, scale=replace(scale, zero=zero, rounding=drawn)) for zero in ("keep", "one")]
             candidates.append(replace(q, scale=replace(scale, rounding="up")))
-    fits = (c for c in candidates if not quantizer_faults(c) and not isinstance(c.rounding, Ema))
+    fits = [c for c in candidates if not quantizer_faults(c) and not isinstance(c.rounding, Ema)]
+    fits += [c.evaluated() for c in [q, *fits] if c.codec == "eden"]
     return list(dict.fromkeys([q, *fits]))
 
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fp4dse.dse import Recipe
+from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.results import open_store
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import Outcome, Pace
@@ -58,6 +60,21 @@ def test_a_kind_without_baselines_gets_them_once(setting):
     baselines.note(came_back(job(NVFP4, 0, 1, 2), "B"))
     assert seeds(baselines.missing()) == [("B", [2])]
     assert baselines.missing() == []
+
+
+def test_a_recipe_with_another_optimizer_wants_bf16_with_it(setting, tmp_path):
+    training = Training(optimizer=StableSPAM())
+    spam, matched = (replace(recipe, training=training) for recipe in (NVFP4, BF16))
+    store = open_store(tmp_path / "store", create=True)
+    for of in (job(spam, 0), job(BF16, 0)):
+        store.add(result_rows(of, result(of, "A"), setting.contexts[TASK]), of.lanes[0].recipe.config_id)
+    baselines = Baselines(setting, store.done())
+    baselines.note_stored(store)  # an earlier driver's
+    baselines.note(came_back(job(spam, 1), "A"))
+    [found] = baselines.missing()
+    assert {(lane.recipe, lane.seed) for lane in found.lanes} == {(matched, 0), (matched, 1)}
+    baselines.note(came_back(found, "A"))
+    assert [{(lane.recipe, lane.seed) for lane in of.lanes} for of in baselines.missing()] == [{(BF16, 1)}]
 
 
 def test_a_baseline_that_is_on_its_way_is_awaited(setting):

@@ -7,9 +7,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
 from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.training import AdamW, StableSPAM, Training
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
@@ -43,6 +45,7 @@ def lanes(planned) -> Counter:
 def test_every_lane_is_planned_exactly_once(recipes, seeds, lrs, max_lanes):
     planned = make(recipes, seeds=seeds, lrs=lrs, max_lanes=max_lanes)
     configs = {recipe.canonical() for recipe in [*recipes, Recipe.named("bf16")]}
+    configs |= {recipe.baseline() for recipe in recipes}
     expected = {
         (task.name, task.preset, Lane(recipe, lr, seed))
         for task in TASKS
@@ -53,6 +56,21 @@ def test_every_lane_is_planned_exactly_once(recipes, seeds, lrs, max_lanes):
     assert lanes(planned) == Counter(dict.fromkeys(expected, 1))
     assert planned.asked == planned.left == len(expected)
     assert max(len(job.lanes) for job in planned.jobs) <= max_lanes
+
+
+SPAM = Training(optimizer=StableSPAM())
+
+
+def test_bf16_is_planned_under_every_training_side_that_recipes_have():
+    scaled = replace(Recipe.named("nvfp4"), training=Training(optimizer=AdamW(), loss_scale=1024.0))
+    planned = make([replace(Recipe.named(name), training=SPAM) for name in ("nvfp4", "mxfp4")] + [scaled])
+    matched = replace(Recipe.named("bf16"), training=SPAM)
+    found = Counter(lane.recipe for job in planned.jobs for lane in job.lanes if lane.recipe.is_plain)
+    assert found == {Recipe.named("bf16"): 6, matched: 6}  # tasks × seeds
+    first = planned.jobs[:4]
+    assert {lane.recipe for job in first for lane in job.lanes} == set(found)
+    asked = make([matched], halving=Halving())
+    assert not any(job.rungs for job in asked.jobs)
 
 
 def test_a_job_holds_one_structural_signature():

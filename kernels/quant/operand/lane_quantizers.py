@@ -22,7 +22,7 @@ from fp4dse.kernels.quant.operand.records import Term, Use
 from fp4dse.kernels.quant.operand.state import Average, Maxima
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.reference import tensor_maxima, widened
-from fp4dse.kernels.quant.triton.features import features_of
+from fp4dse.kernels.quant.triton.features import Features, features_of
 
 NO_KERNEL = "the backend has no such kernel"
 
@@ -43,21 +43,36 @@ class LaneQuantizers:
         self.block, self.edge = first.block, tile(first.block)
         self.tables = descriptor(quantizers, device)
         self.features = features_of(*self.tables)
+        self.evaluated_tables, self.evaluated_features = self.tables, self.features
+        if (evaluated := [q.evaluated() for q in quantizers]) != list(quantizers):
+            self.evaluated_tables = descriptor(evaluated, device)
+            either = zip(self.features, features_of(*self.evaluated_tables), strict=True)
+            self.evaluated_features = Features(*(a or b for a, b in either))  # mostly those of kernels that there are
         self.stochastic_scales = any(q.stochastic_scales for q in quantizers)
         self.maxima, self.average = Maxima(quantizers, device), Average(quantizers, device)
         self.state: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
         self.why_not_operand: str | None = NO_KERNEL
         self.why_not_by_scales: str | None = NO_KERNEL
+        both = self.tables, self.evaluated_tables
         if backend.operand:
-            self.why_not_operand = backend.why_not_operand(first, self.tables)
+            self.why_not_operand = next(filter(None, (backend.why_not_operand(first, tables) for tables in both)), None)
         if backend.by_scales:
-            self.why_not_by_scales = backend.why_not_by_scales(first, self.tables)
+            reasons = (backend.why_not_by_scales(first, tables) for tables in both)
+            self.why_not_by_scales = next(filter(None, reasons), None)
 
     @property
     def why_not_fused(self) -> str | None:
         """The reason why the reference quantizes although the backend has kernels, None if it does not."""
         return self.why_not_operand if self.backend.operand and self.why_not_by_scales else None
+
+    def tables_for(self, use: Use) -> tuple[Tensor, Tensor]:
+        """The descriptor tables of one use: under evaluation those without rounding by chance."""
+        return self.evaluated_tables if use.evaluating else self.tables
+
+    def features_for(self, use: Use) -> Features:
+        """The features of kernels that one use takes: under evaluation all that training needs, and perhaps more."""
+        return self.evaluated_features if use.evaluating else self.features
 
     def cut(self, x: Tensor) -> Tensor:
         """x [L, R, C] in blocks [L, n, B], contiguous and detached."""
@@ -78,8 +93,8 @@ class LaneQuantizers:
     def call(self, block: int, use: Use, amax: Tensor | None = None) -> Call:
         """The record for one use, with the tensor maxima [L] that are given."""
         size, signs = (use.rotation.size, use.rotation.signs) if use.rotation else (0, None)
-        (floats, ints), site, codec = self.tables, use.site(self.number), self.first.codec
-        return Call(block, floats, ints, self.features, use.seeds, use.step, site, amax, size, signs, codec)
+        (floats, ints), site, codec = self.tables_for(use), use.site(self.number), self.first.codec
+        return Call(block, floats, ints, self.features_for(use), use.seeds, use.step, site, amax, size, signs, codec)
 
     def call_for(self, x: Tensor, block: int, use: Use, columns: bool = False) -> Call:
         """The record for a kernel that takes x [L, R, C] ([L, C, R] if columns): with maxima where some follow from
@@ -102,7 +117,7 @@ class LaneQuantizers:
     def reference_arguments(self, x: Tensor, cut: Tensor, use: Use) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All that `reference.quantize_blocks` takes for x [L, R, C], cut into blocks, by place and by name."""
         call, random = self.call_for_blocks(cut, use), None
-        if self.features.stochastic:
+        if call.features.stochastic:
             drawn = random16(stream=STREAMS["rounding"], count=cut[0].numel(), **_random_keys(call))
             random = drawn.view_as(cut)
         more = self.extra_arguments(x, cut, call, use)
@@ -110,7 +125,7 @@ class LaneQuantizers:
             more["codec"] = call.codec
         if call.tensor_amax is not None:
             more["tensor_amax"] = call.tensor_amax[:, None]
-        return (cut, *self.tables, random, self.features.adaptive), more
+        return (cut, call.floats, call.ints, random, call.features.adaptive), more
 
     def extra_arguments(self, x: Tensor, cut: Tensor, call: Call, use: Use) -> dict[str, Any]:
         """The arguments that no `Call` has and only some quantizers need, by their names in the reference."""

@@ -71,7 +71,8 @@ def encode(of: LaneQuantizers, x: Tensor, use: Use) -> tuple[Term, SavedBlocks]:
     quantize_blocks = reference.quantize_blocks if of.why_not_by_scales else of.backend.quantize_blocks
     encoded, dec = quantize_blocks(*arguments, **more)
     if use.counting:
-        lost = count(cut, encoded.q, encoded.scale, dec, *of.tables, largest_element(of.first.codec, encoded.meta))
+        largest = largest_element(of.first.codec, encoded.meta)
+        lost = count(cut, encoded.q, encoded.scale, dec, *of.tables_for(use), largest)
         elements = x.shape[1] * (use.length or x.shape[2])  # but for padding
         lost |= {"elements": torch.full_like(lost["flushed"], elements), "blocks": (cut != 0).any(2).sum(1)}
         for name, number in lost.items():
@@ -125,7 +126,7 @@ def _why_not_tiles(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:
         return of.why_not_operand
     if not (of.edge and of.backend.squares):
         return "block: accepted: tiles, on a CUDA device"
-    return why_not_squares(x, of.edge, of.features, of.first.codec, use.dim == 1)
+    return why_not_squares(x, of.edge, of.features_for(use), of.first.codec, use.dim == 1)
 
 
 def _why_not_blocks(of: LaneQuantizers, x: Tensor, use: Use) -> str | None:

@@ -51,6 +51,7 @@ class Use(msgspec.Struct, frozen=True):
     length       of the contraction without the zeros that pad it to whole blocks; 0: nothing was padded
     dtype        what the product takes: values come in it or in float32
     save         `Slot.backward` will be called
+    evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
     rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
     """
 
@@ -66,6 +67,7 @@ class Use(msgspec.Struct, frozen=True):
     length: int = 0
     dtype: torch.dtype = torch.float32
     save: bool = False
+    evaluating: bool = False
     rotation: Rotation | None = None
 
     def site(self, number: int) -> int:

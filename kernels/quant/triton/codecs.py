@@ -46,6 +46,7 @@ _TOP_MANTISSA, _ONE = tl.constexpr(0x007F8000), tl.constexpr(0x3F800000)
 _INF = tl.constexpr(float("inf"))
 _TINY = tl.constexpr(2.0**-1022)
 _LOG_TIES, _SCALE_UP = column("log_ties"), column("scale_up")
+_SCALE_STOCHASTIC = column("scale_stochastic")
 _SPECIAL = tl.constexpr(SPECIAL)
 _SHARPNESS, _SOFTNESS = tl.constexpr(SHARPNESS), tl.constexpr(1 / SHARPNESS)
 _TO_INTEGER = tl.constexpr(12582912.0)  # see numbers
@@ -153,13 +154,14 @@ def _to_grid(y, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr)
 @triton.jit
 def _eden(magnitude, amax, chunk, number, numbers, UNUSUAL: tl.constexpr):
     usual, key = numbers[3], numbers[4][2]
+    by_chance = tl.load(numbers[5][1] + _SCALE_STOCHASTIC)
     scale, y = _scaled(magnitude, amax, numbers, UNUSUAL)
     q = _to_grid(y, chunk, numbers, False, UNUSUAL)
     y = tl.minimum(y, _EDEN_LARGEST)
     norm, product = lane_sum(y * y), lane_sum(y * q)
     corrected = scale * tl.div_rn(norm, product)
     corrected = smaller(tl.where((product == 0) | (scale == 0), scale, corrected), usual[3])
-    return q, round_scale_by_chance(corrected, usual[1], usual[2], draws16(number, key))[:, None]
+    return q, round_scale_by_chance(corrected, usual[1], usual[2], draws16(number, key), by_chance)[:, None]
 
 
 @triton.jit

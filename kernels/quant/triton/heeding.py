@@ -14,10 +14,6 @@ from fp4dse.kernels.quant.spec.codecs import SCALES
 from fp4dse.kernels.quant.spec.reference import with_numbers
 from fp4dse.kernels.quant.triton.features import Features
 
-IMPLIED = {"eden": ("scale_stochastic",)}
-"""Codec -> columns that its kernels do not read, because a rule gives all lanes one value there: all scales of eden are
-rounded by chance."""
-
 
 @cache
 def heeded(codec: str, features: Features) -> frozenset[str]:
@@ -31,7 +27,7 @@ def heeded(codec: str, features: Features) -> frozenset[str]:
         kernels += [programs.both_kernel, squares.squares_kernel]
     constants = flags(features) | {"CODEC": codec}
     read = (columns_read(kernel, **constants) for kernel in kernels)
-    return frozenset.intersection(*read).union(IMPLIED.get(codec, ()))
+    return frozenset.intersection(*read)
 
 
 @cache

