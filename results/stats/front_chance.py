@@ -58,7 +58,7 @@ def front_chance(
     that they know of the other recipes, so that the best recipe is not the luckiest. NaN where no recipe of the setting
     has two seeds; expected is the gap there. Order: SETTING, overhead, gap.
     """
-    competing, parts = _competing(runs, overhead)
+    competing, parts = competing_recipes(runs, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
     for lines, spread, draws in _drawn(competing, parts, resamples, seed):
@@ -92,7 +92,7 @@ def hypervolume(
         if overhead not in REFERENCES:
             raise ConfigError("overhead", overhead, f"{', '.join(REFERENCES)}, or state the reference point")
         reference = (REFERENCES[overhead], GAP_REFERENCE)
-    competing, parts = _competing(runs, overhead)
+    competing, parts = competing_recipes(runs, overhead)
     out = []
     for lines, spread, draws in _drawn(competing, parts, resamples, seed, alone=True):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
@@ -109,8 +109,9 @@ def hypervolume(
     return pd.DataFrame(out, columns=[*columns, "on_front"])
 
 
-def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
-    """The lines of the summary that may be on a front, and per setting the recipes with their gaps by seed."""
+def competing_recipes(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
+    """The lines of `summarize` that may be on a front, with costs that differ in their last digits made equal, and per
+    setting the recipes with their gaps by seed."""
     rows = rows_at_best_lr(runs)
     lines = summarize(rows, overhead)
     lines = lines[lines["points"].gt(0) & np.isfinite(lines["gap"].astype(float)) & lines[overhead].notna()].copy()

@@ -19,6 +19,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fp4dse.results.stats.stages import STAGE, screened
+
 SETTING = (
     "task",
     "preset",
@@ -37,7 +39,7 @@ OVERHEAD = "overhead"
 MEASURED = ["measured", "measured_of"]
 """Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
 
-NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_loss"]
+NEEDED = [*SETTING, "config_id", "lr", "seed", "is_baseline", "status", "val_loss", STAGE]
 """The columns that `add_gap` reads."""
 
 DERIVED = ["baseline_loss", "gap"]
@@ -106,15 +108,20 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
-    """SETTING, seed and baseline_loss: what each run of that setting and seed is compared with."""
+    """SETTING, seed and baseline_loss: what each run of that setting and seed is compared with. Screened rows choose
+    their rate for themselves."""
     runs = runs[runs["is_baseline"].astype(bool)]
     work = outcomes(runs)
+    if STAGE in runs:
+        work["setting"] = 2 * work["setting"] + runs[STAGE].notna()
     runs = runs[[*SETTING, "seed"]].assign(baseline_loss=work["loss"])
-    return runs[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
+    return (
+        runs[at_best_lr(work)].dropna(subset="baseline_loss").drop_duplicates([*SETTING, "seed"]).reset_index(drop=True)
+    )
 
 
 def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
+    """The screened rows at each recipe's best learning rate, with gap, baseline_loss, and the columns of `outcomes`.
 
     A frame that has a gap keeps it, so that rows may be filtered before. A result of this function comes back
     unchanged, so that one frame can serve several statistics. A recipe with a pruned seed has neither loss nor gap:
@@ -122,6 +129,7 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if all(name in runs for name in _JUDGED):
         return runs
+    runs = screened(runs)
     runs = runs if "gap" in runs else add_gap(runs)
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}
@@ -166,6 +174,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     columns += ["same_grid", "at_edge", "optimism"]
     if runs.empty:
         return stacked([], columns)
+    runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
     tuned = source.isin(TUNED)
     work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool), tuned=tuned)

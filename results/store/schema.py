@@ -119,6 +119,11 @@ OUTCOME: dict[str, Column] = {
     "fp4dse_version": Column(TEXT, "of this program"),
     "git_commit": Column(TEXT, "the commit of this program"),
     "host": Column(TEXT, "name of the machine"),
+    "stage": Column(
+        TEXT,
+        "`confirm`: a fresh seed of a candidate (`fp4dse confirm`); null: screened, which all views but `confirmed` "
+        "are of",
+    ),
     "created_at": Column(pa.timestamp("us", tz="UTC"), "when the row was made, UTC"),
 }
 
