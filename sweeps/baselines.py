@@ -8,11 +8,12 @@ lacks then become a job for this kind alone; so do those that an earlier driver 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fp4dse.dse import Recipe
 from fp4dse.results import Store
+from fp4dse.results.stats.stages import STAGE, fresh, screened
 from fp4dse.sweeps.plan import BASELINE
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
@@ -29,6 +30,8 @@ class Baselines:
     setting: Setting
     stored: set[str]
     record: bool = False
+    rates: dict[tuple[str, str], Sequence[float]] = field(default_factory=dict)
+    """Learning rates of a task's baselines, where these are not those of each recipe."""
     _wanted: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # (lr, seed) of recipes
     _handled: dict[_Where, set[tuple[float, int]]] = field(default_factory=dict)  # of baselines
     _expected: Counter[tuple[str, str, float, int]] = field(default_factory=Counter)
@@ -43,14 +46,16 @@ class Baselines:
         """Want baselines for rows of the sweep's tasks that are stored, where kinds are not known beforehand."""
         if self.setting.machine.kinds:
             return
-        names = ["status", "device", "is_baseline", "lr", "seed", *KIND]
+        names = ["status", "device", "is_baseline", "lr", "seed", STAGE, *KIND]
         rows = store.runs([*names, *SHARED])
         rows = rows[rows["status"].ne("failed") & rows["device"].eq(self.setting.machine.device)]
         rows = rows[~rows["is_baseline"].astype(bool)]
         for (task, preset), context in self.setting.contexts.items():
             here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
+            here = fresh(here) if context.get(STAGE) else screened(here)
             for *kind, lr, seed in here[[*KIND, "lr", "seed"]].drop_duplicates().itertuples(index=False):
-                self._wanted.setdefault((task, preset, tuple(kind)), set()).add((lr, seed))
+                pairs = {(rate, seed) for rate in self.rates.get((task, preset), [lr])}
+                self._wanted.setdefault((task, preset, tuple(kind)), set()).update(pairs)
 
     def note(self, verdict: Verdict) -> None:
         """Note the baselines that a job brought back, and those that its recipes want."""
@@ -63,7 +68,12 @@ class Baselines:
         if result is not None:
             found = {**self.setting.context(job), **result.environment}
             where = (job.task, job.preset, tuple(str(found[name]) for name in KIND))
-            (self._handled if _is_baseline(job) else self._wanted).setdefault(where, set()).update(pairs)
+            if _is_baseline(job):
+                self._handled.setdefault(where, set()).update(pairs)
+                return
+            rates = self.rates.get((job.task, job.preset))
+            wanted = {(rate, lane.seed) for rate in rates for lane in job.lanes} if rates is not None else pairs
+            self._wanted.setdefault(where, set()).update(wanted)
 
     def missing(self) -> list[Job]:
         """Jobs for the baselines that nothing else will bring, one a task and kind; each is returned once."""

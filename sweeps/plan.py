@@ -32,6 +32,9 @@ from fp4dse.tasks.job import Job, Lane
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
 
+Rates = Callable[["TaskFacts", Recipe], Sequence[float]]
+"""Learning rates of a recipe, canonical, on a task; none: it is not trained there."""
+
 BASELINE = "bf16"
 """Name of the recipe that gaps are measured against."""
 
@@ -68,7 +71,7 @@ def plan(
     tasks: Sequence[TaskFacts],
     *,
     seeds: Sequence[int],
-    lrs: Sequence[float] | None,
+    lrs: Sequence[float] | Rates | None,
     is_stored: Callable[..., bool],
     machine: Machine,
     sizes: Mapping[tuple[str, str], int] = {},
@@ -93,7 +96,8 @@ def plan(
     populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
     for order, recipe in enumerate(configs):
         for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if order == 0 else [{}])):
-            lanes, on = _lanes(recipe, lrs or [rate_of(task, recipe)], seeds), [kind] if kind else []
+            rates = lrs(task, recipe) if callable(lrs) else lrs or [rate_of(task, recipe)]
+            lanes, on = _lanes(recipe, rates, seeds), [kind] if kind else []
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
                 key = (task.name, task.preset, order == 0, kind_number, recipe.signature())
