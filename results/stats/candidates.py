@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.stats.front_chance import competing_recipes
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, rows_at_best_lr, stacked
 from fp4dse.results.stats.spread import spread_over_seeds
 
 Array = NDArray[np.float64]
@@ -29,13 +29,13 @@ def candidates(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     (standard errors behind the recipe that beats it most for no more overhead, 0 on the front), same_bits (other
     recipes that trained to the same bits). No lines for a setting where no recipe has two seeds.
     """
-    lines, parts = competing_recipes(runs, overhead)
+    lines, parts = competing_recipes(rows_at_best_lr(runs), overhead)
     columns = [*SETTING, "config_id", "label", "lr", overhead, "gap", "gap_low", "gap_high", "pairs"]
     columns += ["behind", "same_bits"]
     found = []
     for keys, here in lines.groupby(list(SETTING), sort=False):
         here = here.sort_values([overhead, "gap", "label"])  # the first of equal ones is the cheapest
-        recipes, gaps, _ = parts[keys]
+        recipes, gaps = parts[keys]
         gaps = gaps[recipes.get_indexer(here["config_id"])]
         bits = np.column_stack([gaps, here["lr"].to_numpy(float)])
         _, first, copies = np.unique(bits, axis=0, return_index=True, return_counts=True)
