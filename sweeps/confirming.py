@@ -177,8 +177,10 @@ def plan_confirm(
 def run_confirm(store: Store, planned: ConfirmPlan, **limits: Any) -> SweepResult:
     """Train what the store lacks of a plan. limits: the arguments of `run_sweep` that do not say what is trained."""
     recipes = [planned.recipes[one.config_id] for one in planned.taken]
-    asked = {"tasks": planned.tasks, "seeds": planned.seeds, "lrs": planned.rates}
-    return run_sweep(recipes, **asked, store=str(store.path), stage=CONFIRM, **limits)
+    seeds, rates = planned.seeds, planned.rates
+    return run_sweep(
+        recipes, tasks=planned.tasks, seeds=seeds, lrs=rates, store=str(store.path), stage=CONFIRM, **limits
+    )
 
 
 def _tasks_of(runs: pd.DataFrame, store: Store, device: str) -> Tasks:
@@ -225,7 +227,7 @@ def _trained_here(runs: pd.DataFrame, task: str, preset: str, setting: Setting) 
 def _listed(near: pd.DataFrame) -> list[Candidate]:
     lines = near.sort_values(["behind", "gap"], kind="stable")
     names = ["task", "preset", "label", "config_id", "lr", "behind"]
-    return [Candidate(*line, left=0, seconds=0.0) for line in lines[names].itertuples(index=False, name=None)]
+    return [Candidate(**line, left=0, seconds=0.0) for line in lines[names].to_dict("records")]
 
 
 def _priced(
@@ -243,7 +245,8 @@ def _priced(
         each = took.get((task, preset, config_id), usual.get((task, preset), 0.0))
         return float(left[task, preset, config_id] * each)
 
-    everyone, taken = [], []
+    everyone: list[Candidate] = []
+    taken: list[Candidate] = []
     bases = [(*of, _BASELINE.config_id) for of in whole.baseline_lrs]
     spent = baseline_s = sum(seconds(*of) for of in bases)
     for one in whole.candidates:

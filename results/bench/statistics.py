@@ -112,7 +112,7 @@ def answered(studies: Sequence[Study]) -> list[Answers]:
     found = []
     for i in range(len(studies)):
         parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
-        found.append(Answers(*parts, by_task[f"{i:06}"]))
+        found.append(Answers._make([*parts, by_task[f"{i:06}"]]))
     return found
 
 
@@ -123,7 +123,7 @@ def with_fresh_seeds(studies: Sequence[Study]) -> pd.DataFrame:
     new = runs["seed"].ge(studies[0].size.seeds)
     near = pd.MultiIndex.from_frame(candidates(runs[~new])[["task", "config_id"]])
     kept = runs["is_baseline"] | pd.MultiIndex.from_frame(runs[["task", "config_id"]]).isin(near)
-    runs = runs.assign(**{STAGE: np.where(new, CONFIRM, None)})
+    runs = runs.assign(**{STAGE: new.map({True: CONFIRM, False: None})})
     return runs[~new | kept].drop(columns=DERIVED).reset_index(drop=True)
 
 

@@ -52,15 +52,15 @@ def _card(found: Findings) -> str:
     else:
         new = verdict.confirmed
         sure = _sure(found, verdict)
-        name = called(verdict.label, found.labels)
+        screened = f'<p><span class="key">Screened</span>{called(verdict.label, found.labels)}. {sure}</p>'
         lead = (
             f"{_lead(new.label if new else verdict.label, found)}"
             f'<p><span class="key">This sure</span>{_confirmed(found, new) if new else sure}</p>'
             f'<p><span class="key">This cost</span>{_cost(verdict)}{_cheaper(found, verdict)}</p>'
-            f"{f'<p><span class=key>Screened</span>{name}. {sure}</p>' if new else ''}"
+            f"{screened if new else ''}"
         )
-    warnings = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
-    warnings = "".join(f"<li>{_sentence(text)}</li>" for text in warnings)
+    said = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
+    warnings = "".join(f"<li>{_sentence(text)}</li>" for text in said)
     return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{HELD_OUT}</p>'
 
 
