@@ -17,6 +17,9 @@ from fp4dse.results.stats.verdict import BF16_WORDS, Confirmed, Verdict, front_w
 QUERIES = (
     "FROM front",
     "FROM confirmed",
+    "SELECT task, preset, count(*) FILTER (verdict IN ('open', 'same')) AS open, "
+    "count(*) FILTER (choice IS NULL AND diverged > 0) AS diverged, "
+    "count(*) FILTER (choice IS NULL AND coalesce(diverged, 0) = 0) AS missing FROM confirmed GROUP BY ALL",
     "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
     "FROM versus_best",
