@@ -82,7 +82,7 @@ class Setting:
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
         for task in self.tasks:
-            source = "given" if lrs else "tuned" if task.rates else "preset"
+            source = "searched" if callable(lrs) else "given" if lrs else "tuned" if task.rates else "preset"
             self.contexts[task.name, task.preset]["lr_source"] = source
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,

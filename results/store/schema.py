@@ -99,7 +99,8 @@ OUTCOME: dict[str, Column] = {
     "lr_source": Column(
         TEXT,
         "where the learning rate is from: `tuned` (the preset's, for the recipe's class), `preset` (the preset's, "
-        "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune); null in old rows",
+        "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune; of a fresh "
+        "seed, by the screened ones); null in old rows",
     ),
     "steps": Column(COUNT, "optimizer steps"),
     "train_s": Column(REAL, "seconds of training of the whole population of lanes"),
