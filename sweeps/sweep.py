@@ -24,6 +24,7 @@ from fp4dse.sweeps.plan import BASELINE, Plan, Rates, checked_cost
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.state import Failure, SweepState, job_state
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job
 
 
@@ -151,9 +152,10 @@ def run_sweep(
     )
     with open_sweep(space, request) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
-        if callable(lrs):
+        if callable(lrs) or not (lrs or (isinstance(space, Space) and space.lanes.lr)):
+            rates: Rates = lrs if callable(lrs) else lambda task, recipe: [rate_of(task, recipe)]
             reference = Recipe.named(BASELINE).canonical()
-            baselines.rates = {(task.name, task.preset): lrs(task, reference) for task in setting.tasks}
+            baselines.rates = {(task.name, task.preset): rates(task, reference) for task in setting.tasks}
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
 
         def plan() -> Plan:

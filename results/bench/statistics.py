@@ -209,13 +209,13 @@ def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
     lines = said.front_chance.sort_values("gap", kind="stable")
     if lines.empty:
         return
-    truth = study.gap[study.places(lines["config_id"])]
+    truth = study.gap[study.rows(lines["config_id"])]
     yield "100 · (lowest of the screened gaps - truth)", 100 * (float(lines["gap"].iloc[0]) - truth[0]), 1
     yield "100 · (truth of the lowest screened - lowest truth)", 100 * (truth[0] - truth.min()), 1
     new = said.confirmed
     yield "candidates", float(len(new)), 1
     near = set(_points(study, new["config_id"]))
-    costs = study.cost[study.places(lines["config_id"])]
+    costs = study.cost[study.rows(lines["config_id"])]
     of_front = set(_points(study, lines["config_id"][front(costs, truth)]))
     yield "true front: among the candidates", float(len(of_front & near)), float(len(of_front))
     for name, called in (("best", "best"), ("recommended", "recommended recipe")):
@@ -223,7 +223,7 @@ def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
         if chosen.empty:
             continue
         [line] = chosen.to_dict("records")
-        [true] = study.gap[study.places(chosen["config_id"])]
+        [true] = study.gap[study.rows(chosen["config_id"])]
         yield f"100 · (confirmed {called}'s gap - truth)", 100 * (line["estimate"] - true), 1
         if name == "best":
             yield "interval of the confirmed best's gap covers", float(line["low"] <= true <= line["high"]), 1
@@ -232,7 +232,7 @@ def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
 
 def _points(study: Study, config_ids: pd.Series) -> list[tuple[float, float]]:
     """Cost and true gap: recipes that train to the same bits at one cost are one point."""
-    places = study.places(config_ids)
+    places = study.rows(config_ids)
     return list(zip(study.cost[places].tolist(), study.gap[places].tolist(), strict=True))
 
 

@@ -59,10 +59,10 @@ def test_the_true_front_is_among_the_candidates():
     for (task, runs), (_, lines) in zip(every.groupby("task"), candidates(every).groupby("task"), strict=True):
         study = studies[int(task)]
         finished = runs.groupby("config_id")["val_loss"].count().eq(3)
-        places = study.places(pd.Series(sorted(set(finished.index[finished]) - {f"{10**9:016x}"})))
+        places = study.rows(pd.Series(sorted(set(finished.index[finished]) - {f"{10**9:016x}"})))
         best = places[front(study.cost[places], study.gap[places])]
         points = set(zip(study.cost[best], study.gap[best], strict=True))
-        near = study.places(lines["config_id"])
+        near = study.rows(lines["config_id"])
         kept += len(points & set(zip(study.cost[near], study.gap[near], strict=True)))
         of += len(points)
     assert kept >= 0.98 * of

@@ -122,7 +122,7 @@ def test_the_lowest_of_screened_means_is_too_good_and_the_confirmed_best_is_not(
     luck, left = [], []
     studies = [drawn(SIZES["48"], "null", np.random.default_rng([3, i])) for i in range(20)]
     for task, lines in confirmed(with_fresh_seeds(studies)).groupby("task"):
-        truth = studies[int(task)].gap[studies[int(task)].places(lines["config_id"])]
+        truth = studies[int(task)].gap[studies[int(task)].rows(lines["config_id"])]
         lowest = int(np.argmin(lines["screened"]))
         luck.append(lines["screened"].iloc[lowest] - truth[lowest])
         best = lines["best"].to_numpy(bool)
