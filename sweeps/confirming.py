@@ -51,7 +51,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class ConfirmPlan(msgspec.Struct, frozen=True):
-    """What is to be confirmed. `taken`: the candidates that the budget has room for, the nearest to the front first."""
+    """The candidates of a store and what they take. `taken`: the candidates that the budget has room for, the nearest to the front first."""
 
     tasks: Tasks
     recipes: dict[str, Recipe]
@@ -104,7 +104,7 @@ class ConfirmPlan(msgspec.Struct, frozen=True):
         }
 
     def sentences(self) -> str:
-        """How many candidates there are, what they cost, and how many of them the budget has room for."""
+        """The number of candidates, what they cost, and how many of them the budget has room for, for people."""
         numbers = (f"{number} of {self.screened[task]} of {task}" for task, number in self._candidates().items())
         says = (
             f"candidates: {', '.join(numbers)}; no recipe that costs no more is better than one of them by more than "
