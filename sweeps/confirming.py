@@ -51,7 +51,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class ConfirmPlan(msgspec.Struct, frozen=True):
-    """The candidates of a store and what they take. `taken`: those for which there is room, nearest to the front first."""
+    """The candidates of a store and what they take. `taken`: those that fit, nearest to the front first."""
 
     tasks: Tasks
     recipes: dict[str, Recipe]
