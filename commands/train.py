@@ -13,6 +13,7 @@ from fp4dse.commands.options import (
     Axes,
     Budget,
     Chip,
+    ConfirmSeeds,
     Data,
     Device,
     ExecutorName,
@@ -31,9 +32,11 @@ from fp4dse.commands.options import (
 )
 from fp4dse.commands.printing import console, print_facts, print_json, print_rows, short
 from fp4dse.commands.topics import new_app, open_given, under, warn_overridden
+from fp4dse.dse import ConfigError
 
 if TYPE_CHECKING:
     from fp4dse.dse.cost import CostTarget
+    from fp4dse.results.store.remote import AnyPath
     from fp4dse.sweeps import SearchResult, SweepResult
 
 app = new_app()
@@ -90,12 +93,16 @@ def sweep(
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="As --dry-run, with time and memory here.")] = False,
+    confirm: Annotated[bool, typer.Option("--confirm", help="Then confirm the best, as `fp4dse confirm`.")] = False,
+    confirm_seeds: ConfirmSeeds = 10,
     as_json: AsJson = False,
 ) -> None:
     """Train what the store lacks of a space: recipes × learning rates × seeds, with BF16 beside them.
 
     The same command continues a sweep that was stopped, and tries failed lanes again.
     """
+    import msgspec
+
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
     from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.plan import count_space
@@ -121,9 +128,61 @@ def sweep(
         more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
-        limits: dict[str, Any] = {"budget_s": budget_s, "options": options, "record": record}
-        result = run_sweep(found, **asked, store=target, rerun=rerun, **limits, progress=True)
-        _conclude(result, conclusion(result), found.cost, as_json)
+        limits: dict[str, Any] = {"options": options, "record": record, "progress": True}
+        result = run_sweep(found, **asked, store=target, rerun=rerun, budget_s=budget_s, **limits)
+        said = conclusion(result)
+        if confirm and result.stopped is None:
+            left = None if budget_s is None else max(budget_s - result.wall_s, 0.0)
+            where = {name: asked[name] for name in ("tasks", "device", "jobs", "executor")}
+            new = _confirm(target, found.cost, confirm_seeds, left, where, limits, as_json)
+            said += f"\nconfirming: {conclusion(new)}"
+            result = msgspec.structs.replace(new, failed=result.failed + new.failed)
+        _conclude(result, said, found.cost, as_json)
+
+
+@command(epilog="Example: fp4dse confirm --store runs/quickstart/store --budget 10m")
+def confirm(
+    store: StorePath = None,
+    seeds: ConfirmSeeds = 10,
+    task: Annotated[
+        list[str], typer.Option(help="Of the store's tasks, TASK:PRESET; may be repeated. Default: all.")
+    ] = [],  # noqa: B006
+    data: Data = None,
+    device: Device = "cpu",
+    jobs: Jobs = None,
+    budget: Budget = None,
+    executor: ExecutorName = "local",
+    option: ExecutorOptions = [],  # noqa: B006
+    model: Model = None,
+    chip: Chip = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train what may be on the front again with fresh seeds: half of them choose the best, the others say how good.
+
+    The same command continues what was stopped. A task of your own is named as it was swept, with its data.
+    """
+    from fp4dse.sweeps import arguments
+    from fp4dse.sweeps.confirming import plan_confirm
+    from fp4dse.sweeps.progress import conclusion
+
+    opened = open_given(store, model, chip)
+    where: dict[str, Any] = {
+        "tasks": arguments.parse_tasks(task, None, data) or None,
+        "device": device,
+        "jobs": jobs,
+        "executor": executor,
+    }
+    if data is not None and not task:
+        raise ConfigError("--data", data, "the --task that it is for, too")
+    budget_s = arguments.parse_duration(budget)
+    limits: dict[str, Any] = {"options": arguments.parse_options(option), "progress": True}
+    if dry_run:
+        planned = plan_confirm(opened, seeds=seeds, budget_s=budget_s, **where)
+        print_json(planned.facts()) if as_json else print(planned.sentences())
+    else:
+        result = _confirm(opened.path, opened.cost, seeds, budget_s, where, limits, as_json)
+        _conclude(result, conclusion(result), opened.cost, as_json)
 
 
 @command(epilog="Example: fp4dse search paper-slice --sampler tpe --trials 200 --task vision:small")
@@ -256,6 +315,27 @@ def rungs(
     if not as_json:
         rows = [{**row, "regret": change(row["regret"])} for row in rows]
     print_rows(list(Replay.__struct_fields__), rows, as_json)
+
+
+def _confirm(
+    target: str | Path | AnyPath,
+    cost: CostTarget,
+    seeds: int,
+    budget_s: float | None,
+    where: dict[str, Any],
+    limits: dict[str, Any],
+    as_json: bool,
+) -> SweepResult:
+    """Say what there is to confirm and what it costs, and train it. where: arguments of `plan_confirm`; limits: of
+    `run_sweep`."""
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.confirming import plan_confirm, run_confirm
+
+    store = open_store(target, cost=cost)
+    planned = plan_confirm(store, seeds=seeds, budget_s=budget_s, **where)
+    print(planned.sentences(), file=sys.stderr if as_json else None)
+    machine = {name: where[name] for name in ("device", "jobs", "executor")}
+    return run_confirm(store, planned, budget_s=budget_s, **machine, **limits)
 
 
 def _print_fronts(result: SearchResult) -> None:

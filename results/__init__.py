@@ -11,6 +11,8 @@ from fp4dse.results.store.store import Store, open_store
 
 if TYPE_CHECKING:
     from fp4dse.results.report import write_report
+    from fp4dse.results.stats.candidates import candidates
+    from fp4dse.results.stats.confirmed import confirmed
     from fp4dse.results.stats.divergence import divergence
     from fp4dse.results.stats.effects import effects
     from fp4dse.results.stats.equal_cost import matched
@@ -29,6 +31,8 @@ __getattr__ = lazy(
     __name__,
     **{
         "report": ("write_report",),
+        "stats.candidates": ("candidates",),
+        "stats.confirmed": ("confirmed",),
         "stats.divergence": ("divergence",),
         "stats.effects": ("effects",),
         "stats.equal_cost": ("matched",),
@@ -49,7 +53,9 @@ __all__ = [
     "Store",
     "add_gap",
     "against",
+    "candidates",
     "compare",
+    "confirmed",
     "divergence",
     "effects",
     "front",

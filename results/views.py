@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
+from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.divergence import divergence
 from fp4dse.results.stats.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.equal_cost import matched
@@ -32,6 +33,7 @@ def front(runs: pd.DataFrame) -> pd.DataFrame:
 VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "recipes": summarize,
     "front": front,
+    "confirmed": confirmed,
     "hypervolume": hypervolume,
     "effects": effects,
     "pooled": pooled_effects,
@@ -66,6 +68,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
         "overhead_low overhead_high",
         "preset",
     ),
+    "confirmed": ("task label gap screened", "recommended", "estimate low high", "overhead", "verdict moved", "preset"),
     "hypervolume": ("task hypervolume", "low high", "axis", "recipes on_front", "preset"),
     "effects": ("task factor level with_factor with_level effect", "low high", "reference", "q"),
     "pooled": ("factor level with_factor with_level effect", "low high", "agree", "reference"),

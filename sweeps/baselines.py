@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.results import Store
+from fp4dse.results.stats.stages import STAGE, fresh, screened
+from fp4dse.sweeps.plan import Rates
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
 from fp4dse.sweeps.setting import Setting
-from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 
 _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
@@ -31,6 +32,8 @@ class Baselines:
     setting: Setting
     stored: set[str]
     record: bool = False
+    rates: Rates | None = None
+    """Learning rates of a baseline, where these are not those of each recipe."""
     _wanted: dict[_Where, _Wanted] = field(default_factory=dict)
     _handled: dict[_Where, _Wanted] = field(default_factory=dict)
     _expected: Counter[tuple[str, str, Recipe, float, int]] = field(default_factory=Counter)
@@ -44,7 +47,7 @@ class Baselines:
         """Want baselines for rows of the sweep's tasks that are stored, where kinds are not known beforehand."""
         if self.setting.machine.kinds:
             return
-        names = ["status", "device", "is_baseline", "config_id", "baseline_id", "lr", "seed", *KIND]
+        names = ["status", "device", "is_baseline", "config_id", "baseline_id", "lr", "seed", STAGE, *KIND]
         rows = store.runs([*names, *SHARED])
         rows = rows[rows["status"].ne("failed") & rows["device"].eq(self.setting.machine.device)]
         rows = rows[~rows["is_baseline"].astype(bool)]
@@ -53,10 +56,11 @@ class Baselines:
         recipes = {one_each[key]: recipe_from_dict(json.loads(text)).baseline() for key, text in texts.items()}
         for (task, preset), context in self.setting.contexts.items():
             here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
+            here = fresh(here) if context.get(STAGE) else screened(here)
             wanted = here[[*KIND, "baseline_id", "lr", "seed"]].drop_duplicates()
             for *kind, of, lr, seed in wanted.itertuples(index=False):
-                baseline = recipes[of], self._rate(task, preset, recipes[of], lr), seed
-                self._wanted.setdefault((task, preset, tuple(kind)), set()).add(baseline)
+                baselines = {(recipes[of], rate, seed) for rate in self._rates(task, preset, recipes[of], lr)}
+                self._wanted.setdefault((task, preset, tuple(kind)), set()).update(baselines)
 
     def note(self, verdict: Verdict) -> None:
         """Note the baselines that a job brought back, and those that its recipes want."""
@@ -92,18 +96,17 @@ class Baselines:
         """The baselines that a job's recipes are compared with; plain BF16 has none."""
         found = ((lane.recipe.baseline(), lane) for lane in job.lanes)
         return {
-            (baseline, self._rate(job.task, job.preset, baseline, lane.lr), lane.seed)
+            (baseline, rate, lane.seed)
             for baseline, lane in found
             if lane.recipe != baseline
+            for rate in self._rates(job.task, job.preset, baseline, lane.lr)
         }
 
-    def _rate(self, task: str, preset: str, baseline: Recipe, lr: float) -> float:
-        """The learning rate of a baseline beside a recipe's at `lr`: the same, unless each class has its own."""
-        if self.setting.contexts[task, preset].get("lr_source") != "tuned":
-            return lr
-        return rate_of(
-            next(facts for facts in self.setting.tasks if (facts.name, facts.preset) == (task, preset)), baseline
-        )
+    def _rates(self, task: str, preset: str, baseline: Recipe, lr: float) -> Sequence[float]:
+        """The learning rates of a baseline beside a recipe's at `lr`: the same, unless each recipe has its own."""
+        if self.rates is None:
+            return [lr]
+        return self.rates(next(of for of in self.setting.tasks if (of.name, of.preset) == (task, preset)), baseline)
 
     def _job(self, name: str, preset: str, lanes: list[Lane], kind: dict[str, str]) -> Job:
         machine = self.setting.machine

@@ -19,6 +19,7 @@ from pathlib import Path
 from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.dse.urls import redacted
 from fp4dse.results import Store
+from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.locks import birth
 from fp4dse.results.store.retries import stop_waiting_when
 from fp4dse.results.store.spaces import record_space
@@ -53,6 +54,7 @@ class Request:
     job_limit_s: float = LIMIT_S
     backoff_s: float = BACKOFF_S
     record: bool = False
+    stage: str | None = None
     progress: bool | Callable[[SweepState], None] = False
 
 
@@ -66,10 +68,15 @@ def open_sweep(space: Space | Sequence[Recipe], request: Request) -> Iterator[Sw
     begin = time.monotonic()
     cost = checked_cost(space)
     setting = find_setting(request.tasks, request.device, request.jobs, request.executor == "local", cost)
+    for context in setting.contexts.values():
+        context[STAGE] = request.stage
     store = open_swept(request.store, cost)
     work = folder_of(request.options) if request.executor == "folder" else work_folder(request.store)
     state = SweepState(
-        name=space.name if isinstance(space, Space) else "recipes", asked=0, stored=0, born=birth(os.getpid())
+        name=space.name if isinstance(space, Space) else request.stage or "recipes",
+        asked=0,
+        stored=0,
+        born=birth(os.getpid()),
     )
     with (
         store.lock(),

@@ -33,6 +33,15 @@ from fp4dse.tasks.job import Job, Lane
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
 
+Rates = Callable[["TaskFacts", Recipe], Sequence[float]]
+"""Learning rates of a recipe, canonical, on a task; none: it is not trained there."""
+
+
+def class_rates(task: TaskFacts, recipe: Recipe) -> Sequence[float]:
+    """The task's own learning rate for the recipe's class: what a recipe has where nobody gives any."""
+    return [rate_of(task, recipe)]
+
+
 BASELINE = "bf16"
 """Name of the recipe that gaps are measured against, where no training side is changed."""
 
@@ -69,7 +78,7 @@ def plan(
     tasks: Sequence[TaskFacts],
     *,
     seeds: Sequence[int],
-    lrs: Sequence[float] | None,
+    lrs: Sequence[float] | Rates | None,
     is_stored: Callable[..., bool],
     machine: Machine,
     sizes: Mapping[tuple[str, str], int] = {},
@@ -95,7 +104,8 @@ def plan(
     for order, recipe in enumerate(configs):
         baseline = recipe.is_baseline
         for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if baseline else [{}])):
-            lanes, on = _lanes(recipe, lrs or [rate_of(task, recipe)], seeds), [kind] if kind else []
+            rates = lrs(task, recipe) if callable(lrs) else lrs or class_rates(task, recipe)
+            lanes, on = _lanes(recipe, rates, seeds), [kind] if kind else []
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
                 key = (task.name, task.preset, baseline, kind_number, recipe.signature())

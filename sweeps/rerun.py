@@ -16,6 +16,7 @@ import torch
 
 from fp4dse.dse import ConfigError, StoreError, recipe_from_dict
 from fp4dse.results import Store
+from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.jobfolder import drop, failed_folder, job_name, read_job
 from fp4dse.sweeps.rows import result_rows
@@ -25,7 +26,12 @@ from fp4dse.tasks.engine.lane_counts import why_not_fit
 from fp4dse.tasks.job import Job, Lane, LaneResult, Progress
 from fp4dse.tasks.worker import task_of
 
-CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + ["metric_name", "metric_better", "steps"]
+CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + [
+    "metric_name",
+    "metric_better",
+    "steps",
+    STAGE,
+]
 ENVIRONMENT = ["device", "device_name", "threads", "dtype", "torch_version", "python_version", "host"]
 ENVIRONMENT += ["fp4dse_version", "git_commit"]
 

@@ -12,7 +12,7 @@ from fp4dse.results import Store
 from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine, find_machine
-from fp4dse.sweeps.plan import Plan, plan
+from fp4dse.sweeps.plan import Plan, Rates, plan
 from fp4dse.sweeps.rows import KIND, lane_id, task_context
 from fp4dse.tasks import TaskFacts, check_task, environment, find_facts
 from fp4dse.tasks.job import Job, Lane
@@ -72,7 +72,7 @@ class Setting:
         self,
         recipes: Space | Sequence[Recipe],
         seeds: Sequence[int] | None,
-        lrs: Sequence[float] | None,
+        lrs: Sequence[float] | Rates | None,
         stored: set[str],
         halving: Halving | None = None,
     ) -> Plan:
@@ -82,13 +82,13 @@ class Setting:
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
         for task in self.tasks:
-            source = "given" if lrs else "tuned" if task.rates else "preset"
+            source = "searched" if callable(lrs) else "given" if lrs else "tuned" if task.rates else "preset"
             self.contexts[task.name, task.preset]["lr_source"] = source
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,
             seeds=list(dict.fromkeys(seeds or SEEDS)),
-            lrs=lrs and list(dict.fromkeys(lrs)),
+            lrs=lrs if callable(lrs) or not lrs else list(dict.fromkeys(lrs)),
             is_stored=self.stored_in(stored),
             machine=self.machine,
             sizes=self.sizes,

@@ -20,7 +20,7 @@ from fp4dse.sweeps.executors import EXECUTORS, LIMIT_S, WORKER, Running
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.job_sizes import explain_sizes, plan_measured, recall_sizes
 from fp4dse.sweeps.opening import Request, open_sweep
-from fp4dse.sweeps.plan import Plan, checked_cost
+from fp4dse.sweeps.plan import Plan, Rates, checked_cost, class_rates
 from fp4dse.sweeps.scheduler import BACKOFF_S
 from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.state import Failure, SweepState, job_state
@@ -96,7 +96,7 @@ def run_sweep(
     *,
     tasks: Tasks = (("regression", "small"),),
     seeds: Sequence[int] | None = None,
-    lrs: Sequence[float] | None = None,
+    lrs: Sequence[float] | Rates | None = None,
     store: str | Path,
     device: str = "cpu",
     jobs: int | None = None,
@@ -104,6 +104,7 @@ def run_sweep(
     rerun: bool = False,
     halving: Halving | None = None,
     record: bool = False,
+    stage: str | None = None,
     progress: bool | Callable[[SweepState], None] = False,
     worker: Sequence[str] = WORKER,
     job_limit_s: float = LIMIT_S,
@@ -114,12 +115,14 @@ def run_sweep(
     """Train every lane of the space that the store lacks; store what comes of it.
 
     seeds      None: the space's, else 0, 1, 2
-    lrs        learning rates, the same for all; None: the space's, else each task's own for the recipe's class
+    lrs        learning rates, the same for all; None: the space's, else each task's own for the recipe's class. A
+               function of (task, recipe) gives each recipe its own, BF16 included
     jobs       workers at a time
     budget_s   seconds after which the sweep stops; all that was finished is stored
     rerun      train again what the store has
     halving    drop the worse lanes of a population at rungs on the way; what was dropped in a sweep with rungs counts
                as stored for another one
+    stage      what the rows say they are of; `confirm`: fresh seeds of candidates (confirming.py)
     record     store gradient norms and what slots lose at log-spaced steps, too (tasks/recorder.py)
     progress   True shows it on standard error; a function is called with the state a few times a second
     store      a folder, or a URL: s3://bucket/folder
@@ -143,10 +146,15 @@ def run_sweep(
         job_limit_s=job_limit_s,
         backoff_s=backoff_s,
         record=record,
+        stage=stage,
         progress=progress,
     )
     with open_sweep(space, request) as sweep:
         setting, state, baselines = sweep.setting, sweep.state, sweep.baselines
+        if not (lrs or (isinstance(space, Space) and space.lanes.lr)):
+            baselines.rates = class_rates
+        elif callable(lrs):
+            baselines.rates = lrs
         baselines.stored = set() if rerun else sweep.store.done(pruned=halving is not None)
 
         def plan() -> Plan:

@@ -22,6 +22,7 @@ from fp4dse.results import Store, summarize
 from fp4dse.results.stats.equivalence import differences
 from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
+from fp4dse.results.stats.stages import screened
 from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.stats.verdict import BF16_WORDS, Against, verdicts
 from fp4dse.results.text.labels import short_labels
@@ -75,9 +76,10 @@ class StudyData(NamedTuple):
 def study_data(store: Store, sweep: str, unfinished: bool = True) -> dict[str, StudyData]:
     """Study name -> its trials, in the order in which their recipes came to the store, and what they say."""
     runs = store.runs(_READ)
+    found = {verdict.setting: verdict for verdict in verdicts(runs)}
+    runs = screened(runs)
     settings = runs[list(SETTING)].drop_duplicates()
     link = f"[The report of this store]({REPORT}) (`{report_path(store.path)}`)"
-    found = {verdict.setting: verdict for verdict in verdicts(runs)}
     tried = runs[~runs["is_baseline"].astype(bool)].drop_duplicates("config_id")
     called = short_labels(tried["recipe_label"], tried["recipe_name"])
     of = f"{store.cost.model} on {store.cost.chip}"

@@ -425,6 +425,7 @@ WITH_MORE = {
     "sweeps/searching/search.py:run_search": "a public entry point: its arguments, and `run_sweep`'s",
     "commands/train.py:sweep": "a command: each parameter is an option of it",
     "commands/train.py:search": "a command: each parameter is an option of it",
+    "commands/train.py:confirm": "a command: each parameter is an option of it",
     "kernels/quant/triton/operators.py:_operand": _OPERATOR,
     "kernels/quant/triton/operators.py:_packed": _OPERATOR,
     "kernels/quant/triton/operators.py:_both": _OPERATOR,

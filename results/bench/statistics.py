@@ -18,12 +18,15 @@ import pandas as pd
 from fp4dse.results.bench.generated import KNOBS
 from fp4dse.results.bench.studies import SIZES, WORLDS, Study, drawn, resampled
 from fp4dse.results.report.technique_findings import standing
+from fp4dse.results.stats.candidates import candidates
+from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.effects import effects
 from fp4dse.results.stats.equivalence import MARGIN, against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.marginal import marginal
-from fp4dse.results.stats.paired import learning_rates, rows_at_best_lr
+from fp4dse.results.stats.paired import DERIVED, add_gap, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.pareto import front
+from fp4dse.results.stats.stages import CONFIRM, STAGE
 from fp4dse.results.stats.summary import summarize
 from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
 
@@ -34,6 +37,10 @@ TARGETS = {
     "interval of a recipe's gap covers": "0.93 … 0.97",
     "interval of the recommended recipe's gap covers": "0.93 … 0.97",
     "100 · (recommended recipe's gap - truth)": "0",
+    "100 · (lowest of the screened gaps - truth)": "below 0",
+    "100 · (confirmed best's gap - truth)": "0",
+    "100 · (confirmed recommended recipe's gap - truth)": "0",
+    "interval of the confirmed best's gap covers": "0.93 … 0.97",
     "interval of a main effect covers": "0.93 … 0.97",
     "interval of an interaction covers": "0.93 … 0.97",
     "interval of matched pairs covers": "0.93 … 0.97",
@@ -48,6 +55,8 @@ MOST_SEEDS = 100
 """Above which a promise of `more_seeds` is not tried."""
 LANES = 5_000
 """Of a batch of studies."""
+FRESH_SEEDS = 10
+"""Of each candidate, as `fp4dse confirm` has them."""
 
 
 def bench(
@@ -86,25 +95,36 @@ class Answers(NamedTuple):
     against: pd.DataFrame
     effects: pd.DataFrame
     marginal: pd.DataFrame
+    confirmed: pd.DataFrame
     verdict: Verdict
 
 
 def answered(studies: Sequence[Study]) -> list[Answers]:
-    """The answers to each of some studies of one size."""
-    runs = pd.concat([study.runs(f"{i:06}") for i, study in enumerate(studies)], ignore_index=True)
+    """The answers to each of some studies of one size, whose candidates are confirmed."""
+    runs = with_fresh_seeds(studies)
     rows = rows_at_best_lr(runs)
     recipes, chance, versus = summarize(rows), front_chance(rows), against(rows)
-    verdicts = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs))
-    frames = [rows, recipes, chance, versus, effects(rows), marginal(rows)]
+    new = confirmed(runs)
+    verdicts = verdicts_from(rows, with_chance(recipes, chance), versus, learning_rates(runs), new)
+    frames = [rows, recipes, chance, versus, effects(rows), marginal(rows), new]
     split = [dict(iter(frame.groupby("task"))) for frame in frames]
     by_task = {verdict.setting[0]: verdict for verdict in verdicts}
     found = []
     for i in range(len(studies)):
         parts = [part.get(f"{i:06}", frame.iloc[:0]) for part, frame in zip(split, frames, strict=True)]
-        of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs = parts
-        verdict = by_task[f"{i:06}"]
-        found.append(Answers(of_rows, of_recipes, of_front, of_versus, of_effects, of_pairs, verdict))
+        found.append(Answers._make([*parts, by_task[f"{i:06}"]]))
     return found
+
+
+def with_fresh_seeds(studies: Sequence[Study]) -> pd.DataFrame:
+    """The runs of studies of one size, and of their candidates and BF16 those of FRESH_SEEDS seeds more."""
+    everything = [study.runs(f"{i:06}", FRESH_SEEDS) for i, study in enumerate(studies)]
+    runs = add_gap(pd.concat(everything, ignore_index=True))
+    new = runs["seed"].ge(studies[0].size.seeds)
+    near = pd.MultiIndex.from_frame(candidates(runs[~new])[["task", "config_id"]])
+    kept = runs["is_baseline"] | pd.MultiIndex.from_frame(runs[["task", "config_id"]]).isin(near)
+    runs = runs.assign(**{STAGE: new.map({True: CONFIRM, False: None})})
+    return runs[~new | kept].drop(columns=DERIVED).reset_index(drop=True)
 
 
 def summed(of: str, scores: Sequence[Sequence[Score]]) -> Iterator[dict[str, Any]]:
@@ -126,6 +146,7 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
     """Scores of what is reported of a study, held against its truth."""
     if study.world == "null":
         yield from _null(said)
+        yield from _confirmed(study, said)
         return
     lines = said.summarize
     lines = lines[~lines["is_baseline"] & np.isfinite(lines["gap"].astype(float))]
@@ -133,6 +154,7 @@ def scored(study: Study, said: Answers) -> Iterator[Score]:
     yield "interval of a recipe's gap covers", *_covered(lines, "gap_low", "gap_high", truth)
     yield from _front(study, said.front_chance)
     yield from _verdict(study, said.verdict)
+    yield from _confirmed(study, said)
     yield from _against(study, said.against)
     if study.world != "real":
         yield from _effects(study, said)
@@ -180,6 +202,38 @@ def _verdict(study: Study, found: Verdict) -> Iterator[Score]:
     yield "100 · (recommended recipe's gap - truth)", 100 * (found.gap - truth), 1
     covers = found.gap_low <= truth <= found.gap_high
     yield "interval of the recommended recipe's gap covers", float(covers), 1
+
+
+def _confirmed(study: Study, said: Answers) -> Iterator[Score]:
+    """The lowest mean of the screened rows, and the best that fresh seeds chose, on seeds that did not choose."""
+    lines = said.front_chance.sort_values("gap", kind="stable")
+    if lines.empty:
+        return
+    truth = study.gap[study.rows(lines["config_id"])]
+    yield "100 · (lowest of the screened gaps - truth)", 100 * (float(lines["gap"].iloc[0]) - truth[0]), 1
+    yield "100 · (truth of the lowest screened - lowest truth)", 100 * (truth[0] - truth.min()), 1
+    new = said.confirmed
+    yield "candidates", float(len(new)), 1
+    near = set(_points(study, new["config_id"]))
+    costs = study.cost[study.rows(lines["config_id"])]
+    of_front = set(_points(study, lines["config_id"][front(costs, truth)]))
+    yield "true front: among the candidates", float(len(of_front & near)), float(len(of_front))
+    for name, called in (("best", "best"), ("recommended", "recommended recipe")):
+        chosen = new[new[name]]
+        if chosen.empty:
+            continue
+        [line] = chosen.to_dict("records")
+        [true] = study.gap[study.rows(chosen["config_id"])]
+        yield f"100 · (confirmed {called}'s gap - truth)", 100 * (line["estimate"] - true), 1
+        if name == "best":
+            yield "interval of the confirmed best's gap covers", float(line["low"] <= true <= line["high"]), 1
+            yield "100 · (truth of the confirmed best - lowest truth)", 100 * (true - truth.min()), 1
+
+
+def _points(study: Study, config_ids: pd.Series) -> list[tuple[float, float]]:
+    """Cost and true gap: recipes that train to the same bits at one cost are one point."""
+    places = study.rows(config_ids)
+    return list(zip(study.cost[places].tolist(), study.gap[places].tolist(), strict=True))
 
 
 def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:

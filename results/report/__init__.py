@@ -14,6 +14,7 @@ from pathlib import Path
 from fp4dse.dse import StoreError
 from fp4dse.results.report import (
     answer,
+    confirmed_candidates,
     curves,
     equal_storage,
     explore,
@@ -37,6 +38,7 @@ __all__ = ["write_figures", "write_report"]
 
 PANELS = (
     answer.PANEL,
+    confirmed_candidates.PANEL,
     explore.PANEL,
     highlights.PANEL,
     techniques.PANEL,
@@ -110,7 +112,9 @@ front is the share of 1,000 draws in which it is there, when every gap is drawn 
 other recipes say about it. The <b>noise floor</b> is how far BF16 is from BF16 when nothing but the seed differs.</p>
 <p>The front is made of the luckiest recipes as well as of the best: with many recipes and few seeds the lowest loss is
 lower than it would be on new seeds. The loss beside the recommended recipe is the one that new seeds are expected to
-give; losses in tables and charts are means of the seeds that were run.</p></section>"""
+give; losses in tables and charts are means of the seeds that were run.
+Where candidates were <b>confirmed</b> on fresh seeds the answer is from those; all else on this page is of the screened
+ones.</p></section>"""
 
 
 def _scope(found: Findings, name: str) -> str:

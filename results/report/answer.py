@@ -13,10 +13,14 @@ from fp4dse.results.report.markup import called, changed, changed_with, many, nu
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.equivalence import MARGIN
 from fp4dse.results.stats.paired import OVERHEAD
-from fp4dse.results.stats.verdict import BF16_WORDS, Verdict, front_words
+from fp4dse.results.stats.verdict import BF16_WORDS, Confirmed, Verdict, front_words
 
 QUERIES = (
     "FROM front",
+    "FROM confirmed",
+    "SELECT task, preset, count(*) FILTER (verdict IN ('open', 'same')) AS open, "
+    "count(*) FILTER (choice IS NULL AND diverged > 0) AS diverged, "
+    "count(*) FILTER (choice IS NULL AND coalesce(diverged, 0) = 0) AS missing FROM confirmed GROUP BY ALL",
     "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
     "FROM versus_best",
@@ -50,16 +54,40 @@ def _card(found: Findings) -> str:
             f'<p class="lead"><span class="key">Use</span><b>no recipe of these</b></p><p>{_sentence(verdict.none)}</p>'
         )
     else:
-        short = found.labels.of(verdict.label)
-        size = max(1.0, 1.5 - max(0, len(short) - 24) * 0.012)
+        new = verdict.confirmed
+        sure = _sure(found, verdict)
+        screened = f'<p><span class="key">Screened</span>{called(verdict.label, found.labels)}. {sure}</p>'
         lead = (
-            f'<p class="lead"><span class="key">Use</span><b style="font-size:{size:.2f}rem" '
-            f'title="{escape(verdict.label)}">{escape(short)}</b></p>'
-            f'<p><span class="key">This sure</span>{_sure(found, verdict)}</p>'
+            f"{_lead(new.label if new else verdict.label, found)}"
+            f'<p><span class="key">This sure</span>{_confirmed(found, new) if new else sure}</p>'
             f'<p><span class="key">This cost</span>{_cost(verdict)}{_cheaper(found, verdict)}</p>'
+            f"{screened if new else ''}"
         )
-    warnings = "".join(f"<li>{_sentence(text)}</li>" for text in verdict.warnings)
+    said = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
+    warnings = "".join(f"<li>{_sentence(text)}</li>" for text in said)
     return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{HELD_OUT}</p>'
+
+
+def _lead(label: str, found: Findings) -> str:
+    short = found.labels.of(label)
+    size = max(1.0, 1.5 - max(0, len(short) - 24) * 0.012)
+    return (
+        f'<p class="lead"><span class="key">Use</span><b style="font-size:{size:.2f}rem" '
+        f'title="{escape(label)}">{escape(short)}</b></p>'
+    )
+
+
+def _confirmed(found: Findings, new: Confirmed) -> str:
+    """The estimate of the seeds that did not choose (HTML)."""
+    loss = changed_with(new.gap, new.gap_low, new.gap_high)
+    says = f"Confirmed: loss <b>{loss}</b> against BF16 on {many(new.estimated_on, 'fresh seed')} that had no part in "
+    says += f"choosing it ({number(new.chosen_on)} others did): "
+    says += f"<b>{BF16_WORDS[new.bf16]}</b>".replace(" %", "&nbsp;%")
+    others = f" {many(new.open, 'other candidate')} not told apart from it." if new.open else ""
+    if new.lowest == new.config_id:
+        return f"{says}.{others}"
+    lowest = f"{called(new.lowest_label, found.labels)}, {changed(new.lowest_gap)}"
+    return f"{says}. The lowest loss on the seeds that chose has {lowest}, which costs more.{others}"
 
 
 def _sentence(text: str) -> str:
@@ -91,9 +119,21 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
 
 
 def _cost(verdict: Verdict) -> str:
-    if not math.isfinite(verdict.overhead):
+    overhead = _overhead(verdict)
+    if not math.isfinite(overhead):
         return "Unknown: its rows hold no overhead."
-    return f"{share_of_bf16(verdict.axis, verdict.overhead)}{_band(verdict.band)}{_model(verdict.overhead_of)}."
+    return f"{share_of_bf16(verdict.axis, overhead)}{_band(_band_of(verdict))}{_model(verdict.overhead_of)}."
+
+
+def _overhead(verdict: Verdict) -> float:
+    """Of the recipe to use."""
+    return verdict.confirmed.overhead if verdict.confirmed else verdict.overhead
+
+
+def _band_of(verdict: Verdict) -> Sequence[float]:
+    """The band of the recipe to use; empty where the confirmed one is another than the screened one."""
+    same = verdict.confirmed is None or verdict.confirmed.config_id == verdict.config_id
+    return verdict.band if same else ()
 
 
 def _band(band: Sequence[float]) -> str:
@@ -121,9 +161,9 @@ def _cheaper(found: Findings, verdict: Verdict) -> str:
     if lines.empty:
         return ""
     cheap = lines.iloc[0]
-    if cheap["config_id"] == verdict.config_id:
+    if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
         return " Nothing on the front is cheaper."
-    if verdict.axis == OVERHEAD and verdict.overhead - cheap[OVERHEAD] < LEAST_SAVING:
+    if verdict.axis == OVERHEAD and _overhead(verdict) - cheap[OVERHEAD] < LEAST_SAVING:
         return ""
     name = f'<b title="{escape(cheap["label"])}">{escape(found.labels.of(cheap["label"]))}</b>'
     share = share_of_bf16(verdict.axis, cheap[OVERHEAD]).replace(" of BF16's step time", "")

@@ -12,6 +12,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.page import plot
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.paired import at_best_lr, outcomes
+from fp4dse.results.stats.stages import screened
 
 QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
 ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.
@@ -33,7 +34,7 @@ def front_curves(found: Findings) -> pd.DataFrame:
     numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
     names = {config_id: f"{n} {found.labels.of(label)}" for n, (config_id, label) in numbered}
     names = {**dict.fromkeys(found.recipes.loc[found.recipes["is_baseline"], "config_id"], "BF16"), **names}
-    runs = found.runs
+    runs = screened(found.runs)
     chosen = runs[at_best_lr(outcomes(runs)) & runs["config_id"].isin(list(names)) & runs["status"].eq("done")]
     lines = found.store.curves(list(chosen["run_id"])).merge(chosen[["run_id", "config_id"]])
     lines = lines[lines["curve_step"].str.len().gt(0)]

@@ -18,7 +18,7 @@ from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
-from fp4dse.results.stats.verdict import Verdict, verdicts_from, with_chance
+from fp4dse.results.stats.verdict import Verdict, confirmed_if_any, verdicts_from, with_chance
 from fp4dse.results.store.schema import ROW
 from fp4dse.results.store.store import Store
 from fp4dse.results.text.labels import Labels, short_labels
@@ -71,12 +71,15 @@ class Findings:
     effects: pd.DataFrame
     marginal: pd.DataFrame
     divergence: pd.DataFrame
+    confirmed: pd.DataFrame
+    """Without lines where nothing was confirmed."""
 
     @cached_property
     def settings(self) -> list[Findings]:
         """The same for each setting alone, in the order of `titles`."""
         runs = dict(iter(self.runs.groupby(list(SETTING), sort=False, observed=True)))
-        frames = ("recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence")
+        frames = ["recipes", "floors", "versus_best", "matched", "rates", "effects", "marginal", "divergence"]
+        frames.append("confirmed")
         return [
             replace(
                 self,
@@ -105,6 +108,7 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
     rows = rows_at_best_lr(runs)
     recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
+    new = as_texts(confirmed_if_any(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]
     if "measured" in present and runs.groupby(list(SETTING))["measured_of"].nunique().gt(1).any():
         present.remove("measured")  # figures of several devices are not one axis
@@ -123,13 +127,14 @@ def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = N
         titles=titles,
         recipes=_with_setting(recipes, titles),
         floors=_with_setting(noise_floor(runs), titles),
-        verdicts=verdicts_from(rows, recipes, versus_best, rates),
+        verdicts=verdicts_from(rows, recipes, versus_best, rates, new),
         versus_best=_with_setting(versus_best, titles),
         matched=_with_setting(matched(rows), titles),
         rates=_with_setting(rates, titles),
         effects=_with_setting(effects(rows), titles),
         marginal=_with_setting(marginal(rows), titles),
         divergence=_with_setting(divergence(rows), titles),
+        confirmed=_with_setting(new, titles),
     )
 
 

@@ -12,6 +12,7 @@ from fp4dse.results.report.findings import MACHINE, SOFTWARE, Findings
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.paired import SETTING
+from fp4dse.results.stats.stages import fresh, screened
 from fp4dse.results.text.ratios import counted
 
 
@@ -40,11 +41,15 @@ def how_to_repeat(found: Findings) -> str:
     html += "only what the store lacks.</p><ul>"
     commands = []
     for keys, part in found.runs.groupby(list(SETTING), sort=False):
+        part, new = screened(part), fresh(part)
         facts = dict(zip(SETTING, keys, strict=True))
         rates = ", ".join(repr(float(lr)) for lr in sorted(part["lr"].unique()))
         seeds = sorted(part["seed"].unique())
         lanes = f"--seeds {','.join(map(str, seeds))} --lr {rates.replace(' ', '')}"
         commands.append(f"fp4dse sweep SPACE --task {facts['task']}:{facts['preset']} {lanes}")
+        if len(new):
+            where = f"--task {facts['task']}:{facts['preset']} --seeds {new['seed'].nunique()}"
+            commands.append(f"fp4dse confirm {where}")
         others = "; ".join(f"{name.replace('_', ' ')} {facts[name]}" for name in SETTING[2:])
         title = found.titles[tuple(keys)]
         html += f"<li><b>{escape(title)}</b>: learning rates {rates}; seeds {_ranges(seeds)}; {escape(others)}</li>"

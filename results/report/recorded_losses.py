@@ -17,6 +17,7 @@ from fp4dse.results.report.operand_errors import MOST
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.paired import SETTING, at_best_lr, outcomes
+from fp4dse.results.stats.stages import screened
 from fp4dse.results.text.labels import Labels
 
 SHARES = ("flushed", "clipped")
@@ -25,7 +26,7 @@ THRESHOLD = math.sqrt(3)
 """Of the gradient-to-noise ratio (2505.19115): below, the backward pass is better not quantized."""
 QUERIES = (
     "SELECT task, preset, device_class, config_id, lr, name, step, avg(value) AS mean FROM recorded JOIN runs USING "
-    "(run_id) WHERE status = 'done' AND config_id IN (SELECT config_id FROM recipes WHERE on_front) "
+    "(run_id) WHERE status = 'done' AND stage IS NULL AND config_id IN (SELECT config_id FROM recipes WHERE on_front) "
     "AND (name = 'gnr' OR name LIKE 'flushed/%' OR name LIKE 'clipped/%') GROUP BY ALL",
     "SELECT task, preset, device_class, config_id, lr, count(*) FILTER (mean < sqrt(3)) AS below, count(mean) AS steps "
     "FROM (SELECT task, preset, device_class, config_id, lr, step, avg(value) AS mean FROM recorded JOIN runs USING "
@@ -43,7 +44,8 @@ def recorded(found: Findings) -> pd.DataFrame:
     """SETTING, config_id, label, name, step, mean over seeds: what the front's recipes recorded at their best learning
     rates, cheapest first. No line where nothing was recorded."""
     front = found.front.groupby("setting", sort=False).head(MOST)[["setting", *SETTING, "config_id", "label"]]
-    runs = found.runs[at_best_lr(outcomes(found.runs)) & found.runs["status"].eq("done")]
+    runs = screened(found.runs)
+    runs = runs[at_best_lr(outcomes(runs)) & runs["status"].eq("done")]
     chosen = front.merge(runs[[*SETTING, "config_id", "run_id"]], on=[*SETTING, "config_id"])
     lines = [
         (run_id, name, step, value)

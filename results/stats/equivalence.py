@@ -26,7 +26,7 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.front_chance import codes_of, from_zero
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
-from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
@@ -75,6 +75,18 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
     columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
+
+
+def cheapest_as_good(ranked: pd.DataFrame, versus: pd.DataFrame, margin: float = MARGIN) -> pd.Series:
+    """The line of the lowest gap, or of the cheapest of those that are as good as far as the seeds tell.
+
+    ranked: lines of `summarize` of one setting, the lowest gap first; versus: those of `against` its first.
+    """
+    best = ranked.iloc[0]
+    near = versus["verdict"].isin(["same", "open"]) & versus["difference"].abs().le(margin)
+    as_good = set(versus.loc[near, "config_id"])
+    able = ranked[ranked["config_id"].isin(as_good) & ranked[OVERHEAD].lt(best[OVERHEAD])]
+    return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
 
 
 def _versus(

@@ -38,8 +38,8 @@ from fp4dse.results.stats.shrinkage import Posterior, posterior, unmoved
 from fp4dse.results.stats.spread import Spread, spread_over_seeds
 from fp4dse.results.stats.summary import summarize
 
-Parts = dict[tuple[str, ...], tuple[pd.Index, NDArray[np.float64], pd.DataFrame]]
-"""Values of SETTING -> config_ids, their gaps by seed, and the codes of factors by config_id."""
+Parts = dict[tuple[str, ...], tuple[pd.Index, NDArray[np.float64]]]
+"""Values of SETTING -> config_ids and their gaps by seed."""
 
 RESAMPLES = 1000
 GAP_REFERENCE = math.log(2)
@@ -59,12 +59,13 @@ def front_chance(
     that they know of the other recipes, so that the best recipe is not the luckiest. NaN where no recipe of the setting
     has two seeds; expected is the gap there. Order: SETTING, overhead, gap.
     """
-    competing, parts = _competing(runs, overhead)
+    rows = rows_at_best_lr(runs)
+    competing, parts = competing_recipes(rows, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
-    for lines, spread, draws in _drawn(competing, parts, resamples, seed):
+    for lines, spread, draws in _drawn(competing, parts, codes_of(rows), resamples, seed):
         if np.isfinite(spread.error).all():
-            costs, hits, gaps = lines[_costs(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
+            costs, hits, gaps = lines[costs_of(overhead)].to_numpy(float).T, np.zeros(len(lines)), []
             for draw, shared in draws:
                 hits += fronts_of_any(costs, draw).sum(axis=0)
                 gaps.append((draw + shared[:, None]).astype(np.float32))
@@ -93,9 +94,9 @@ def hypervolume(
         if overhead not in REFERENCES:
             raise ConfigError("overhead", overhead, f"{', '.join(REFERENCES)}, or state the reference point")
         reference = (REFERENCES[overhead], GAP_REFERENCE)
-    competing, parts = _competing(runs, overhead)
+    competing, parts = competing_recipes(rows_at_best_lr(runs), overhead)
     out = []
-    for lines, spread, draws in _drawn(competing, parts, resamples, seed, alone=True):
+    for lines, spread, draws in _drawn(competing, parts, None, resamples, seed):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
         low = high = math.nan
         if np.isfinite(spread.error).all():
@@ -110,19 +111,18 @@ def hypervolume(
     return pd.DataFrame(out, columns=[*columns, "on_front"])
 
 
-def _competing(runs: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
-    """The lines of the summary that may be on a front, and per setting the recipes with their gaps by seed."""
-    rows = rows_at_best_lr(runs)
+def competing_recipes(rows: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
+    """The lines of `summarize` that may be on a front, with costs that differ in their last digits made equal, and per
+    setting the recipes with their gaps by seed. rows: of `rows_at_best_lr`."""
     lines = summarize(rows, overhead)
     lines = lines[lines["points"].gt(0) & np.isfinite(lines["gap"].astype(float)) & lines[overhead].notna()].copy()
-    for name in _costs(overhead):
+    for name in costs_of(overhead):
         lines[name] = lines.groupby(list(SETTING), sort=False)[name].transform(equal_costs)
-    knobs = codes_of(rows)
-    parts = {keys: (*by_seed(part, part["gap"]), knobs) for keys, part in rows.groupby(list(SETTING), sort=False)}
+    parts = {keys: by_seed(part, part["gap"]) for keys, part in rows.groupby(list(SETTING), sort=False)}
     return lines, parts
 
 
-def _costs(overhead: str) -> list[str]:
+def costs_of(overhead: str) -> list[str]:
     """The columns whose fronts count: the modelled overhead has a band (summary.py)."""
     return [overhead, *(BAND if overhead == OVERHEAD else ())]
 
@@ -141,20 +141,22 @@ def from_zero(codes: pd.DataFrame) -> list[NDArray[np.intp]]:
 
 
 def _drawn(
-    competing: pd.DataFrame, parts: Parts, resamples: int, seed: int, alone: bool = False
+    competing: pd.DataFrame, parts: Parts, knobs: pd.DataFrame | None, resamples: int, seed: int
 ) -> Iterator[tuple[pd.DataFrame, Spread, Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]]]:
     """Per setting: its lines, their spread, and the draws: gaps [chunk, recipes] and the shared part [chunk].
 
-    alone: each recipe has what its own seeds say.
+    knobs: of `codes_of`; None: each recipe has what its own seeds say.
     """
     for keys, lines in competing.groupby(list(SETTING), sort=False):
-        recipes, gaps, knobs = parts[keys]
+        recipes, gaps = parts[keys]
         distinct, first, which = np.unique(
             gaps[recipes.get_indexer(lines["config_id"])], axis=0, return_index=True, return_inverse=True
         )
         spread = spread_over_seeds(distinct)
-        codes = from_zero(knobs.loc[lines["config_id"].iloc[first]])
-        found = unmoved(spread) if alone else posterior(spread, distinct, codes)
+        if knobs is None:
+            found = unmoved(spread)
+        else:
+            found = posterior(spread, distinct, from_zero(knobs.loc[lines["config_id"].iloc[first]]))
         draws = _draws(found, resamples, np.random.default_rng(seed))
         everyone = spread._replace(mean=spread.mean[which], error=spread.error[which], freedom=spread.freedom[which])
         yield lines, everyone, ((draw[:, which], shared) for draw, shared in draws)

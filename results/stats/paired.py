@@ -26,6 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import Recipe
+from fp4dse.results.stats.stages import STAGE, screened
 
 SETTING = (
     "task",
@@ -45,7 +46,8 @@ OVERHEAD = "overhead"
 MEASURED = ["measured", "measured_of"]
 """Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
 
-NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status", "val_loss", "val_loss_bf16"]
+NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
+NEEDED += ["val_loss", "val_loss_bf16", STAGE]
 """The columns that `add_gap` reads."""
 
 DERIVED = ["baseline_loss", "gap", "gap_bf16"]
@@ -133,14 +135,17 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     """SETTING, baseline_id, seed, baseline_loss and baseline_loss_bf16: what runs of that setting, baseline and seed
-    are compared with. runs: those of baselines."""
+    are compared with. Screened rows choose their rate for themselves. runs: those of baselines."""
     work = outcomes(runs)
+    if STAGE in runs:
+        work["setting"] = 2 * work["setting"] + runs[STAGE].notna()
     found = runs[[*SETTING, "seed"]].assign(
         baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),
         baseline_loss=work["loss"],
         baseline_loss_bf16=_in_bf16(runs),
     )
-    return found[at_best_lr(work)].dropna(subset="baseline_loss").reset_index(drop=True)
+    found = found[at_best_lr(work)].dropna(subset="baseline_loss")
+    return found.drop_duplicates([*SETTING, "baseline_id", "seed"]).reset_index(drop=True)
 
 
 def _with_baseline_id(runs: pd.DataFrame) -> pd.DataFrame:
@@ -160,7 +165,7 @@ def _in_bf16(runs: pd.DataFrame) -> pd.Series:
 
 
 def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows at each recipe's best learning rate, with DERIVED, the columns of `outcomes`, and COMPARED.
+    """The screened rows at each recipe's best learning rate, with DERIVED, the columns of `outcomes`, and COMPARED.
 
     A frame that has a gap keeps it, so that rows may be filtered before. A result of this function comes back
     unchanged, so that one frame can serve several statistics. A recipe with a pruned seed has neither loss nor gap:
@@ -168,6 +173,7 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     """
     if all(name in runs for name in (*_JUDGED, *COMPARED)):
         return runs
+    runs = screened(runs)
     runs = runs if "gap" in runs else add_gap(runs)
     runs = runs if "gap_bf16" in runs else runs.assign(gap_bf16=np.nan)
     work = outcomes(runs)
@@ -225,6 +231,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     columns += ["same_grid", "at_edge", "optimism"]
     if runs.empty:
         return stacked([], columns)
+    runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
     tuned = source.isin(TUNED)
     work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool), tuned=tuned)

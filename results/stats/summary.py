@@ -22,6 +22,7 @@ from fp4dse.results.stats.paired import (
     rows_at_best_lr,
 )
 from fp4dse.results.stats.pareto import front_of_any
+from fp4dse.results.stats.stages import screened
 
 LABELS = [
     "recipe_label",
@@ -194,7 +195,7 @@ def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
     noise_floor is the rms of log(loss_i / loss_j) over all pairs of seeds, which is √2 · std of the log losses:
     how far BF16 is from BF16 when only the seed differs. NaN with fewer than two seeds.
     """
-    base = runs[runs["is_baseline"].astype(bool)]
+    base = screened(runs[runs["is_baseline"].astype(bool)])
     base = base.assign(loss=outcomes(base)["loss"])[at_best_lr(outcomes(base))]
     out = (
         base.assign(log=log_or_nan(base["loss"]))

@@ -1,7 +1,8 @@
 """The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
 
 The recipe is the one of the lowest loss; where others cost less, are within the margin of equivalence.py and are not
-told apart from it, the cheapest of these. Reports and terminals put the same answers into their own form; the words
+told apart from it, the cheapest of these. Where candidates were confirmed on fresh seeds (confirmed.py), their answer
+goes before the screened one. Reports and terminals put the same answers into their own form; the words
 that several of them need stand here.
 """
 
@@ -14,9 +15,12 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse.cost import BAND
-from fp4dse.results.stats.equivalence import MARGIN, against
+from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
+from fp4dse.results.stats.confirmed import confirmed
+from fp4dse.results.stats.equivalence import MARGIN, against, cheapest_as_good
 from fp4dse.results.stats.front_chance import front_chance
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import summarize
 from fp4dse.results.text.ratios import counted
 
@@ -88,6 +92,41 @@ class Rates(NamedTuple):
         return tuple(says)
 
 
+class Confirmed(NamedTuple):
+    """The answer of the fresh seeds: chosen on one half of them, estimated on the other."""
+
+    config_id: str
+    label: str
+    gap: float
+    """On the seeds that did not choose, with its 95 % interval."""
+    gap_low: float
+    gap_high: float
+    chosen_on: int
+    estimated_on: int
+    """Seeds."""
+    bf16: Against
+    overhead: float
+    lowest: str
+    """config_id of the lowest gap: another one where `config_id` is as good and costs less."""
+    lowest_label: str
+    lowest_gap: float
+    finished: int
+    """Candidates that finished on all fresh seeds."""
+    diverged: int
+    missing: int
+    """Candidates that diverged on one of these, or lack one."""
+    open: int
+    """Other candidates that the estimating seeds do not tell apart from it, or that are the same within the margin."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings, one sentence each, without a full stop."""
+        says = [f"{counted(self.diverged, 'candidate')} diverged on a fresh seed"] if self.diverged else []
+        if self.missing:
+            few = f"{counted(self.missing, 'candidate')} not trained on all fresh seeds yet"
+            says.append(f"{few}; `fp4dse confirm` goes on")
+        return tuple(says)
+
+
 class Verdict(NamedTuple):
     """One setting's answers. Without a recipe that quantizes and has a gap, `config_id` is None and `none` says why."""
 
@@ -126,6 +165,8 @@ class Verdict(NamedTuple):
     none: str
     warnings: tuple[str, ...]
     """Sentences without a full stop; their only numbers are counts and learning rates."""
+    confirmed: Confirmed | None = None
+    """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
 
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
@@ -151,7 +192,12 @@ def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     """One for each setting of some runs, in the order of `summarize`. runs: summary.SUMMARIZED at least."""
     rows = rows_at_best_lr(runs)
     recipes = with_chance(summarize(rows), front_chance(rows))
-    return verdicts_from(rows, recipes, against(rows), learning_rates(runs))
+    return verdicts_from(rows, recipes, against(rows), learning_rates(runs), confirmed_if_any(runs))
+
+
+def confirmed_if_any(runs: pd.DataFrame) -> pd.DataFrame:
+    """The lines of `confirmed`; none where no row is of the confirm stage, so that screening pays for no candidates."""
+    return confirmed(runs) if len(fresh(runs)) else stacked([], CONFIRMED_COLUMNS)
 
 
 def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
@@ -161,17 +207,48 @@ def with_chance(recipes: pd.DataFrame, chance: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts_from(
-    rows: pd.DataFrame, recipes: pd.DataFrame, versus_best: pd.DataFrame, rates: pd.DataFrame
+    rows: pd.DataFrame,
+    recipes: pd.DataFrame,
+    versus_best: pd.DataFrame,
+    rates: pd.DataFrame,
+    new: pd.DataFrame,
 ) -> list[Verdict]:
     """The verdicts from frames that are at hand, in the order of `recipes`.
 
-    rows: of `rows_at_best_lr`; recipes: of `with_chance`; versus_best: of `against`; rates: of `learning_rates`.
+    rows: of `rows_at_best_lr`; recipes: of `with_chance`; versus_best: of `against`; rates: of `learning_rates`; new:
+    of `confirmed_if_any`.
     """
     found = []
     for setting, lines in recipes.groupby(list(SETTING), sort=False):
-        here = [frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in (versus_best, rates)]
-        found.append(_verdict(setting, lines, rows, *here))
+        frames = (versus_best, rates, new)
+        *here, fresh_lines = (frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in frames)
+        found.append(_verdict(setting, lines, rows, *here)._replace(confirmed=_confirmed(fresh_lines)))
     return found
+
+
+def _confirmed(lines: pd.DataFrame) -> Confirmed | None:
+    """The answer of the lines of `confirmed` of one setting."""
+    if not lines["recommended"].any():
+        return None
+    pick, best = (lines[lines[name].astype(bool)].iloc[0] for name in ("recommended", "best"))
+    finished = lines["choice"].notna()
+    gap = {"gap": float(pick["estimate"]), "gap_low": float(pick["low"]), "gap_high": float(pick["high"])}
+    return Confirmed(
+        config_id=pick["config_id"],
+        label=pick["label"],
+        **gap,
+        chosen_on=int(pick["chosen_on"]),
+        estimated_on=int(pick["estimated_on"]),
+        bf16=_against_bf16(gap, int(pick["estimated_on"])),
+        overhead=float(pick[OVERHEAD]),
+        lowest=best["config_id"],
+        lowest_label=best["label"],
+        lowest_gap=float(best["estimate"]),
+        finished=int(finished.sum()),
+        diverged=int((~finished & lines["diverged"].gt(0)).sum()),
+        missing=int((~finished & ~lines["diverged"].gt(0)).sum()),
+        open=int(lines["verdict"].isin(["open", "same"]).sum()),
+    )
 
 
 def _verdict(
@@ -182,7 +259,7 @@ def _verdict(
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
-    pick = _pick(ranked, others) if len(ranked) else NO_RECIPE
+    pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
     chosen = _rates(rates, pick["config_id"])
     mine = rows[rows["config_id"].eq(pick["config_id"])]
@@ -195,7 +272,9 @@ def _verdict(
         config_id=pick["config_id"],
         label=pick["label"],
         name=pick["name"] if isinstance(pick["name"], str) else None,
-        **gap,
+        gap=gap["gap"],
+        gap_low=gap["gap_low"],
+        gap_high=gap["gap_high"],
         pairs=int(pick["pairs"]),
         bf16=bf16,
         p_front=float(pick["p_front"]),
@@ -213,15 +292,6 @@ def _verdict(
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )
-
-
-def _pick(ranked: pd.DataFrame, others: pd.DataFrame) -> pd.Series:
-    """The lowest gap, or the cheapest of those that are as good as far as the seeds tell."""
-    best = ranked.iloc[0]
-    near = others["verdict"].isin(["same", "open"]) & others["difference"].abs().le(MARGIN)
-    as_good = set(others.loc[near, "config_id"])
-    able = ranked[ranked["config_id"].isin(as_good) & ranked[OVERHEAD].lt(best[OVERHEAD])]
-    return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
 
 
 def _expected(pick: pd.Series) -> dict[str, float]:

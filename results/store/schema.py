@@ -115,7 +115,8 @@ OUTCOME: dict[str, Column] = {
     "lr_source": Column(
         TEXT,
         "where the learning rate is from: `tuned` (the preset's, for the recipe's class), `preset` (the preset's, "
-        "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune); null in old rows",
+        "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune; of a fresh "
+        "seed, by the screened ones); null in old rows",
     ),
     "steps": Column(COUNT, "optimizer steps"),
     "train_s": Column(REAL, "seconds of training of the whole population of lanes"),
@@ -135,6 +136,11 @@ OUTCOME: dict[str, Column] = {
     "fp4dse_version": Column(TEXT, "of this program"),
     "git_commit": Column(TEXT, "the commit of this program"),
     "host": Column(TEXT, "name of the machine"),
+    "stage": Column(
+        TEXT,
+        "`confirm`: a fresh seed of a candidate (`fp4dse confirm`); null: screened, which all views but `confirmed` "
+        "are of",
+    ),
     "created_at": Column(pa.timestamp("us", tz="UTC"), "when the row was made, UTC"),
 }
 

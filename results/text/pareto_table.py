@@ -17,7 +17,7 @@ from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
 from fp4dse.results.stats.equivalence import MARGIN, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
-from fp4dse.results.stats.verdict import Verdict
+from fp4dse.results.stats.verdict import BF16_WORDS, Confirmed, Verdict
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import UNKNOWN, change, change_range, change_with_range, counted, share_with_band
 
@@ -82,9 +82,17 @@ def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
 
 
 def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
-    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, and warnings."""
-    found = [("Use", _use(verdict, called)), ("How sure", _sure(verdict)), ("Cost", _cost(verdict))]
-    found += [("Beware", f"{warning}.") for warning in verdict.warnings]
+    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, and warnings. What was confirmed
+    on fresh seeds goes first, and the screened answer says that it is one."""
+    new = verdict.confirmed
+    use, sure = _use(verdict, called), _sure(verdict)
+    if new is None:
+        found = [("Use", use), ("How sure", sure), ("Cost", _cost(verdict, verdict.overhead))]
+    else:
+        found = [("Use", confirmed_text(new, called)), ("How sure", _sure_when_confirmed(new))]
+        found += [("Cost", _cost(verdict, new.overhead)), ("Screened", f"{use.removesuffix('.')}; {sure}")]
+    warnings = (*verdict.warnings, *(new.warnings() if new else ()))
+    found += [("Beware", f"{warning}.") for warning in warnings]
     return [(title, text) for title, text in found if text]
 
 
@@ -116,11 +124,28 @@ def _sure(verdict: Verdict) -> str:
     return f"{'; '.join(says)}."
 
 
-def _cost(verdict: Verdict) -> str:
-    if verdict.config_id is None or math.isnan(verdict.overhead):
+def confirmed_text(new: Confirmed, called: Labels) -> str:
+    """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
+    why = "the lowest loss"
+    if new.config_id != new.lowest:
+        near = f"within {margin_text(MARGIN)} of the lowest loss ({called.of(new.lowest_label)})"
+        why = f"the cheapest of those {near} and not told apart from it"
+    size = change_with_range(new.gap, new.gap_low, new.gap_high)
+    chosen = f"confirmed on {counted(new.chosen_on + new.estimated_on, 'fresh seed')}: {why} on {new.chosen_on} of them"
+    return f"{called.of(new.label)}, {chosen}, {size} against BF16 on the other {new.estimated_on}."
+
+
+def _sure_when_confirmed(new: Confirmed) -> str:
+    others = f"; {counted(new.open, 'other candidate')} not told apart from it" if new.open else ""
+    return f"{BF16_WORDS[new.bf16]}{others}."
+
+
+def _cost(verdict: Verdict, overhead: float) -> str:
+    if verdict.config_id is None or math.isnan(overhead):
         return ""
     of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
-    return f"{share_with_band(verdict.overhead, verdict.band)} of BF16's modelled step time{of}."
+    same = verdict.confirmed is None or verdict.confirmed.config_id == verdict.config_id
+    return f"{share_with_band(overhead, verdict.band if same else ())} of BF16's modelled step time{of}."
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:

@@ -25,7 +25,7 @@ from fp4dse.sweeps.driver import Sweep
 from fp4dse.sweeps.executors import EXECUTORS
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.opening import Request, open_sweep
-from fp4dse.sweeps.plan import JOB_LANES
+from fp4dse.sweeps.plan import JOB_LANES, class_rates
 from fp4dse.sweeps.searching.answers import OBJECTIVES, Answers
 from fp4dse.sweeps.searching.sampling import MOST_OPEN, SAMPLERS, Proposals, make_study
 from fp4dse.sweeps.searching.study import Study, StudyResult, Trainer
@@ -114,6 +114,7 @@ def run_search(
     with open_sweep(space, request) as sweep:
         setting = sweep.setting
         size = batch or batch_size(setting, len(seeds) * len(lrs or [0]), trials)
+        sweep.baselines.rates = None if lrs else class_rates
         run_ids = sweep.baselines.stored = sweep.store.done(pruned=halving is not None)
         sweep.baselines.note_stored(sweep.store)
         studies = []

@@ -28,7 +28,7 @@ def test_what_only_looks_needs_no_torch(run, finished):
 
 def test_every_command_has_help_with_an_example(run):
     commands = ["sweep", "quickstart", "status", "report", "query", "compare", "space", "doctor", "tensor"]
-    commands += ["search", "dashboard", "rungs"]
+    commands += ["search", "dashboard", "rungs", "confirm"]
     lines = [[command] for command in commands] + [["recipe", "list"], ["recipe", "show"]]
     lines += [["store", command] for command in ("info", "merge", "mend", "invalidate")]
     for line in lines:

@@ -120,7 +120,7 @@ def test_repeated_rows_are_found_whatever_the_ids(n):
 
 
 def test_a_wrong_query_names_the_views(store):
-    with pytest.raises(ConfigError, match="runs, curves, recorded, recipes, front, hypervolume, effects"):
+    with pytest.raises(ConfigError, match="runs, curves, recorded, recipes, front, confirmed, hypervolume, effects"):
         store.sql("SELECT nothing FROM nowhere")
 
 

@@ -88,6 +88,32 @@ def test_every_number_in_words_and_tables_is_in_an_answer(sections, answers, nam
     assert_all_in(values, numbers_in(answers[name]), name)
 
 
+def test_every_number_of_what_was_confirmed_is_in_an_answer(store, row):
+    losses = {"bf16": 0.50, "nvfp4": 0.53, "nvfp4-sr": 0.535, "mxfp4": 0.54, "mxfp4-sr-rht": 0.53}
+    rng = np.random.default_rng(0)
+    lanes = [
+        row(name, seed, loss * np.exp(0.01 * rng.normal()), **({"stage": "confirm"} if seed > 2 else {}))
+        for name, loss in losses.items()
+        for seed in (0, 1, 2, 1000, 1001, 1002, 1003)
+    ]
+    lanes[-1] = row("mxfp4-sr-rht", 1003, None, stage="confirm")
+    store.add(lanes, "job")
+    gaps = store.sql("SELECT run_id, gap FROM runs ORDER BY run_id")["gap"]
+    assert gaps.tolist() == store.runs().sort_values("run_id")["gap"].tolist()
+    path = store.path.parent / "confirmed.html"
+    write_report(store, path)
+    found = dict(re.findall(r'(?s)<section id="([^"]+)">(.*?)</section>', path.read_text()))
+    for name in ("answer", "confirmed"):
+        text = found[name]
+        asked = [answer(shlex.split(command)[1:]) for command in commands_of(text)]
+        cells = [html.unescape(cell) for cell in re.findall(r'<td class="n" data-v="([^"]+)"', text)]
+        values = [float(value) for value in [*re.findall(r'<data value="([^"]+)"', text), *cells]]
+        assert values
+        assert_all_in(values, numbers_in(asked), name)
+    assert "1</data> candidate diverged on a fresh seed" in found["answer"].replace("1.0", "1")
+    assert found["confirmed"].count("★") == 1
+
+
 @pytest.mark.parametrize("name", ["answer", "said"])
 def test_no_number_in_words_is_without_its_digits(sections, name):
     """Numbers outside of `<data>` are names of recipes, levels, or the margins that the page states."""

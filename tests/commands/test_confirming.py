@@ -1,0 +1,39 @@
+"""Confirming as a user meets it: what it says before it trains, and what it prints and writes then."""
+
+import json
+from pathlib import Path
+
+from fp4dse.results import open_store
+from tests.commands.running import assert_one_line, swept
+
+
+def test_confirm_says_what_it_takes_then_leads_with_fresh_seeds(run, finished):
+    planned = json.loads(run("confirm", "--seeds", "4", "--dry-run", "--json").out)
+    assert planned["to_train"] == 4 * (sum(planned["candidates"].values()) + 1)
+    assert open_store("runs/few/store").runs()["stage"].isna().all()
+    answer = run("confirm", "--seeds", "4")
+    assert answer.code == 0
+    assert answer.out.startswith("candidates: ")
+    assert f"{planned['to_train']} lanes to train" in answer.out
+    assert "confirmed on 4 fresh seeds" in " ".join(answer.out.split())
+    assert "Screened: " in answer.out
+    assert "Screened and confirmed" in Path("runs/few/report.html").read_text()
+    lines = json.loads(run("query", "confirmed", "--format", "json").out)
+    assert sum(line["recommended"] for line in lines) == 1
+    assert json.loads(run("confirm", "--seeds", "4", "--json").out)["done"] == 0
+
+
+def test_a_sweep_confirms_at_its_end_if_asked(run):
+    answer = swept(run, "--confirm", "--confirm-seeds", "4")
+    assert answer.code == 0
+    assert "10 lanes in" in answer.out
+    assert "confirming: " in answer.out
+    assert "confirmed on 4 fresh seeds" in " ".join(answer.out.split())
+    assert set(open_store("runs/few/store").runs()["seed"]) == {0, 1, 100, 101, 102, 103}
+
+
+def test_wrong_input_is_answered_in_one_line(run, finished):
+    assert_one_line(run("confirm", "--seeds", "3"), 2, "--seeds: found 3", "4 or more")
+    assert_one_line(run("confirm", "--task", "vision:smoke"), 2, "regression:quickstart")
+    assert_one_line(run("confirm", "--data", "x.csv"), 2, "--data", "--task")
+    assert_one_line(run("confirm", "--budget", "soon"), 2, "--budget")
