@@ -102,6 +102,8 @@ OUTCOME: dict[str, Column] = {
         "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune); null in old rows",
     ),
     "steps": Column(COUNT, "optimizer steps"),
+    "parameters": Column(REAL, "of the model, without embeddings and head; null if the task does not say"),
+    "tokens": Column(REAL, "that the whole training reads, repeated ones too; null if the task has none"),
     "train_s": Column(REAL, "seconds of training of the whole population of lanes"),
     "setup_s": Column(REAL, "seconds before the first step"),
     "lane_s": Column(REAL, "train_s / lanes"),
