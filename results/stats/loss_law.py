@@ -121,9 +121,9 @@ def _law_line(points: Sizes) -> dict[str, float]:
     first, second = law.terms(points.parameters, points.tokens)
     ratio = np.log(points.loss[0] / (law.floor + first + second)[0])
     line = {"misfit": float(np.sqrt(np.mean(ratio**2)))}
-    freedom = float((points.seeds - 1).sum()) if (points.seeds > 1).all() else 0.0
     values = dict(zip(KNOWN, (law.floor.mean(axis=1), law.x, law.a, law.y, law.b), strict=True))
     for name, draws in values.items():
         line[name] = float(draws[0])
-        line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], freedom) if len(draws) > 1 else (np.nan, np.nan)
+        if len(draws) > 1:
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], points.loss[1:], points.seeds)
     return line

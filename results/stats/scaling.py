@@ -34,7 +34,7 @@ import pandas as pd
 from fp4dse.results.stats.curve_fits import Array, best_of_starts, fitted
 from fp4dse.results.stats.loss_law import REFERENCE, Law, fit_law, why_no_law
 from fp4dse.results.stats.paired import stacked
-from fp4dse.results.stats.sizes import GROUP, Sizes, limits, sizes
+from fp4dse.results.stats.sizes import GROUP, Sizes, inputs, limits, sizes
 
 FITTED = ["eff_n", "eff_d", "critical_tokens", "reference_gap", "size_exponent", "ratio_exponent"]
 """The columns of a recipe's fits, each with its limits."""
@@ -104,9 +104,8 @@ def scaling(runs: pd.DataFrame) -> pd.DataFrame:
 def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str, object]:
     seeds = points.recipes.seeds[recipe]
     here = seeds > 0
-    freedom = float((seeds[here] - 1).sum()) if (seeds[here] > 1).all() else 0.0
     values: dict[str, Array] = {}
-    notes = [no_law, "" if freedom else "one seed at a preset: no limits"]
+    notes = [no_law, "" if (seeds[here] > 1).all() else "one seed at a preset: no limits"]
     power = fit_power(points, recipe)
     if power is None:
         notes.append("fewer than two presets")
@@ -128,7 +127,8 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     line: dict[str, object] = {"presets": int(here.sum()), "seeds": int(seeds[here].min()) if here.any() else 0}
     for name, draws in values.items():
         line[name] = float(draws[0])
-        line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], freedom) if len(draws) > 1 else (np.nan, np.nan)
+        if len(draws) > 1:
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], inputs(points, recipe), seeds[here])
     return {**line, **misfits, "note": "; ".join(filter(None, notes))}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
+from scipy.stats import rankdata
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr
@@ -70,7 +71,6 @@ class Sizes(NamedTuple):
 
     def at(self, points: NDArray[np.bool_]) -> Sizes:
         """The same of some points."""
-        seeds = self.recipes.seeds[:, points]
         return Sizes(
             self.group,
             [name for name, kept in zip(self.presets, points, strict=True) if kept],
@@ -79,7 +79,7 @@ class Sizes(NamedTuple):
             self.seeds[points],
             self.loss[:, points],
             None if self.entropy is None else self.entropy[points],
-            self.recipes._replace(seeds=seeds),
+            self.recipes._replace(seeds=self.recipes.seeds[:, points]),
             self.gap[:, :, points],
             self.noise[points],
         )
@@ -99,6 +99,12 @@ def sizes(runs: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> Iter
         )
         if points:
             yield _joined(group, points, part)
+
+
+def inputs(points: Sizes, recipe: int) -> Array:
+    """What the fits of a recipe follow from, for `limits`: BF16's loss and the gap at its presets, [R, P, 2]."""
+    here = points.recipes.seeds[recipe] > 0
+    return np.stack([points.loss[1:, here], points.gap[recipe][1:, here]], axis=2)
 
 
 class _Point:
@@ -175,10 +181,21 @@ def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
     return _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
 
 
-def limits(draws: Array, freedom: float) -> tuple[float, float]:
-    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN without a degree of freedom."""
-    if freedom < 1 or np.isnan(draws).any():
+def limits(draws: Array, inputs: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
+    """The 95 % limits of what `draws` [R] estimate, which may be infinite; NaN where a point has one seed.
+
+    inputs: the means [R, P] or [R, P, K] that they follow from; seeds: [P]. The degrees of freedom are Satterthwaite's
+    (1946), with a point's share of the variance from a regression of the draws' ranks: where one preset decides, its
+    few seeds are all there is.
+    """
+    if (seeds < 2).any() or np.isnan(draws).any():
         return np.nan, np.nan
-    tail = ndtr(stdtrit(freedom, 0.5 - CONFIDENCE / 2))
+    ranks = rankdata(draws)
+    means = inputs.reshape(*inputs.shape[:2], -1)
+    means = means - means.mean(axis=0)
+    slopes = np.linalg.lstsq(means.reshape(len(ranks), -1), ranks - ranks.mean(), rcond=1e-9)[0]
+    share = (means * slopes.reshape(means.shape[1:])).sum(axis=2).var(axis=0)
+    freedom = share.sum() ** 2 / max(float((share**2 / (seeds - 1)).sum()), 1e-300)
+    tail = ndtr(stdtrit(max(freedom, 1.0), 0.5 - CONFIDENCE / 2))
     low = np.quantile(draws, tail, method="lower")
     return float(low), float(np.quantile(draws, 1 - tail, method="higher"))
