@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
+from fp4dse.results.stats.agreement import agreement, published
 from fp4dse.results.stats.divergence import divergence
 from fp4dse.results.stats.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.equal_cost import matched
@@ -49,6 +50,8 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "loss_law": loss_law,
     "scaling": scaling,
     "extrapolation": extrapolation,
+    "agreement": agreement,
+    "published": published,
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
@@ -68,6 +71,8 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
     "scaling": ("task label eff_n eff_d", "reference_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
     "extrapolation": ("task preset label model predicted measured", "error", "agree pairs", "low high"),
+    "agreement": ("preset published group agree pairs", "cheapest lane_s", "spearman", "ceiling_agree", "recipes"),
+    "published": ("preset published scheme published_gap gap", "gap_low gap_high", "group", "label"),
 }
 """View -> the columns that a narrow terminal shows: what cannot be left out, then groups, the weightiest first."""
 
@@ -85,7 +90,7 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *SIZES_READ]))
+VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *SIZES_READ, "lane_s"]))
 """The columns of runs that views are made from."""
 
 _TEXTS = {*SETTING, "config_id", "label", "name", "metric_name", "metric_better", "note", "kind", "factor", "level"}
@@ -101,7 +106,8 @@ _TEXTS |= {
     "rival_label",
     "verdict",
 }
-_TEXTS = (_TEXTS | {"verdict", "grid", "model"}) - {"rev_quantizers", "rev_engine", "rev_task"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs"}
+_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 
 
