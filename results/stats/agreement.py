@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fp4dse.results.published import Table, tables
-from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.rankings import Array, signs, spearman
-from fp4dse.results.stats.sizes import RESAMPLES, limits
+from fp4dse.results.stats.sizes import RESAMPLES
 from fp4dse.results.stats.spread import spread_over_seeds
 
 APART = 0.2
@@ -52,11 +52,12 @@ def agreement(runs: pd.DataFrame) -> pd.DataFrame:
 
     Columns: SETTING, published (the table), group, recipes (that both have), missing (that could be trained, and have
     no gap here), pairs (0.2 % or more apart in the table), agree (share of them in the same order), agree_low,
-    agree_high, spearman, spearman_low, spearman_high (95 %, over seeds), ceiling_agree, ceiling_spearman (what a
-    perfect proxy would have on average, given the errors here and in the table), ceiling_reaches (how often its
-    Spearman is 0.9 or more), error (mean standard error of a gap here), lane_s (seconds of the device for one recipe,
-    all its rates and seeds), cheapest (the least of these, among the settings that have most recipes of the group and
-    agree on 95 % of the pairs). Settings with fewer than two recipes of a group have no line.
+    agree_high, spearman, spearman_low, spearman_high (95 % limits of what these would be without the noise of seeds;
+    NaN with one seed or two recipes), ceiling_agree, ceiling_spearman (what a perfect proxy would have on average,
+    given the errors here and in the table), ceiling_reaches (how often its Spearman is 0.9 or more), error (mean
+    standard error of a gap here), lane_s (seconds of the device for one recipe, all its rates and seeds), cheapest (the
+    least of these, among the settings that have most recipes of the group and agree on 95 % of the pairs). Settings
+    with fewer than two recipes of a group have no line.
     """
     columns = [*SETTING, "published", "group", "recipes", "missing", "pairs", "agree", "agree_low", "agree_high"]
     columns += ["spearman", "spearman_low", "spearman_high", "ceiling_agree", "ceiling_spearman", "ceiling_reaches"]
@@ -143,12 +144,15 @@ def compared(ranked: Ranked, table_error: float = 0.0, resamples: int = RESAMPLE
     line: dict[str, object] = {"published": ranked.table, "group": ranked.group, "recipes": len(truth)}
     line |= {"missing": ranked.expressible - len(truth), "pairs": int(pairs)}
     line |= {"agree": alike / pairs if pairs else np.nan, "spearman": float(spearman(truth, spread.mean))}
-    seeds = np.array([ranked.gaps.shape[1]])
-    draws = _resampled(ranked.gaps, resamples, seed)
-    told = signs(truth, draws, APART)[1] / max(int(pairs), 1)
-    for name, drawn in (("agree", told), ("spearman", spearman(truth, draws))):
-        line[f"{name}_low"], line[f"{name}_high"] = limits(drawn, drawn[:, None], seeds) if pairs else (np.nan, np.nan)
     error = float(np.sqrt(np.mean(spread.error**2)))
+    known = np.isfinite(error) and len(truth) > 2
+    draws = true_gaps(truth, spread.mean, error if known else 0.0, resamples, seed)
+    for name, drawn in (
+        ("agree", signs(truth, draws, APART)[1] / max(int(pairs), 1)),
+        ("spearman", spearman(truth, draws)),
+    ):
+        low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+        line[f"{name}_low"], line[f"{name}_high"] = (float(low), float(high)) if known and pairs else (np.nan, np.nan)
     variance = max(float(np.var(spread.mean, ddof=1)) - error**2, 0.0)
     stretch = float(np.sqrt(variance / np.var(truth, ddof=1))) if np.var(truth) else 0.0
     top = ceiling(truth, error, table_error, stretch, seed=seed) if np.isfinite(error) else (np.nan,) * 3
@@ -173,12 +177,21 @@ def ceiling(
     return share, float(rank.mean()), float((rank >= HIGH - 1e-9).mean())
 
 
-def _resampled(gaps: Array, resamples: int, seed: int) -> NDArray[np.float64]:
-    """Means [R, S] of n - 1 of n seeds drawn with replacement, the same for all recipes (sizes.py says why n - 1)."""
-    n = gaps.shape[1]
-    weights = np.random.default_rng(seed).multinomial(max(n - 1, 1), np.full(n, 1 / n), resamples)
-    present = np.isfinite(gaps)
-    total, count = weights @ np.where(present, gaps, 0).T, weights @ present.T
-    own = np.nanmean(gaps, axis=1)
-    found: Array = np.where(count > 0, total / np.maximum(count, 1), own)
+def true_gaps(published: Array, mean: Array, error: float, draws: int, seed: int) -> Array:
+    """Gaps [draws, S] without the noise of seeds, as far as S measured means and their standard error tell.
+
+    Measured means spread around the line through the published ones for two reasons, noise and a task that is
+    different. The share of noise is taken off (as in shrinkage.py, with the line for the linear model), and both the
+    line and the shares are drawn with what so few recipes tell of them. Draws around the means themselves would be
+    noise on top of noise, and rank worse than the truth.
+    """
+    rng = np.random.default_rng(seed)
+    x, freedom = published - published.mean(), max(len(published) - 2, 1)
+    square = max(float(x @ x), 1e-300)
+    slope = float(x @ mean) / square
+    rest = float(np.square(mean - mean.mean() - slope * x).sum()) / freedom
+    spread = rest * freedom / rng.chisquare(freedom, (draws, 1))
+    own = np.where(spread > error**2, 1 - error**2 / np.maximum(spread, 1e-300), 0.0)
+    line = mean.mean() + (slope + np.sqrt(spread / square) * rng.normal(size=(draws, 1))) * x
+    found: Array = line + own * (mean - line) + np.sqrt(own) * error * rng.normal(size=(draws, len(x)))
     return found

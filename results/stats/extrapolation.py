@@ -13,7 +13,7 @@ from fp4dse.results.stats.curve_fits import Array
 from fp4dse.results.stats.loss_law import Law, fit_law, why_no_law
 from fp4dse.results.stats.paired import stacked
 from fp4dse.results.stats.scaling import fit_effective, fit_power
-from fp4dse.results.stats.sizes import GROUP, Sizes, inputs, limits, sizes
+from fp4dse.results.stats.sizes import GROUP, Sizes, limits, sizes
 
 APART = 0.002
 """Gaps (natural logarithms) that count as different: 0.2 %."""
@@ -71,9 +71,8 @@ def _line(fitted: Sizes, held: Sizes, at: int, recipe: int, predicted: Array) ->
     measured = held.gap[recipe][:, at]
     difference = measured - predicted
     here = fitted.recipes.seeds[recipe] > 0
-    own = np.stack([held.loss[1:, [at]], measured[1:, None]], axis=2)
     seeds = np.append(fitted.recipes.seeds[recipe][here], held.recipes.seeds[recipe, at])
-    low, high = limits(difference[1:], np.concatenate([inputs(fitted, recipe), own], axis=1), seeds)
+    low, high = limits(difference[1:], seeds)
     return {
         "preset": held.presets[at],
         "config_id": held.recipes.config_id[recipe],

@@ -34,7 +34,7 @@ import pandas as pd
 from fp4dse.results.stats.curve_fits import Array, best_of_starts, fitted
 from fp4dse.results.stats.loss_law import REFERENCE, Law, fit_law, why_no_law
 from fp4dse.results.stats.paired import stacked
-from fp4dse.results.stats.sizes import GROUP, Sizes, inputs, limits, sizes
+from fp4dse.results.stats.sizes import GROUP, Sizes, limits, sizes
 
 FITTED = ["eff_n", "eff_d", "critical_tokens", "reference_gap", "size_exponent", "ratio_exponent"]
 """The columns of a recipe's fits, each with its limits."""
@@ -49,7 +49,7 @@ class Effective(NamedTuple):
 
     def factors(self) -> tuple[Array, Array]:
         """eff_n, eff_d; infinite where the term is gone."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             eff_n = np.where(self.u > 0, np.maximum(self.u, 0) ** (-1 / self.law.a), np.inf)
             eff_d = np.where(self.v > 0, np.maximum(self.v, 0) ** (-1 / self.law.b), np.inf)
         return eff_n, eff_d
@@ -128,7 +128,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     for name, draws in values.items():
         line[name] = float(draws[0])
         if len(draws) > 1:
-            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], inputs(points, recipe), seeds[here])
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], seeds[here])
     return {**line, **misfits, "note": "; ".join(filter(None, notes))}
 
 

@@ -3,10 +3,11 @@
 A point is one SETTING: gaps are paired within it, and only fits look across points. Presets of different context or
 batch are points of one law as far as the reader takes them for such; filter the rows where they should not be.
 
-Uncertainty over seeds is a bootstrap: at every point n - 1 of its n seeds are drawn with replacement (Rao and Wu 1988),
-because drawing n gives means whose variance is (n - 1)/n of what it should be: two thirds with three seeds. A draw
-takes the same seeds for BF16 and for every recipe that has as many. Limits are percentiles at which Student's t with
-the seeds' degrees of freedom would stand (Hesterberg, arXiv 1411.5279), as in intervals.py.
+Uncertainty over seeds is a bootstrap. A draw of a point is its mean plus a random combination of its seeds' deviations
+(a wild bootstrap), the same for BF16 and for every recipe that has as many seeds, whose size follows Student's t with
+n - 1 degrees of freedom: with three seeds, resampling them gives means that never leave the range of the seeds, and
+covers three quarters. Fits to the draws then have their limits at plain percentiles, and where one preset decides, its
+few seeds make them wide.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
-from scipy.stats import rankdata
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr
@@ -101,12 +100,6 @@ def sizes(runs: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> Iter
             yield _joined(group, points, part)
 
 
-def inputs(points: Sizes, recipe: int) -> Array:
-    """What the fits of a recipe follow from, for `limits`: BF16's loss and the gap at its presets, [R, P, 2]."""
-    here = points.recipes.seeds[recipe] > 0
-    return np.stack([points.loss[1:, here], points.gap[recipe][1:, here]], axis=2)
-
-
 class _Point:
     """One setting: its seeds, and gaps as a matrix [recipes, seeds]."""
 
@@ -139,11 +132,9 @@ class _Point:
         present = np.isfinite(values)
         for pattern in np.unique(present, axis=0):
             rows, n = (present == pattern).all(axis=1), int(pattern.sum())
-            weights = np.full((self.resamples + 1, n), 1 / n)
-            if n > 1:
-                rng = np.random.default_rng([*self.stream, n])
-                weights[1:] = rng.multinomial(n - 1, np.full(n, 1 / n), self.resamples) / (n - 1)
-            out[rows] = values[rows][:, pattern] @ weights.T
+            weights = seed_weights(np.random.default_rng([*self.stream, n]), n, self.resamples)
+            out[rows, 0] = values[rows][:, pattern].mean(axis=1)
+            out[rows, 1:] = values[rows][:, pattern] @ weights.T
         return out
 
 
@@ -181,21 +172,21 @@ def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
     return _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
 
 
-def limits(draws: Array, inputs: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
-    """The 95 % limits of what `draws` [R] estimate, which may be infinite; NaN where a point has one seed.
+def seed_weights(rng: np.random.Generator, n: int, draws: int) -> Array:
+    """Weights of n seeds [draws, n], 1 in sum: of means that are distributed around the seeds' mean as Student's t with
+    n - 1 degrees of freedom, times its standard error; 1 for a single seed, of which nothing else is known."""
+    if n == 1:
+        return np.ones((draws, 1))
+    chance = rng.normal(size=(draws, n))
+    spread = np.sqrt((n - 1) / rng.chisquare(n - 1, (draws, 1)))
+    found: Array = 1 / n + spread * (chance - chance.mean(axis=1, keepdims=True)) / np.sqrt(n * (n - 1))
+    return found
 
-    inputs: the means [R, P] or [R, P, K] that they follow from; seeds: [P]. The degrees of freedom are Satterthwaite's
-    (1946), with a point's share of the variance from a regression of the draws' ranks: where one preset decides, its
-    few seeds are all there is.
-    """
+
+def limits(draws: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
+    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN where a point has one seed. seeds: [P]."""
     if (seeds < 2).any() or np.isnan(draws).any():
         return np.nan, np.nan
-    ranks = rankdata(draws)
-    means = inputs.reshape(*inputs.shape[:2], -1)
-    means = means - means.mean(axis=0)
-    slopes = np.linalg.lstsq(means.reshape(len(ranks), -1), ranks - ranks.mean(), rcond=1e-9)[0]
-    share = (means * slopes.reshape(means.shape[1:])).sum(axis=2).var(axis=0)
-    freedom = share.sum() ** 2 / max(float((share**2 / (seeds - 1)).sum()), 1e-300)
-    tail = ndtr(stdtrit(max(freedom, 1.0), 0.5 - CONFIDENCE / 2))
-    low = np.quantile(draws, tail, method="lower")
-    return float(low), float(np.quantile(draws, 1 - tail, method="higher"))
+    tail = 0.5 - CONFIDENCE / 2
+    low, high = np.quantile(draws, [tail, 1 - tail], method="nearest")
+    return float(low), float(high)
