@@ -96,7 +96,12 @@ def published(runs: pd.DataFrame) -> pd.DataFrame:
                 one = table.schemes[scheme]
                 if one.recipe in found.index and found.loc[one.recipe, "n"]:
                     here = found.loc[one.recipe]
-                    line = {"published": name, "group": one.group, "scheme": scheme, "config_id": one.recipe}
+                    line: dict[str, object] = {
+                        "published": name,
+                        "group": one.group,
+                        "scheme": scheme,
+                        "config_id": one.recipe,
+                    }
                     line |= {"label": labels[one.recipe], "published_gap": figure / 100, "gap": here["mean"]}
                     line |= {"gap_low": here["low"], "gap_high": here["high"], "pairs": int(here["n"])}
                     lines.append({**dict(zip(SETTING, setting, strict=True)), **line, "differs": one.differs})

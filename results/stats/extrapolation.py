@@ -71,7 +71,7 @@ def _line(fitted: Sizes, held: Sizes, at: int, recipe: int, predicted: Array) ->
     measured = held.gap[recipe][:, at]
     difference = measured - predicted
     here = fitted.recipes.seeds[recipe] > 0
-    seeds = np.append(fitted.recipes.seeds[recipe][here], held.recipes.seeds[recipe, at])
+    seeds = np.append(fitted.seeds[here], held.seeds[at]) * np.isfinite([*fitted.noise[here], held.noise[at]])
     low, high = limits(difference[1:], seeds)
     return {
         "preset": held.presets[at],

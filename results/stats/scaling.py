@@ -105,7 +105,8 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     seeds = points.recipes.seeds[recipe]
     here = seeds > 0
     values: dict[str, Array] = {}
-    notes = [no_law, "" if (seeds[here] > 1).all() else "one seed at a preset: no limits"]
+    enough = np.where(np.isfinite(points.noise), points.seeds, 1)[here]
+    notes = [no_law, "" if (enough > 1).all() else "one seed at a preset: no limits"]
     power = fit_power(points, recipe)
     if power is None:
         notes.append("fewer than two presets")
@@ -128,7 +129,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     for name, draws in values.items():
         line[name] = float(draws[0])
         if len(draws) > 1:
-            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], seeds[here])
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], enough)
     return {**line, **misfits, "note": "; ".join(filter(None, notes))}
 
 
@@ -163,7 +164,8 @@ def critical_tokens(points: Sizes, law: Law, recipe: int) -> Array:
     n = np.log(points.parameters.max() / REFERENCE[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         log = (np.log(law.y) + law.a * n - np.log(np.maximum(strength, 0))) / (2 * law.b)
-        return REFERENCE[1] * np.exp(np.minimum(log, 500))
+    found: Array = REFERENCE[1] * np.exp(np.minimum(log, 500))
+    return found
 
 
 def fit_power(points: Sizes, recipe: int) -> PowerLaw | None:

@@ -3,11 +3,11 @@
 A point is one SETTING: gaps are paired within it, and only fits look across points. Presets of different context or
 batch are points of one law as far as the reader takes them for such; filter the rows where they should not be.
 
-Uncertainty over seeds is a bootstrap. A draw of a point is its mean plus a random combination of its seeds' deviations
-(a wild bootstrap), the same for BF16 and for every recipe that has as many seeds, whose size follows Student's t with
-n - 1 degrees of freedom: with three seeds, resampling them gives means that never leave the range of the seeds, and
-covers three quarters. Fits to the draws then have their limits at plain percentiles, and where one preset decides, its
-few seeds make them wide.
+Uncertainty over seeds is a parametric bootstrap: a thousand draws of what all seeds together would say. A draw of
+BF16's mean log loss follows Student's t of its own seeds; one of a gap has the error and the degrees of freedom of
+spread.py, which pools the variances of recipes at a preset: two seeds of ten recipes tell more than two of one.
+Resampling three seeds instead gives means that never leave their range, and covers three quarters. What is fitted to
+the draws has its limits at their percentiles.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr
+from fp4dse.results.stats.spread import Spread, spread_over_seeds
 
 Array = NDArray[np.float64]
 
@@ -66,7 +67,8 @@ class Sizes(NamedTuple):
     gap: Array
     """Mean paired gap [recipes, R + 1, P], NaN where there is none."""
     noise: Array
-    """Standard deviation of a paired gap [P], pooled over recipes; NaN where none has two seeds."""
+    """Standard deviation of a paired gap [P], pooled over recipes, without what all recipes of a seed share; NaN where
+    none has two seeds."""
 
     def at(self, points: NDArray[np.bool_]) -> Sizes:
         """The same of some points."""
@@ -108,39 +110,39 @@ class _Point:
         self.preset = str(rows["preset"].iloc[0])
         self.parameters, self.tokens = float(rows["parameters"].iloc[0]), float(rows["tokens"].iloc[0])
         self.seeds = base["seed"].to_numpy()
-        self.resamples = resamples
-        self.stream = [seed, int(self.parameters), int(self.tokens)]
         if not len(self.seeds):
             return
-        self.loss = np.exp(self.drawn(log_or_nan(base["loss"])[None])[0])
+        rng = np.random.default_rng([seed, int(self.parameters), int(self.tokens)])
+        logs = log_or_nan(base["loss"])
+        error = logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else 0.0
+        self.loss = np.exp(logs.mean() + error * np.append(0, rng.standard_t(max(len(logs) - 1, 1), resamples)))
         known = base["metric_name"].eq("excess").all()
         self.entropy = float((base["loss"] - base["val_metric"].astype(float)).mean()) if known else np.nan
         finite = ~np.isinf(rows["gap"].astype(float)).groupby(rows["config_id"]).transform("any")
         tried = rows[~rows["is_baseline"].astype(bool) & finite & rows["gap"].notna()]
         self.ids, self.gaps = by_seed(tried, tried["gap"])
-        self.gap = self.drawn(self.gaps)
-        with np.errstate(invalid="ignore"):
-            count = np.isfinite(self.gaps).sum(axis=1)
-            many = count > 1
-            freedom = (count[many] - 1).sum()
-            squares = np.nansum((self.gaps[many] - np.nanmean(self.gaps[many], axis=1, keepdims=True)) ** 2)
-        self.noise = float(np.sqrt(squares / freedom)) if freedom else np.nan
+        self.known, self.noise, self.gap = False, np.nan, np.zeros((0, resamples + 1))
+        if len(self.ids):
+            spread = spread_over_seeds(self.gaps)
+            self.known = bool(np.isfinite(spread.error).all())
+            self.gap = spread.mean[:, None] + np.concatenate(
+                [np.zeros((len(self.ids), 1)), self.noise_of(spread, rng, resamples)], axis=1
+            )
+            self.noise = float(np.sqrt(np.mean(spread.error**2 * np.isfinite(self.gaps).sum(axis=1))))
 
-    def drawn(self, values: Array) -> Array:
-        """Means of values [rows, seeds] as measured, then of each draw: [rows, R + 1]."""
-        out = np.empty((len(values), self.resamples + 1))
-        present = np.isfinite(values)
-        for pattern in np.unique(present, axis=0):
-            rows, n = (present == pattern).all(axis=1), int(pattern.sum())
-            weights = seed_weights(np.random.default_rng([*self.stream, n]), n, self.resamples)
-            out[rows, 0] = values[rows][:, pattern].mean(axis=1)
-            out[rows, 1:] = values[rows][:, pattern] @ weights.T
-        return out
+    def noise_of(self, spread: Spread, rng: np.random.Generator, resamples: int) -> Array:
+        """Deviations of the mean gaps, [recipes, R]: their own, and that which all share; 0 where nothing is known."""
+        if not self.known:
+            return np.zeros((len(self.ids), resamples))
+        freedom = np.minimum(spread.freedom, 1e6)[:, None]
+        own = spread.error[:, None] * rng.standard_t(freedom, (len(self.ids), resamples))
+        found: Array = own + spread.shared_error * rng.standard_t(max(spread.seeds - 1, 1), resamples)
+        return found
 
 
 def _joined(group: tuple[Any, ...], points: list[_Point], part: pd.DataFrame) -> Sizes:
     ids = list(dict.fromkeys(name for point in points for name in point.ids))
-    gap = np.full((len(ids), points[0].resamples + 1, len(points)), np.nan)
+    gap = np.full((len(ids), points[0].loss.size, len(points)), np.nan)
     seeds = np.zeros((len(ids), len(points)), np.intp)
     for i, point in enumerate(points):
         places = [ids.index(name) for name in point.ids]
@@ -172,19 +174,8 @@ def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
     return _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
 
 
-def seed_weights(rng: np.random.Generator, n: int, draws: int) -> Array:
-    """Weights of n seeds [draws, n], 1 in sum: of means that are distributed around the seeds' mean as Student's t with
-    n - 1 degrees of freedom, times its standard error; 1 for a single seed, of which nothing else is known."""
-    if n == 1:
-        return np.ones((draws, 1))
-    chance = rng.normal(size=(draws, n))
-    spread = np.sqrt((n - 1) / rng.chisquare(n - 1, (draws, 1)))
-    found: Array = 1 / n + spread * (chance - chance.mean(axis=1, keepdims=True)) / np.sqrt(n * (n - 1))
-    return found
-
-
 def limits(draws: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
-    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN where a point has one seed. seeds: [P]."""
+    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN where BF16 had one seed. seeds: of it [P]."""
     if (seeds < 2).any() or np.isnan(draws).any():
         return np.nan, np.nan
     tail = 0.5 - CONFIDENCE / 2
