@@ -175,7 +175,7 @@ def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
 
 
 def limits(draws: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
-    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN where BF16 had one seed. seeds: of it [P]."""
+    """The 95 % limits of what draws [R] estimate, maybe infinite; NaN where BF16 had one seed. seeds: of BF16, [P]."""
     if (seeds < 2).any() or np.isnan(draws).any():
         return np.nan, np.nan
     tail = 0.5 - CONFIDENCE / 2
