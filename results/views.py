@@ -69,7 +69,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
     "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
-    "scaling": ("task label eff_n eff_d", "reference_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
+    "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
     "extrapolation": ("task preset label model predicted measured", "error", "agree pairs", "low high"),
     "agreement": ("preset published group agree pairs", "cheapest lane_s", "spearman", "ceiling_agree", "recipes"),
     "published": ("preset published scheme published_gap gap", "gap_low gap_high", "group", "label"),

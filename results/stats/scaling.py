@@ -36,7 +36,7 @@ from fp4dse.results.stats.loss_law import REFERENCE, Law, fit_law, why_no_law
 from fp4dse.results.stats.paired import stacked
 from fp4dse.results.stats.sizes import GROUP, Sizes, limits, sizes
 
-FITTED = ["eff_n", "eff_d", "critical_tokens", "reference_gap", "size_exponent", "ratio_exponent"]
+FITTED = ["eff_n", "eff_d", "critical_tokens", "largest_gap", "size_exponent", "ratio_exponent"]
 """The columns of a recipe's fits, each with its limits."""
 
 
@@ -82,10 +82,10 @@ def scaling(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: task, dataset_digest, rev_quantizers, rev_engine, rev_task, config_id, label, presets (how many), seeds
     (fewest pairs at one of them), then six with their 95 % limits over seeds (`_low`, `_high`): eff_n, eff_d (effective
     parameters and data as Quartet, 2505.14669, defines them; 1 without limits where that pass is in BF16),
-    critical_tokens (as 2501.02423 defines it, at the largest preset), reference_gap, size_exponent, ratio_exponent (c,
-    p, q of gap = c · N^p · (D / N)^q at 10M parameters and 20 tokens for each; an exponent is NaN if only one value was
-    tried), then misfit (root mean square of measured - fitted gap, in their standard errors; `_effective` and `_power`)
-    and note (why something is missing, else empty).
+    critical_tokens (as 2501.02423 defines it, at the largest preset), largest_gap (the power law at the largest
+    preset), size_exponent, ratio_exponent (p, q of gap = c · N^p · (D / N)^q; NaN if only one value was tried), then
+    misfit_effective and misfit_power (root mean square of measured - fitted gap, in their standard errors) and note
+    (why something is missing, else empty).
     """
     limited = [f"{name}{end}" for name in FITTED for end in ("", "_low", "_high")]
     columns = [*GROUP, "config_id", "label", "presets", "seeds", *limited]
@@ -111,7 +111,8 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     if power is None:
         notes.append("fewer than two presets")
     else:
-        values |= {"reference_gap": power.c, "size_exponent": power.p, "ratio_exponent": power.q}
+        largest = power.gap(points.parameters[-1:], points.tokens[-1:])[:, 0]
+        values |= {"largest_gap": largest, "size_exponent": power.p, "ratio_exponent": power.q}
     misfits: dict[str, float] = dict.fromkeys(["misfit_effective", "misfit_power"], np.nan)
     at = points.parameters, points.tokens
     if power is not None:

@@ -122,7 +122,7 @@ def test_a_preset_with_two_seeds_borrows_the_variance_of_its_recipes():
     runs, _ = study(seeds=6)
     whole = scaling(runs)
     two = scaling(runs[runs["preset"].ne("30M") | runs["seed"].lt(2)])
-    width, wider = (lines["reference_gap_high"] - lines["reference_gap_low"] for lines in (whole, two))
+    width, wider = (lines["largest_gap_high"] - lines["largest_gap_low"] for lines in (whole, two))
     assert (wider / width).median() < 2
 
 
