@@ -71,8 +71,9 @@ def _line(fitted: Sizes, held: Sizes, at: int, recipe: int, predicted: Array) ->
     measured = held.gap[recipe][:, at]
     difference = measured - predicted
     here = fitted.recipes.seeds[recipe] > 0
-    seeds = np.append(fitted.seeds[here], held.seeds[at]) * np.isfinite([*fitted.noise[here], held.noise[at]])
-    low, high = limits(difference[1:], seeds)
+    seeds = np.append(fitted.seeds[here], held.seeds[at])
+    known = (seeds > 1) & np.isfinite([*fitted.noise[here], held.noise[at]])
+    low, high = limits(difference[1:], known)
     return {
         "preset": held.presets[at],
         "config_id": held.recipes.config_id[recipe],

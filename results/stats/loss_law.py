@@ -125,5 +125,5 @@ def _law_line(points: Sizes) -> dict[str, float]:
     for name, draws in values.items():
         line[name] = float(draws[0])
         if len(draws) > 1:
-            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], points.seeds)
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], points.seeds > 1)
     return line

@@ -105,8 +105,8 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     seeds = points.recipes.seeds[recipe]
     here = seeds > 0
     values: dict[str, Array] = {}
-    enough = np.where(np.isfinite(points.noise), points.seeds, 1)[here]
-    notes = [no_law, "" if (enough > 1).all() else "one seed at a preset: no limits"]
+    known = (np.isfinite(points.noise) & (points.seeds > 1))[here]
+    notes = [no_law, "" if known.all() else "one seed at a preset: no limits"]
     power = fit_power(points, recipe)
     if power is None:
         notes.append("fewer than two presets")
@@ -130,7 +130,7 @@ def _line(points: Sizes, law: Law | None, no_law: str, recipe: int) -> dict[str,
     for name, draws in values.items():
         line[name] = float(draws[0])
         if len(draws) > 1:
-            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], enough)
+            line[f"{name}_low"], line[f"{name}_high"] = limits(draws[1:], known)
     return {**line, **misfits, "note": "; ".join(filter(None, notes))}
 
 

@@ -3,11 +3,11 @@
 A point is one SETTING: gaps are paired within it, and only fits look across points. Presets of different context or
 batch are points of one law as far as the reader takes them for such; filter the rows where they should not be.
 
-Uncertainty over seeds is a parametric bootstrap: a thousand draws of what all seeds together would say. A draw of
-BF16's mean log loss follows Student's t of its own seeds; one of a gap has the error and the degrees of freedom of
-spread.py, which pools the variances of recipes at a preset: two seeds of ten recipes tell more than two of one.
-Resampling three seeds instead gives means that never leave their range, and covers three quarters. What is fitted to
-the draws has its limits at their percentiles.
+Uncertainty over seeds is a parametric bootstrap: a thousand draws of what all seeds together would say, of BF16's
+mean log loss, and of the gaps at a preset: each recipe's own part, and one that BF16's luck gives to all of them.
+Variances are pooled as far as they are alike (spread.py): of gaps over the recipes of a preset, of BF16 and its luck
+over presets, because three seeds alone leave room for anything. What is fitted to the draws has its limits at their
+percentiles.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr
-from fp4dse.results.stats.spread import Spread, spread_over_seeds
+from fp4dse.results.stats.spread import shrunken, spread_over_seeds
 
 Array = NDArray[np.float64]
 
@@ -94,60 +94,64 @@ def sizes(runs: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> Iter
     rows = rows_at_best_lr(runs)
     rows = rows[rows["parameters"].gt(0) & rows["tokens"].gt(0)]
     for group, part in rows.groupby(list(GROUP), sort=False):
-        points = [_Point(point, resamples, seed) for _, point in part.groupby("setting")]
+        points = [_Point(point) for _, point in part.groupby("setting")]
         points = sorted(
             (point for point in points if len(point.seeds)), key=lambda point: (point.parameters, point.tokens)
         )
         if points:
-            yield _joined(group, points, part)
+            yield _joined(group, points, part, np.random.default_rng(seed), resamples)
 
 
 class _Point:
     """One setting: its seeds, and gaps as a matrix [recipes, seeds]."""
 
-    def __init__(self, rows: pd.DataFrame, resamples: int, seed: int) -> None:
+    def __init__(self, rows: pd.DataFrame) -> None:
         base = rows[rows["is_baseline"].astype(bool) & rows["loss"].notna()].sort_values("seed")
         self.preset = str(rows["preset"].iloc[0])
         self.parameters, self.tokens = float(rows["parameters"].iloc[0]), float(rows["tokens"].iloc[0])
         self.seeds = base["seed"].to_numpy()
         if not len(self.seeds):
             return
-        rng = np.random.default_rng([seed, int(self.parameters), int(self.tokens)])
-        logs = log_or_nan(base["loss"])
-        error = logs.std(ddof=1) / np.sqrt(len(logs)) if len(logs) > 1 else 0.0
-        self.loss = np.exp(logs.mean() + error * np.append(0, rng.standard_t(max(len(logs) - 1, 1), resamples)))
+        self.logs = log_or_nan(base["loss"])
         known = base["metric_name"].eq("excess").all()
         self.entropy = float((base["loss"] - base["val_metric"].astype(float)).mean()) if known else np.nan
         finite = ~np.isinf(rows["gap"].astype(float)).groupby(rows["config_id"]).transform("any")
         tried = rows[~rows["is_baseline"].astype(bool) & finite & rows["gap"].notna()]
         self.ids, self.gaps = by_seed(tried, tried["gap"])
-        self.known, self.noise, self.gap = False, np.nan, np.zeros((0, resamples + 1))
-        if len(self.ids):
-            spread = spread_over_seeds(self.gaps)
-            self.known = bool(np.isfinite(spread.error).all())
-            self.gap = spread.mean[:, None] + np.concatenate(
-                [np.zeros((len(self.ids), 1)), self.noise_of(spread, rng, resamples)], axis=1
-            )
-            self.noise = float(np.sqrt(np.mean(spread.error**2 * np.isfinite(self.gaps).sum(axis=1))))
-
-    def noise_of(self, spread: Spread, rng: np.random.Generator, resamples: int) -> Array:
-        """Deviations of the mean gaps, [recipes, R]: their own, and that which all share; 0 where nothing is known."""
-        if not self.known:
-            return np.zeros((len(self.ids), resamples))
-        freedom = np.minimum(spread.freedom, 1e6)[:, None]
-        own = spread.error[:, None] * rng.standard_t(freedom, (len(self.ids), resamples))
-        found: Array = own + spread.shared_error * rng.standard_t(max(spread.seeds - 1, 1), resamples)
-        return found
+        self.spread = spread_over_seeds(self.gaps) if len(self.ids) else None
 
 
-def _joined(group: tuple[Any, ...], points: list[_Point], part: pd.DataFrame) -> Sizes:
+def _drawn(rng: np.random.Generator, variance: ArrayLike, seeds: NDArray[np.intp], resamples: int) -> Array:
+    """Deviations of means [R, P] whose variances over `seeds` are pooled; 0 where no variance is known."""
+    pooled, freedom = shrunken(np.asarray(variance, float), seeds - 1)
+    error = np.sqrt(np.nan_to_num(pooled) / seeds)
+    found: Array = error * rng.standard_t(np.clip(freedom, 1, 1e6), (resamples, len(seeds)))
+    return found
+
+
+def _joined(
+    group: tuple[Any, ...], points: list[_Point], part: pd.DataFrame, rng: np.random.Generator, resamples: int
+) -> Sizes:
     ids = list(dict.fromkeys(name for point in points for name in point.ids))
-    gap = np.full((len(ids), points[0].loss.size, len(points)), np.nan)
+    gap = np.full((len(ids), resamples + 1, len(points)), np.nan)
     seeds = np.zeros((len(ids), len(points)), np.intp)
+    of_bf16 = np.array([len(point.seeds) for point in points])
+    several = [point.logs.var(ddof=1) if len(point.logs) > 1 else np.nan for point in points]
+    loss = np.array([point.logs.mean() for point in points]) + np.vstack(
+        [np.zeros(len(points)), _drawn(rng, several, of_bf16, resamples)]
+    )
+    luck = [point.spread.shared_error**2 * point.spread.seeds if point.spread else np.nan for point in points]
+    shared = _drawn(rng, np.where(of_bf16 > 1, luck, np.nan), of_bf16, resamples)
+    noise = np.full(len(points), np.nan)
     for i, point in enumerate(points):
-        places = [ids.index(name) for name in point.ids]
-        gap[places, :, i] = point.gap
-        seeds[places, i] = np.isfinite(point.gaps).sum(axis=1)
+        if point.spread is None:
+            continue
+        places, count = [ids.index(name) for name in point.ids], np.isfinite(point.gaps).sum(axis=1)
+        own = rng.standard_t(np.clip(point.spread.freedom, 1, 1e6), (resamples, len(places)))
+        moved = (np.nan_to_num(point.spread.error) * own + shared[:, [i]]).T
+        gap[places, :, i] = point.spread.mean[:, None] + np.pad(moved, ((0, 0), (1, 0)))
+        seeds[places, i] = count
+        noise[i] = np.sqrt(np.mean(point.spread.error**2 * count))
     first = part.drop_duplicates("config_id").set_index("config_id").reindex(ids)
     entropy = np.array([point.entropy for point in points])
     return Sizes(
@@ -155,12 +159,12 @@ def _joined(group: tuple[Any, ...], points: list[_Point], part: pd.DataFrame) ->
         [point.preset for point in points],
         np.array([point.parameters for point in points]),
         np.array([point.tokens for point in points]),
-        np.array([len(point.seeds) for point in points]),
-        np.stack([point.loss for point in points], axis=1),
+        of_bf16,
+        np.exp(loss),
         entropy if np.isfinite(entropy).all() else None,
         Recipes(ids, first["recipe_label"].tolist(), _quantizes(first, "fprop"), _backward(first), seeds),
         gap,
-        np.array([point.noise for point in points]),
+        noise,
     )
 
 
@@ -174,9 +178,9 @@ def _backward(recipes: pd.DataFrame) -> NDArray[np.bool_]:
     return _quantizes(recipes, "dgrad") | _quantizes(recipes, "wgrad")
 
 
-def limits(draws: Array, seeds: NDArray[np.intp]) -> tuple[float, float]:
-    """The 95 % limits of what draws [R] estimate, maybe infinite; NaN where BF16 had one seed. seeds: of BF16, [P]."""
-    if (seeds < 2).any() or np.isnan(draws).any():
+def limits(draws: Array, known: NDArray[np.bool_]) -> tuple[float, float]:
+    """The 95 % limits of what draws [R] estimate, which may be infinite; NaN unless every point's noise is known."""
+    if not known.all() or np.isnan(draws).any():
         return np.nan, np.nan
     tail = 0.5 - CONFIDENCE / 2
     low, high = np.quantile(draws, [tail, 1 - tail], method="nearest")
