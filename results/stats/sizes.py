@@ -123,7 +123,7 @@ class _Point:
 
 def _drawn(rng: np.random.Generator, variance: ArrayLike, seeds: NDArray[np.intp], resamples: int) -> Array:
     """Deviations of means [R, P] whose variances over `seeds` are pooled; 0 where no variance is known."""
-    pooled, freedom = shrunken(np.asarray(variance, float), seeds - 1.0)
+    pooled, freedom = shrunken(np.asarray(variance, float), np.asarray(seeds - 1, float))
     error = np.sqrt(np.nan_to_num(pooled) / seeds)
     found: Array = error * rng.standard_t(np.clip(freedom, 1, 1e6), (resamples, len(seeds)))
     return found
