@@ -155,7 +155,13 @@ def bench_results(
 
 @bench_app.command("statistics", epilog="Example: fp4dse bench statistics --studies 60 --size 48")
 def bench_statistics(
-    size: Annotated[list[str], typer.Option(help="Recipes of a study: 48, 160 or 17664; may be repeated.")] = ["48"],  # noqa: B006
+    size: Annotated[
+        list[str],
+        typer.Option(
+            help="Recipes of a study: 48, 160 or 17664; or `scaling`: fits over sizes; or `published`: orders "
+            "against a published table. May be repeated."
+        ),
+    ] = ["48"],  # noqa: B006
     studies: Annotated[int, typer.Option(help="Studies of each size.")] = 120,
     seed: Annotated[int, typer.Option(help="Other studies for another seed.")] = 0,
     store: Annotated[str | None, typer.Option(help="A store whose settings are resampled as often, too.")] = None,
@@ -163,17 +169,19 @@ def bench_statistics(
 ) -> None:
     """Hold what the statistics say against studies whose truth is known: coverage, calibration, bias, power."""
     from fp4dse.results import open_store
+    from fp4dse.results.bench.scaling_studies import bench_published, bench_scaling
     from fp4dse.results.bench.statistics import bench
     from fp4dse.results.bench.studies import SIZES
     from fp4dse.results.stats.effects import EFFECTS_READ
     from fp4dse.results.stats.summary import SUMMARIZED
 
+    own = {"scaling": bench_scaling, "published": bench_published}
     for name in size:
-        if name not in SIZES:
-            raise ConfigError("--size", name, ", ".join(SIZES))
+        if name not in (*SIZES, *own):
+            raise ConfigError("--size", name, ", ".join([*SIZES, *own]))
     if studies < 1:
         raise ConfigError("--studies", studies, "a whole number above 0")
     runs = open_store(store).runs([*dict.fromkeys([*SUMMARIZED, *EFFECTS_READ])]) if store else None
-    print_rows(
-        ["studies", "what", "value", "error", "target", "drawn"], list(bench(size, studies, seed, runs)), as_json
-    )
+    lines = list(bench([name for name in size if name in SIZES], studies, seed, runs))
+    lines += [line for name in size if name in own for line in own[name](studies, seed)]
+    print_rows(["studies", "what", "value", "error", "target", "drawn"], lines, as_json)

@@ -7,16 +7,21 @@ from collections.abc import Callable
 import pandas as pd
 import pyarrow as pa
 
+from fp4dse.results.stats.agreement import agreement, published
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.divergence import divergence
 from fp4dse.results.stats.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.extrapolation import extrapolation
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
 from fp4dse.results.stats.lasso import stability
+from fp4dse.results.stats.loss_law import loss_law
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import SETTING, learning_rates
 from fp4dse.results.stats.pooled import pooled_effects
+from fp4dse.results.stats.scaling import scaling
+from fp4dse.results.stats.sizes import SIZES_READ
 from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
 
 
@@ -44,6 +49,11 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "stability": stability,
     "noise_floor": noise_floor,
     "divergence": divergence,
+    "loss_law": loss_law,
+    "scaling": scaling,
+    "extrapolation": extrapolation,
+    "agreement": agreement,
+    "published": published,
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
@@ -79,6 +89,11 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
+    "loss_law": ("task floor parameters_exponent tokens_exponent", "presets", "misfit", "note"),
+    "scaling": ("task label eff_n eff_d", "largest_gap", "eff_n_low eff_n_high", "size_exponent", "presets", "note"),
+    "extrapolation": ("task preset label model predicted measured", "error", "agree pairs", "low high"),
+    "agreement": ("preset published group agree pairs", "cheapest lane_s", "spearman", "ceiling_agree", "recipes"),
+    "published": ("preset published scheme published_gap gap", "gap_low gap_high", "group", "label"),
 }
 """View -> the columns that a narrow terminal shows: what cannot be left out, then groups, the weightiest first."""
 
@@ -96,7 +111,7 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ]))
+VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *SIZES_READ, "lane_s"]))
 """The columns of runs that views are made from."""
 
 _TEXTS = {
@@ -124,7 +139,8 @@ _TEXTS |= {
     "rival_label",
     "verdict",
 }
-_TEXTS = (_TEXTS | {"verdict", "grid"}) - {"rev_quantizers", "rev_engine", "rev_task"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs"}
+_TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 
 

@@ -38,6 +38,8 @@ def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]
         "metric_name": task.metric_name,
         "metric_better": task.better,
         "steps": task.steps,
+        "parameters": task.parameters,
+        "tokens": task.tokens,
     }
 
 

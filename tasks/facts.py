@@ -28,6 +28,8 @@ class TaskFacts(msgspec.Struct, frozen=True):
     better: str | None
     dtype: str
     size: int = 0
+    parameters: int | None = None
+    tokens: int | None = None
     samples: int | None = None
     origin: tuple[str, ...] = ()
     rates: dict[str, float] = {}

@@ -59,6 +59,8 @@ class Task(msgspec.Struct, frozen=True):
     dtype       of activations and their gradients between layers, the residual stream included. Operations compute in
                 FP32 and round their result once
     size        parameters of one lane; 0 if unknown
+    parameters  those of them that scaling laws count: without embeddings and head; None: the task does not say
+    tokens      that a lane's training reads, repeated ones too; None: the task has none
     samples     number of training samples, where that depends on the user's data; None: always more than a batch
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
@@ -90,6 +92,8 @@ class Task(msgspec.Struct, frozen=True):
     parts: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     size: int = 0
+    parameters: int | None = None
+    tokens: int | None = None
     samples: Callable[[], int] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()

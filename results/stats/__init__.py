@@ -12,6 +12,10 @@
     marginal         the effect of one factor from pairs of recipes that differ in nothing else
     lasso            stability selection, for comparison with arXiv 2509.17791
     divergence       the share of recipes that diverged, by level
+    loss_law         BF16's loss by parameters and tokens, by curve_fits, from the points and draws of sizes
+    scaling          effective parameters and data of a recipe, and a power law of its gap
+    extrapolation    the largest size, foretold from the others
+    agreement        the order of recipes against published tables, by rankings
     verdict          the recipe to use, how sure that is, what it costs, and warnings
 
 A new statistic is a module here and a line in views.py, which makes it a view of `fp4dse query`.

@@ -119,6 +119,8 @@ OUTCOME: dict[str, Column] = {
         "seed, by the screened ones); null in old rows",
     ),
     "steps": Column(COUNT, "optimizer steps"),
+    "parameters": Column(REAL, "of the model, without embeddings and head; null if the task does not say"),
+    "tokens": Column(REAL, "that the whole training reads, repeated ones too; null if the task has none"),
     "train_s": Column(REAL, "seconds of training of the whole population of lanes"),
     "setup_s": Column(REAL, "seconds before the first step"),
     "lane_s": Column(REAL, "train_s / lanes"),

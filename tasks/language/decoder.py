@@ -58,6 +58,11 @@ class Shape(msgspec.Struct, frozen=True):
         """Parameters of one lane."""
         return sum(prod(shape) for shape in self.parameters(vocabulary).values())
 
+    def size_within(self, vocabulary: int) -> int:
+        """Those of them between embedding and head, which scaling laws count; of experts all."""
+        found = self.parameters(vocabulary)
+        return self.size(vocabulary) - prod(found["embed"]) - prod(found["head"])
+
     def initial(self, vocabulary: int, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Initial weights, float32 [S, …]: gains 1, weights N(0, 1/fan_in), those that end a branch smaller by
         sqrt(2 · depth) (GPT-2), embeddings N(0, 1/16), the head N(0, 1/16 fan_in)."""

@@ -122,6 +122,8 @@ def _task(
         eval_rows=found.batch // found.parts,
         parts=found.parts,
         size=size,
+        parameters=shape.size_within(vocabulary),
+        tokens=found.steps * found.batch * shape.context,
         samples=samples,
     )
 

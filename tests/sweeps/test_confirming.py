@@ -72,7 +72,7 @@ def test_more_seeds_are_added_to_those_that_there_are(store):
 
 def test_seeds_that_were_screened_are_not_fresh(tmp_path):
     store = screen(tmp_path, seeds=[100, 102, 7])
-    assert plan_confirm(store, seeds=4).seeds == [1001, 1003, 1004, 1005]
+    assert plan_confirm(store, seeds=4).seeds == [101, 103, 104, 105]
 
 
 def test_a_budget_takes_the_nearest_to_the_front_and_the_same_command_goes_on_with_the_rest(store, monkeypatch):

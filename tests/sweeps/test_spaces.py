@@ -16,6 +16,7 @@ COUNTS = {
         {"a power-of-two scale has the range of the tensor": 16, "noise in the forward pass alone": 28},
         84,
     ),
+    "quartet2": (30, 2, {}, 28),
     "quickstart": (48, 0, {}, 48),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),

@@ -93,6 +93,16 @@ def test_sizes_are_those_of_the_paper(preset, millions):
     assert shape.size(32_000) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
+@pytest.mark.parametrize("preset", ["tiny", "10M", "moe-small"])
+def test_a_scaling_law_counts_parameters_between_embedding_and_head_and_all_tokens_read(preset):
+    task = PRESETS[preset]
+    shape = task.model.args[0]
+    found = shape.parameters(256)
+    within = [name for name in found if name.startswith("block")]
+    assert task.parameters == sum(math.prod(found[name]) for name in within) + shape.width  # the last norm
+    assert task.tokens == task.steps * task.batch * shape.context
+
+
 def test_a_size_counts_what_is_made():
     for preset in SMOKE:
         task = get_task("language", preset)

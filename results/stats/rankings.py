@@ -1,0 +1,33 @@
+"""Agreement of two rankings: signs of the pairs that one of them tells apart, and Spearman's rank correlation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+
+Array = NDArray[np.float64]
+
+
+def signs(truth: ArrayLike, proxy: ArrayLike, apart: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """How many pairs of S values differ by `apart` or more in truth, and how many of these the proxy orders alike.
+
+    truth, proxy: [..., S]; returns [...] each.
+    """
+    a, b = np.broadcast_arrays(np.asarray(truth, float), np.asarray(proxy, float))
+    first, second = np.triu_indices(a.shape[-1], 1)
+    true = a[..., first] - a[..., second]
+    said = b[..., first] - b[..., second]
+    told = np.abs(true) >= apart * (1 - 1e-9)
+    return told.sum(axis=-1), (told & (true * said > 0)).sum(axis=-1)
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> Array:
+    """Spearman's correlation along the last axis, [...]; NaN where all values of one are equal. scipy's for many at
+    once."""
+    x, y = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
+    x, y = rankdata(x, axis=-1), rankdata(y, axis=-1)
+    x, y = x - x.mean(axis=-1, keepdims=True), y - y.mean(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Array = (x * y).sum(axis=-1) / np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    return found
