@@ -93,6 +93,9 @@ def sweep(
     record: Annotated[bool, typer.Option("--record", help="Store gradient norms and what slots lose, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained; write nothing.")] = False,
     estimate: Annotated[bool, typer.Option("--estimate", help="As --dry-run, with time and memory here.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="First find the best learning rate of every recipe, on other seeds.")
+    ] = False,
     confirm: Annotated[bool, typer.Option("--confirm", help="Then confirm the best, as `fp4dse confirm`.")] = False,
     confirm_seeds: ConfirmSeeds = 10,
     as_json: AsJson = False,
@@ -107,6 +110,8 @@ def sweep(
     from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.plan import count_space
     from fp4dse.sweeps.progress import conclusion
+    from fp4dse.sweeps.rate_search import FACTORS, run_tuned_sweep
+    from fp4dse.sweeps.rate_search import SEEDS as TUNING_SEEDS
     from fp4dse.sweeps.setting import find_setting
 
     found = arguments.find_space(space, axis, model, chip)
@@ -126,10 +131,14 @@ def sweep(
     if dry_run or estimate:
         plan = plan_sweep(found, **asked, store=None if rerun else target, measure=estimate)
         more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}
+        if tune:
+            rates = len(asked["lrs"] or FACTORS)
+            more["to_tune"] = f"{plan.recipes * len(asked['tasks']) * rates * len(TUNING_SEEDS)} lanes before, or more"
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
         limits: dict[str, Any] = {"options": options, "record": record, "progress": True}
-        result = run_sweep(found, **asked, store=target, rerun=rerun, budget_s=budget_s, **limits)
+        run = run_tuned_sweep if tune else run_sweep
+        result = run(found, **asked, store=target, rerun=rerun, budget_s=budget_s, **limits)
         said = conclusion(result)
         if confirm and result.stopped is None:
             left = None if budget_s is None else max(budget_s - result.wall_s, 0.0)

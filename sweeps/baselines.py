@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from fp4dse.dse import Recipe, recipe_from_dict
 from fp4dse.results import Store
-from fp4dse.results.stats.stages import STAGE, fresh, screened
+from fp4dse.results.stats.stages import STAGE, of_stage
 from fp4dse.sweeps.plan import Rates
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
@@ -56,7 +56,7 @@ class Baselines:
         recipes = {one_each[key]: recipe_from_dict(json.loads(text)).baseline() for key, text in texts.items()}
         for (task, preset), context in self.setting.contexts.items():
             here = rows[(rows[SHARED] == [context[name] for name in SHARED]).all(axis="columns")]
-            here = fresh(here) if context.get(STAGE) else screened(here)
+            here = of_stage(here, context.get(STAGE))
             wanted = here[[*KIND, "baseline_id", "lr", "seed"]].drop_duplicates()
             for *kind, of, lr, seed in wanted.itertuples(index=False):
                 baselines = {(recipes[of], rate, seed) for rate in self._rates(task, preset, recipes[of], lr)}

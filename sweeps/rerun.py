@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from fp4dse.dse import ConfigError, StoreError, recipe_from_dict
+from fp4dse.dse.tuning import tuning_class
 from fp4dse.results import Store
 from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.schema import KEY
@@ -60,7 +61,7 @@ def find_job(text: str, store: Store) -> tuple[Job, dict[str, Any]]:
 
 def failed_jobs(store: Store) -> Iterator[tuple[Job, dict[str, Any], list[str]]]:
     """The jobs behind the failed rows of a store, with their contexts and the run_ids of their lanes."""
-    columns = ["run_id", "status", "created_at", "recipe", "lr", "seed", *CONTEXT, *ENVIRONMENT]
+    columns = ["run_id", "status", "created_at", "recipe", "lr", "lr_source", "seed", *CONTEXT, *ENVIRONMENT]
     rows = store.runs(columns)
     rows = rows[rows["status"] == "failed"]
     for _, members in rows.groupby(["created_at", "task", "preset"]):
@@ -70,7 +71,9 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict[str, Any], list[str]]]
             for recipe, lr, seed in zip(members["recipe"], members["lr"], members["seed"], strict=True)
         ]
         job = Job(first["task"], first["preset"], lanes, first["device"], int(first["threads"]))
-        yield job, {name: first[name] for name in [*CONTEXT, *ENVIRONMENT]}, list(members["run_id"])
+        source = {tuning_class(lane.recipe): of for lane, of in zip(lanes, members["lr_source"], strict=True)}
+        context = {name: first[name] for name in [*CONTEXT, *ENVIRONMENT]} | {"lr_source": source}
+        yield job, context, list(members["run_id"])
 
 
 def run_one(job: Job, context: dict[str, Any], store: Store, report: Callable[[Progress], None]) -> list[LaneResult]:

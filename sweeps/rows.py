@@ -1,7 +1,8 @@
 """A lane and what became of it, as a row of the store. The driver alone writes rows; workers know nothing of them.
 
-What every lane of a task shares is its *context*: the task's identity and the environment in which it is expected to
-be trained. Where a worker says what environment it had, that stands in the row.
+What every lane of a task shares is its *context*: the task's identity, where each class of recipes has its learning
+rate from, and the environment in which it is expected to be trained. Where a worker says what environment it had, that
+stands in the row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fp4dse.dse import Recipe
+from fp4dse.dse.tuning import tuning_class
 from fp4dse.results.stats.paired import SETTING
 from fp4dse.results.store.schema import recipe_columns, run_id
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult
@@ -87,6 +89,7 @@ def _outcome(outcome: LaneResult, context: dict[str, Any]) -> dict[str, Any]:
 def _row(lane: Lane, job: Job, context: dict[str, Any], now: datetime) -> dict[str, Any]:
     return {
         **context,
+        "lr_source": context.get("lr_source", {}).get(tuning_class(lane.recipe)),
         **recipe_columns(lane.recipe),
         "lr": lane.lr,
         "seed": lane.seed,

@@ -8,6 +8,7 @@ from typing import Any
 
 from fp4dse.dse import ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.tuning import CLASSES
 from fp4dse.results import Store
 from fp4dse.results.store.schema import KEY
 from fp4dse.sweeps.halving import Halving
@@ -82,8 +83,9 @@ class Setting:
             seeds = seeds or recipes.lanes.seeds
             lrs = lrs or recipes.lanes.lr
         for task in self.tasks:
-            source = "searched" if callable(lrs) else "given" if lrs else "tuned" if task.rates else "preset"
-            self.contexts[task.name, task.preset]["lr_source"] = source
+            source = "searched" if callable(lrs) else "given" if lrs else None
+            of_class = {name: source or ("tuned" if name in task.rates else "preset") for name in CLASSES}
+            self.contexts[task.name, task.preset]["lr_source"] = of_class
         return plan(
             recipes.recipes() if isinstance(recipes, Space) else recipes,
             self.tasks,

@@ -138,7 +138,7 @@ def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     are compared with. Screened rows choose their rate for themselves. runs: those of baselines."""
     work = outcomes(runs)
     if STAGE in runs:
-        work["setting"] = 2 * work["setting"] + runs[STAGE].notna()
+        work["setting"] = runs.groupby([*SETTING, STAGE], dropna=False).ngroup()
     found = runs[[*SETTING, "seed"]].assign(
         baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),
         baseline_loss=work["loss"],

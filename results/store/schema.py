@@ -140,8 +140,8 @@ OUTCOME: dict[str, Column] = {
     "host": Column(TEXT, "name of the machine"),
     "stage": Column(
         TEXT,
-        "`confirm`: a fresh seed of a candidate (`fp4dse confirm`); null: screened, which all views but `confirmed` "
-        "are of",
+        "`confirm`: a fresh seed of a candidate (`fp4dse confirm`); `tune`: it chose a learning rate (`sweep --tune`); "
+        "null: screened, which all views but `confirmed` are of",
     ),
     "created_at": Column(pa.timestamp("us", tz="UTC"), "when the row was made, UTC"),
 }

@@ -1,0 +1,84 @@
+"""`sweep --tune`: each recipe at the best of its own rates, chosen on seeds that are not reported."""
+
+import pandas as pd
+import pytest
+
+from fp4dse.dse import Recipe
+from fp4dse.results import open_store, summarize
+from fp4dse.results.stats.stages import TUNE, of_stage, screened
+from fp4dse.sweeps import run_sweep
+from fp4dse.sweeps.rate_search import FACTORS, SEEDS, rates_tried, run_tuned_sweep
+from fp4dse.tasks import find_facts
+from fp4dse.tasks.facts import rate_of
+
+RECIPES = [Recipe.named("nvfp4"), Recipe.named("nvfp4-stable-spam")]
+TASKS = [("regression", "smoke")]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Two recipes and their baselines, tuned and swept."""
+    store = str(tmp_path_factory.mktemp("tuned") / "store")
+    return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store), open_store(store)
+
+
+def rows(store) -> pd.DataFrame:
+    return store.runs(["recipe_name", "config_id", "lr", "seed", "stage", "lr_source", "val_loss", "status"])
+
+
+def test_every_recipe_is_reported_at_the_rate_that_was_best_on_the_tuning_seeds(swept):
+    result, store = swept
+    assert (result.left, result.failed) == (0, 0)
+    runs = rows(store)
+    tuning, reported = of_stage(runs, TUNE), screened(runs)
+    assert set(tuning["seed"]) == set(SEEDS)
+    assert set(reported["seed"]) == {0, 1}
+    assert set(reported["lr_source"]) == {"searched"}
+    means = tuning.groupby(["config_id", "lr"])["val_loss"].mean()
+    best = {config_id: of.droplevel(0).idxmin() for config_id, of in means.groupby("config_id")}
+    assert dict(reported[["config_id", "lr"]].drop_duplicates().itertuples(index=False)) == best
+    assert len(best) == 4  # and plain BF16, and BF16 with Stable-SPAM
+
+
+def test_the_best_rate_lies_inside_what_was_tried(swept):
+    _, store = swept
+    for ranks in rates_tried(store, TASKS).values():
+        best = min(ranks, key=ranks.get)
+        assert len(ranks) >= len(FACTORS)
+        assert min(ranks) < best < max(ranks)
+
+
+def test_the_same_command_trains_nothing_again(swept):
+    _, store = swept
+    before = len(rows(store))
+    again = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=str(store.path))
+    assert (again.done, again.left) == (0, 0)
+    assert len(rows(store)) == before
+
+
+def test_statistics_are_of_the_reported_rows_alone(swept):
+    _, store = swept
+    summary = summarize(store.runs())
+    assert set(summary["seeds"]) == {2}
+    assert summary.loc[summary["name"].eq("nvfp4"), "gap"].notna().all()
+
+
+def test_a_grid_of_ones_own_is_taken_as_it_is(tmp_path):
+    store = str(tmp_path / "store")
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], lrs=[1e-3, 2e-3], store=store)
+    runs = rows(open_store(store))
+    assert set(of_stage(runs, TUNE)["lr"]) == {1e-3, 2e-3}
+    assert set(screened(runs)["lr"]) <= {1e-3, 2e-3}
+
+
+def test_a_budget_that_ends_while_rates_are_tuned_says_so(tmp_path):
+    result = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0], store=str(tmp_path / "store"), budget_s=1e-3)
+    assert "while learning rates were tuned" in result.stopped
+    assert result.left
+
+
+def test_without_tuning_a_recipe_has_the_rate_of_its_class(tmp_path):
+    store = str(tmp_path / "store")
+    run_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=store)
+    task = find_facts(*TASKS[0])
+    assert set(rows(open_store(store))["lr"]) == {rate_of(task, RECIPES[0]), rate_of(task, Recipe.named("bf16"))}
