@@ -44,14 +44,16 @@ NOTES = {
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A preset. parameters: of one lane, None where they depend on the data; seconds: see SECONDS; data: `bundled`, or
-    what --data must name."""
+    """A preset. parameters: of one lane, None where they depend on the data; lr: BF16's learning rate, tuned or not;
+    seconds: see SECONDS; data: `bundled`, or what --data must name."""
 
     task: str
     about: str
     parameters: int | None
     steps: int
     batch: int
+    lr: float
+    tuned: bool
     seconds: float | None
     data: str
     note: str
@@ -70,6 +72,7 @@ def known_names() -> list[str]:
 
 def _look() -> list[Listed]:
     from fp4dse.tasks.catalogue import TASKS  # imports torch
+    from fp4dse.tasks.tuned import tuned
 
     lines = []
     for name, presets in TASKS.items():
@@ -81,8 +84,8 @@ def _look() -> list[Listed]:
                 data = f"--data {error.accepted.removeprefix('a ').partition(':')[0]}"
             if data == "bundled" and task.samples is not None and task.samples() < task.batch:
                 data = f"--data PATH with {task.batch:,} samples or more"
-            of = f"{name}:{preset}"
-            lines.append(
-                Listed(of, task.summary, size, task.steps, task.batch, SECONDS.get(of), data, NOTES.get(of, ""))
-            )
+            of, rates = f"{name}:{preset}", tuned(name, preset)
+            lr, known = (rates.rates.get("bf16", task.lr), True) if rates else (task.lr, False)
+            numbers = task.steps, task.batch, lr, known
+            lines.append(Listed(of, task.summary, size, *numbers, SECONDS.get(of), data, NOTES.get(of, "")))
     return lines
