@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
 from fp4dse.commands.options import (
     AsJson,
     Axes,
@@ -154,7 +156,11 @@ def confirm(
     store: StorePath = None,
     seeds: ConfirmSeeds = 10,
     task: Annotated[
-        list[str], typer.Option(help="Of the store's tasks, TASK:PRESET; may be repeated. Default: all.")
+        list[str],
+        typer.Option(
+            help="Of the store's tasks, TASK:PRESET; may be repeated. Default: all.",
+            autocompletion=offer(completing.tasks),
+        ),
     ] = [],  # noqa: B006
     data: Data = None,
     device: Device = "cpu",

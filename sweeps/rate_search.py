@@ -111,7 +111,7 @@ def _edge(ranks: Mapping[float, float]) -> float | None:
 
 
 def _beyond(tried: Mapping[Key, Mapping[float, float]]) -> Rates:
-    """What was tried, and two more rates beyond the edge at which a recipe has its best."""
+    """The rates that were tried, and two more beyond the edge at which a recipe has its best."""
 
     def rates(task: TaskFacts, recipe: Recipe) -> Sequence[float]:
         ranks = tried.get((task.name, task.preset, recipe.config_id), {})

@@ -8,6 +8,7 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.remembered import recall, remembered
+from fp4dse.tasks.tuned import tuned
 
 QUESTION = "all tasks"
 
@@ -72,7 +73,6 @@ def known_names() -> list[str]:
 
 def _look() -> list[Listed]:
     from fp4dse.tasks.catalogue import TASKS  # imports torch
-    from fp4dse.tasks.tuned import tuned
 
     lines = []
     for name, presets in TASKS.items():

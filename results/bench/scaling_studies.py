@@ -94,7 +94,7 @@ def _runs(preset: str, parameters: float, tokens: float, losses: Array, kinds: l
 
 
 def scaling_scores(runs: pd.DataFrame, truth: pd.DataFrame, world: str) -> Iterator[Score]:
-    """What scaling, loss_law and extrapolation say of one study, held against its truth."""
+    """Held against its truth: what scaling, loss_law and extrapolation say of one study."""
     lines = scaling(runs).merge(truth, on="config_id", suffixes=("", "_true"))
     names = ["size_exponent", "ratio_exponent"] if world == "power" else ["eff_n", "eff_d"]
     for name in names:

@@ -48,7 +48,8 @@ class Ranked(NamedTuple):
 
 
 def agreement(runs: pd.DataFrame) -> pd.DataFrame:
-    """How far each setting orders recipes as published tables do, one line per setting, table and group of its schemes.
+    """The agreement of each setting's order of recipes with published tables, one line per setting, table and group of
+    its schemes.
 
     Columns: SETTING, published (the table), group, recipes (that both have), missing (that could be trained, and have
     no gap here), pairs (0.2 % or more apart in the table), agree (share of them in the same order), agree_low,

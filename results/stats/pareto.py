@@ -42,7 +42,8 @@ def equal_costs(x: ArrayLike) -> NDArray[np.float64]:
     out, known = x.copy(), np.flatnonzero(np.isfinite(x))
     order = known[np.argsort(x[known], kind="stable")]
     with np.errstate(over="ignore"):
-        apart = np.diff(x[order], prepend=-np.inf) > ULPS * np.spacing(np.abs(x[order]))
+        last = np.nan_to_num(np.spacing(np.abs(x[order])), posinf=2.0**971)  # of the largest number it is infinite
+        apart = np.diff(x[order], prepend=-np.inf) > ULPS * last
     out[order] = x[order][np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
     return out
 

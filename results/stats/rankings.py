@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 Array = NDArray[np.float64]
 
 
 def signs(truth: ArrayLike, proxy: ArrayLike, apart: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """How many pairs of S values differ by `apart` or more in truth, and how many of these the proxy orders alike.
+    """Numbers of pairs of S values that differ by `apart` or more in truth, and of those that the proxy orders alike.
 
     truth, proxy: [..., S]; returns [...] each.
     """
@@ -25,6 +24,8 @@ def signs(truth: ArrayLike, proxy: ArrayLike, apart: float) -> tuple[NDArray[np.
 def spearman(a: ArrayLike, b: ArrayLike) -> Array:
     """Spearman's correlation along the last axis, [...]; NaN where all values of one are equal. scipy's for many at
     once."""
+    from scipy.stats import rankdata  # more than a second, which other statistics do without
+
     x, y = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     x, y = rankdata(x, axis=-1), rankdata(y, axis=-1)
     x, y = x - x.mean(axis=-1, keepdims=True), y - y.mean(axis=-1, keepdims=True)

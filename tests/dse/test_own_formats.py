@@ -31,7 +31,7 @@ from fp4dse.dse.formats import ELEMENTS, PLAIN, SCALES
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_format, fit, simplest
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.scale import E8M0, SCALE_NAMES, OwnScale, TensorScale, scale_bits, scale_grid, scale_key, scale_name
-from fp4dse.sweeps.plan import _with_baseline
+from fp4dse.sweeps.plan import _with_baselines
 
 replace = msgspec.structs.replace
 
@@ -96,7 +96,7 @@ def test_two_names_of_one_format_in_a_recipe_change_neither_its_cost_nor_its_pop
     assert overhead(one) == overhead(both)
     through = Estimator(w=Through(scale="exact"))
     assert replace(one, estimator=through).signature() == replace(both, estimator=through).signature()
-    assert len(_with_baseline([one, both])) == 2  # and BF16
+    assert len(_with_baselines([one, both])) == 2  # and BF16
 
 
 def test_ids_of_own_formats_are_for_ever():

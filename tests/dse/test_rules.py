@@ -27,7 +27,8 @@ HOSTILE = Space(
 
 def everything() -> list[Recipe]:
     """Shipped recipes, and every third combination of shipped spaces and of hostile values, rejected or not."""
-    built = [space for path in SPACES.glob("*.toml") if (space := Space.load(path)).base]
+    shipped = {path.stem: path for path in SPACES.glob("*.toml")}
+    built = [space for path in shipped.values() if (space := Space.load(path, shipped.get)).base]
     combinations = [recipe for space in [*built, HOSTILE] for recipe in list(space._combinations())[::3]]
     named = [file.recipe for file in recipe_files().values()] + [Recipe.uniform(q) for q in QUANTIZERS.values()]
     return [recipe.canonical() for recipe in [*named, *combinations]]

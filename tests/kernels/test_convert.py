@@ -105,7 +105,7 @@ def test_the_report_lists_every_layer_with_its_reason():
 
 
 def test_the_report_says_why_the_reference_quantizes(monkeypatch):
-    knows_nothing = {"heeded": lambda _: (), "scale_heeded": tuple, "operand": tuple, "by_scales": tuple}
+    knows_nothing = {"heeded": lambda *_: (), "scale_heeded": lambda *_: (), "operand": tuple, "by_scales": tuple}
     monkeypatch.setattr(lanes, "backend", lambda _: Backend("blind", **knows_nothing))
     report = convert(nn.Linear(32, 32), NVFP4)
     report.steps.numerics(torch.device("cpu"))

@@ -7,7 +7,7 @@ import pytest
 
 ROOM = Path(__file__).parents[2] / "results"
 MAY_IMPORT = {
-    "stats": {"stats", "text"},
+    "stats": {"published", "stats", "text"},
     "text": {"stats", "text"},
     "store": {"stats", "store", "text", "views"},
     "report": {"report", "stats", "store", "text"},

@@ -17,6 +17,16 @@ COUNTS = {
         84,
     ),
     "quartet2": (30, 2, {}, 28),
+    "study": (
+        4309,
+        99,
+        {
+            "a power-of-two scale has the range of the tensor": 400,
+            "noise in the forward pass alone": 22,
+            "that is the baseline": 1,
+        },
+        3787,
+    ),
     "quickstart": (48, 0, {}, 48),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),

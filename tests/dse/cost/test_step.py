@@ -196,7 +196,7 @@ def test_a_step_is_the_sum_of_its_layers_each_in_bf16_or_quantized_as_its_place_
     everywhere = msgspec.structs.replace(recipe, precise=NOWHERE)
     expected = 0.0
     for linear in model.linears:
-        for place in model.rows(linear):
+        for place in model.places(linear):
             alone = msgspec.structs.replace(linear, count=1, at="", kind="linear")
             layer = msgspec.structs.replace(model, linears=[alone], blocks=1, pattern="")
             computed = everywhere if precise.why(place) is None else Recipe.named("bf16")
@@ -207,12 +207,12 @@ def test_a_step_is_the_sum_of_its_layers_each_in_bf16_or_quantized_as_its_place_
 
 def test_places_are_those_of_the_architecture():
     hybrid = load_model("nemotron-h-8b")
-    blocks = {linear.name: [place.block for place in hybrid.rows(linear)] for linear in hybrid.linears}
+    blocks = {linear.name: [place.block for place in hybrid.places(linear)] for linear in hybrid.linears}
     assert blocks["qkv"] == blocks["attention out"] == [7, 18, 29, 40]
     assert blocks["mamba in"][:5] == [0, 2, 4, 6, 9]
     assert sorted([*blocks["mamba in"], *blocks["up"], *blocks["qkv"]]) == list(range(52))
     assert blocks["head"] == [None]
-    assert [place.block for linear in MLP.linears for place in MLP.rows(linear)] == [0, 1]
+    assert [place.block for linear in MLP.linears for place in MLP.places(linear)] == [0, 1]
 
 
 def test_what_a_recipe_keeps_precise_costs_as_bf16_does():
