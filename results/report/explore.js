@@ -16,7 +16,7 @@ const whole = r => [data.labels[r], ...(data.names[r] ? [] : data.common)].join(
 const texts = data.ids.map((name, r) => `${whole(r)} ${data.names[r]} ${name}`.toLowerCase());
 const id = name => document.getElementById(name);
 const plot = id("front"), PAGE = 20, MANY = 1000, HEIGHT = 460;
-const state = {sort: null, up: true, page: 0, shown: [], front: [], twins: new Map(), clip: true};
+const state = {sort: null, up: true, page: 0, shown: [], front: [], also: [], twins: new Map(), clip: true};
 
 const escape = text => text.replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
 // Log ratios as a person reads them, as results/text/ratios.py has it: a change in %, from half and twice on the ratio.
@@ -95,6 +95,12 @@ const frontOf = (lines, cost) => {
     if (C.gap[i] < best || (C.gap[i] === best && cost[i] === at)) { out.push(i); best = C.gap[i]; at = cost[i]; }
   }
   return out;
+};
+// What is beaten at the modelled time, but not with better software, or not with worse.
+const alsoFrontOf = (lines, axis, front) => {
+  if (axis.name !== "overhead") return [];
+  const known = new Set(front), found = [C.overhead_low, C.overhead_high].flatMap(cost => frontOf(lines, cost));
+  return [...new Set(found)].filter(i => !known.has(i));
 };
 
 // --- drawing ---------------------------------------------------------------------------------------------------
@@ -224,7 +230,7 @@ const nameplates = (steps, range, bottom, top) => {
 const figure = () => {
   const axis = data.axes[+id("axis").value], cost = C[axis.name], {noise} = data.settings[+id("setting").value];
   const able = state.shown.filter(i => C.quantizes[i] && Number.isFinite(cost[i]));
-  const finite = able.filter(i => Number.isFinite(C.gap[i])), front = state.front, onFront = new Set(front);
+  const finite = able.filter(i => Number.isFinite(C.gap[i])), front = state.front, onFront = new Set([...front, ...state.also]);
   let [low, high] = limits(finite, front, noise);
   if (finite.length) low -= 0.12 * (high - low);  // room for names below the front
   const span = high - low;
@@ -242,6 +248,7 @@ const figure = () => {
     numbers[n - 1] += `, ${numbers[n]}`;
     numbers[n] = "";
   }
+  const also = put(state.also.filter(i => C.gap[i] <= high), i => C.gap[i]);
   const rest = finite.filter(i => !onFront.has(i)).sort((a, b) => C.gap[a] - C.gap[b]);
   const others = put(rest.filter(i => C.gap[i] <= high), i => C.gap[i]);
   const far = put(rest.filter(i => C.gap[i] > high), () => high + 0.04 * span);
@@ -251,6 +258,7 @@ const figure = () => {
     {...marks(others, "other recipe", "diamond-open", "var(--muted)", 8), ...(few ? {error_y: bars(others, "var(--muted)")} : {})},
     marks(far, `${far.length} far above, not to scale`, "triangle-up-open", "var(--muted)", 9),
     marks(blown, "diverged", "x-thin-open", "var(--bad)", 9),
+    {...marks(also, "front with better or worse software", "circle-open", "var(--accent)", 13), error_y: bars(also, "var(--accent)")},
     {...marks(steps, "front: nothing is better and cheaper", "circle", "var(--accent)", 20), mode: "lines+markers+text",
       line: {shape: "hv", width: 1.5, dash: "dot", color: "var(--accent)"}, text: numbers,
       textfont: {color: "var(--bg)", size: numbers.map(text => text.length > 2 ? 8 : 11)}, error_y: bars(steps, "var(--accent)")},
@@ -279,7 +287,8 @@ const figure = () => {
   const hidden = rest.length - others.length - far.length;
   const all = count(state.shown);
   const parts = [`${all.toLocaleString("en")} ${all === 1 ? "recipe" : "recipes"} shown, `
-    + (front.length ? `${count(front)} on their front.` : "none with both a gap and a cost, so there is no front.")];
+    + (front.length ? `${count(front)} on their front`
+      + (state.also.length ? `, ${count(state.also)} more with better or worse software.` : ".") : "none with both a gap and a cost, so there is no front.")];
   if (all > state.shown.length) {
     parts.push(`Those that trained to the same bits at the same cost are one: ${state.shown.length.toLocaleString("en")} are left.`);
   }
@@ -303,10 +312,11 @@ const draw = () => {
 
 const columns = () => {
   const axis = data.axes[+id("axis").value], {metric, rises} = data.settings[+id("setting").value];
-  const place = new Map(state.front.map((i, n) => [i, n + 1]));
+  const place = new Map(state.front.map((i, n) => [i, n + 1])), also = new Set(state.also);
   const of = (title, kind, key, html, best = "low") => ({title, kind, key, html: html ?? (i => digits(key(i))), best});
   return [
-    of("front", "", i => place.get(i) ?? NaN, i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : ""),
+    of("front", "", i => place.get(i) ?? (also.has(i) ? place.size + 1 : NaN),
+      i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : also.has(i) ? "○" : ""),
     of("recipe", "label", called, i => `<span title="${escape(whole(C.recipe[i]))}">${escape(called(i))}</span>`
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
     of("loss against BF16", "n", i => C.gap[i], gapText),
@@ -321,7 +331,7 @@ const columns = () => {
 const table = () => {
   const all = columns(), head = id("recipes-table").tHead, body = id("recipes-table").tBodies[0];
   let lines = state.shown.slice();
-  const place = new Map(state.front.map((i, n) => [i, n]));
+  const place = new Map([...state.front, ...state.also].map((i, n) => [i, n]));
   const by = state.sort === null ? null : all[state.sort];
   const gap = i => Number.isNaN(C.gap[i]) ? Infinity : C.gap[i];
   const order = (a, b) => {
@@ -350,9 +360,10 @@ const table = () => {
 let ready = false;
 const update = () => {
   const begin = performance.now();
-  const cost = C[data.axes[+id("axis").value].name];
+  const axis = data.axes[+id("axis").value], cost = C[axis.name];
   state.shown = apart(chosen(), cost);
   state.front = frontOf(state.shown, cost);
+  state.also = alsoFrontOf(state.shown, axis, state.front);
   table();
   document.querySelectorAll(".of").forEach(part => { part.hidden = part.dataset.setting !== id("setting").value; });
   const done = () => { document.body.dataset.took = (performance.now() - begin).toFixed(1); };

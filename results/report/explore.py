@@ -15,10 +15,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fp4dse.dse.cost import BAND
 from fp4dse.results.report.findings import Findings, as_texts
 from fp4dse.results.report.panel import Panel
 from fp4dse.results.stats.factors import AXES as RECIPE_AXES
 from fp4dse.results.stats.factors import PLAIN
+from fp4dse.results.stats.pareto import equal_costs
 from fp4dse.results.text.pareto_table import BETTER, metric_title
 
 QUERIES = (
@@ -68,6 +70,7 @@ def payload(found: Findings) -> dict[str, Any]:
         "setting": _packed(lines["setting"], np.uint16),
         "recipe": _packed(position.reindex(lines["config_id"]), np.uint32),
         **{name: _packed(lines[name], np.float64) for name in ("gap", *found.axes)},
+        **{name: _packed(_equal_costs(lines, name), np.float64) for name in BAND},
         **{name: _packed(lines[name], np.float32) for name in ("gap_low", "gap_high", "gap_bf16", "p_front")},
         **{name: _packed(lines[name], np.float32) for name in ("val_loss", "val_metric", "lr")},
         **{name: _packed(lines[name], np.uint16) for name in ("pairs", "seeds", "diverged", "failed")},
@@ -89,6 +92,14 @@ def payload(found: Findings) -> dict[str, Any]:
         "common": found.labels.common,
         "filters": [_filter(*choice) for choice in choices(recipes)],
     }
+
+
+def _equal_costs(lines: pd.DataFrame, name: str) -> pd.Series:
+    """The costs of a column, those that differ in their last digits made equal within a setting, as fronts take them;
+    NaN where lines have none."""
+    if name not in lines:
+        return pd.Series(np.nan, lines.index)
+    return lines.groupby("setting", sort=False)[name].transform(equal_costs)
 
 
 def choices(recipes: pd.DataFrame) -> list[tuple[str, dict[str, NDArray[np.bool_]]]]:
