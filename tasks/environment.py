@@ -108,7 +108,7 @@ def diagnose(device: str) -> list[tuple[str, str, str]]:
             (f"operations by {how}", ", ".join(names), why or "")
             for (how, why), names in dispatch.implementations(device).items()
         ),
-        *described(backend(device)),
+        *described(backend(device), unfused),
         *((f"gemm {name}", "no" if why else "yes", why or "") for name, why in gemms.items()),
     ]
 

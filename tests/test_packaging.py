@@ -151,11 +151,15 @@ class Tree:
         """(module of the tree or name of another package, the functions around the import)."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
-                yield from ((alias.name.split(".")[0], functions) for alias in child.names)
+                for alias in child.names:
+                    ours = alias.name.startswith("fp4dse.")
+                    yield alias.name if ours else alias.name.split(".")[0], functions
             elif isinstance(child, ast.ImportFrom):
                 for alias in child.names:
                     yield self.home(child.module or "", alias.name), functions
-            elif not is_for_types(child):
+            elif is_for_types(child):
+                yield from self._imports(ast.Module(child.orelse, []), functions)
+            else:
                 inner = (*functions, child) if isinstance(child, ast.FunctionDef) else functions
                 yield from self._imports(child, inner)
 
@@ -246,7 +250,8 @@ def is_function(node: ast.AST) -> bool:
 
 
 def is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    """`if TYPE_CHECKING:`, whose body no program runs; what stands behind `else` or `not` is run."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING"
 
 
 LIGHT = ("msgspec", "rich", "typer")
@@ -305,6 +310,20 @@ def test_a_circle_that_somebody_ties_is_found(tmp_path):
             "kernels/c.py": "def three():\n    from fp4dse.dse.a import one\n",
         },
     )
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(tree.graph()).prepare()
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import fp4dse.dse.a as a",
+        "if TYPE_CHECKING:\n    import json\nelse:\n    from fp4dse.dse.a import one",
+        "if not TYPE_CHECKING:\n    from fp4dse.dse import a",
+    ],
+)
+def test_a_circle_is_found_however_its_import_is_written(tmp_path, back):
+    tree = made(tmp_path, {"dse/a.py": "from fp4dse.dse.b import two\none = 1\n", "dse/b.py": f"{back}\ntwo = 2\n"})
     with pytest.raises(graphlib.CycleError):
         graphlib.TopologicalSorter(tree.graph()).prepare()
 

@@ -31,18 +31,21 @@ class Column(NamedTuple):
     plain: its value in the row of a quantizer that does without it
     what: its meaning
     most: values up to it do without the feature; None: only `plain` does
+    known: the values that implementations were written for, which refuse all others; empty: any number
     """
 
     feature: Literal["", "tensor_scale", "stochastic", "adaptive", "scales", "ties"]
     plain: float
     what: str
     most: float | None = None
+    known: tuple[float, ...] = ()
 
     def needed(self, values: Tensor) -> bool:
         """True if one of the values needs the feature."""
         return bool((values != self.plain if self.most is None else values > self.most).any())
 
 
+FLAG = (0, 1)
 WIDE = 2.0**100
 """Scale formats that reach beyond are rounded by the kernels' long way."""
 
@@ -61,20 +64,20 @@ FLOATS = {
     "postscale": Column("", 1.0, "the product is multiplied by this"),
 }
 INTS = {
-    "float_scale": Column("", 0, "a scale with a mantissa, not E8M0"),
+    "float_scale": Column("", 0, "a scale with a mantissa, not E8M0", known=FLAG),
     "e8m0_carry": Column("", 0, "added to the FP32 bits of a maximum before the exponent is taken"),
     "e8m0_offset": Column("", 0, "subtracted from the exponent"),
-    "scale_up": Column("scales", 0, "scales are rounded up"),
-    "scale_stochastic": Column("", 0, "scales are rounded up by chance"),
-    "encode": Column("scales", 0, "the stored scale is the multiplier"),
-    "hybrid": Column("scales", 0, "elements are made with the unrounded scale"),
-    "log_ties": Column("ties", 0, "no mantissa bits: ties go to the code of even exponent"),
-    "half_away": Column("ties", 0, "ties go away from zero"),
+    "scale_up": Column("scales", 0, "scales are rounded up", known=FLAG),
+    "scale_stochastic": Column("", 0, "scales are rounded up by chance", known=FLAG),
+    "encode": Column("scales", 0, "the stored scale is the multiplier", known=FLAG),
+    "hybrid": Column("scales", 0, "elements are made with the unrounded scale", known=FLAG),
+    "log_ties": Column("ties", 0, "no mantissa bits: ties go to the code of even exponent", known=FLAG),
+    "half_away": Column("ties", 0, "ties go away from zero", known=FLAG),
     "random_shift": Column("stochastic", 0, "16 - b for b random bits"),
-    "stochastic": Column("stochastic", 0, "elements are rounded by chance"),
-    "ema": Column("", 0, "elements are rounded towards a moving average"),
-    "adapt": Column("adaptive", 0, "the better of two encodings of a block"),
-    "adapt_mae": Column("adaptive", 0, "the better one by absolute error"),
+    "stochastic": Column("stochastic", 0, "elements are rounded by chance", known=FLAG),
+    "ema": Column("", 0, "elements are rounded towards a moving average", known=FLAG),
+    "adapt": Column("adaptive", 0, "the better of two encodings of a block", known=FLAG),
+    "adapt_mae": Column("adaptive", 0, "the better one by absolute error", known=FLAG),
 }
 LEVELS = MOST_VALUES
 BOUNDS = MOST_VALUES - 1
@@ -148,15 +151,17 @@ def _row(q: Quantizer) -> dict[str, float]:
 
 
 def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str]) -> list[str]:
-    """The needs of lanes in columns that an implementation does not heed, a sentence a column: none, or it must
-    refuse."""
+    """The needs of lanes in columns that an implementation does not heed, or with values that none was written for, a
+    sentence a column: none, or it must refuse."""
     found = []
     for columns, table in (FLOATS, floats), (INTS, ints):
         for number, (name, column) in enumerate(columns.items()):
+            accepted = column.known if name in heeded else (column.plain,)
             values = table[:, number].cpu()
-            if name not in heeded and bool((values != column.plain).any()):
-                other = float(values[values != column.plain][0])
-                found.append(f"{name}: found {other:g}; accepted: {column.plain:g} ({column.what})")
+            others = values[~torch.isin(values, values.new_tensor(accepted))] if accepted else values[:0]
+            if len(others):
+                of = ", ".join(f"{value:g}" for value in accepted)
+                found.append(f"{name}: found {float(others[0]):g}; accepted: {of} ({column.what})")
     return found
 
 

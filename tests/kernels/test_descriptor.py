@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from fp4dse.dse import QUANTIZERS, Quantizer, Recipe
-from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through
+from fp4dse.dse.estimator import DGE, RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Through, Trust
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.own_formats import TableElement
 from fp4dse.dse.rounding import ROUNDING_NAMES, Nearest, Stochastic
 from fp4dse.kernels import LaneNumerics, lanes, native
 from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant import descriptor
-from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
 from fp4dse.kernels.quant.call import Call
 from fp4dse.kernels.quant.reading import columns_read, constant_of
 from fp4dse.kernels.quant.spec import estimators
@@ -279,3 +279,28 @@ def test_a_gradient_through_the_scale_that_nobody_wrote_is_no_other_one():
     spec = SimpleNamespace(element=RELAXATION_NAMES["ste"], masked=False, scale="later")
     with pytest.raises(KeyError, match="later"):
         estimators.through(x, x, x, torch.ones(1, 2), torch.ones(1), spec, ELEMENTS["e2m1"])
+
+
+def test_a_value_that_no_implementation_was_written_for_is_refused(monkeypatch):
+    """A new rounding in a column that is there already, as `half_away = 2`."""
+    of_rounding = {**descriptor.ROUNDING, Nearest: lambda rounding: {"half_away": 2 * (rounding.ties == "away")}}
+    monkeypatch.setattr(descriptor, "ROUNDING", of_rounding)
+    q = AWAY.canonical()
+    tables = descriptor.descriptor([q])
+    for of in (_compiled(), Backend("triton", operand=print, by_scales=print)):
+        for reason in (of.why_not_operand(q, tables), of.why_not_by_scales(q, tables)):
+            assert reason == "half_away: found 2; accepted: 0, 1 (ties go away from zero)"
+
+
+@pytest.mark.parametrize("relaxation", estimators.NUMBERS)
+def test_every_number_of_a_relaxation_reaches_its_kernel(relaxation):
+    usual = estimators.numbers(Through(relaxation()), ELEMENTS["e2m1"], torch.device("cpu"))
+    for field in relaxation.__struct_fields__:
+        other = relaxation(**{field: 0.5 * getattr(relaxation(), field) or 0.25})
+        assert not torch.equal(estimators.numbers(Through(other), ELEMENTS["e2m1"], torch.device("cpu")), usual), field
+
+
+def test_a_relaxation_that_the_numbers_do_not_know_is_an_error(monkeypatch):
+    monkeypatch.delitem(estimators.NUMBERS, Trust)
+    with pytest.raises(KeyError):
+        estimators.numbers(Through(Trust()), ELEMENTS["e2m1"], torch.device("cpu"))

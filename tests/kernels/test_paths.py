@@ -84,12 +84,12 @@ def test_native_code_is_asked_for_its_own_blocks_and_has_the_bits_of_the_referen
 
 
 def test_a_machine_says_what_each_path_takes():
-    rows = {name: takes for name, takes, _ in described(_compiled())}
+    rows = {name: takes for name, takes, _ in described(_compiled(), "no GPU")}
     assert rows["quantizing whole"].startswith("block, table; blocks of 8, 16,")
     assert rows["quantizing by-scales"] == ", ".join(native.CODECS)
     assert rows["quantizing tiles"] == rows["gradient through quantizers"] == "no"
     on_gpu = replace(PLAIN, operand=fused.operand, squares=fused.squares, by_scales=by_scales, through=fused.through)
-    rows = {name: takes for name, takes, _ in described(on_gpu)}
+    rows = {name: takes for name, takes, _ in described(on_gpu, None)}
     assert rows["quantizing tiles"] == "block; tiles of 16, 32"
     assert rows["gradient through quantizers"] == ", ".join(limits.RELAXATIONS)
     assert [name.removeprefix("quantizing ") for name in rows][:-1] == list(PATHS)

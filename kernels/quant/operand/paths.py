@@ -46,12 +46,13 @@ def first_path(of: LaneQuantizers, x: Tensor, use: Use) -> str:
     return next(name for name, path in PATHS.items() if path.why_not(of, x, use) is None)
 
 
-def described(backend: Backend) -> list[tuple[str, str, str]]:
+def described(backend: Backend, unfused: str | None) -> list[tuple[str, str, str]]:
     """(name, quantizers that it takes with this backend, what it does) of each path, and of what takes the gradient
-    back through a quantizer, for `fp4dse doctor`."""
-    rows = [(f"quantizing {name}", path.takes(backend) or "no", path.does) for name, path in PATHS.items()]
-    relaxations = ", ".join(RELAXATIONS) if backend.through else "no"
-    return [*rows, ("gradient through quantizers", relaxations, "in one kernel; other estimators by the reference")]
+    back through a quantizer, for `fp4dse doctor`. unfused: why Triton kernels are not taken."""
+    through = "gradients of estimators in one kernel; others by the reference"
+    ways = [(f"quantizing {name}", path.takes(backend), path.does) for name, path in PATHS.items()]
+    ways.append(("gradient through quantizers", ", ".join(RELAXATIONS) if backend.through else "", through))
+    return [(name, takes or "no", does if takes or not unfused else f"{does}: {unfused}") for name, takes, does in ways]
 
 
 def why_not_whole(of: LaneQuantizers, use: Use) -> str | None:

@@ -185,6 +185,9 @@ NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
     PowerLaw: lambda law: (1 / law.k - 1, 1 / law.k),
     Sigmoid: lambda sigmoid: (sigmoid.temperature, 12 / sigmoid.temperature, sigmoid.lower),
     Spline: lambda spline: (spline.lower,),
+    STE: lambda _: (),
+    Clipped: lambda _: (),
+    Trust: lambda _: (),
 }
 """Relaxation -> what its kernel takes of it."""
 
@@ -192,7 +195,7 @@ NUMBERS: dict[type, Callable[[Any], tuple[float, ...]]] = {
 def numbers(spec: Through, element: FloatFormat, device: torch.device) -> Tensor:
     """The numbers of an estimator for the kernel, float64: three numbers of the relaxation of elements, three of that
     of scales, the spline's knots, and its slopes."""
-    of = [NUMBERS.get(type(r), lambda _: ())(r) for r in (spec.element, spec.scale_rounding)]
+    of = [NUMBERS[type(r)](r) for r in (spec.element, spec.scale_rounding)]
     knots, slopes = _spline_numbers(element)
     row = [number for three in of for number in (*three, 0.0, 0.0, 0.0)[:3]]
     return torch.tensor([*row, *knots, *slopes], dtype=torch.float64, device=device)
