@@ -52,7 +52,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
     knobs = codes_of(rows)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
-        recipes, log = by_seed(part, part["log_loss"])
+        recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
         facts = part.groupby("config_id", sort=False)
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)

@@ -1,15 +1,16 @@
 """Every comparison is within a seed: the gap of a row to BF16, and the learning rate at which a recipe is judged.
 
-    gap      = log(val_loss / baseline val_loss)     printed as the ratio that it is the logarithm of (ratios.py)
-    gap_bf16 = log(val_loss_bf16 / baseline val_loss_bf16)      the same of both models evaluated in BF16
+    gap         = log(val_loss / val_loss of BF16)     printed as the ratio that it is the logarithm of (ratios.py)
+    gap_bf16    = log(val_loss_bf16 / val_loss_bf16 of BF16)      the same of both models evaluated in BF16
+    gap_matched = log(val_loss / val_loss of the recipe's own baseline)
 
-A recipe and its baseline share the initial weights and the data order of a seed, so the difference within a seed has
+A recipe and BF16 share the initial weights and the data order of a seed, so the difference within a seed has
 far less noise than either loss. Rows are compared only within one SETTING.
 
-The baseline of a recipe that quantizes has its training side (`Recipe.baseline`): where a recipe changes the optimizer,
-the clip, the loss scale or the schedule, its gap is what FP4 costs under these. What such a technique does to gaps is a
-difference of differences: what it does to FP4 beyond what it does to BF16. A recipe that does not quantize is compared
-with plain BF16.
+Fronts and verdicts go by `gap`, whose denominator is the same for all: the lowest loss has the lowest gap. The own
+baseline of a recipe that quantizes is BF16 with its training side (`Recipe.baseline`): where a recipe changes the
+optimizer, the clip, the loss scale or the schedule, gap_matched is what FP4 costs under these. Effects of techniques go
+by it, so that of an optimizer is a difference of differences: what it does to FP4 beyond what it does to BF16.
 
 Learning rates are chosen before pairing: each recipe, and the baseline, at its own best rate of the same grid, by the
 mean loss over its seeds. The choice is made on the very losses that are reported. That flatters every recipe, BF16
@@ -50,7 +51,7 @@ NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "st
 NEEDED += ["val_loss", "val_loss_bf16", STAGE]
 """The columns that `add_gap` reads."""
 
-DERIVED = ["baseline_loss", "gap", "gap_bf16"]
+DERIVED = ["baseline_loss", "gap", "gap_bf16", "gap_matched"]
 """The columns that `add_gap` adds."""
 
 TUNED = ("tuned", "searched")
@@ -63,10 +64,10 @@ _JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
 """The columns of `outcomes` that `rows_at_best_lr` adds."""
 
 COMPARED = ["log_loss", "reference"]
-"""Two more of them: what recipes are compared by, and plain BF16's log loss of the seed, NaN where there is none.
+"""Two more of them: the log loss that effects are of, and plain BF16's of the seed, NaN where there is none.
 
-log_loss is gap + reference. For a recipe whose baseline is plain BF16 that is the log of its loss, baseline or not; for
-others what their training side does to BF16 is taken off. Without plain BF16 it is the gap."""
+log_loss is the log of the loss, less what the recipe's training side does to BF16 (gap - gap_matched); NaN where BF16
+was not trained with it."""
 
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -113,24 +114,29 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
 
 
 def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` with baseline_loss (the recipe's baseline at its best rate, same setting and seed), gap and gap_bf16.
+    """`runs` with baseline_loss (of plain BF16 at its best rate, same setting and seed), gap, gap_bf16 and gap_matched.
 
-    Gaps are inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive. A frame
-    without `baseline_id` is compared with plain BF16 (is_baseline); one without `val_loss_bf16` has no gap_bf16.
+    Gaps are inf where the row diverged, NaN where it failed, has no baseline, or a loss is not positive. In a frame
+    without `baseline_id` everyone's own baseline is plain BF16 (is_baseline); one without `val_loss_bf16` has no
+    gap_bf16.
     """
     known = _with_baseline_id(runs)
-    pair = [*SETTING, "baseline_id", "seed"]
-    compared = known["config_id"].isin(known["baseline_id"].unique()) | known["is_baseline"].astype(bool)
-    found = known[pair].merge(baselines(known[compared]), how="left", on=pair)
+    of, own = [*SETTING, "seed"], [*SETTING, "baseline_id", "seed"]
+    is_plain = known["is_baseline"].astype(bool)
+    bases = baselines(known[known["config_id"].isin(known["baseline_id"].unique()) | is_plain])
+    plain = bases[bases["baseline_id"].isin(known.loc[is_plain, "config_id"].unique())]
+    usual = known[of].merge(plain.drop(columns="baseline_id"), how="left", on=of)
+    matched = known[own].merge(bases, how="left", on=own)
     work = outcomes(runs)
     gaps = {
-        name: np.where(work["diverged"], np.inf, log_or_nan(loss) - log_or_nan(found[baseline]))
+        name: np.where(work["diverged"], np.inf, log_or_nan(loss) - log_or_nan(baseline))
         for name, loss, baseline in (
-            ("gap", work["loss"], "baseline_loss"),
-            ("gap_bf16", _in_bf16(runs), "baseline_loss_bf16"),
+            ("gap", work["loss"], usual["baseline_loss"]),
+            ("gap_bf16", _in_bf16(runs), usual["baseline_loss_bf16"]),
+            ("gap_matched", work["loss"], matched["baseline_loss"]),
         )
     }
-    return runs.assign(baseline_loss=found["baseline_loss"].to_numpy(), **gaps)
+    return runs.assign(baseline_loss=usual["baseline_loss"].to_numpy(), **gaps)
 
 
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
@@ -176,6 +182,7 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     runs = screened(runs)
     runs = runs if "gap" in runs else add_gap(runs)
     runs = runs if "gap_bf16" in runs else runs.assign(gap_bf16=np.nan)
+    runs = runs if "gap_matched" in runs else runs.assign(gap_matched=runs["gap"])
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}
     rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
@@ -183,18 +190,13 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     if not rows["pruned"].any():
         return rows
     partly = rows["pruned"].groupby([rows["setting"], rows["config_id"]]).transform("any") & ~rows["diverged"]
-    return rows.assign(**{name: rows[name].mask(partly) for name in ("loss", "gap", "gap_bf16", "log_loss")})
+    return rows.assign(**{name: rows[name].mask(partly) for name in ("loss", *DERIVED[1:], "log_loss")})
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """COMPARED of rows with a setting, loss and baseline_loss."""
-    plain = pd.Series(True, rows.index)
-    if "baseline_id" in rows and rows["baseline_id"].nunique() > 1:  # with one for all there is nothing to take off
-        plain = rows["baseline_id"].isin({PLAIN, *rows.loc[rows["is_baseline"].astype(bool), "config_id"]})
-    logs = pd.Series(log_or_nan(rows["baseline_loss"]), rows.index)
-    reference = logs.where(plain).groupby([rows["setting"], rows["seed"]]).transform("first").to_numpy(float)
-    excess = np.where(plain, 0.0, logs - np.nan_to_num(reference))
-    return {"log_loss": log_or_nan(rows["loss"]) - excess, "reference": reference}
+    """COMPARED of rows with loss, baseline_loss, gap and gap_matched."""
+    excess = np.where(np.isfinite(rows["gap"].astype(float)), rows["gap"] - rows["gap_matched"], 0.0)
+    return {"log_loss": log_or_nan(rows["loss"]) - excess, "reference": log_or_nan(rows["baseline_loss"])}
 
 
 def by_seed(

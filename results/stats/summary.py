@@ -13,7 +13,6 @@ from fp4dse.results.stats.paired import (
     MEASURED,
     NEEDED,
     OVERHEAD,
-    PLAIN,
     SETTING,
     at_best_lr,
     by_seed,
@@ -34,8 +33,6 @@ LABELS = [
     "metric_name",
     "metric_better",
 ]
-NO_MATCH = "no matched baseline (the same sweep command adds it)"
-"""The note of a recipe whose training side BF16 was not trained with."""
 SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of"]))
 """The columns that `summarize` reads."""
 
@@ -43,14 +40,16 @@ SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "o
 def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
-    Columns: SETTING, config_id, label, name, baseline_id (what gaps are measured from), is_baseline, lr, seeds
+    Columns: SETTING, config_id, label, name, baseline_id (BF16 with its training side), is_baseline, lr, seeds
     (finished), diverged, pruned, failed, val_loss and val_metric (means), metric_name, metric_better, gap, gap_low,
     gap_high (mean of the paired gaps, 95 % interval; NaN bounds with one pair), pairs, gap_bf16, gap_bf16_low,
-    gap_bf16_high (the same of both models evaluated in BF16; NaN for rows of older engines), survived (the share of
-    seeds that did not diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper and
-    Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits, the
-    column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
-    and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else empty).
+    gap_bf16_high (the same of both models evaluated in BF16; NaN for rows of older engines), gap_matched,
+    gap_matched_low, gap_matched_high (against BF16 with the recipe's training side; NaN without it), survived (the
+    share of seeds that did not diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper
+    and Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits,
+    the column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best
+    software and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else
+    empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -65,6 +64,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         val_metric=rows["val_metric"].astype(float).where(rows["loss"].notna()),
         paired=rows["gap"].where(np.isfinite(rows["gap"])),
         in_bf16=rows["gap_bf16"].where(np.isfinite(rows["gap_bf16"])),
+        in_match=rows["gap_matched"].where(np.isfinite(rows["gap_matched"])),
         unpaired=rows["loss"].notna() & rows["baseline_loss"].isna(),
         cost=_on_one_scale(rows, overhead),
     )
@@ -98,21 +98,21 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out["pairs"] = out["pairs"].astype(int)
     in_bf16 = mean_interval(by_seed(rows, rows["in_bf16"], recipe)[1])
     out[["gap_bf16", "gap_bf16_low", "gap_bf16_high"]] = in_bf16[["mean", "low", "high"]].to_numpy()
+    matched = mean_interval(by_seed(rows, rows["in_match"], recipe)[1])
+    out[["gap_matched", "gap_matched_low", "gap_matched_high"]] = matched[["mean", "low", "high"]].to_numpy()
     diverged = out["diverged"].gt(0)
-    for name in ("gap", "gap_bf16"):
+    for name in ("gap", "gap_bf16", "gap_matched"):
         out.loc[diverged, [name, f"{name}_low", f"{name}_high"]] = [np.inf, np.nan, np.nan]
-    matched = out["baseline_id"].notna() & out["baseline_id"].ne(PLAIN)
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
     out["note"] = np.select(
         [
             diverged,
             out["pruned"].gt(0),
             out["seeds"].eq(0),
-            out["pairs"].eq(0) & out["unpaired"].gt(0) & matched,
             out["pairs"].eq(0) & out["unpaired"].gt(0),
             out["pairs"].eq(0),
         ],
-        ["diverged", "pruned", "failed", NO_MATCH, "no baseline", "loss is not positive"],
+        ["diverged", "pruned", "failed", "no baseline", "loss is not positive"],
         np.where(~out["is_baseline"] & (out["cost"].isna() | out["points"].isna()), f"no {overhead}", ""),
     )
     out[["survived", "survived_low", "survived_high"]] = survival(out["seeds"], out["diverged"]).to_numpy()
@@ -126,6 +126,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
     columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better"]
     columns += ["gap", "gap_low", "gap_high", "pairs", "gap_bf16", "gap_bf16_low", "gap_bf16_high"]
+    columns += ["gap_matched", "gap_matched_low", "gap_matched_high"]
     columns += ["survived", "survived_low", "survived_high"]
     columns += ["p_best", "points", "bits", *([] if overhead == "points" else [overhead]), *band, "on_front", "note"]
     return out.rename(columns={"cost": overhead} if overhead != "points" else {})[columns].reset_index(drop=True)

@@ -5,7 +5,7 @@ a disk; all others reach it through Arrow.
 
 The views are put together from what is on disk:
 
-    runs      one row per run: all schema columns but the curves, baseline_loss, gap and gap_bf16 (as paired.add_gap
+    runs      one row per run: all schema columns but the curves, baseline_loss and the gaps (as paired.add_gap
               has them), measured and measured_of (see measured.py)
     curves    run_id, curve_step, curve_loss
     recorded  run_id, name, step, value: what `sweep --record` stored, a line a number
@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
-from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, SETTING, add_gap, baselines
+from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, PLAIN, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
 from fp4dse.results.store.matching import baseline_ids, with_baseline_ids
 from fp4dse.results.store.measured import JOINED
@@ -73,11 +73,17 @@ def _gap(loss: str, baseline: str) -> str:
 
 
 RUNS = f"CREATE TEMP VIEW runs AS SELECT {', '.join(SCALARS)} FROM rows"
+OF_BASELINES = ", ".join((*SETTING, "seed"))
 RUNS_JOINED = f"""
 CREATE TEMP VIEW runs AS
     SELECT {", ".join(SCALARS)}, {", ".join(BAND)}, {", ".join(MEASURED)}, baseline_loss,
-        {_gap("val_loss", "baseline_loss")} AS gap, {_gap("val_loss_bf16", "baseline_loss_bf16")} AS gap_bf16
-    FROM rows LEFT JOIN baselines USING ({", ".join(SETTING)}, baseline_id, seed)
+        {_gap("val_loss", "baseline_loss")} AS gap, {_gap("val_loss_bf16", "baseline_loss_bf16")} AS gap_bf16,
+        {_gap("val_loss", "own_loss")} AS gap_matched
+    FROM rows
+        LEFT JOIN (SELECT * EXCLUDE (baseline_id) FROM baselines WHERE baseline_id = '{PLAIN}')
+            USING ({OF_BASELINES})
+        LEFT JOIN (SELECT {OF_BASELINES}, baseline_id, baseline_loss AS own_loss FROM baselines)
+            USING ({OF_BASELINES}, baseline_id)
         LEFT JOIN figures USING ({", ".join(JOINED)});
 """
 

@@ -29,8 +29,8 @@ BANDED = "In brackets the overhead with better and with worse software; only who
 VERSUS = "vs BF16: the loss on held-out data, with quantizers on and rounding to nearest, against BF16's."
 IN_BF16 = "in BF16: the same with both models evaluated in BF16."
 MATCHED = (
-    "Recipes that change the optimizer, the clip, the loss scale or the schedule are compared with BF16 that has them, "
-    "too; BF16 with one of these is compared with plain BF16."
+    "Some recipes change the optimizer, the clip, the loss scale or the schedule, which may help BF16 as well: "
+    "gap_matched (`fp4dse query recipes`) is against BF16 that has them, too, and so are the effects of techniques."
 )
 NARROWEST = 20
 """Columns that a recipe's name has at least."""

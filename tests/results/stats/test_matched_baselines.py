@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from fp4dse.dse import Recipe, Space
-from fp4dse.dse.training import StableSPAM, Training
+from fp4dse.dse.training import SGD, StableSPAM, Training
 from fp4dse.results import against, effects, marginal, open_store, summarize
 from fp4dse.results.stats.paired import add_gap
-from fp4dse.results.stats.summary import NO_MATCH, SUMMARIZED
+from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.stats.verdict import verdicts
 from fp4dse.results.store.inbox import encode_ipc
 from fp4dse.results.text.pareto_table import MATCHED
@@ -66,7 +66,9 @@ def test_what_an_optimizer_does_to_gaps_is_a_difference_of_differences(row, beyo
     assert optimizer_effect(pairs)["difference"] == pytest.approx(beyond, abs=0.005)
     table = summarize(runs).set_index("config_id")
     own, other = table.loc[NVFP4.config_id], table.loc[with_spam(NVFP4).config_id]
-    assert other["gap"] - own["gap"] == pytest.approx(beyond, abs=0.005)
+    assert other["gap"] - own["gap"] == pytest.approx(HELP + beyond, abs=0.005)
+    assert other["gap_matched"] - own["gap_matched"] == pytest.approx(beyond, abs=0.005)
+    assert own["gap_matched"] == own["gap"]
     assert (own["baseline_id"], other["baseline_id"]) == (BF16.config_id, with_spam(BF16).config_id)
     differences = against(runs, NVFP4.config_id).set_index("config_id")["difference"]
     assert differences[with_spam(NVFP4).config_id] == pytest.approx(other["gap"] - own["gap"])
@@ -79,13 +81,31 @@ def test_bf16_with_another_optimizer_is_compared_with_plain_bf16(row):
     assert table["gap"][BF16.config_id] == 0
 
 
-def test_without_the_matched_baseline_there_is_no_gap_and_a_note(row):
+def test_without_the_matched_baseline_an_optimizer_has_no_effect_and_the_lowest_loss_is_still_the_best(row):
     runs = pd.DataFrame(planted(row, matched=False))
     table = summarize(runs).set_index("config_id")
-    assert table.loc[with_spam(NVFP4).config_id, ["note", "on_front"]].tolist() == [NO_MATCH, False]
-    assert np.isnan(table["gap"][with_spam(NVFP4).config_id])
-    assert table["note"][NVFP4.config_id] == ""
+    spam = table.loc[with_spam(NVFP4).config_id]
+    assert np.isnan(spam["gap_matched"])
+    assert spam["gap"] < table["gap"][NVFP4.config_id]
     assert np.isnan(optimizer_effect(effects(runs))["effect"])
+
+
+def test_who_ruins_bf16_as_well_is_not_on_the_front(row):
+    """A gap to a bad baseline is no quality: the front is of losses."""
+    sgd = replace(NVFP4, training=Training(optimizer=SGD()))
+    bad = [row(replace(BF16, training=sgd.training), seed, 10 + 0.01 * seed) for seed in range(3)]
+    runs = pd.DataFrame([
+        *bad,
+        *(row(BF16, seed, 1 + 0.01 * seed) for seed in range(3)),
+        *(row(NVFP4, seed, 1.5 + 0.01 * seed) for seed in range(3)),
+        *(row(sgd, seed, 10.1 + 0.01 * seed) for seed in range(3)),
+    ])  # fmt: skip
+    table = summarize(runs).set_index("config_id")
+    assert table["gap_matched"][sgd.config_id] < table["gap_matched"][NVFP4.config_id]
+    assert table["on_front"].to_dict()[NVFP4.config_id]
+    assert not table["on_front"].to_dict()[sgd.config_id]
+    [found] = verdicts(runs)
+    assert found.config_id == NVFP4.config_id
 
 
 def test_the_second_gap_is_that_of_both_models_in_bf16(row):
