@@ -36,7 +36,10 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(l
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]
 Seeds = Annotated[str | None, typer.Option(help="Number of seeds (3), or seeds (0,1,2). Default: the space's, or 3.")]
-Rates = Annotated[list[str], typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's.")]
+Rates = Annotated[
+    list[str],
+    typer.Option(help="Learning rates: 1e-3,3e-3. Default: the space's, or the task's for the recipe's class."),
+]
 Rungs = Annotated[int, typer.Option(help="Rungs at which the worse lanes of a population are dropped.")]
 Keep = Annotated[float | None, typer.Option(help="Share that goes on at a rung. Default: 0.5.")]
 TaskNames = Annotated[
@@ -47,7 +50,10 @@ TaskNames = Annotated[
     ),
 ]
 ExecutorName = Annotated[
-    str, typer.Option(help="local, ray or slurm.", autocompletion=offer(lambda: ["local", "ray", "slurm"]))
+    str,
+    typer.Option(
+        help="local, ray, slurm or folder.", autocompletion=offer(lambda: ["local", "ray", "slurm", "folder"])
+    ),
 ]
 ExecutorOptions = Annotated[list[str], typer.Option(help="KEY=VALUE for the executor; may be repeated.")]
 Axes = Annotated[

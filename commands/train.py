@@ -109,7 +109,9 @@ def sweep(
     import msgspec
 
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
+    from fp4dse.sweeps.confirming import check_seeds
     from fp4dse.sweeps.estimate import estimate as estimate_plan
+    from fp4dse.sweeps.executors.folder import folder_of
     from fp4dse.sweeps.plan import count_space
     from fp4dse.sweeps.progress import conclusion
     from fp4dse.sweeps.rate_search import FACTORS, run_tuned_sweep
@@ -130,6 +132,10 @@ def sweep(
     target = store or stores.default_store(found.name)
     options = arguments.parse_options(option)
     budget_s = arguments.parse_duration(budget)
+    if confirm:
+        check_seeds(confirm_seeds, "--confirm-seeds")
+    if executor == "folder":
+        folder_of(options)
     if dry_run or estimate:
         plan = plan_sweep(found, **asked, store=None if rerun else target, measure=estimate)
         more = estimate_plan(plan, find_setting(asked["tasks"], device, jobs), target).facts() if estimate else {}

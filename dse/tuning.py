@@ -8,8 +8,10 @@ CLASSES = {
     "bf16": "nothing is quantized",
     "forward": "the forward pass is quantized",
     "backward": "the backward pass alone is",
-    "sgd": "the recipe brings this optimizer, whatever it quantizes",
-    "stable-spam": "the recipe brings this optimizer, whatever it quantizes",
+    "sgd": "the recipe brings this optimizer and quantizes",
+    "sgd-bf16": "BF16 with this optimizer",
+    "stable-spam": "the recipe brings this optimizer and quantizes",
+    "stable-spam-bf16": "BF16 with this optimizer",
 }
 """Class -> what its recipes have in common."""
 
@@ -18,7 +20,7 @@ def tuning_class(recipe: Recipe) -> str:
     """The class of a recipe: its optimizer, where that is not Adam; else what it quantizes."""
     kind = recipe.training.kind
     if kind in ("sgd", "stable-spam"):
-        return kind
+        return f"{kind}-bf16" if recipe.is_plain else kind
     if any(not recipe.slot(slot).is_plain for slot in ("fprop.x", "fprop.w")):
         return "forward"
     return "bf16" if recipe.is_plain else "backward"

@@ -123,6 +123,13 @@ class ConfirmPlan(msgspec.Struct, frozen=True):
         return dict(Counter(f"{one.task}:{one.preset}" for one in self.candidates))
 
 
+def check_seeds(seeds: int, option: str = "--seeds") -> None:
+    """ConfigError if fresh seeds are too few."""
+    if seeds < LEAST_SEEDS:
+        accepted = f"{LEAST_SEEDS} or more: half of them choose the best, the other half say how good it is"
+        raise ConfigError(option, seeds, accepted)
+
+
 def plan_confirm(
     store: Store,
     *,
@@ -141,9 +148,7 @@ def plan_confirm(
 
     ConfigError if the tasks cannot be made again as they were, or if no recipe has two seeds.
     """
-    if seeds < LEAST_SEEDS:
-        accepted = f"{LEAST_SEEDS} or more: half of them choose the best, the other half say how good it is"
-        raise ConfigError("--seeds", seeds, accepted)
+    check_seeds(seeds)
     runs = store.runs(_READ)
     asked = tasks or _tasks_of(runs, store, device)
     setting = find_setting(asked, device, jobs, executor == "local", store.cost)

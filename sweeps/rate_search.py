@@ -51,11 +51,13 @@ def run_tuned_sweep(
     Other arguments are those of `run_sweep`.
     """
     grid = _given(lrs) if lrs else _around
+    kept = seeds or (space.lanes.seeds if isinstance(space, Space) else None) or ()
+    own = [seed for seed in range(SEEDS[0], SEEDS[0] + len(SEEDS) + len(kept)) if seed not in kept][: len(SEEDS)]
     spent = 0.0
     for number in range(1 if lrs else ROUNDS):
         left = None if budget_s is None else max(budget_s - spent, 0.0)
         result = run_sweep(
-            space, tasks=tasks, seeds=SEEDS, lrs=grid, store=store, stage=TUNE, budget_s=left,
+            space, tasks=tasks, seeds=own, lrs=grid, store=store, stage=TUNE, budget_s=left,
             rerun=rerun and not number, **{**limits, "halving": None},
         )  # fmt: skip
         spent += result.wall_s

@@ -102,8 +102,12 @@ def jobs_given() -> Iterator[tuple[str, str, str]]:
 
 def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
     """The files of each job in a folder that has no result; those with a checkpoint first. SystemExit if a stop was
-    asked for."""
-    first, of = map(int, share.split("/"))
+    asked for. ConfigError on a folder that is not there, or a share that is none."""
+    if not folder.is_dir():
+        raise ConfigError("--folder", str(folder), "a folder with jobs")
+    first, _, of = (int(part) if part.isdigit() else part for part in share.partition("/"))
+    if not (isinstance(first, int) and isinstance(of, int) and first < of):
+        raise ConfigError("--share", share, "N/OF with N from 0 to OF - 1: 0/2, 1/2")
     waiting = [job.parent for job in sorted(folder.glob("*/job.json")) if not job.with_name("out.json").exists()]
     mine = sorted(waiting[first::of], key=lambda job: not (job / CHECKPOINT).exists())
     for job in mine:

@@ -42,10 +42,14 @@ def how_to_repeat(found: Findings) -> str:
     commands = []
     for keys, part in found.runs.groupby(list(SETTING), sort=False):
         part, new = screened(part), fresh(part)
+        if part.empty:  # nothing but what chose learning rates
+            continue
         facts = dict(zip(SETTING, keys, strict=True))
         rates = ", ".join(repr(float(lr)) for lr in sorted(part["lr"].unique()))
         seeds = sorted(part["seed"].unique())
-        lanes = f"--seeds {','.join(map(str, seeds))} --lr {rates.replace(' ', '')}"
+        lanes = f"--seeds {','.join(map(str, seeds))}"
+        if not part["lr_source"].isin(["tuned", "preset"]).all():
+            lanes += f" --lr {rates.replace(' ', '')}"
         commands.append(f"fp4dse sweep SPACE --task {facts['task']}:{facts['preset']} {lanes}")
         if len(new):
             where = f"--task {facts['task']}:{facts['preset']} --seeds {new['seed'].nunique()}"

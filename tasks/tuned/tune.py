@@ -33,7 +33,7 @@ FIRST_SEED, FIRST_FRESH = 1000, 2000
 """Seeds that no sweep has by itself."""
 FACTOR, FEWEST, MOST = 2.0, 5, 12
 """Rates: factor between neighbours, fewest and most of a class."""
-USUAL = ("bf16", "forward", "backward", "stable-spam")
+USUAL = ("bf16", "forward", "backward", "stable-spam", "stable-spam-bf16")
 DECAYS, CLIP = (0.0, 0.1), 1.0
 CHECKED = ("bf16", "nvfp4", "mxfp4")
 
@@ -41,12 +41,15 @@ CHECKED = ("bf16", "nvfp4", "mxfp4")
 def representatives() -> dict[str, Recipe]:
     """Class -> the recipe that it is tuned with."""
     bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
+    spam, sgd = Recipe.named("nvfp4-stable-spam").training, Training(optimizer=SGD())
     return {
         "bf16": bf16,
         "forward": nvfp4,
         "backward": msgspec.structs.replace(nvfp4, fprop=bf16.fprop),
-        "stable-spam": Recipe.named("nvfp4-stable-spam"),
-        "sgd": msgspec.structs.replace(nvfp4, training=Training(optimizer=SGD())),
+        "stable-spam": msgspec.structs.replace(nvfp4, training=spam),
+        "stable-spam-bf16": msgspec.structs.replace(bf16, training=spam),
+        "sgd": msgspec.structs.replace(nvfp4, training=sgd),
+        "sgd-bf16": msgspec.structs.replace(bf16, training=sgd),
     }
 
 
