@@ -59,7 +59,7 @@ ADDED: dict[str, Edits] = {
         ],
         "kernels/quant/descriptor.py": [
             (
-                '"ties go away from zero"),\n',
+                '"ties go away from zero", known=FLAG),\n',
                 '    "down": Column("ties", 0, "elements are rounded towards zero"),\n',
             ),
             ('lambda rounding: {"half_away": rounding.ties == "away"},\n', '    Down: lambda _: {"down": 1},\n'),
