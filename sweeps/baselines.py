@@ -19,6 +19,7 @@ from fp4dse.sweeps.plan import Rates
 from fp4dse.sweeps.rows import KIND, SHARED, lane_id
 from fp4dse.sweeps.scheduler import Verdict
 from fp4dse.sweeps.setting import Setting
+from fp4dse.tasks import TaskFacts
 from fp4dse.tasks.job import Job, Lane
 
 _Where = tuple[str, str, tuple[str, ...]]  # task, preset, kind
@@ -106,11 +107,14 @@ class Baselines:
         """The learning rates of a baseline beside a recipe's at `lr`: the same, unless each recipe has its own."""
         if self.rates is None:
             return [lr]
-        return self.rates(next(of for of in self.setting.tasks if (of.name, of.preset) == (task, preset)), baseline)
+        return self.rates(self._task(task, preset), baseline)
+
+    def _task(self, name: str, preset: str) -> TaskFacts:
+        return next(task for task in self.setting.tasks if (task.name, task.preset) == (name, preset))
 
     def _job(self, name: str, preset: str, lanes: list[Lane], kind: dict[str, str]) -> Job:
         machine = self.setting.machine
-        task = next(task for task in self.setting.tasks if (task.name, task.preset) == (name, preset))
+        task = self._task(name, preset)
         digest = task.digest if task.origin else ""
         of = {"device": machine.device, "threads": machine.threads, "origin": task.origin, "digest": digest}
         return Job(name, preset, lanes, record=self.record, only_on=kind, **of)  # type: ignore[arg-type]

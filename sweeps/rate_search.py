@@ -19,7 +19,7 @@ from fp4dse.results import Store, open_store
 from fp4dse.results.stats.paired import SETTING, at_best_lr, outcomes
 from fp4dse.results.stats.stages import STAGE, TUNE, of_stage
 from fp4dse.sweeps.plan import Rates
-from fp4dse.sweeps.rows import SHARED, task_context
+from fp4dse.sweeps.rows import task_context
 from fp4dse.sweeps.setting import Tasks
 from fp4dse.sweeps.sweep import SweepResult, run_sweep
 from fp4dse.tasks import TaskFacts, find_facts
@@ -95,7 +95,7 @@ def rates_tried(store: Store, tasks: Tasks) -> dict[Key, dict[float, float]]:
     return found
 
 
-_OF_TASK = [name for name in SHARED if name in ("task", "preset", "dataset_digest", "rev_task")]
+_OF_TASK = ["task", "preset", "dataset_digest", "rev_task"]
 
 
 def _given(lrs: Sequence[float]) -> Rates:

@@ -8,7 +8,6 @@ import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.remembered import recall, remembered
-from fp4dse.tasks.tuned import tuned
 
 QUESTION = "all tasks"
 
@@ -72,7 +71,7 @@ def known_names() -> list[str]:
 
 
 def _look() -> list[Listed]:
-    from fp4dse.tasks.catalogue import TASKS  # imports torch
+    from fp4dse.tasks.catalogue import TASKS, get_task  # imports torch
 
     lines = []
     for name, presets in TASKS.items():
@@ -84,8 +83,7 @@ def _look() -> list[Listed]:
                 data = f"--data {error.accepted.removeprefix('a ').partition(':')[0]}"
             if data == "bundled" and task.samples is not None and task.samples() < task.batch:
                 data = f"--data PATH with {task.batch:,} samples or more"
-            of, rates = f"{name}:{preset}", tuned(name, preset)
-            lr, known = (rates.rates.get("bf16", task.lr), True) if rates else (task.lr, False)
-            numbers = task.steps, task.batch, lr, known
+            of, tuned = f"{name}:{preset}", get_task(name, preset)
+            numbers = task.steps, task.batch, tuned.lr, bool(tuned.rates)
             lines.append(Listed(of, task.summary, size, *numbers, SECONDS.get(of), data, NOTES.get(of, "")))
     return lines

@@ -119,21 +119,10 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
 
 
 def _cost(verdict: Verdict) -> str:
-    overhead = _overhead(verdict)
+    overhead, band = verdict.price
     if not math.isfinite(overhead):
         return "Unknown: its rows hold no overhead."
-    return f"{share_of_bf16(verdict.axis, overhead)}{_band(_band_of(verdict))}{_model(verdict.overhead_of)}."
-
-
-def _overhead(verdict: Verdict) -> float:
-    """Of the recipe to use."""
-    return verdict.confirmed.overhead if verdict.confirmed else verdict.overhead
-
-
-def _band_of(verdict: Verdict) -> Sequence[float]:
-    """The band of the recipe to use; empty where the confirmed one is another than the screened one."""
-    same = verdict.confirmed is None or verdict.confirmed.config_id == verdict.config_id
-    return verdict.band if same else ()
+    return f"{share_of_bf16(verdict.axis, overhead)}{_band(band)}{_model(verdict.overhead_of)}."
 
 
 def _band(band: Sequence[float]) -> str:
@@ -163,7 +152,7 @@ def _cheaper(found: Findings, verdict: Verdict) -> str:
     cheap = lines.iloc[0]
     if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
         return " Nothing on the front is cheaper."
-    if verdict.axis == OVERHEAD and _overhead(verdict) - cheap[OVERHEAD] < LEAST_SAVING:
+    if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
         return ""
     name = f'<b title="{escape(cheap["label"])}">{escape(found.labels.of(cheap["label"]))}</b>'
     share = share_of_bf16(verdict.axis, cheap[OVERHEAD]).replace(" of BF16's step time", "")

@@ -168,6 +168,13 @@ class Verdict(NamedTuple):
     confirmed: Confirmed | None = None
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
 
+    @property
+    def price(self) -> tuple[float, tuple[float, ...]]:
+        """Overhead and band of the recipe to use, confirmed or else screened; no band if only the other one has it."""
+        if self.confirmed is None:
+            return self.overhead, self.band
+        return self.confirmed.overhead, self.band if self.confirmed.config_id == self.config_id else ()
+
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
         if self.config_id is None:

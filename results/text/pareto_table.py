@@ -87,10 +87,10 @@ def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
     new = verdict.confirmed
     use, sure = _use(verdict, called), _sure(verdict)
     if new is None:
-        found = [("Use", use), ("How sure", sure), ("Cost", _cost(verdict, verdict.overhead))]
+        found = [("Use", use), ("How sure", sure), ("Cost", _cost(verdict))]
     else:
         found = [("Use", confirmed_text(new, called)), ("How sure", _sure_when_confirmed(new))]
-        found += [("Cost", _cost(verdict, new.overhead)), ("Screened", f"{use.removesuffix('.')}; {sure}")]
+        found += [("Cost", _cost(verdict)), ("Screened", f"{use.removesuffix('.')}; {sure}")]
     warnings = (*verdict.warnings, *(new.warnings() if new else ()))
     found += [("Beware", f"{warning}.") for warning in warnings]
     return [(title, text) for title, text in found if text]
@@ -140,12 +140,12 @@ def _sure_when_confirmed(new: Confirmed) -> str:
     return f"{BF16_WORDS[new.bf16]}{others}."
 
 
-def _cost(verdict: Verdict, overhead: float) -> str:
+def _cost(verdict: Verdict) -> str:
+    overhead, band = verdict.price
     if verdict.config_id is None or math.isnan(overhead):
         return ""
     of = f" ({verdict.overhead_of.rpartition(',')[0]})" if verdict.overhead_of else ""
-    same = verdict.confirmed is None or verdict.confirmed.config_id == verdict.config_id
-    return f"{share_with_band(overhead, verdict.band if same else ())} of BF16's modelled step time{of}."
+    return f"{share_with_band(overhead, band)} of BF16's modelled step time{of}."
 
 
 def price_remarks(runs: pd.DataFrame, summary: pd.DataFrame) -> list[str]:
