@@ -34,7 +34,7 @@ FIRST_SEED, FIRST_FRESH = 1000, 2000
 FACTOR, FEWEST, MOST = 2.0, 5, 12
 """Rates: factor between neighbours, fewest and most of a class."""
 USUAL = ("bf16", "forward", "backward", "stable-spam", "stable-spam-bf16")
-DECAYS, CLIP = (0.0, 0.1), 1.0
+DECAYS, CLIP = (0.0, 0.1, 0.3), 1.0
 CHECKED = ("bf16", "nvfp4", "mxfp4")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.tasks.data.images import Images
-from fp4dse.tasks.data.shapes import COLOURED, GREY, LARGE, Shapes
+from fp4dse.tasks.data.shapes import COLOURED, GREY, HIDDEN, LARGE, Shapes
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.image_preset import ImagePreset, Model, needed
 from fp4dse.tasks.losses import correct, cross_entropy
@@ -36,11 +36,11 @@ SIZES = {
     "smoke": ImagePreset(vit(4, 16, 1, 2), 32, 1e-2, 60),
     "quickstart": ImagePreset(vit(4, 32, 1, 2), 32, 5e-3, 240),
     "small": ImagePreset(vit(4, 64, 2, 4), 64, 3e-3, 400),
-    "medium": ImagePreset(vit(4, 128, 4, 4), 256, 2e-3, 2000),
+    "medium": ImagePreset(vit(4, 128, 4, 4), 256, 2e-3, 2000, drawn=HIDDEN),
     "vit-paper": _paper(vit(4, 256, 6, 4), 50_000, CIFAR),
     "resnet-smoke": ImagePreset(resnet((8, 16), (1, 1)), 32, 1e-2, 40),
     "resnet-small": ImagePreset(resnet((16, 32, 32), (1, 1, 1)), 64, 5e-3, 300),
-    "resnet-medium": ImagePreset(resnet((32, 64, 128), (1, 1, 1)), 128, 2e-3, 1500),
+    "resnet-medium": ImagePreset(resnet((32, 64, 128), (1, 1, 1)), 128, 2e-3, 1500, drawn=HIDDEN),
     "resnet-cifar": _paper(resnet((64, 128, 256, 512), (2, 2, 2, 2)), 50_000, CIFAR),
     "resnet-paper": _paper(
         resnet((64, 128, 256, 512), (2, 2, 2, 2), photos=True, least_classes=1000),
@@ -51,7 +51,7 @@ SIZES = {
     ),
     "cnn-smoke": ImagePreset(cnn((8, 16), (32,), False), 32, 5e-3, 40),
     "cnn-small": ImagePreset(cnn((32, 64), (128,), False), 64, 2e-3, 300),
-    "cnn-medium": ImagePreset(cnn((32, 64), (128,), True), 256, 2e-3, 2000),
+    "cnn-medium": ImagePreset(cnn((32, 64), (128,), True), 256, 2e-3, 2000, drawn=HIDDEN),
     "cnn-mnist-paper": _paper(cnn((32, 64), (128,), False), 60_000, "the files of MNIST", drawn=GREY),
     "cnn-paper": _paper(cnn((32, 64), (512, 128), True), 50_000, CIFAR),
 }
