@@ -27,6 +27,22 @@ COUNTS = {
         },
         3787,
     ),
+    "study-part": (
+        1109,
+        90,
+        {
+            "a power-of-two scale has the range of the tensor": 80,
+            "noise in the forward pass alone": 22,
+            "that is the baseline": 1,
+        },
+        916,
+    ),
+    "study-singles": (
+        469,
+        56,
+        {"a power-of-two scale has the range of the tensor": 16, "noise in the forward pass alone": 28},
+        369,
+    ),
     "quickstart": (48, 0, {}, 48),
     "rotations": (168, 16, {}, 152),
     "rounding": (128, 0, {}, 128),
