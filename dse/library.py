@@ -1,10 +1,7 @@
 """Reading and writing recipes: plain dicts, TOML text, and the data files shipped in `dse/recipes/`.
 
-Shorthand that files may use, expanded here and nowhere else:
-
-* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation, relaxation or design may be given by name;
-* `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed;
-* a file may name number formats of its own (own_names.py).
+A file may use the shorthand of shorthand.py, name number formats of its own (own_names.py), and say what its layers
+change by paths (paths.py): `[[layers]] kind = "attention", "*" = "mxfp8"`.
 """
 
 from __future__ import annotations
@@ -15,53 +12,18 @@ from pathlib import Path
 
 import msgspec
 
-from fp4dse.dse.design import DESIGN_NAMES, Design
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
-from fp4dse.dse.formats import ELEMENTS, PLAIN
-from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
-from fp4dse.dse.own_formats import Element, Own
+from fp4dse.dse.layers import CHANGES, QUANTIZERS, WHERE, LayerRule
+from fp4dse.dse.own_formats import Own
 from fp4dse.dse.own_names import as_defined, definitions, expanded, file_names
-from fp4dse.dse.precision import Finish
+from fp4dse.dse.paths import Fields, RecipePath, parse_path, read_field, value_text, write
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.reading import read_toml
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.record import (
-    Part,
-    accepted,
-    defaults,
-    field_types,
-    name_in,
-    options,
-    part_types,
-    plain,
-    required_fields,
-    takes,
-)
-from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
+from fp4dse.dse.record import Part, defaults, field_types, name_in, plain
 from fp4dse.dse.rules import faults
-from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
-from fp4dse.dse.stages import ROTATION_NAMES, SLOTS, Hadamard
-from fp4dse.dse.training import OPTIMIZER_NAMES, SCHEDULE_NAMES, NotNegative, Optimizer, Positive, Schedule
-
-NAMES: dict[typing.Any, dict[str, typing.Any]] = {
-    Quantizer: QUANTIZERS,
-    Scale: SCALE_NAMES,
-    TensorScale | None: TENSOR_SCALE_NAMES,
-    Rounding: ROUNDING_NAMES,
-    Outliers: OUTLIER_NAMES,
-    Hadamard | None: ROTATION_NAMES,
-    Relaxation: RELAXATION_NAMES,
-    ScaleRelaxation: SCALE_RELAXATION_NAMES,
-    Design: DESIGN_NAMES,
-    Optimizer: {"task": None, **OPTIMIZER_NAMES},
-    Schedule: {"task": None, **SCHEDULE_NAMES},
-    Finish | None: {"none": None},
-    NotNegative | None: {"task": None},
-    Positive | None: {"task": None},
-}
-"""Type of a field -> what may stand there by name."""
+from fp4dse.dse.shorthand import NAMES, read, read_fields
+from fp4dse.dse.stages import SLOTS
 
 
 class RecipeFile(msgspec.Struct, frozen=True):
@@ -99,10 +61,80 @@ def read_recipe_file(path: Path) -> RecipeFile:
 
 def recipe_from_dict(data: object, where: str = "recipe") -> Recipe:
     """A recipe from plain dicts with shorthand; ConfigError if something is wrong with it or a rule forbids it."""
-    recipe: Recipe = read(expanded(data, where) if isinstance(data, dict) else data, Recipe, where)
+    data = expanded(data, where) if isinstance(data, dict) else data
+    rules = data.pop("layers", []) if isinstance(data, dict) else []
+    recipe: Recipe = read(data, Recipe, where)
+    if rules:
+        recipe = msgspec.structs.replace(recipe, layers=_read_rules(rules, recipe, where))
     for _, error in faults(recipe):
         raise ConfigError(at_key(where, error.where), error.found, error.accepted)
     return recipe
+
+
+def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys: str) -> typing.Any:
+    """The value that `paths.write` and `paths.holds` take for this path: as `paths.read_field` gives it, a Recipe for
+    `recipe`, for `layers` rules. ConfigError names `where` and `keys`."""
+    if path.type is Recipe:
+        if isinstance(value, Recipe):
+            return value
+        if not isinstance(value, str):
+            raise ConfigError(at_key(where, *keys), value, "the name of a recipe or a .toml file")
+        return load_recipe(value, folder, at_key(where, *keys))
+    if path.type == _RULES:
+        return value if isinstance(value, tuple) else _read_rules(value, None, where, *keys)
+    return read_field(path, value, where, *keys)
+
+
+_RULES = field_types(Recipe)["layers"]
+
+
+def _read_rules(data: object, base: Recipe | None, where: str, *keys: str) -> tuple[LayerRule, ...]:
+    """Rules from a list of tables. base: what they are exceptions to; without one they name whole quantizers."""
+    *above, key = keys or ("layers",)
+    if not isinstance(data, list | tuple) or not all(isinstance(rule, dict) for rule in data):
+        raise ConfigError(at_key(where, *above, key), data, "tables [[layers]] that say where and what")
+    return tuple(_read_rule(rule, base, where, *above, f"{key}[{number}]") for number, rule in enumerate(data))
+
+
+def _read_rule(data: dict[str, typing.Any], base: Recipe | None, where: str, *keys: str) -> LayerRule:
+    """A rule from a table: conditions, fields by path, and `recipe` for all quantizers of a named one."""
+    own = {key: value for key, value in data.items() if key in field_types(LayerRule)}
+    if isinstance(own.get("kind"), str):
+        own["kind"] = [own["kind"]]
+    fields = read_fields(own, LayerRule, where, *keys)
+    recipe, changed = base or Recipe.named("bf16"), dict.fromkeys(name for name in CHANGES if name in fields)
+    for text, value in data.items():
+        if text in own:
+            continue
+        path = parse_path(text, where, *keys, text)
+        if path.type is Recipe:
+            recipe = load_recipe(value, where=at_key(where, *keys, text))
+            changed |= dict.fromkeys(CHANGES)
+            continue
+        written = {"_".join(chain[:2]): chain for chain in path.chains}
+        if not written.keys() <= set(CHANGES):
+            accepted = f"{', '.join(WHERE)}, recipe, or the path of a quantizer, rotation, source or estimator"
+            raise ConfigError(at_key(where, *keys, text), text, accepted)
+        found = read_field(path, value, where, *keys, text)
+        if base is None and (isinstance(found, Fields) or any(len(chain) > 2 for chain in written.values())):
+            accepted = "a whole quantizer: in a space the recipe that it would change differs"
+            raise ConfigError(at_key(where, *keys, text), value_text(value), accepted)
+        recipe = write(recipe, path, found)
+        changed |= dict.fromkeys(written)
+    for name in changed:
+        fields.setdefault(name, _field_of(recipe, name))
+    try:
+        return LayerRule(**fields)
+    except ConfigError as error:
+        field = error.where.removeprefix(f"{LayerRule.__name__}.")
+        raise ConfigError(at_key(where, *keys, field), error.found, error.accepted) from None
+
+
+def _field_of(recipe: Recipe, name: str) -> object:
+    """The value of a rule's field in a recipe."""
+    part, _, field = name.partition("_")
+    value = getattr(getattr(recipe, part), field)
+    return "none" if value is None else value
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
@@ -112,13 +144,16 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
-    own = file_names(recipe.slot(slot) for slot in SLOTS)
+    rules = [of for rule in recipe.layers for name in rule.changes if isinstance(of := getattr(rule, name), Quantizer)]
+    own = file_names([*(recipe.slot(slot) for slot in SLOTS), *rules])
     parts = {name: getattr(recipe, name) for name in Recipe.__struct_fields__}
     plain_fields = _toml_fields(recipe, own)
-    lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part)]
+    lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part | tuple)]
     tables = ["\n".join(lines)] if lines else []
     for name, part in parts.items():
-        if isinstance(part, Part) and (fields := _toml_fields(part, own)):
+        if name == "layers":
+            tables += [_toml_rule(rule, own) for rule in recipe.layers]
+        elif isinstance(part, Part) and (fields := _toml_fields(part, own)):
             tables.append("\n".join([f"[{name}]", *(f"{key} = {text}" for key, text in fields.items())]))
     for name, values in definitions(own).items():
         tables.append("\n".join([f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]))
@@ -126,6 +161,22 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 
 OwnNames = dict[Own, str]
+
+
+def _toml_rule(rule: LayerRule, own: OwnNames) -> str:
+    """A rule as a table of the list `layers`."""
+    wheres = {name: getattr(rule, name) for name in WHERE if getattr(rule, name) != defaults(LayerRule)[name]}
+    lines = [f"{name} = {list(of) if name == 'kind' else _toml_value(of, str, own)}" for name, of in wheres.items()]
+    types = {part: field_types(field_types(Recipe)[part]) for part in {name.partition("_")[0] for name in rule.changes}}
+    quantizers = {getattr(rule, name) for name in QUANTIZERS}
+    is_same = len(quantizers) == 1 and None not in quantizers
+    changes = [name for name in rule.changes if not is_same or name not in QUANTIZERS]
+    if is_same:
+        lines.append(f'"*" = {_toml_value(rule.fprop_x, Quantizer, own)}')
+    for name in changes:
+        part, _, field = name.partition("_")
+        lines.append(f'"{part}.{field}" = {_toml_value(getattr(rule, name), types[part][field], own)}')
+    return "\n".join(["[[layers]]", *lines]).replace("'", '"')
 
 
 def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:
@@ -154,58 +205,3 @@ def _toml_value(value: object, type_: typing.Any, own: OwnNames) -> str:
         return str(value).lower()
     text = name or value
     return f'"{text}"' if isinstance(text, str) else repr(text)
-
-
-def read(value: object, type_: typing.Any, where: str, *keys: str) -> typing.Any:
-    """Plain data as what a field of `type_` holds. ConfigError names `where` (the file) and the path of `keys`."""
-    if isinstance(value, str) and value in NAMES.get(type_, {}):
-        return NAMES[type_][value]
-    if isinstance(value, dict) and (parts := part_types(type_)):
-        return _read_part(value, parts, where, *keys)
-    if isinstance(value, list) and tuple in takes(type_).classes:
-        value = tuple(value)
-    if not takes(type_).fits(value):
-        raise ConfigError(at_key(where, *keys), value, _in_words(type_))
-    return value
-
-
-def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str, *keys: str) -> Part:
-    """The table as one of `parts`, which its tag picks where there are several."""
-    data, cls = dict(data), parts[0]
-    if tag_field := cls.__struct_config__.tag_field:
-        tags = {str(part.__struct_config__.tag): part for part in parts}
-        tag = data.pop(tag_field, None)
-        if not isinstance(tag, str) or tag not in tags:
-            raise ConfigError(at_key(where, *keys, tag_field), tag, ", ".join(tags))
-        cls = tags[tag]
-    if cls is Quantizer and "like" in data:
-        base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
-        return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
-    fields = read_fields(data, cls, where, *keys)
-    for name in required_fields(cls):
-        if name not in fields:
-            raise ConfigError(at_key(where, *keys, name), None, _in_words(field_types(cls)[name]))
-    try:
-        return cls(**fields)
-    except ConfigError as error:  # of a record whose fields have to fit each other
-        raise ConfigError(at_key(where, *keys, error.where), error.found, error.accepted) from None
-
-
-def read_fields(data: dict[str, typing.Any], cls: type[Part], where: str, *keys: str) -> dict[str, typing.Any]:
-    """Some fields of a record, each read as its type; ConfigError on a field that `cls` does not have."""
-    known = field_types(cls)
-    for key in data:
-        if key not in known:
-            raise ConfigError(at_key(where, *keys, key), key, ", ".join(known) or "no fields")
-    return {key: read(value, known[key], where, *keys, key) for key, value in data.items()}
-
-
-def _in_words(type_: typing.Any) -> str:
-    own = {Element: "elements", Scale: "scales"}.get(type_)
-    words = [f"or a name that the file defines in [{own}.NAME]"] if own else []
-    if type_ is Element:
-        return ", ".join([*ELEMENTS, *PLAIN, *words])
-    if type_ not in NAMES:
-        return accepted(type_)
-    others = [option for option in options(type_) if option is not type(None)]
-    return ", ".join([*NAMES[type_], *words, "or a table" if part_types(type_) else accepted(others[0])])

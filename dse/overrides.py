@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fp4dse.dse.paths import Chain, Fields, RecipePath, Tree, parse_path
+from fp4dse.dse.paths import Chain, Fields, RecipePath, parse_path
 from fp4dse.dse.quantizer import Quantizer
 
 Axes = Sequence[tuple[str, Any]]
@@ -22,7 +22,7 @@ def written(path: RecipePath, values: Iterable[Any]) -> set[Chain]:
     out: set[Chain] = set()
     for value in values:
         fields = [(name,) for name, _ in value.values] if isinstance(value, Fields) else [()]
-        out |= {chain + field for chain in _ends(path.tree) for field in fields}
+        out |= {chain + field for chain in path.chains for field in fields}
     return out
 
 
@@ -53,9 +53,3 @@ def overridden(axes: Axes, where: str) -> list[str]:
                 f"hybrids of both{hint}"
             )
     return sentences
-
-
-def _ends(tree: Tree) -> list[Chain]:
-    if not tree.branches:
-        return [()]
-    return [(name, *chain) for name, below in tree.branches for chain in _ends(below)]

@@ -16,19 +16,19 @@ operands of a stage, which may be left out.
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.library import NAMES, load_recipe, read, read_fields
+from fp4dse.dse.layers import LayerRule
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, name_in, part_types, plain, unlabelled
 from fp4dse.dse.scale import OwnScale, TensorScale, scale_name, simplest_scale
+from fp4dse.dse.shorthand import NAMES, read, read_fields
 from fp4dse.dse.stages import SHARED, STAGES
 
 GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}
@@ -63,6 +63,18 @@ class RecipePath(msgspec.Struct, frozen=True):
 
     tree: Tree
     type: Any
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The way from the recipe to each of the fields."""
+        return tree_chains(self.tree)
+
+
+def tree_chains(tree: Tree) -> list[Chain]:
+    """The way to each field of a tree; () is the record itself."""
+    if not tree.branches:
+        return [()]
+    return [(name, *chain) for name, below in tree.branches for chain in tree_chains(below)]
 
 
 def parse_path(text: str, where: str, *keys: str) -> RecipePath:
@@ -127,21 +139,15 @@ def _tree(chains: list[Chain]) -> Tree:
     return Tree(tuple((head, _tree([chain[1:] for chain in chains if chain[0] == head])) for head in heads))
 
 
-def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys: str) -> Any:
-    """The value that `write` and `holds` take for this path: a Recipe, a record, some of its Fields, or the value of a
-    field.
+def read_field(path: RecipePath, value: object, where: str, *keys: str) -> Any:
+    """The value that `write` and `holds` take for this path, which is none to a whole recipe: a record, some of its
+    Fields, or the value of a field.
 
     A table without `like` stands for the fields that it names, unless it has to say which of several records it is.
     What has been read already stays as it is. ConfigError names `where` and `keys`.
     """
     if isinstance(value, Fields):
         return value
-    if path.type is Recipe:
-        if isinstance(value, Recipe):
-            return value
-        if not isinstance(value, str):
-            raise ConfigError(at_key(where, *keys), value, "the name of a recipe or a .toml file")
-        return load_recipe(value, folder, at_key(where, *keys))
     if isinstance(path.type, Kind):
         if value not in path.type.tags:
             raise ConfigError(at_key(where, *keys), value, ", ".join(path.type.tags))
@@ -223,6 +229,10 @@ def value_text(value: object) -> str:
         return element_name(value)
     if isinstance(value, OwnScale):
         return scale_name(value)
+    if isinstance(value, LayerRule):
+        return value.label()
+    if isinstance(value, tuple):
+        return "; ".join(map(value_text, value)) or "none"
     if isinstance(value, Part):
         found = (name_in(names, value) for names in NAMES.values())
         return next(filter(None, found), None) or value_text(plain(value))

@@ -38,9 +38,7 @@ class Precise(Part, frozen=True):
             return place.kind
         if place.block is None:
             return None
-        if place.block < _blocks(self.first, place.blocks):
-            return "first"
-        return "last" if place.block >= place.blocks - _blocks(self.last, place.blocks) else None
+        return at_either_end(place, self.first, self.last)
 
     def label(self) -> str:
         """The layers in words: `embedding+head+router, first 2, last 0.129`."""
@@ -68,6 +66,14 @@ class Finish(Part, frozen=True):
 
     def label(self) -> str:
         return f"last {self.share!r} {self.what}"
+
+
+def at_either_end(place: Place, first: float, last: float) -> Literal["first", "last"] | None:
+    """The end of the model at which a layer within blocks stands: the first or the last so many blocks, or share."""
+    assert place.block is not None
+    if place.block < _blocks(first, place.blocks):
+        return "first"
+    return "last" if place.block >= place.blocks - _blocks(last, place.blocks) else None
 
 
 def _blocks(number: float, blocks: int) -> int:

@@ -14,9 +14,11 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
+from fp4dse.dse.layers import LayerRule
 from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import Element, element_name
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.place import Place
+from fp4dse.dse.precision import KINDS, Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
 from fp4dse.dse.rounding import rounding_name
@@ -60,14 +62,16 @@ all their factors and rounded to BF16, as most simulations have them; `fp8-exact
 
 
 class Recipe(Part, frozen=True):
-    """Three stages, the gradient estimator, the layers and steps that are not quantized, the products, and the training
-    side. `config_id` is the identity of what is computed; learning rate and seed are not part of it."""
+    """Three stages, the gradient estimator, the layers and steps that are not quantized, the layers that compute
+    otherwise, the products, and the training side. `config_id` is the identity of what is computed; learning rate and
+    seed are not part of it."""
 
     fprop: Fprop
     dgrad: Dgrad
     wgrad: Wgrad
     estimator: Estimator = Estimator()
     precise: Precise = Precise()
+    layers: tuple[LayerRule, ...] = ()
     finish: Finish | None = None
     gemm: GemmChoice = "exact"
     training: Training = Training()
@@ -100,23 +104,33 @@ class Recipe(Part, frozen=True):
         source: Source = getattr(self, stage).source
         return source
 
+    def changed(self, rule: LayerRule) -> Recipe:
+        """The recipe of a layer with what a rule changes, without rules of its own."""
+        changes: dict[str, dict[str, object]] = {}
+        for field in rule.changes:
+            part, _, of = field.partition("_")
+            changes.setdefault(part, {})[of] = None if getattr(rule, field) == "none" else getattr(rule, field)
+        new = {part: msgspec.structs.replace(getattr(self, part), **of) for part, of in changes.items()}
+        return msgspec.structs.replace(self, layers=(), **new)
+
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
         plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
+        precise, layers = _canonical_layers(self.precise, self.layers) if self.layers else (self.precise, ())
         fprop = _canonical_stage(self.fprop, False)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
         estimator = _canonical_estimator(self.estimator, fprop)
         around = _canonical_around(
-            self.precise,
+            precise,
             self.finish,
             self.gemm,
             self.training,
-            plain_x and plain_w,
-            _elements(dgrad) | _elements(wgrad) <= PLAIN.keys(),
-            _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"},
+            plain_x and plain_w and not layers,
+            _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not layers,
+            _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not layers,
         )
-        return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, **around)
+        return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, layers=layers, **around)
 
     def _passage(self, operand: str) -> str:
         """The estimator with the grids that it is a function of; empty for straight through."""
@@ -134,14 +148,25 @@ class Recipe(Part, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """True where no slot has a block scale."""
-        return all(self.slot(s).is_plain for s in SLOTS)
+        """True where no slot has a block scale, in any layer."""
+        return not self.layers and all(self.slot(s).is_plain for s in SLOTS)
+
+    @property
+    def base(self) -> Recipe:
+        """The recipe of layers that no rule concerns and that are not precise, canonical."""
+        return _base(self)
+
+    def at(self, place: Place) -> Recipe:
+        """The recipe of the layer at this place, canonical: with what its rules change there, BF16 where it is precise
+        and no rule says otherwise. It has no layers of its own."""
+        return _at(self, place)
 
     def evaluated(self) -> Recipe:
         """The recipe that held-out data go through: rounding by chance in the forward pass is rounding to nearest
         (`Quantizer.evaluated`). Rotations and all else stay."""
         x, w = self.fprop.x.evaluated(), self.fprop.w.evaluated()
-        return msgspec.structs.replace(self, fprop=msgspec.structs.replace(self.fprop, x=x, w=w)).canonical()
+        fprop, layers = msgspec.structs.replace(self.fprop, x=x, w=w), tuple(rule.evaluated() for rule in self.layers)
+        return msgspec.structs.replace(self, fprop=fprop, layers=layers).canonical()
 
     def baseline(self) -> Recipe:
         """The recipe that this one's losses are compared with, canonical: BF16, with the training side of a recipe that
@@ -194,6 +219,7 @@ class Recipe(Part, frozen=True):
         both = r.estimator.x == r.estimator.w
         words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]
         words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []
+        words += [f"({rule.label()})" for rule in r.layers]
         words += [f"{r.finish.label()} precise"] if r.finish else []
         words += [r.gemm] if r.gemm != "exact" else []
         words += [text] if (text := r.training.label()) else []
@@ -221,6 +247,7 @@ class Recipe(Part, frozen=True):
             out[f"{stage}_source"] = r.source(stage)
         for operand in STAGES["fprop"]:
             out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
+        out["layers"] = "; ".join(rule.label() for rule in r.layers) or "none"
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
@@ -231,6 +258,51 @@ class Recipe(Part, frozen=True):
 def baseline_of(training: Training) -> Recipe:
     """BF16 under this training side, canonical: the baseline of recipes that quantize and have it."""
     return msgspec.structs.replace(Recipe.named("bf16"), training=training.of_baseline()).canonical()
+
+
+@lru_cache(maxsize=4096)
+def _base(recipe: Recipe) -> Recipe:
+    return msgspec.structs.replace(recipe, layers=(), precise=Precise()).canonical()
+
+
+@lru_cache(maxsize=4096)
+def _at(recipe: Recipe, place: Place) -> Recipe:
+    rules = [rule for rule in recipe.layers if rule.matches(place)]
+    is_precise = not recipe.is_plain and recipe.precise.why(place) is not None
+    here = _in_bf16(recipe.base) if is_precise else recipe.base
+    for rule in rules:
+        here = here.changed(rule)
+    is_bf16 = rules and all(here.slot(slot).element == "bf16" for slot in SLOTS)
+    return (_in_bf16(here) if is_bf16 else here).canonical()
+
+
+def _in_bf16(recipe: Recipe) -> Recipe:
+    """The recipe with BF16's products."""
+    bf16 = Recipe.named("bf16")
+    stages = {stage: getattr(bf16, stage) for stage in STAGES}
+    return msgspec.structs.replace(recipe, estimator=bf16.estimator, gemm="exact", **stages)
+
+
+@lru_cache(maxsize=4096)
+def _canonical_layers(precise: Precise, layers: tuple[LayerRule, ...]) -> tuple[Precise, tuple[LayerRule, ...]]:
+    """Rules that come first and make whole kinds, or the ends, BF16, are what `precise` is short for."""
+    rules = [rule.canonical() for rule in layers]
+    while rules and (folded := _folded(precise, rules[0])):
+        precise = folded
+        del rules[0]
+    return precise, tuple(rules)
+
+
+def _folded(precise: Precise, rule: LayerRule) -> Precise | None:
+    """`precise` with what the rule says, None where it cannot say it."""
+    if not rule.is_bf16 or rule.name or rule.blocks:
+        return None
+    ends = {end: number for end in ("first", "last") if (number := getattr(rule, end))}
+    if rule.kind and not ends and set(rule.kind) <= set(KINDS):
+        return msgspec.structs.replace(precise, **dict.fromkeys(rule.kind, True))
+    if ends and not rule.kind and all(getattr(precise, end) in (0, number) for end, number in ends.items()):
+        return msgspec.structs.replace(precise, **ends)
+    return None
 
 
 @lru_cache(maxsize=65536)

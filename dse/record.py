@@ -50,8 +50,14 @@ def plain(part: Part) -> dict[str, object]:
         value = getattr(part, name)
         if value == default:
             continue
-        out[name] = plain(value) if isinstance(value, Part) else list(value) if type(value) is tuple else value
+        out[name] = _plain_value(value)
     return out
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Part):
+        return plain(value)
+    return [_plain_value(one) for one in value] if type(value) is tuple else value
 
 
 @lru_cache(maxsize=65536)
@@ -62,6 +68,8 @@ def unlabelled(part: Any) -> Any:
     for name in part.__struct_fields__:
         if isinstance(value := getattr(part, name), Part):
             changes[name] = unlabelled(value)
+        elif type(value) is tuple and value and isinstance(value[0], Part):
+            changes[name] = tuple(map(unlabelled, value))
     changed = any(getattr(part, name) is not value for name, value in changes.items())
     return msgspec.structs.replace(part, **changes) if changed else part
 
@@ -69,10 +77,16 @@ def unlabelled(part: Any) -> Any:
 def plain_parts(part: Part) -> dict[str, object]:
     """Like `plain` of what is `unlabelled`, for JSON: the parts of the record are encoded already, each once."""
     return {
-        name: _encoded(value) if isinstance(value, Part) else value
+        name: _encoded_value(value)
         for name, default in defaults(type(part)).items()
         if (value := getattr(part, name)) != default
     }
+
+
+def _encoded_value(value: object) -> object:
+    if isinstance(value, Part):
+        return _encoded(value)
+    return [_encoded_value(one) for one in value] if type(value) is tuple else value
 
 
 @lru_cache(maxsize=65536)

@@ -17,6 +17,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.layers import check_rules
 from fp4dse.dse.outliers import Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
@@ -267,6 +268,17 @@ def _shares(r: Recipe) -> ConfigError | None:
 _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
 
 
+def _layers(r: Recipe) -> ConfigError | None:
+    """Rules that say two things of the same layers; and what a rule makes of a layer is a recipe that must make sense:
+    a rule by itself is asked about, as which rules meet in a layer is the model's."""
+    if (error := check_rules(r.layers)) is not None:
+        return error
+    for number, rule in enumerate(r.layers):
+        for _, error in faults(r.changed(rule)):
+            return ConfigError(f"layers[{number}]: {error.where}", error.found, error.accepted)
+    return None
+
+
 def _fp8_operands(r: Recipe) -> ConfigError | None:
     """FP8 products take operands of few significant bits."""
     if r.gemm != "fp8-exact":
@@ -296,6 +308,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "blocks-are-whole": ((("precise",),), _whole_blocks),
     "shares-and-averages": ((("finish", "training"),), _shares),
     "fp8-holds-operands": ((), _fp8_operands),
+    "layers": ((), _layers),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
 

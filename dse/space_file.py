@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.design import Design, Factorial, check_design
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.library import load_recipe, read
+from fp4dse.dse.library import load_recipe, read_value
 from fp4dse.dse.overrides import written
 from fp4dse.dse.own_names import expanded
-from fp4dse.dse.paths import Kind, parse_path, read_value, value_text
+from fp4dse.dse.paths import Kind, parse_path, value_text
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
+from fp4dse.dse.shorthand import read
 
 BASE = "nvfp4"
 """Where a file names none."""
@@ -40,7 +41,7 @@ class SpaceType(Protocol):
 
 
 class Axis(Part, frozen=True):
-    """One axis: values as `paths.read_value` gives them, where every condition of `when` (path -> values) holds."""
+    """One axis: values as `library.read_value` gives them, where every condition of `when` (path -> values) holds."""
 
     values: list[Any]
     when: dict[str, Any] = {}  # noqa: RUF012  (msgspec copies it)
@@ -167,11 +168,11 @@ def _read_axis(text: str, data: object, folder: Path, where: str) -> Axis:
     found = [read_value(path, value, folder, where, "axes", f"{text}[{i}]") for i, value in enumerate(values)]
     for i, value in enumerate(found):
         if any(value == other and type(value) is type(other) for other in found[:i]):  # 0 is not False
-            raise ConfigError(at_key(where, "axes", f"{text}[{i}]"), value_text(values[i]), "each value once")
+            raise ConfigError(at_key(where, "axes", f"{text}[{i}]"), value_text(value), "each value once")
     return Axis(
         values=found,
         when=_read_conditions(when, folder, where, "axes", text, "when"),
-        texts=[value_text(value) for value in values],
+        texts=[value_text(found[i] if isinstance(found[i], tuple) else value) for i, value in enumerate(values)],
     )
 
 

@@ -23,6 +23,7 @@ from torch import nn
 
 from fp4dse.dse import SLOTS
 from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.layers import check_places
 from fp4dse.dse.library import load_recipe
 from fp4dse.dse.place import Place
 from fp4dse.dse.recipe import Recipe
@@ -82,6 +83,7 @@ class Steps:
         self.off = is_off(recipe)
         self.step, self.training = 0, True
         self._started = False
+        self.places: dict[int, Place] = {}
         self._numerics: dict[torch.device, LaneNumerics] = {}
         self._now: dict[torch.device, LaneNumerics] = {}
 
@@ -101,6 +103,8 @@ class Steps:
         if device not in self._now:
             if device not in self._numerics:
                 self._numerics[device] = LaneNumerics([self.recipe], [self.seed], device, self.steps)
+                for layer, place in self.places.items():
+                    self._numerics[device].add_layer(layer, place)
             now = copy.copy(self._numerics[device])
             now.step = torch.full((), self.step, dtype=torch.int64, device=device)
             now.training = self.training
@@ -146,7 +150,11 @@ def convert(
     if not any(line.why_not is None for line in lines):
         reasons = "; ".join(f"{line.name}: {line.why_not}" for line in lines[:4]) or "it has no weights"
         raise ConfigError("model", type(model).__name__, f"a model with a layer to quantize ({reasons})")
-    attach(modules, lines, shared)
+    if (fault := check_places(shared.recipe.layers, [line.place for line in lines])) is not None:
+        raise fault
+    numbers = attach(modules, lines, shared)
+    places_of = {line.name: line.place for line in lines}
+    shared.places = {number: places_of[name] for name, of in numbers.items() for number in of}
     model.register_forward_pre_hook(shared.advance)
     notes = [structure.words(), *structure.faults(("stem", "head", "blocks"))]
     if lost := structure.faults(kept_precise(shared.recipe)):
@@ -212,10 +220,12 @@ def is_off(recipe: Recipe) -> bool:
 
 
 def _why_precise(recipe: Recipe, place: Place) -> str | None:
+    if not recipe.at(place).is_plain:
+        return None
     why = recipe.precise.why(place)
     if why in ("first", "last"):
         return f"precise in the recipe ({why} blocks, block {place.block} of {place.blocks})"
-    return f"precise in the recipe ({why})" if why else None
+    return f"precise in the recipe ({why or 'by a rule for layers'})"
 
 
 def _is_out_projection(name: str, modules: Mapping[str, nn.Module]) -> bool:

@@ -1,12 +1,14 @@
 """The numerics of a population: every product of every layer, quantized as the recipes of its lanes say.
 
 A product is computed by its stage (stage.py). There are two sets of stages: the recipes', and the BF16 baseline's for
-layers that the recipe keeps precise by their place in the model, and for the stages and steps of its finish.
+layers that the recipe keeps precise by their place in the model, and for the stages and steps of its finish. Where
+recipes have rules for layers, a layer has numerics of its own for each group of lanes that computes alike there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,11 +16,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
+from fp4dse.dse.layers import check_places
 from fp4dse.dse.place import Place
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
 from fp4dse.kernels.quant.operand.records import Saved, Use
+from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, make_stages
 
 BASELINE = Recipe.named("bf16")
@@ -39,6 +43,11 @@ class Forward(NamedTuple):
     saved_x: Saved | None
     saved_w: Saved | None
 
+
+MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages")
+"""Attributes of numerics that a training loop sets, and that numerics of a layer follow."""
+PRESENT = "has/"
+"""Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
 Evaluation = Literal["", "quantized", "bf16"]
 """The ways in which held-out data go through a model; empty: as in training."""
@@ -83,6 +92,11 @@ class LaneNumerics:
         self.training, self.counting, self.measuring = True, False, True
         self.evaluation: Evaluation = ""
         self.precise_layers: set[int] = set()
+        self.places: dict[int, Place] = {}
+        self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
+        """Of lanes, with the recipes that they have in some layers."""
+        self.splits: dict[int, Split] = {}
+        """Layer -> its groups, where not all lanes compute there as their recipes say of layers in general."""
         self.precise_stages: frozenset[str] = frozenset()
         self.requantized = {stage for stage in SHARED if self.recipe.source(stage) == "forward"}
         self.backend: Backend = PLAIN if self.recipe.is_plain else backend(str(device))
@@ -101,7 +115,7 @@ class LaneNumerics:
     @property
     def gemm_why_not(self) -> tuple[str, ...]:
         """The reasons why faster products were passed over, one sentence each."""
-        stages = [*self.quantized.values(), *([] if self.recipe.is_plain else self.baseline.values())]
+        stages = [*self.quantized.values(), *([] if self.quantized is self.baseline else self.baseline.values())]
         return tuple(f"{stage.name}: {reason}" for stage in stages for reason in stage.gemm_why_not)
 
     @property
@@ -119,13 +133,62 @@ class LaneNumerics:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """The reasons why faster paths were passed over, of quantizers, products and gradients."""
-        return (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
+        own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
+        return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
-    def add_layer(self, layer: int, place: Place) -> str | None:
-        """Take note of where in the model a layer stands. Returns why it is precise, None if it is quantized."""
-        why = None if self.recipe.is_plain else self.recipe.precise.why(place)
-        (self.precise_layers.discard if why is None else self.precise_layers.add)(layer)
-        return why
+    def add_layer(self, layer: int, place: Place) -> None:
+        """Take note of where in the model a layer stands."""
+        self.places[layer] = place
+        self.precise_layers.discard(layer)
+        self.splits.pop(layer, None)
+        if not any(recipe.layers for recipe in self.recipes):
+            if not self.recipe.is_plain and self.recipe.precise.why(place):
+                self.precise_layers.add(layer)
+            return
+        here = [recipe.at(place) for recipe in self.recipes]
+        if all((r.fprop, r.dgrad, r.wgrad) == (BASELINE.fprop, BASELINE.dgrad, BASELINE.wgrad) for r in here):
+            self.precise_layers.add(layer)
+        elif here != [recipe.base for recipe in self.recipes]:
+            self.splits[layer] = self._split(here)
+
+    def check_layers(self) -> None:
+        """ConfigError for a lane's rule that changes no layer, once all layers are added."""
+        for recipe in dict.fromkeys(self.recipes):
+            if (error := check_places(recipe.layers, self.places.values())) is not None:
+                raise error
+
+    def split(self, layer: int) -> Split | None:
+        """The groups of a layer, with numerics of the present moment; None where all lanes compute alike."""
+        found = self.splits.get(layer)
+        if found is None or self.evaluation == "bf16":
+            return None
+        return found._replace(groups=tuple(Group(g.lanes, self.at_present(g.numerics)) for g in found.groups))
+
+    def at_present(self, other: LaneNumerics) -> LaneNumerics:
+        """Other numerics, of some of the lanes, at the moment of these: they share what is carried from step to
+        step."""
+        now = copy.copy(other)
+        for name in MOMENT:
+            setattr(now, name, getattr(self, name))
+        return now
+
+    def _split(self, here: Sequence[Recipe]) -> Split:
+        """The groups of lanes that have these recipes in a layer. Groups are made once."""
+        members: dict[object, list[int]] = {}
+        for lane, recipe in enumerate(here):
+            members.setdefault(recipe.signature(), []).append(lane)
+        groups, seeds, device = [], self.seeds.tolist(), self.seeds.device
+        for lanes in members.values():
+            key = tuple(lanes), tuple(here[lane] for lane in lanes)
+            if key not in self.groups:
+                numerics = LaneNumerics(key[1], [seeds[lane] for lane in lanes], device, self.steps, self.dtype)
+                self.groups[key] = Group(key[0], numerics)
+            groups.append(self.groups[key])
+        return make_split(groups, device)
+
+    def _groups(self) -> Iterator[LaneNumerics]:
+        """The numerics of all groups."""
+        return (group.numerics for group in self.groups.values())
 
     def phase(self, step: int) -> frozenset[str]:
         """Compute as at this step of the training from now on: within the recipe's finish or before it.
@@ -198,7 +261,8 @@ class LaneNumerics:
 
     def measures(self, step: int) -> bool:
         """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""
-        return any(slot.maxima is not None and slot.maxima.due(step) for slot in self.slots.values())
+        own = any(slot.maxima is not None and slot.maxima.due(step) for slot in self.slots.values())
+        return own or any(group.measures(step) for group in self._groups())
 
     def lost(self) -> dict[str, dict[str, Tensor]]:
         """Slot -> share of elements or blocks, float64 [L], that was lost while counting, over all layers.
@@ -206,30 +270,59 @@ class LaneNumerics:
         counters.COUNTERS says what is counted, and of what it is a share. Slots without a block scale are left out, and
         so are blocks that hold nothing but zeros.
         """
-        counts = {name: slot.counts for name, slot in self.slots.items() if slot.counts}
+        counts = self._counts()
         return {
             name: {key: of[key].double() / of[whole].double() for key, whole in COUNTERS.items()}
             for name, of in counts.items()
         }
 
+    def _counts(self) -> dict[str, dict[str, Tensor]]:
+        """Slot -> counts of all lanes, int64 [L], those of groups included."""
+        counts = {name: dict(slot.counts) for name, slot in self.slots.items() if slot.counts}
+        for group in self.groups.values():
+            for name, of in group.numerics._counts().items():
+                of_all = counts.setdefault(name, {})
+                for key, value in of.items():
+                    none = value.new_zeros(self.lanes)
+                    of_all[key] = of_all.get(key, none).index_add(0, none.new_tensor(group.lanes), value)
+        return counts
+
     def forget_lost(self) -> None:
         """Count from zero again."""
-        for slot in self.slots.values():
-            slot.counts.clear()
+        for numerics in (self, *self._groups()):
+            for slot in numerics.slots.values():
+                slot.counts.clear()
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that slots carry from step to step and have counted: name -> the tensor itself, the lane axis
-        first."""
-        return {f"{at}/{key}": value for at, of in self._carried().items() for key, value in of.items()}
+        first. What groups of lanes carry for a layer has zeros in the other lanes, and beside it stands which lanes
+        have it; they do not carry what they counted."""
+        out = {f"{at}/{key}": value for at, of in self._carried().items() for key, value in of.items()}
+        for group in self.groups.values():
+            for name, value in group.numerics.state().items():
+                if name.startswith("state/"):
+                    lanes = torch.tensor(group.lanes, device=value.device)
+                    whole = out.setdefault(name, value.new_zeros(self.lanes, *value.shape[1:]))
+                    whole.index_copy_(0, lanes, value)
+                    has = out.setdefault(PRESENT + name, torch.zeros(self.lanes, dtype=torch.bool, device=value.device))
+                    has.index_fill_(0, lanes, True)
+        return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over copies of what `state` returned, on the same device."""
-        carried = self._carried()
-        for of in carried.values():
-            of.clear()
+        for numerics in (self, *self._groups()):
+            for of in numerics._carried().values():
+                of.clear()
         for name, value in state.items():
             at, _, key = name.rpartition("/")
-            carried[at][key] = value.clone()
+            if name.startswith(PRESENT):
+                continue
+            if PRESENT + name not in state:
+                self._carried()[at][key] = value.clone()
+                continue
+            for group in self.splits[int(key.split()[1])].groups:  # keys are a kind, a layer, perhaps a term
+                if state[PRESENT + name][list(group.lanes)].all():
+                    group.numerics._carried()[at][key] = value[list(group.lanes)].clone()
 
     def _carried(self) -> dict[str, dict[str, Tensor]]:
         of_kind = {f"state/{name}": slot.state for name, slot in self.slots.items()}

@@ -88,7 +88,12 @@ def product(
 
     X [L, M, K]: x itself, or the columns of images x [L, B, H, W, C] under the window. w: [L, N, K], b: [L, N].
     """
-    return _quant_linear(x.to(numerics.dtype), w, b, numerics, layer, window)
+    x, split = x.to(numerics.dtype), numerics.split(layer)
+    if split is None:
+        return _quant_linear(x, w, b, numerics, layer, window)
+    biases = [None] * len(split.groups) if b is None else split.cut(b)
+    groups = zip(split.groups, split.cut(x), split.cut(w), biases, strict=True)
+    return split.join([_quant_linear(x, w, b, group.numerics, layer, window) for group, x, w, b in groups])
 
 
 class _AddBias(Function):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fp4dse.dse.place import Kind, Place
+from fp4dse.dse.place import Kind, Place, Role
 
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -56,9 +56,10 @@ class Structure(NamedTuple):
         """The place of a product."""
         block = next((i for i, of in enumerate(self.blocks) if is_within(name, of)), None)
         blocks = 0 if block is None else len(self.blocks)
-        if name == self.stem:
-            return Place("embedding", block, blocks)
-        return Place("head" if name in self.heads else kind_of(name, module), block, blocks)
+        kind: Kind = "embedding" if name == self.stem else "head" if name in self.heads else kind_of(name, module)
+        words = _words(name)
+        known = (role for role, (of, ends) in ROLES.items() if kind == of and not ends.isdisjoint(words[-2:]))
+        return Place(kind, block, blocks, next(known, ""), bool({"expert", "experts"} & {*words}), name)
 
     def words(self) -> str:
         """Stem, head and blocks in one line."""
@@ -114,15 +115,28 @@ def is_product(module: nn.Module) -> bool:
     return weight is not None and weight.dim() >= 2 and not isinstance(module, LOOK_UPS)
 
 
+def _words(name: str) -> list[str]:
+    return name.lower().replace("_", ".").split(".")
+
+
 def kind_of(name: str, module: nn.Module) -> Kind:
     """The kind of a layer that is neither stem nor head."""
-    words = name.lower().replace("_", ".").split(".")
+    words = _words(name)
     if words[-1] == "gate":  # of experts; a gated linear unit has a gate_proj
         return "router"
     if isinstance(module, nn.MultiheadAttention):
         return "attention"
     known: Kind | None = next((kind for kind, known in WORDS.items() if not set(words).isdisjoint(known)), None)
     return known or ("conv" if isinstance(module, nn.Conv2d) else "linear")
+
+
+ROLES: dict[Role, tuple[Kind, set[str]]] = {
+    "qkv": ("attention", {"q", "k", "v", "qkv", "query", "key", "value", "kv", "in"}),
+    "attention-out": ("attention", {"o", "out", "proj", "dense", "output"}),
+    "up": ("mlp", {"gate", "up", "fc1", "w1", "w3", "fc", "intermediate"}),
+    "down": ("mlp", {"down", "fc2", "w2", "proj", "output"}),
+}
+"""Role -> its kind, and words of which one ends the name of a layer that has it; the first that fits."""
 
 
 def is_within(name: str, of: str) -> bool:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fp4dse.dse.place import Kind, Place
+from fp4dse.dse.place import Kind, Place, Role
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.attention import attention
@@ -24,6 +24,8 @@ from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
 from fp4dse.tasks.draws import seed_keys
 
+ROLES: dict[str, Role] = {"qkv": "qkv", "out": "attention-out", "up": "up", "down": "down"}
+"""Last word of a layer's name -> its role within its kind."""
 KINDS: dict[str, Kind] = {
     "embed": "embedding",
     "stem": "embedding",
@@ -78,7 +80,8 @@ def make_layers(
         weight, bias = parameters[f"{name}.w"], parameters.get(f"{name}.b")
         block, _, last = name.rpartition(".")
         kind = kind_of.get(last, "conv" if weight.dim() == 5 else "linear")
-        place = Place(kind, int(block.removeprefix("block")), blocks) if block else Place(kind, None, blocks)
+        number = int(block.removeprefix("block")) if block else None
+        place = Place(kind, number, blocks, ROLES.get(last, ""), name=name)
         key = name.replace(".", "_")
         if weight.dim() == 5:
             stride, padding = (strides or {}).get(name, 1), weight.shape[2] // 2

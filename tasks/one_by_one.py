@@ -24,14 +24,12 @@ from torch.func import functional_call
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
+from fp4dse.kernels.lanes import PRESENT
 from fp4dse.kernels.structure import LOOK_UPS, is_product, structure_of
 from fp4dse.tasks.optimizers import LaneOptimizer
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
-
-PRESENT = "has/"
-"""Before the name of a state that slots carry: the lanes that have it, bool [L]."""
 
 
 class LaneOutputs:
@@ -62,10 +60,10 @@ class SequentialNumerics(LaneNumerics):
         of.precise_stages, of.evaluation = self.precise_stages, self.evaluation
         return of
 
-    def add_layer(self, layer: int, place: Place) -> str | None:
+    def add_layer(self, layer: int, place: Place) -> None:
         for lane in self.each:
             lane.add_layer(layer, place)
-        return super().add_layer(layer, place)
+        super().add_layer(layer, place)
 
     def lost(self) -> dict[str, dict[str, Tensor]]:
         lanes = [lane.lost() for lane in self.each]

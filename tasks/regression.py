@@ -40,7 +40,9 @@ class Mlp(nn.Module):
         super().__init__()
         depth = sum(name.startswith("w") for name in parameters)
         self.layers = nn.ModuleList(
-            QuantLinear(parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, i, Place("linear", i, depth))
+            QuantLinear(
+                parameters[f"w{i}"], parameters.get(f"b{i}"), numerics, i, Place("linear", i, depth, name=f"w{i}")
+            )
             for i in range(depth)
         )
 

@@ -21,11 +21,14 @@ class _Told(msgspec.Struct):
     fprop: dict[str, Any]
     dgrad: dict[str, Any]
     wgrad: dict[str, Any]
+    layers: list[Any] = []
     training: Training = DEFAULT
 
     def quantizes(self) -> bool:
         operands = (getattr(self, stage)[operand] for stage, operand in (slot.split(".") for slot in SLOTS))
-        return any(not isinstance(q["element"], str) or q["element"] not in PLAIN for q in operands)
+        return bool(self.layers) or any(
+            not isinstance(q["element"], str) or q["element"] not in PLAIN for q in operands
+        )
 
 
 def baseline_id(recipe: str) -> str | None:

@@ -71,6 +71,7 @@ class Population:
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(self.numerics.seeds, self.numerics.step)
         self.model = task.model(parameters, self.numerics)
+        self.numerics.check_layers()
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None

@@ -87,8 +87,9 @@ class Mlp(nn.Module):
         self, parameters: dict[str, Tensor], prefix: str, numerics: LaneNumerics, layers: Iterator[int], place: Place
     ) -> None:
         super().__init__()
-        self.up = QuantLinear(parameters[f"{prefix}up"], None, numerics, next(layers), place)
-        self.down = QuantLinear(parameters[f"{prefix}down"], None, numerics, next(layers), place)
+        up, down = (f"{prefix}{role}" for role in ("up", "down"))
+        self.up = QuantLinear(parameters[up], None, numerics, next(layers), place.within("up", up))
+        self.down = QuantLinear(parameters[down], None, numerics, next(layers), place.within("down", down))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(swiglu(self.up(x)))
@@ -106,14 +107,15 @@ class Block(nn.Module):
         name, self.heads = f"block{i}.", shape.heads
         self.norm1, self.norm2 = (nn.Parameter(parameters[f"{name}norm{n}"]) for n in (1, 2))
         place = Place("attention", i, shape.depth)
-        self.qkv = QuantLinear(parameters[f"{name}qkv"], None, numerics, next(layers), place)
-        self.out = QuantLinear(parameters[f"{name}out"], None, numerics, next(layers), place)
-        inside = Place("mlp", i, shape.depth)
+        qkv, out = f"{name}qkv", f"{name}out"
+        self.qkv = QuantLinear(parameters[qkv], None, numerics, next(layers), place.within("qkv", qkv))
+        self.out = QuantLinear(parameters[out], None, numerics, next(layers), place.within("attention-out", out))
+        inside = Place("mlp", i, shape.depth, expert=shape.experts > 0)
         prefixes = [f"{name}expert{e}." for e in range(shape.experts)] or [name]
         mlps = [Mlp(parameters, prefix, numerics, layers, inside) for prefix in prefixes]
         self.experts: Experts | None = None
         if shape.experts:
-            router = Place("router", i, shape.depth)
+            router = Place("router", i, shape.depth, name=f"{name}router")
             weight = QuantLinear(parameters[f"{name}router"], None, numerics, next(layers), router)
             self.experts = Experts(weight, nn.ModuleList(mlps))
         else:
@@ -145,7 +147,7 @@ class Decoder(nn.Module):
         self.embed = nn.Parameter(parameters["embed"])
         self.blocks = nn.ModuleList(Block(shape, i, parameters, numerics, layers) for i in range(shape.depth))
         self.norm = nn.Parameter(parameters["norm"])
-        self.head = QuantLinear(parameters["head"], None, numerics, next(layers), Place("head"))
+        self.head = QuantLinear(parameters["head"], None, numerics, next(layers), Place("head", name="head"))
         self.numerics = numerics
         self.cos, self.sin = rope_tables(shape.context, shape.width // shape.heads, numerics.seeds.device)
 

@@ -225,6 +225,7 @@ COLUMN_TYPES = {
     "source": {str},
     "estimator": {str},
     "precise": {str},
+    "layers": {str},
     "finish": {str},
     "gemm": {str},
     "optimizer": {str},
@@ -243,7 +244,7 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
-    of_recipe |= {name: name for name in ("precise", "finish", "gemm", "optimizer", "accumulate", "schedule")}
+    of_recipe |= {name: name for name in ("precise", "layers", "finish", "gemm", "optimizer", "accumulate", "schedule")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():

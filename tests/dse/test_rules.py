@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
+from fp4dse.dse.layers import LayerRule
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
@@ -31,6 +33,8 @@ def everything() -> list[Recipe]:
     built = [space for path in shipped.values() if (space := Space.load(path, shipped.get)).base]
     combinations = [recipe for space in [*built, HOSTILE] for recipe in list(space._combinations())[::3]]
     named = [file.recipe for file in recipe_files().values()] + [Recipe.uniform(q) for q in QUANTIZERS.values()]
+    contradicting = LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]), LayerRule(("mlp",), wgrad_g=QUANTIZERS["fp8"])
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), layers=contradicting))
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
 
