@@ -62,7 +62,8 @@ def test_listing_codes_and_scales_proves_the_class(element, scale):
 
 def test_every_named_quantizer_has_its_class():
     fp32_scales = ("fp8", "fp8-e5m2", "luq", "int4-sawb", "radix4", "radix4-odd", "fp4-row")
-    wider = dict.fromkeys(("none", "mbs-mxfp4", *fp32_scales), "fp32") | {"if4": "tf32"}
+    mxfp8 = {name: "fp32" if "e5m2" in name else "tf32" for name in QUANTIZERS if name.startswith("mxfp8")}
+    wider = dict.fromkeys(("none", "mbs-mxfp4", *fp32_scales), "fp32") | {"if4": "tf32"} | mxfp8
     assert {name: operand_format(q) for name, q in QUANTIZERS.items()} == dict.fromkeys(QUANTIZERS, "bf16") | wider
 
 
