@@ -19,10 +19,10 @@ from functools import cache, lru_cache
 
 import msgspec
 
-from fp4dse.dse.formats import ELEMENTS, SCALES, FloatFormat
+from fp4dse.dse.formats import E8M0_GRID, ELEMENTS, SCALES, SMALLEST, FloatFormat
 from fp4dse.dse.own_formats import TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.scale import E6M2, FloatScale, scale_grid
+from fp4dse.dse.scale import E6M2, E8M0, FloatScale, scale_grid
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def format_grid(number: FloatFormat | TableElement) -> Grid:
     return grid(number.magnitudes())
 
 
-def _element(q: Quantizer) -> Grid | None:
+def _element(q: Quantizer) -> Grid:
     if q.codec in _ADAPTED:
         return grid(_ADAPTED[q.codec])
     if q.is_plain:
@@ -83,6 +83,8 @@ def _scale(q: Quantizer) -> Grid | None:
         return ONE
     if q.scaling == "macro" or q.factors_over == "segment":
         return None  # a factor that changes along the contraction cannot wait until after the product
+    if isinstance(q.scale, E8M0) and isinstance(element_format(q.element), FloatFormat):
+        return Grid(odd=1, step=max(E8M0_GRID.emin, SMALLEST - _element(q).step))
     if isinstance(q.scale, E6M2):
         return format_grid(_E6M2)  # exponents of parts of the block only add to its power
     is_quotient = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"

@@ -79,6 +79,10 @@ SCALES: dict[str, FloatFormat] = {
 E8M0_GRID = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)
 """The 255 powers of two of E8M0, and the zero that it lacks."""
 
+SMALLEST = SCALES["bf16"].emin - SCALES["bf16"].mantissa
+"""Exponent of BF16's smallest number, 2^-133. No E8M0 scale is so small that a float element's smallest value would lie
+below it: E4M3's scales end at 2^-124, E5M2's at 2^-117, those of elements down to 2^-6 where E8M0 does, at 2^-127."""
+
 E8M0_RULES = {
     "floor": "OCP: 2^(floor(log2 amax) - emax); the block maximum may clip",
     "ceil": "2^(ceil(log2 amax) - emax); never clips, the top codes stay unused",

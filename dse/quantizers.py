@@ -46,6 +46,12 @@ _NAMED = {
     "radix4": Quantizer(element="radix4", block="tensor", scale=FP32()),  # Sun et al. 2020
     "radix4-odd": Quantizer(element="radix4-odd", block="tensor", scale=FP32()),
     "fp4-row": Quantizer(block="row", scale=FP32()),  # per token or channel, 2501.17116
+    "mxfp8": Quantizer(element="e4m3", block=32, scale=E8M0()),  # OCP MX v1.0
+    "mxfp8-ceil": Quantizer(element="e4m3", block=32, scale=E8M0(rule="ceil")),
+    "mxfp8-rceil": Quantizer(element="e4m3", block=32, scale=E8M0(rule="rceil")),  # Transformer Engine, 2506.08027
+    "mxfp8-e5m2": Quantizer(element="e5m2", block=32, scale=E8M0()),  # OCP MX v1.0
+    "mxfp8-e5m2-ceil": Quantizer(element="e5m2", block=32, scale=E8M0(rule="ceil")),
+    "mxfp8-e5m2-rceil": Quantizer(element="e5m2", block=32, scale=E8M0(rule="rceil")),
     "fp8": Quantizer(element="e4m3", block="tensor", scale=FP32()),
     "fp8-e5m2": Quantizer(element="e5m2", block="tensor", scale=FP32()),
 }

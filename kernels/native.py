@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse.cache import cache_folder
-from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.formats import ELEMENTS, SMALLEST
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels import compiling
 from fp4dse.kernels.ops.adamw import NUMBERS
@@ -340,7 +340,7 @@ def _definitions() -> list[str]:
     lists = [f"-D{name}={','.join(columns)}" for name, columns in named.items()]
     fields = "".join(f"{kind} {name};" for name, kind in CALL.items())
     grid = ELEMENTS["int4"]
-    numbers = {"LEVELS": str(LEVELS), "MACRO_BLOCK": str(MACRO_BLOCK)}
+    numbers = {"LEVELS": str(LEVELS), "MACRO_BLOCK": str(MACRO_BLOCK), "SMALLEST": f"({SMALLEST})"}
     numbers |= {"INT4_PMIN": f"{2.0**grid.emin}f", "INT4_ULPS": f"{2.0**grid.mantissa}f"}
     return [*lists, f"-DCALL_FIELDS={fields}", *(f"-D{name}={value}" for name, value in numbers.items())]
 

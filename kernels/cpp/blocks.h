@@ -57,9 +57,15 @@ inline float prescale(const Lane& b, int64_t block) { return b.usable && is_fini
 
 inline float multiplier(float scale, float inv_enc) { return at_most(1.0f / (scale * inv_enc), FLT_MAX); }
 
-inline float e8m0(float amax, int32_t carry, int32_t offset) {
+// `block.least_exponent`.
+inline int32_t least_exponent(const Floats& f) {
+    const int32_t least = 127 + SMALLEST - ((int32_t)(bits(f.elem_pmin) >> 23) - (int32_t)(bits(f.elem_ulps) >> 23));
+    return least < 0 ? 0 : least;
+}
+
+inline float e8m0(float amax, int32_t carry, int32_t offset, int32_t least = 0) {
     int32_t exponent = ((int32_t)(bits(amax) + (uint32_t)carry) >> 23) - offset;
-    exponent = exponent < 0 ? 0 : exponent > 254 ? 254 : exponent;
+    exponent = exponent < least ? least : exponent > 254 ? 254 : exponent;
     return exponent == 0 ? 0x1p-127f : number((uint32_t)exponent << 23);
 }
 
@@ -74,12 +80,12 @@ template <bool by_chance>
 void general_scales(const Lane& b, const float* __restrict maxima, float inv_val_max, float* __restrict scale,
                     float* __restrict mult) {
     const Floats f = b.f;
-    const int32_t carry = b.i.e8m0_carry, offset = b.i.e8m0_offset;
+    const int32_t carry = b.i.e8m0_carry, offset = b.i.e8m0_offset, least = least_exponent(f);
     const bool encode = b.i.encode > 0, hybrid = b.i.hybrid > 0, is_float = b.i.float_scale > 0, up = b.i.scale_up > 0;
     const float enc = b.enc, to_ideal = enc * inv_val_max, inv_enc = 1.0f / enc, usable = b.usable ? f.prescale : NaN;
     const float* __restrict amax = b.amax;
     for (int64_t k = 0; k < b.n; k++) {
-        const float a = maxima[k], power = e8m0(a * enc, carry, offset);
+        const float a = maxima[k], power = e8m0(a * enc, carry, offset, least);
         const float ideal = a * to_ideal, wanted = at_most(encode ? 1.0f / ideal : ideal, f.scale_max);
         float stored = round_scale<by_chance>(wanted, f, up, by_chance ? b.scale_random[k] : 0);
         stored = stored == 0.0f ? f.scale_zero : stored;

@@ -23,17 +23,19 @@ POWERS = [2.0**e for e in range(-127, 128)]
 LISTED = [E8M0(), E4M3(), UE5M3(), UE5M3(max=61440), UE5M3(max=122880), E5M2(), UE4M4(), BF16()]
 
 CLASSES = {
-    "bf16": [(e, s) for e in ("e2m1", "e1m2", "e3m0", "int4") for s in LISTED[:-1]] + [("e5m2", E4M3())],
-    "tf32": [(e, BF16()) for e in ("e2m1", "e1m2", "int4")] + [("e4m3", E8M0())],
-    "fp32": [(e, FP32()) for e in ELEMENTS] + [(e, E4M3(convention="encode")) for e in ELEMENTS] + [("e5m2", E8M0())],
+    "bf16": [(e, s) for e in ("e2m1", "e1m2", "e3m0", "int4") for s in LISTED[:-1]]
+    + [("e5m2", E4M3()), ("e4m3", E8M0()), ("e5m2", E8M0())],
+    "tf32": [(e, BF16()) for e in ("e2m1", "e1m2", "int4")],
+    "fp32": [(e, FP32()) for e in ELEMENTS] + [(e, E4M3(convention="encode")) for e in ELEMENTS],
 }
 """Format of the operand -> element × block scale, the table of docs/numerics.md and what lies beside it."""
 
 
 def operands(q: Quantizer) -> np.ndarray:
     """Every element × block scale but zero, exact in float64."""
-    scales = POWERS if isinstance(q.scale, E8M0) else SCALES[scale_key(q.scale)].magnitudes()
-    values = np.outer(ELEMENTS[q.element].magnitudes(), scales)
+    magnitudes = ELEMENTS[q.element].magnitudes()
+    powers = [power for power in POWERS if power * magnitudes[1] >= 2.0**-133]  # where E8M0 ends
+    values = np.outer(magnitudes, powers if isinstance(q.scale, E8M0) else SCALES[scale_key(q.scale)].magnitudes())
     return np.unique(values[values > 0])
 
 

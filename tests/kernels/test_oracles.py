@@ -28,7 +28,7 @@ from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked, unpack_uint
 from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
-from fp4dse.dse import Quantizer
+from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import SCALE_NAMES, UE5M3, FloatScale
@@ -260,16 +260,17 @@ POWERS = form("powers of two", 10, precision=1, bias=511, signed=False)  # wider
 HALVES = form("1 and 1.5 times powers of two", 11, precision=2, bias=511, signed=False)
 
 
-def power_by_gfloat(rule: str, amax: np.ndarray) -> np.ndarray:
-    """The E8M0 scale of an E2M1 block with this maximum, by gfloat's roundings."""
-    x = amax.astype(np.float64)
+def power_by_gfloat(rule: str, amax: np.ndarray, element: str = "e2m1") -> np.ndarray:
+    """The E8M0 scale of a block with this maximum, by gfloat's roundings; `even` and `encode` of E2M1 alone."""
+    x, largest = amax.astype(np.float64), ELEMENT_FORMS[element].max
+    top = 2.0 ** math.floor(math.log2(largest))
     if rule == "encode":
         multipliers = gfloat.round_ndarray(POWERS, 4 / x, RoundMode.TiesToEven, sat=True)
         return np.maximum(1 / multipliers, 2.0**-127).astype(np.float32)
     source, mode = {
-        "floor": (x / 4, RoundMode.TowardZero),
-        "ceil": (x / 4, RoundMode.TowardPositive),
-        "rceil": (x / 6, RoundMode.TowardPositive),
+        "floor": (x / top, RoundMode.TowardZero),
+        "ceil": (x / top, RoundMode.TowardPositive),
+        "rceil": (x / largest, RoundMode.TowardPositive),
         "even": (gfloat.round_ndarray(HALVES, x / 4, sat=True), RoundMode.TowardZero),
     }[rule]
     return np.maximum(gfloat.round_ndarray(POWERS, source, mode, sat=True), 2.0**-127).astype(np.float32)
@@ -327,6 +328,42 @@ def test_mxfp4_equals_torchao_and_gfloat(rule, dtype):
         if rule == "rceil":  # one rule is enough for the elements: they were compared under all of them above
             shared = got.scales.repeat_interleave(32, 1)
             assert same(got.elements, gfloat_values(format_info_ocp_e2m1, (x.double() / shared).numpy()))
+
+
+# --- MXFP8 -------------------------------------------------------------------------------------------------------
+
+MXFP8 = {
+    f"mxfp8{of_element}{of_rule}": (element, of_rule.removeprefix("-") or "floor")
+    for of_element, element in (("", "e4m3"), ("-e5m2", "e5m2"))
+    for of_rule in ("", "-ceil", "-rceil")
+}
+FP8_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+def test_every_named_mxfp8_is_compared():
+    assert MXFP8.keys() == {name for name in QUANTIZERS if name.startswith("mxfp8")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MXFP8)
+def test_mxfp8_equals_torchao_and_gfloat(name, dtype):
+    """Of rceil the maxima just above the largest element · 2^k are left out, as in MXFP4's test."""
+    element, rule = MXFP8[name]
+    for x in blocks(dtype):
+        got = quantize(x, Quantizer.named(name))
+        theirs, codes = to_mx(x, FP8_TYPES[element], 32, ScaleCalculationMode[rule.upper()])
+        scales, codes = theirs.to(torch.float32), codes.view(torch.uint8).view(*theirs.shape, 32)
+        amax = x.float().view(*scales.shape, 32).abs().amax(-1)
+        fine = torch.ones_like(scales, dtype=torch.bool)
+        if rule == "rceil":
+            significand = torch.frexp(amax)[0]
+            fine = ~((significand > 0.875) & (significand <= 0.875 * (1 + 2**-17)))
+            assert fine.double().mean() > (0.999 if dtype == torch.bfloat16 else 0.9)
+        assert torch.equal(got.scales[fine], scales[fine])
+        assert torch.equal(got.codes.view(*scales.shape, 32)[fine], codes[fine])
+        assert same(got.scales, power_by_gfloat(rule, amax.numpy(), element))
+        shared = got.scales.repeat_interleave(32, 1)
+        assert same(got.elements, gfloat_values(ELEMENT_FORMS[element], (x.double() / shared).numpy()))
 
 
 # --- NVFP4 -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fp4dse.dse.formats import SMALLEST
 from fp4dse.kernels.ops.sums.trees import lane_sum, plus
 from fp4dse.kernels.quant.descriptor import FLOATS, INTS, WIDE
 from fp4dse.kernels.quant.reading import constant_of
@@ -61,6 +62,7 @@ _ADAPT_MAE = column("adapt_mae")
 _N_FLOATS, _N_INTS = tl.constexpr(len(FLOATS)), tl.constexpr(len(INTS))
 _FLT_MIN, _FLT_MAX = tl.constexpr(FLT_MIN), tl.constexpr(FLT_MAX)
 _SMALLEST = tl.constexpr(2.0**-149)
+_SMALLEST_EXPONENT = tl.constexpr(SMALLEST)
 _INF = tl.constexpr(float("inf"))
 _WIDE = tl.constexpr(WIDE)
 
@@ -127,6 +129,7 @@ def numbers_of(
         tl.load(f + _SCALE_ZERO),
         tl.load(i + _E8M0_CARRY),
         tl.load(i + _E8M0_OFFSET),
+        least_exponent(element[0], inv_ulps),
     )
     key = tl.load(seeds_ptr + lane), stream, tl.load(step_ptr), site
     draws = tl.load(i + _STOCHASTIC), tl.load(i + _RANDOM_SHIFT), key
@@ -157,22 +160,28 @@ def _any_scale(amax, enc, inv_val_max, f, i):
 
 
 @triton.jit
-def e8m0(amax, carry, offset):
-    """The power of two that the lane's rule gives for maxima."""
+def least_exponent(pmin, inv_ulps):
+    """`block.least_exponent`, at least 0."""
+    return tl.maximum(381 + _SMALLEST_EXPONENT - (as_int(pmin) >> 23) - (as_int(inv_ulps) >> 23), 0)  # 381 = 3 · 127
+
+
+@triton.jit
+def e8m0(amax, carry, offset, least):
+    """The power of two that the lane's rule gives for maxima; least: the least biased exponent."""
     exponent = (as_int(amax) + carry >> 23) - offset
-    exponent = tl.minimum(tl.maximum(exponent, 0), 254)
+    exponent = tl.minimum(tl.maximum(exponent, least), 254)
     return as_float(tl.maximum(exponent << 23, 0x00400000))  # exponent 0 is 2^-127
 
 
 @triton.jit
 def _usual_scale(amax, enc, inv_enc, inv_val_max, usual):
     """Scale and multiplier of blocks for E8M0, and for 8-bit float scales that are rounded to nearest."""
-    float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset = usual
+    float_scale, scale_pmin, scale_inv_ulps, scale_max, scale_zero, e8m0_carry, e8m0_offset, least = usual
     if float_scale > 0:
         scale = nearest(tl.minimum(amax * (enc * inv_val_max), scale_max), scale_pmin, scale_inv_ulps)
         scale = tl.where(scale == 0, scale_zero, scale)
     else:
-        scale = e8m0(amax * enc, e8m0_carry, e8m0_offset)
+        scale = e8m0(amax * enc, e8m0_carry, e8m0_offset, least)
     return scale, smaller(tl.div_rn(1.0, scale * inv_enc), _FLT_MAX)
 
 

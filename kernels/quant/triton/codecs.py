@@ -237,14 +237,14 @@ def _razer(x, magnitude, amax, chunk, numbers, UNUSUAL: tl.constexpr):
 
 @triton.jit
 def _macro(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr):
-    _, _, _, _, _, carry, offset = numbers[3]
+    _, _, _, _, _, carry, offset, _ = numbers[3]
     n: tl.constexpr = magnitude.shape[0]
     SHARE: tl.constexpr = _MACRO_BLOCK // magnitude.shape[1]
     of_macro = block_maximum(tl.reshape(amax, (n // SHARE, SHARE)))
     factor = as_float(as_int(tl.div_rn(numbers[2][2], of_macro)) & _TOP_MANTISSA | _ONE)
     factor = tl.where(of_macro < _INF, factor, float("nan"))
     factor = tl.reshape(tl.broadcast_to(factor[:, None], (n // SHARE, SHARE)), (n,))
-    power = e8m0(amax * factor, carry, offset)
+    power = e8m0(amax * factor, carry, offset, 0)
     mult = tl.div_rn(factor, power) * numbers[2][3]
     q = _to_grid(magnitude * mult[:, None], chunk, numbers, STOCHASTIC, UNUSUAL)
     return q, tl.div_rn(power, factor)[:, None]
@@ -253,7 +253,7 @@ def _macro(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: t
 @triton.jit
 def _exact(magnitude, amax, numbers, UNUSUAL: tl.constexpr):
     pmin, inv_ulps, largest, _ = numbers[2]
-    _, scale_pmin, scale_inv_ulps, scale_max, scale_zero, _, _ = numbers[3]
+    _, scale_pmin, scale_inv_ulps, scale_max, scale_zero, _, _, _ = numbers[3]
     factor, largest = numbers[1][1].to(tl.float64), largest.to(tl.float64)
     wanted = tl.minimum(amax.to(tl.float64) / (largest * factor), scale_max.to(tl.float64))
     log_ties, up = 0, 0

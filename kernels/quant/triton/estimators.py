@@ -129,7 +129,7 @@ def _rounded_slope(
     magnitude, amax, dec, slope, numbers, numbers_ptr, CODEC: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr
 ):
     """`estimators.rounded_slope`, [n]."""
-    float_scale, pmin, inv_ulps, largest, _, _, _ = numbers[3]
+    float_scale, pmin, inv_ulps, largest, _, _, _, _ = numbers[3]
     if float_scale == 0:
         pmin, inv_ulps, largest = (
             as_float(as_int(pmin) * 0 + _E8M0_MIN),

@@ -3,6 +3,7 @@
     wanted = min(amax · (enc · (1/val_max)), scale_max)                                  the scale before rounding
     scale  = round(wanted)                                                               float scale formats
            = 2^(exponent of amax·enc by an integer rule on its bits)                       E8M0
+             at least 2^-127, and so large that the smallest element is at least 2^-133
     mult   = min(1 / (scale · (1/enc)), FLT_MAX) · prescale
     q      = round(min(|x| · mult, elem_max)) with the sign of x                            the element
 
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fp4dse.dse.formats import SMALLEST
 from fp4dse.kernels.ops.sums import lane_sum
 from fp4dse.kernels.quant.spec.grid import FLT_MAX, round_elements, round_scale, round_to_levels
 
@@ -128,7 +130,7 @@ def block_scales(
     amax: Tensor, enc: Tensor, inv_val_max: Tensor, f: dict[str, Tensor], i: dict[str, Tensor], random: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Decode scales and multipliers, [L, n] each, from block maxima [L, n] and the tensor factor."""
-    power = e8m0(amax * enc, i)
+    power = e8m0(amax * enc, i, least_exponent(f))
     encode_convention = i["encode"] > 0
     ideal = amax * (enc * inv_val_max)
     wanted = torch.minimum(torch.where(encode_convention, 1 / ideal, ideal), f["scale_max"])
@@ -143,9 +145,19 @@ def block_scales(
     return decoded, mult
 
 
-def e8m0(amax: Tensor, i: dict[str, Tensor]) -> Tensor:
-    """The power of two that the lane's rule gives for maxima."""
+def least_exponent(f: dict[str, Tensor]) -> Tensor:
+    """The biased exponent of the smallest E8M0 scale, int32 [L, 1], not above 0 where it is E8M0's own.
+
+    Times the smallest element it is `formats.SMALLEST`, BF16's smallest number: BF16 then holds all products.
+    """
+    smallest = (f["elem_pmin"].view(torch.int32) >> 23) - (f["elem_ulps"].view(torch.int32) >> 23)  # its exponent
+    return 127 + SMALLEST - smallest
+
+
+def e8m0(amax: Tensor, i: dict[str, Tensor], least: Tensor | None = None) -> Tensor:
+    """The power of two that the lane's rule gives for maxima. least: of `least_exponent`, or None for none."""
     exponent = (amax.view(torch.int32) + i["e8m0_carry"] >> 23) - i["e8m0_offset"]
+    exponent = exponent if least is None else torch.maximum(exponent, least)
     exponent = torch.clamp(exponent, 0, 254)  # biased; 0 stands for 2^-127, the smallest code of E8M0
     return torch.where(exponent == 0, 2.0**-127, (exponent << 23).view(torch.float32))
 
