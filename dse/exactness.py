@@ -46,8 +46,10 @@ _ADAPTED = {
     "razer": [*ELEMENTS["e2m1"].magnitudes(), 5.0],
     "dialects": [0.5 * n for n in range(16)],
     "if4": [7 * v for v in ELEMENTS["e2m1"].magnitudes()] + [6 * v for v in ELEMENTS["int4"].magnitudes()],
+    "mixfp4": [*ELEMENTS["e2m1"].magnitudes(), *ELEMENTS["int4"].magnitudes()],
 }
-"""Elements where a block chooses its codebook; those of IF4 in units of 1/7, which goes into the tensor factor."""
+"""Elements where a block chooses its codebook; those of IF4 in units of 1/7, which goes into the tensor factor;
+MixFP4's E1M2 doubled, as its scale is half."""
 
 
 def grid(values: Iterable[float]) -> Grid:

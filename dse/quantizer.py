@@ -59,8 +59,9 @@ class Quantizer(Part, frozen=True):
     adapt         each block is encoded in several ways, and the encoding with the smallest error is kept, the first if
                   equal. `4over6-mse`, `4over6-mae`: with its maximum mapped to `range` of the largest element and to
                   4/6 of that, by squared or absolute error (2512.02010); a tensor target must leave room for 1.5 times
-                  the scale. `if4`: as E2M1, or as 6/7 of INT4 (2603.28765). `razer`: with +5 or -5 for -0 (2501.04052).
-                  `dialects`: with one of BlockDialect's 16 codebooks (2501.01144)
+                  the scale. `if4`: as E2M1, or as 6/7 of INT4 (2603.28765). `mixfp4`: as E2M1, or as E1M2 with a scale
+                  of its own, E1M2 if equal (2605.31035). `razer`: with +5 or -5 for -0 (2501.04052). `dialects`: with
+                  one of BlockDialect's 16 codebooks (2501.01144)
     scaling       how block scales follow from the tensor. `amax`: from block maxima. `split`: a scale for positive and
                   one for negative elements (AMXFP4, 2411.09909). `macro`: a mantissa factor per 128 elements above
                   E8M0 (2603.08713). `eden`: rounded to nearest, then scales corrected to make the block unbiased and
@@ -77,7 +78,7 @@ class Quantizer(Part, frozen=True):
     tensor_scale: TensorScale | None = None
     rounding: Rounding = Nearest()
     range: Literal["full", "16/17", "3/4", "aligned"] = "full"
-    adapt: Literal["none", "4over6-mse", "4over6-mae", "if4", "razer", "dialects"] = "none"
+    adapt: Literal["none", "4over6-mse", "4over6-mae", "if4", "mixfp4", "razer", "dialects"] = "none"
     scaling: Literal["amax", "split", "macro", "eden", "quest", "sawb", "softmax"] = "amax"
     arithmetic: Literal["fp32", "exact"] = "fp32"
     outliers: Outliers = None
@@ -219,7 +220,7 @@ def _methods(q: Quantizer) -> tuple[str, ...]:
         "radix4": q.element in ("radix4", "radix4-odd"),
         "exact": q.arithmetic == "exact",
         q.scaling: q.scaling != "amax",
-        q.adapt: q.adapt in ("if4", "razer", "dialects"),
+        q.adapt: q.adapt in ("if4", "mixfp4", "razer", "dialects"),
     }
     return tuple(name for name, is_so in special.items() if is_so)
 

@@ -32,6 +32,7 @@ _NAMED = {
     "nvfp4-4over6-mae": Quantizer(scale=E4M3(), tensor_scale=TensorScale(target=256.0), adapt="4over6-mae"),
     "nvint4": Quantizer(element="int4", scale=E4M3(), tensor_scale=_AMAX),  # 2603.28765
     "if4": Quantizer(scale=E4M3(), tensor_scale=_AMAX, adapt="if4"),  # 2603.28765
+    "mixfp4": Quantizer(scale=E4M3(), tensor_scale=_AMAX, adapt="mixfp4"),  # 2605.31035
     "razer": Quantizer(scale=E4M3(), tensor_scale=_AMAX, adapt="razer"),  # 2501.04052
     "ms-eden": Quantizer(
         scale=E4M3(zero="one", rounding="stochastic"), tensor_scale=TensorScale(target=255.99), scaling="eden"

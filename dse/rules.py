@@ -83,6 +83,7 @@ REQUIRES: dict[str, tuple[Requirement, ...]] = {
     ),
     "softmax": (_BLOCKS, _NO_ADAPTION),
     "if4": (_E2M1, _DECODE, _NOT_EMA),
+    "mixfp4": (_E2M1, _DECODE, _NOT_EMA),
     "razer": (_E2M1, _DECODE, ("rounding", lambda v: isinstance(v, Nearest), "nearest")),
     "dialects": (_E2M1, _BLOCKS, ("scale", lambda v: v == E8M0(), "e8m0-floor"), _NO_TENSOR_SCALE, _NEAREST, _FULL),
 }

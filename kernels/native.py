@@ -42,8 +42,8 @@ SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 MAIN = Path(__file__).with_name("cpp") / "native.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 CODECS = (
-    *("block", "table", "softmax", "quest", "sawb", "macro", "split", "eden", "hif4", "if4", "razer", "dialects"),
-    *("radix4", "exact"),
+    *("block", "table", "softmax", "quest", "sawb", "macro", "split", "eden", "hif4", "if4"),
+    *("mixfp4", "razer", "dialects", "radix4", "exact"),
 )
 """Those of `codecs.CODECS` that are here: the names of functions of cpp/codecs.h."""
 OPERAND_CODECS = ("block", "table")
@@ -55,6 +55,7 @@ META: dict[str, dict[str, tuple[torch.dtype, int]]] = {
     "split": {"scale_positive": (torch.float32, 1), "scale_negative": (torch.float32, 1)},
     "hif4": {"e1_8": (torch.uint8, 8), "e1_16": (torch.uint8, 16)},
     "if4": {"integer": (torch.bool, 1)},
+    "mixfp4": {"e1m2": (torch.bool, 1)},
     "razer": {"special": (torch.float32, 1)},
     "dialects": {"dialect": (torch.int64, 1)},
 }
@@ -341,7 +342,7 @@ def _definitions() -> list[str]:
     fields = "".join(f"{kind} {name};" for name, kind in CALL.items())
     grid = ELEMENTS["int4"]
     numbers = {"LEVELS": str(LEVELS), "MACRO_BLOCK": str(MACRO_BLOCK), "SMALLEST": f"({SMALLEST})"}
-    numbers |= {"INT4_PMIN": f"{2.0**grid.emin}f", "INT4_ULPS": f"{2.0**grid.mantissa}f"}
+    numbers |= {"INT4_PMIN": f"{2.0**grid.emin}f", "INT4_ULPS": f"{2.0**grid.mantissa}f", "INT4_MAX": f"{grid.max}f"}
     return [*lists, f"-DCALL_FIELDS={fields}", *(f"-D{name}={value}" for name, value in numbers.items())]
 
 

@@ -73,7 +73,7 @@ def why_not_native(q: Quantizer, chip: Chip) -> str | None:
     """The reason that the chip's FP4 unit does not take a 4-bit operand; None if it does."""
     if "any" in chip.native:
         return None
-    if q.codec in ("split", "razer", "dialects", "if4", "hif4"):
+    if q.codec in ("split", "razer", "dialects", "if4", "mixfp4", "hif4"):
         return f"codec {q.codec} is not native"
     if isinstance(q.scale, FloatScale) and q.scale.convention == "encode":
         return "a stored multiplier is not native"

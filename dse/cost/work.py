@@ -196,6 +196,7 @@ def scaling(q: Quantizer, chip: Chip) -> Work:
 ADAPT: dict[str, Work] = {
     "none": Work(),
     "if4": Work(vector=10, convert=1),  # INT4 beside E2M1: multiply, round, clamp (4); two errors of three
+    "mixfp4": Work(vector=11, convert=1),  # the same, and the ratio of scales; a second scale of the block is apart
     "razer": Work(vector=12),  # two special values: compare and select; two errors
     "dialects": Work(vector=80),  # 16 codebooks of two thresholds and an error each
 }
@@ -207,7 +208,8 @@ def adapt(q: Quantizer, chip: Chip) -> Work:
         second = rounding(q, chip)
         decode = Work(convert=1) if second.convert else Work()
         return Work(vector=1 + 6 + 1 / 8) + second + decode + scale(q, chip) * per_block(q)
-    return ADAPT[q.adapt]
+    blocks = (scale(q, chip) + Work(special=1)) * per_block(q) if q.adapt == "mixfp4" else Work()
+    return ADAPT[q.adapt] + blocks
 
 
 def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:

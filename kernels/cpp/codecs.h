@@ -253,6 +253,39 @@ void if4(const Lane& b) {
     });
 }
 
+void mixfp4(const Lane& b) {
+    const Grid grid(b);
+    Grid integers(b);
+    integers.pmin = INT4_PMIN, integers.ulps = INT4_ULPS, integers.inv_ulps = 1.0f / INT4_ULPS, integers.max = INT4_MAX;
+    Numbers mult(b.n), scale2(b.n), mult2(b.n), payload(b.size), reals(b.size), wholes(b.size), first(b.size), second(b.size);
+    float *__restrict z = payload.data(), *__restrict real = reals.data(), *__restrict whole = wholes.data();
+    float *__restrict v = first.data(), *__restrict w = second.data();
+    scales(b, b.amax, b.f.inv_val_max, b.scale, mult.data());
+    scales(b, b.amax, b.f.inv_val_max * grid.max / integers.max, scale2.data(), mult2.data());
+    with_size(b.size, [&](auto size) {
+        for (int64_t k = 0; k < b.n; k++) {
+            const float *__restrict x = b.x + k * size, m = mult[k], m2 = mult2[k], ratio = scale2[k] / b.scale[k];
+            float* __restrict q = b.out + k * size;
+            for (int64_t j = 0; j < size; j++) z[j] = std::fabs(x[j]) * m, v[j] = at_most(z[j], grid.max);
+            rounded(b, k, v, real, grid);
+            for (int64_t j = 0; j < size; j++) w[j] = at_most(std::fabs(x[j]) * m2, integers.max);
+            rounded(b, k, w, whole, integers);
+            for (int64_t j = 0; j < size; j++) {
+                const float one = real[j] - z[j], other = whole[j] * ratio - z[j];
+                v[j] = one * one, w[j] = other * other;
+            }
+            const bool is_real = tree_sum(v, size) < tree_sum(w, size);
+            b.scale[k] = is_real ? b.scale[k] : scale2[k];
+            const float by = b.decoded ? b.scale[k] : 1.0f;
+            for (int64_t j = 0; j < size; j++) {
+                const float one = real[j], other = whole[j];
+                q[j] = with_sign(is_real ? one : other, x[j]) * by;
+            }
+            if (b.meta[0]) b.meta[0][k] = !is_real;
+        }
+    });
+}
+
 void razer(const Lane& b) {
     constexpr float SPECIAL = 5.0f;
     const Grid grid(b);

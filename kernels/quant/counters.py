@@ -71,4 +71,6 @@ def largest_element(codec: str, meta: dict[str, Tensor]) -> Tensor | None:
     if codec == "dialects":
         tops = torch.tensor([levels[-1] / 2 for levels in DIALECTS], device=meta["dialect"].device)
         return tops[meta["dialect"].long()][:, :, None]
+    if codec == "mixfp4":
+        return torch.where(meta["e1m2"], 7.0, 6.0)[:, :, None]
     return torch.tensor(LARGEST[codec]) if codec in LARGEST else None

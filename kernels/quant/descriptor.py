@@ -106,6 +106,7 @@ ADAPT: dict[str, dict[str, float]] = {
     "4over6-mse": {"adapt": 1},
     "4over6-mae": {"adapt": 1, "adapt_mae": 1},
     "if4": {},  # the codec's own, as the others
+    "mixfp4": {},
     "razer": {},
     "dialects": {},
 }

@@ -24,7 +24,8 @@ class Quantized(msgspec.Struct, frozen=True):
     """A quantized tensor of shape [..., K].
 
     values        float32 [..., K], decoded, rotated back if a rotation was given
-    elements      float32 [..., K], decoded element values; IF4's are in sevenths: seven times E2M1, or six times INT4
+    elements      float32 [..., K], decoded element values; IF4's are in sevenths: seven times E2M1, or six times INT4;
+                  of MixFP4's E1M2 they are the doubled values, integers, as the stored scale is half
     codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
     scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles, [..., K] where elements of a block
                   have different ones; None for plain operands

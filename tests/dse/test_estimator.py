@@ -123,7 +123,7 @@ def test_lanes_share_a_population_only_with_the_same_grid_if_an_estimator_depend
     assert estimating(e2m1, x=through).signature() != estimating(e1m2, x=through).signature()
 
 
-@pytest.mark.parametrize("name", ["hif4", "if4", "razer", "blockdialect"])
+@pytest.mark.parametrize("name", ["hif4", "if4", "mixfp4", "razer", "blockdialect"])
 @pytest.mark.parametrize("relaxation", RELAXATION_NAMES.values())
 def test_elements_of_several_grids_have_no_surrogate(name, relaxation):
     expected = set() if relaxation == STE() else {"estimator-needs-one-grid"}

@@ -25,6 +25,7 @@ SLOTS_OF = {
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
     "hif4-ascend": slots("hif4"),
     "luq": slots("int4-sawb", g="luq"),
+    "mixfp4": slots("mixfp4", g="nvfp4 16/17 SR"),
     "mxfp4": slots("mxfp4"),
     "mxfp4-ascend": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),

@@ -123,7 +123,7 @@ def test_the_reason_is_in_the_row(planted, monkeypatch):
 
 EVERYTHING, NOTHING = Features(*[True] * 5), Features(*[False] * 5)
 NEITHER = {"ema", "scale_stochastic"}  # of the kernels of whole operands: a record of a call has no tensors for them
-LACKING = {"block": NEITHER, "split": NEITHER, "if4": NEITHER, "razer": NEITHER, "dialects": set()}
+LACKING = {"block": NEITHER, "split": NEITHER, "if4": NEITHER, "mixfp4": NEITHER, "razer": NEITHER, "dialects": set()}
 LACKING |= {"softmax": NEITHER | {"adapt", "adapt_mae"}, "exact": NEITHER | {"half_away"}}
 
 

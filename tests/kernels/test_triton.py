@@ -165,7 +165,7 @@ def test_a_codec_takes_blocks_of_any_size(place, q):
     assert_same_bits(*both(place, rows_for(3, 2 * q.unit)[: len(lanes)], lanes, q.block == 32, step=2**33 + 5))
 
 
-@pytest.mark.parametrize("name", ["if4", "razer"])
+@pytest.mark.parametrize("name", ["if4", "mixfp4", "razer"])
 def test_a_codec_takes_tiles(place, name):
     for block in (256, 1024):
         assert_same_bits(*both(place, rows_for(3, block), [OWN_WAY[name]] * 3, block=block))
@@ -179,7 +179,7 @@ def test_a_codec_takes_what_the_kernel_rotates(place, name, columns):
 
 
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
-@pytest.mark.parametrize("name", ["if4", "hif4", "mbs-mxfp4"])
+@pytest.mark.parametrize("name", ["if4", "mixfp4", "hif4", "mbs-mxfp4"])
 def test_a_codec_draws_for_every_element_in_odd_shapes(place, name, columns):
     q = OWN_WAY[name]
     lanes = [rounded(q, Stochastic()), rounded(q, Stochastic(bits=8))]

@@ -41,6 +41,7 @@ _LARGEST_POWER = tl.constexpr(2.0**127)
 _FLT_MIN, _UNIT_MAX = tl.constexpr(2.0**-126), tl.constexpr(2.0**126)
 _INT_PMIN = tl.constexpr(2.0 ** ELEMENTS["int4"].emin)
 _INT_INV_ULPS = tl.constexpr(2.0 ** -ELEMENTS["int4"].mantissa)
+_INT_MAX = tl.constexpr(ELEMENTS["int4"].max)
 _MACRO_BLOCK = tl.constexpr(MACRO_BLOCK)
 _TOP_MANTISSA, _ONE = tl.constexpr(0x007F8000), tl.constexpr(0x3F800000)
 _INF = tl.constexpr(float("inf"))
@@ -108,6 +109,8 @@ def encoded(
         q, scale = _split(x, magnitude, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "if4":
         q, scale = _if4(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
+    elif CODEC == "mixfp4":
+        q, scale = _mixfp4(magnitude, amax, chunk, numbers, STOCHASTIC, UNUSUAL)
     elif CODEC == "exact":
         q, scale = _exact(magnitude, amax, numbers, UNUSUAL)
     elif CODEC == "macro":
@@ -222,6 +225,22 @@ def _if4(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.
     whole = rounded(sixths, chunk, zero + _INT_PMIN, zero + _INT_INV_ULPS, draws, i, STOCHASTIC, UNUSUAL) * 6
     integer = lane_sum((whole - real) * (whole + real - 2 * z7)) < 0
     return tl.where(integer[:, None], whole, real), scale[:, None]
+
+
+@triton.jit
+def _mixfp4(magnitude, amax, chunk, numbers, STOCHASTIC: tl.constexpr, UNUSUAL: tl.constexpr):
+    inv_val_max, tensor, element, usual, draws, row, _ = numbers
+    pmin, _, largest, prescale = element
+    zero = pmin * 0.0
+    most = zero + _INT_MAX
+    scale, z = _scaled(magnitude, amax, numbers, UNUSUAL)
+    real = _to_grid(z, chunk, numbers, STOCHASTIC, UNUSUAL)
+    scale2, mult = block_scales(amax, tl.div_rn(inv_val_max * largest, most), tensor, usual, row, UNUSUAL)
+    y = tl.minimum(magnitude * (mult * prescale)[:, None], most)
+    whole = rounded(y, chunk, zero + _INT_PMIN, zero + _INT_INV_ULPS, draws, row[1], STOCHASTIC, UNUSUAL)
+    first, second = real - z, whole * tl.div_rn(scale2, scale)[:, None] - z
+    is_real = lane_sum(first * first) < lane_sum(second * second)
+    return tl.where(is_real[:, None], real, whole), tl.where(is_real, scale, scale2)[:, None]
 
 
 @triton.jit

@@ -24,7 +24,7 @@ ROTATIONS = (16, 32, 64, 128, 256)
 MOST = 2**34
 """Elements from which on a lane is too large: runs of 16 of them, and lines of memory, are numbered in 32 bits."""
 
-CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "razer", "dialects", "exact", "softmax")
+CODECS = ("block", "eden", "hif4", "quest", "split", "macro", "if4", "mixfp4", "razer", "dialects", "exact", "softmax")
 """Codecs that the kernels have (`codecs.CODECS`)."""
 
 SCALE_CODECS = ("block", "softmax", "sawb", "radix4")

@@ -28,6 +28,13 @@ LANES = {
         rounding=[Stochastic(), Nearest(ties="away")],
         range=["16/17"],
     ),
+    "mixfp4": lanes_of(
+        "mixfp4",
+        scale=[E4M3(zero="one"), E5M2(), FP32(), E4M3(rounding="stochastic")],
+        tensor_scale=[None, TensorScale(target=256.0)],
+        rounding=[Stochastic(), Nearest(ties="away")],
+        range=["16/17", "3/4"],
+    ),
     "razer": lanes_of(
         "razer",
         scale=[UE5M3(), BF16()],

@@ -18,6 +18,7 @@ from fp4dse.kernels.quant.spec.codecs.exact import exact
 from fp4dse.kernels.quant.spec.codecs.hif4 import hif4
 from fp4dse.kernels.quant.spec.codecs.if4 import if4
 from fp4dse.kernels.quant.spec.codecs.macro import macro
+from fp4dse.kernels.quant.spec.codecs.mixfp4 import mixfp4
 from fp4dse.kernels.quant.spec.codecs.quest import quest
 from fp4dse.kernels.quant.spec.codecs.radix4 import radix4
 from fp4dse.kernels.quant.spec.codecs.razer import razer
@@ -36,6 +37,7 @@ CODECS: dict[str, Callable[[Blocks], Encoded]] = {
     "sawb": sawb,
     "softmax": softmax,
     "if4": if4,
+    "mixfp4": mixfp4,
     "razer": razer,
     "dialects": dialects,
     "radix4": radix4,

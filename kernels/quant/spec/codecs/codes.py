@@ -42,6 +42,12 @@ def if4(encoded: Encoded) -> Tensor:
     return _signed(torch.where(encoded.meta["integer"][:, :, None], integers, e2m1), encoded.q)
 
 
+def mixfp4(encoded: Encoded) -> Tensor:
+    """Magnitude indices of E2M1 or E1M2, as the block has it."""
+    e1m2, e2m1 = _index(encoded.q, "int4"), _index(encoded.q, "e2m1")
+    return _signed(torch.where(encoded.meta["e1m2"][:, :, None], e1m2, e2m1), encoded.q)
+
+
 def razer(encoded: Encoded) -> Tensor:
     """E2M1 codes; 8, which would be -0, is the special value."""
     codes = _signed(_index(encoded.q, "e2m1"), encoded.q)
@@ -54,7 +60,13 @@ def dialects(encoded: Encoded) -> Tensor:
     return _signed((levels[:, :, None, :] < encoded.q.abs()[:, :, :, None]).sum(3), encoded.q)
 
 
-CODES: dict[str, Callable[[Encoded], Tensor]] = {"hif4": hif4, "if4": if4, "razer": razer, "dialects": dialects}
+CODES: dict[str, Callable[[Encoded], Tensor]] = {
+    "hif4": hif4,
+    "if4": if4,
+    "mixfp4": mixfp4,
+    "razer": razer,
+    "dialects": dialects,
+}
 """Codecs whose elements are not those of one codebook."""
 
 

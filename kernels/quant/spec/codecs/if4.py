@@ -30,16 +30,17 @@ def if4(b: Blocks) -> Encoded:
     z7 = z * 7
     real = round_elements(z, b.f, b.i, b.random) * 7
     six = b.f["elem_max"][:, :, None]  # a tensor: on a GPU, division by a number is not one rounding
-    whole = round_elements(z7 / six, b.f | _integers(b.f), b.i, b.random) * 6
+    whole = round_elements(z7 / six, b.f | integers(b.f), b.i, b.random) * 6
     integer = lane_sum((whole - real) * (whole + real - 2 * z7), 2) < 0
     q = torch.where(integer[:, :, None], whole, real)
     return Encoded(torch.copysign(q, b.x), scale, {"integer": integer})
 
 
-def _integers(f: dict[str, Tensor]) -> dict[str, Tensor]:
+def integers(f: dict[str, Tensor]) -> dict[str, Tensor]:
     """The columns of the element grid for INT4."""
     grid = ELEMENTS["int4"]
     return {
         "elem_pmin": torch.full_like(f["elem_pmin"], 2.0**grid.emin),
         "elem_ulps": torch.full_like(f["elem_ulps"], 2.0**grid.mantissa),
+        "elem_max": torch.full_like(f["elem_max"], grid.max),
     }
