@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import pyarrow as pa
@@ -15,6 +16,7 @@ from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.extrapolation import extrapolation
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.lacking import recipes_lacking, sizes_lacking
 from fp4dse.results.stats.lasso import stability
 from fp4dse.results.stats.loss_law import loss_law
 from fp4dse.results.stats.marginal import marginal
@@ -56,6 +58,15 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "published": published,
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
+
+LACKING: dict[str, Callable[[pd.DataFrame, str], str]] = {
+    "loss_law": sizes_lacking,
+    "scaling": sizes_lacking,
+    "extrapolation": sizes_lacking,
+    "agreement": partial(recipes_lacking, least=2),
+    "published": recipes_lacking,
+}
+"""View -> a function of the runs and the store's path: empty, or why they cannot support it and what would."""
 
 BRIEF: dict[str, tuple[str, ...]] = {
     "recipes": (

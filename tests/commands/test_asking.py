@@ -48,6 +48,15 @@ def test_a_recipe_of_a_space_that_leaves_the_forward_pass_alone_says_so_wherever
     assert ", forward bf16" in run("query", "front").out
 
 
+def test_a_view_that_the_rows_cannot_support_says_what_is_missing_and_what_would_give_it(run, finished):
+    answer = run("query", "scaling", "--format", "json")
+    assert json.loads(answer.out) == []
+    assert answer.err.startswith("fp4dse: scaling: no row states parameters and tokens")
+    assert "fp4dse sweep SPACE --task language:" in answer.err
+    assert "fp4dse sweep quartet2 --task regression:quickstart" in run("query", "agreement").err
+    assert not run("query", "effects").err
+
+
 def test_what_a_query_writes_is_what_the_files_name_ends_in(run, finished):
     assert run("query", "SELECT 1 AS one", "--out", "x.csv").code == 0
     assert Path("x.csv").read_text() == "one\n1\n"
