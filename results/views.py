@@ -96,7 +96,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
-    "learning_rates": ("task label lr", "grid at_edge", "optimism", "same_grid"),
+    "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
@@ -150,7 +150,7 @@ _TEXTS |= {
     "rival_label",
     "verdict",
 }
-_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 
