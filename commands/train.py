@@ -109,6 +109,7 @@ def sweep(
     import msgspec
 
     from fp4dse.sweeps import arguments, plan_sweep, run_sweep, stores
+    from fp4dse.sweeps.confirm_bound import Machines, foresee_confirm
     from fp4dse.sweeps.confirming import check_seeds
     from fp4dse.sweeps.estimate import estimate as estimate_plan
     from fp4dse.sweeps.executors.folder import folder_of
@@ -142,6 +143,11 @@ def sweep(
         if tune:
             rates = len(asked["lrs"] or FACTORS)
             more["to_tune"] = f"{plan.recipes * len(asked['tasks']) * rates * len(TUNING_SEEDS)} lanes before, or more"
+        if confirm:
+            more["to_confirm"] = foresee_confirm(
+                found, plan, asked["tasks"], target, seeds=confirm_seeds, lrs=asked["lrs"],
+                on=Machines(device, jobs, executor), budget_s=budget_s, timed=estimate,
+            )  # fmt: skip
         print_facts({**count_space(found), **plan.facts(), **more}, as_json)
     else:
         limits: dict[str, Any] = {"options": options, "record": record, "progress": True}

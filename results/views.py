@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import pyarrow as pa
@@ -15,6 +16,7 @@ from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.extrapolation import extrapolation
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
+from fp4dse.results.stats.lacking import recipes_lacking, sizes_lacking
 from fp4dse.results.stats.lasso import stability
 from fp4dse.results.stats.loss_law import loss_law
 from fp4dse.results.stats.marginal import marginal
@@ -57,6 +59,15 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 """View -> the function of the runs that makes it. A view is made only for a query that names it."""
 
+LACKING: dict[str, Callable[[pd.DataFrame, str], str]] = {
+    "loss_law": sizes_lacking,
+    "scaling": sizes_lacking,
+    "extrapolation": sizes_lacking,
+    "agreement": partial(recipes_lacking, least=2),
+    "published": recipes_lacking,
+}
+"""View -> a function of the runs and the store's path: empty, or why they cannot support it and what would."""
+
 BRIEF: dict[str, tuple[str, ...]] = {
     "recipes": (
         "task label gap overhead",
@@ -85,7 +96,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
-    "learning_rates": ("task label lr", "grid at_edge", "optimism", "same_grid"),
+    "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
     "divergence": ("task factor level with_factor with_level diverged", "recipes"),
@@ -139,7 +150,7 @@ _TEXTS |= {
     "rival_label",
     "verdict",
 }
-_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 

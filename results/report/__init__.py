@@ -94,7 +94,8 @@ def read_findings(store: Store, statistics: Statistics | None = None) -> Finding
 def _body(found: Findings, title: str, name: str) -> str:
     shown = {panel: html for panel in PANELS if (html := panel.html(found))}
     links = "".join(f'<a href="#{panel.name}">{panel.link}</a>' for panel in shown)
-    head = f'<header><p class="overline">{_scope(found, name)}</p><h1>{escape(title)}</h1></header>'
+    shared = f'<p class="about">{escape(text)}.</p>' if (text := found.labels.says()) else ""
+    head = f'<header><p class="overline">{_scope(found, name)}</p><h1>{escape(title)}</h1>{shared}</header>'
     return f"{head}{explore.controls(found)}<nav>{links}</nav>" + "\n".join(shown.values()) + _HOW_TO_READ
 
 

@@ -25,7 +25,9 @@ QUERIES = (
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
     "FROM versus_best",
     "FROM learning_rates",
-    "SELECT task, preset, sum(at_edge::INT) AS at_edge, sum((NOT same_grid)::INT) AS other_grid, "
+    "SELECT task, preset, sum(at_edge::INT) AS at_edge, "
+    "sum((NOT same_grid AND source IS DISTINCT FROM 'preset')::INT) AS other_grid, "
+    "sum((source = 'preset' AND NOT is_baseline)::INT) AS untuned, "
     "sum((at_edge AND NOT is_baseline)::INT) AS recipes_at_edge, any_value(rates) AS rates, any_value(lr) AS lr "
     "FROM learning_rates GROUP BY ALL",
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged "

@@ -22,7 +22,8 @@ QUERIES = (
     "FROM noise_floor",
     "FROM learning_rates",
     "SELECT task, preset, any_value(rates) AS rates, sum(at_edge::INT) AS at_edge, "
-    "sum((NOT same_grid)::INT) AS other_grid FROM learning_rates GROUP BY ALL",
+    "sum((NOT same_grid AND source IS DISTINCT FROM 'preset')::INT) AS other_grid, "
+    "sum((source = 'preset' AND NOT is_baseline)::INT) AS untuned FROM learning_rates GROUP BY ALL",
     "SELECT task, preset, count(*) AS recipes, sum(on_front::INT) AS on_front, "
     "count(*) FILTER (note = 'diverged') AS diverged, count(*) FILTER (note = 'pruned') AS pruned, "
     "count(*) FILTER (note = 'failed') AS failed, max(seeds) AS seeds FROM recipes WHERE NOT is_baseline GROUP BY ALL",

@@ -6,6 +6,7 @@ Shapes and dashes differ, so that they survive a black-and-white printer. Texts 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ STYLE |= {"pdf.fonttype": 42, "savefig.dpi": 300, "axes.linewidth": 0.6, "legend
 STYLE |= {"svg.hashsalt": "fp4dse"}  # the same names inside the file each time
 WIDTH = 3.5
 """Of a column, inches."""
+LETTERS = 80
+"""Of a line across a figure, in small print."""
 MOST_TICKS = 8
 MOST_NAMED = 12
 """Members of the front in the key."""
@@ -121,8 +124,9 @@ def _key(found: Findings, front: pd.DataFrame, figure: Figure) -> None:
     called = [found.labels.of(label) for label in front["label"].head(MOST_NAMED)]
     marks = [Line2D([], [], marker=f"${n}$", color=BLUE, ls="", label=name) for n, name in enumerate(called, 1)]
     if marks:
-        figure.set_size_inches(WIDTH, 2.6 + 0.13 * len(marks))
-        figure.legend(handles=marks, loc="outside lower center", fontsize=6)
+        shared = textwrap.fill(found.labels.says(), LETTERS) or None
+        figure.set_size_inches(WIDTH, 2.6 + 0.13 * (len(marks) + (shared.count("\n") + 1 if shared else 0)))
+        figure.legend(handles=marks, loc="outside lower center", title=shared, fontsize=6, title_fontsize=6)
 
 
 def _ratio_ticks(axis: Axis, limits: tuple[float, float]) -> None:

@@ -223,20 +223,21 @@ def stacked(parts: Sequence[pd.DataFrame], columns: Sequence[str]) -> pd.DataFra
 def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     """The choice of each recipe's learning rate, one line per SETTING and recipe.
 
-    Columns: SETTING, config_id, label, is_baseline, lr (chosen), rates (tried), grid (text), tuned (the rate was chosen
-    on other seeds: lr_source), same_grid (tuned, or as the most common grid of the setting), at_edge (the chosen rate
-    is the lowest or highest of several: a better one may lie outside), optimism. optimism is how much lower the
-    recipe's mean log loss is at the chosen rate than at rates chosen without the seed that they are judged on; it is
-    the bias of choosing on the reported losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
+    Columns: SETTING, config_id, label, is_baseline, lr (chosen), source (its lr_source: `tuned`, `preset`, `given`,
+    `searched`; None in rows of before there was that), rates (tried), grid (text), tuned (the rate was chosen on other
+    seeds: source), same_grid (tuned, or as the most common grid of the setting), at_edge (the chosen rate is the lowest
+    or highest of several: a better one may lie outside), optimism. optimism is how much lower the recipe's mean log
+    loss is at the chosen rate than at rates chosen without the seed that they are judged on; it is the bias of choosing
+    on the reported losses, 0 with one rate, NaN with one seed or where a rate lacks a seed.
     """
-    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "rates", "grid", "tuned"]
-    columns += ["same_grid", "at_edge", "optimism"]
+    columns = [*SETTING, "config_id", "label", "is_baseline", "lr", "source", "rates", "grid"]
+    columns += ["tuned", "same_grid", "at_edge", "optimism"]
     if runs.empty:
         return stacked([], columns)
     runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
-    tuned = source.isin(TUNED)
-    work = outcomes(runs).assign(label=runs["recipe_label"], is_baseline=runs["is_baseline"].astype(bool), tuned=tuned)
+    facts = {"label": runs["recipe_label"], "is_baseline": runs["is_baseline"].astype(bool), "source": source}
+    work = outcomes(runs).assign(**facts, tuned=source.isin(TUNED))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
     grids = tried.groupby(recipe)["lr"].agg(rates="count", least="min", most="max")
@@ -244,12 +245,12 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     usual = grids.groupby("setting")["grid"].agg(lambda found: found.value_counts().index[0])
     chosen = at_best_lr(work)
     best = work[chosen].drop_duplicates(recipe).set_index(recipe)
-    out = grids.join(best[["lr", "label", "is_baseline", "tuned"]]).join(_optimism(work, chosen))
+    out = grids.join(best[["lr", "label", "is_baseline", "source", "tuned"]]).join(_optimism(work, chosen))
     same = out["grid"].to_numpy() == usual.reindex(out.index.get_level_values("setting")).to_numpy()
     out["same_grid"] = same | out["tuned"].to_numpy(bool)
     out["at_edge"] = out["rates"].gt(1) & (out["lr"].eq(out["least"]) | out["lr"].eq(out["most"]))
-    facts = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
-    out = out.reset_index().merge(facts, on="setting").sort_values(["setting", "label"])
+    settings = runs[list(SETTING)].assign(setting=work["setting"]).drop_duplicates("setting")
+    out = out.reset_index().merge(settings, on="setting").sort_values(["setting", "label"])
     return out[columns].reset_index(drop=True)
 
 

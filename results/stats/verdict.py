@@ -20,6 +20,7 @@ from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import MARGIN, against, cheapest_as_good
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import summarize
 from fp4dse.results.text.ratios import counted
@@ -46,50 +47,6 @@ FRONT_WORDS = (
 
 CHANCE = ["p_front", "expected", "expected_low", "expected_high"]
 """The columns that `front_chance` adds."""
-
-
-class Rates(NamedTuple):
-    """The choice of learning rates in a setting."""
-
-    rates: tuple[float, ...]
-    """Rates that most recipes were tried at, the lowest first."""
-    at_others: int
-    """Recipes that were tried at others."""
-    at_edge: int
-    """Recipes whose best rate is the lowest or highest of several: a better one may lie outside."""
-    pick_at_edge: bool
-    baseline_at_edge: bool
-    tuned: bool = False
-    """The recipe's rate and BF16's were chosen on other seeds than those reported."""
-
-    def sentence(self) -> str:
-        """For people; without a full stop."""
-        if self.tuned:
-            return "learning rates that were tuned on other seeds, each class of recipes at its own"
-        if len(self.rates) == 1:
-            return f"one learning rate for all recipes ({self.rates[0]:g}); none was searched"
-        rates = ", ".join(f"{rate:g}" for rate in self.rates)
-        return f"each recipe at the best of {len(self.rates)} learning rates ({rates})"
-
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings about the choice, one sentence each, without a full stop."""
-        says = []
-        if len(self.rates) == 1 and not self.tuned:
-            says.append(
-                f"one learning rate ({self.rates[0]:g}) for all: a recipe or BF16 that needs another one looks worse "
-                "than it is; --lr takes several"
-            )
-        if self.pick_at_edge or self.baseline_at_edge:
-            who = " and ".join(
-                name for name, so in (("this recipe", self.pick_at_edge), ("BF16", self.baseline_at_edge)) if so
-            )
-            says.append(f"the best learning rate of {who} is at the edge of the grid: a better one may lie outside")
-        elif self.at_edge:
-            says.append(f"the best learning rate of {counted(self.at_edge, 'recipe')} is at the edge of the grid")
-        if self.at_others:
-            had = "had other learning rates than the rest"
-            says.append(f"{counted(self.at_others, 'recipe')} {had}: not a fair comparison")
-        return tuple(says)
 
 
 class Confirmed(NamedTuple):
@@ -268,7 +225,7 @@ def _verdict(
     lowest = ranked.iloc[0] if len(ranked) else None
     pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
-    chosen = _rates(rates, pick["config_id"])
+    chosen = rates_of(rates, pick["config_id"])
     mine = rows[rows["config_id"].eq(pick["config_id"])]
     mine = mine[(mine[list(SETTING)] == list(setting)).all(axis="columns")]
     gap = _expected(pick)
@@ -314,20 +271,6 @@ def _against_bf16(gap: dict[str, float], pairs: int) -> Against:
     if gap["gap_low"] > -MARGIN and gap["gap_high"] < MARGIN:
         return "same"
     return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"
-
-
-def _rates(rates: pd.DataFrame, pick: str | None) -> Rates:
-    usual = rates.loc[rates["same_grid"].astype(bool), "grid"]
-    tried = tuple(float(text) for text in usual.iloc[0].split(", ")) if len(usual) else ()
-    edge = rates["at_edge"].astype(bool)
-    return Rates(
-        rates=tried,
-        at_others=int((~rates["same_grid"].astype(bool)).sum()),
-        at_edge=int((edge & ~rates["is_baseline"].astype(bool)).sum()),
-        pick_at_edge=bool((edge & rates["config_id"].eq(pick)).any()),
-        baseline_at_edge=bool((edge & rates["is_baseline"].astype(bool)).any()),
-        tuned=bool(rates.loc[rates["is_baseline"].astype(bool) | rates["config_id"].eq(pick), "tuned"].all()),
-    )
 
 
 def _why_none(lines: pd.DataFrame, tried: pd.DataFrame, diverged: int) -> str:

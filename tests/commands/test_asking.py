@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -36,6 +37,24 @@ def test_query_answers_in_every_form(run, finished):
 def test_query_takes_the_name_of_a_view(run, finished):
     lines = json.loads(run("query", "recipes", "--format", "json").out)
     assert {line["name"] for line in lines} >= {"bf16", "mxfp4", "nvfp4"}
+
+
+def test_a_recipe_of_a_space_that_leaves_the_forward_pass_alone_says_so_wherever_it_is_named(run):
+    Path("back.toml").write_text('base = "bf16"\n[axes]\n"backward" = ["mxfp4", "nvfp4"]\n')
+    printed = run("sweep", "back.toml", "--task", "regression:quickstart", "--seeds", "2").out
+    assert re.search(r"Use: +(mxfp4|nvfp4), forward bf16: the", printed)
+    lines = json.loads(run("query", "front", "--format", "json").out)
+    assert {line["label"] for line in lines} <= {"mxfp4, forward bf16", "nvfp4, forward bf16"}
+    assert ", forward bf16" in run("query", "front").out
+
+
+def test_a_view_that_the_rows_cannot_support_says_what_is_missing_and_what_would_give_it(run, finished):
+    answer = run("query", "scaling", "--format", "json")
+    assert json.loads(answer.out) == []
+    assert answer.err.startswith("fp4dse: scaling: no row states parameters and tokens")
+    assert "fp4dse sweep SPACE --task language:" in answer.err
+    assert "fp4dse sweep quartet2 --task regression:quickstart" in run("query", "agreement").err
+    assert not run("query", "effects").err
 
 
 def test_what_a_query_writes_is_what_the_files_name_ends_in(run, finished):

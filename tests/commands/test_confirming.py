@@ -32,6 +32,25 @@ def test_a_sweep_confirms_at_its_end_if_asked(run):
     assert set(open_store("runs/few/store").runs()["seed"]) == {0, 1, 100, 101, 102, 103}
 
 
+def test_a_dry_run_says_how_many_candidates_there_can_be_and_then_how_many_there_are(run):
+    asked = ("--confirm", "--confirm-seeds", "4", "--dry-run", "--json")
+    before = json.loads(swept(run, *asked).out)["to_confirm"]
+    assert "at most 4 of regression:quickstart" in before
+    assert "4 fresh seeds each, and BF16: at most 20 lanes to train; --estimate says how long" in before
+    assert not Path("runs").exists()
+    timed = json.loads(swept(run, *asked, "--estimate", "--lr", "1e-3,2e-3").out)["to_confirm"]
+    assert "at most 20 lanes to train, about " in timed  # a candidate stands at one learning rate
+    assert "to_confirm" not in json.loads(swept(run, "--dry-run", "--json").out)
+    assert swept(run).code == 0
+    after = json.loads(swept(run, *asked).out)["to_confirm"]
+    assert after == run("confirm", "--seeds", "4", "--dry-run").out.strip()
+    more = ("sweep", "few.toml", "--task", "regression:quickstart", "--seeds", "2")
+    bound = json.loads(run(*more, "--axis", "*.g.rounding=nearest,stochastic", *asked).out)["to_confirm"]
+    assert "at most 8 of regression:quickstart" in bound
+    other = ("sweep", "nvfp4", "--axis", "wgrad.g.rounding=stochastic", "--store", "runs/few/store", *more[2:])
+    assert "at most 5 of regression:quickstart" in json.loads(run(*other, *asked).out)["to_confirm"]
+
+
 def test_wrong_input_is_answered_in_one_line(run, finished):
     assert_one_line(run("confirm", "--seeds", "3"), 2, "--seeds: found 3", "4 or more")
     assert_one_line(run("confirm", "--task", "vision:smoke"), 2, "regression:quickstart")

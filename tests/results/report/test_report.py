@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
-from fp4dse.dse import Space, StoreError
+from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.store.parquet import read_all
@@ -181,6 +182,22 @@ def test_the_title_is_what_the_space_asks_and_else_the_name_of_the_store(store, 
     assert "<h1>Which &lt;published&gt; recipe?</h1>" in html
     assert "<title>Which &lt;published&gt; recipe?</title>" in html
     assert "<b>zoo</b>" in html
+
+
+def test_what_all_recipes_have_stands_in_its_head(store, row, tmp_path):
+    bf16 = Recipe.named("bf16")
+    recipes = [
+        msgspec.structs.replace(
+            Recipe.named(name), fprop=bf16.fprop, training=msgspec.structs.replace(bf16.training, loss_scale=8.0)
+        )
+        for name in ("nvfp4", "mxfp4")
+    ]
+    lanes = [row(recipe, seed, 0.1 + 0.1 * n) for n, recipe in enumerate([bf16, *recipes]) for seed in range(3)]
+    store.add(lanes, "job")
+    shown = report_of(store, tmp_path)
+    assert "Usenvfp4, forward bf16" in shown
+    assert "All recipes have: loss scale 8." in shown
+    assert shown.index("All recipes have") < shown.index("Use")
 
 
 def test_curves_are_the_front_against_bf16(own):

@@ -77,6 +77,44 @@ def test_the_best_of_a_grid_is_called_that_and_its_edge_is_warned_of(runs):
     assert any("had other learning rates than the rest" in text for text in some.warnings())
 
 
+def sourced(runs, **sources: str):
+    """Rates of BF16, NVFP4 and MXFP4, each at one of its own where the sources differ."""
+    frame = runs(**{f"{name}@{lr}": [0.5 + lr, 0.5 + 2 * lr] for name, lr in RATES_OF.items()})
+    return only(frame.assign(lr_source=frame["recipe_name"].map(sources))).rates
+
+
+RATES_OF = {"bf16": 0.016, "nvfp4": 0.004, "mxfp4": 0.008}
+
+
+def test_classes_at_tuned_rates_of_their_own_are_not_said_to_have_one(runs):
+    rates = sourced(runs, bf16="tuned", nvfp4="tuned", mxfp4="tuned")
+    assert rates.sentence() == "learning rates that were tuned on other seeds, each class of recipes at its own"
+    assert rates.warnings() == ()
+    assert "searched on other seeds" in sourced(runs, bf16="searched", nvfp4="searched", mxfp4="searched").sentence()
+
+
+def test_a_class_without_a_tuned_rate_is_named_and_nothing_is_said_of_the_others(runs):
+    rates = sourced(runs, bf16="tuned", nvfp4="preset", mxfp4="tuned")
+    words = "this recipe had the preset's learning rate, which nobody tuned for its class"
+    assert rates.sentence().endswith(f"each class of recipes at its own; {words}")
+    [warning] = rates.warnings()
+    assert warning.startswith(words)
+    assert "--tune finds one" in warning
+    [warning] = sourced(runs, bf16="preset", nvfp4="preset", mxfp4="preset").warnings()
+    assert warning.startswith("BF16 and 2 recipes, this one among them, had the preset's")  # at two rates, not at one
+    [warning] = sourced(runs, bf16="preset", nvfp4="tuned", mxfp4="tuned").warnings()
+    assert warning.startswith("BF16 had the preset's")
+
+
+def test_one_rate_for_all_that_is_the_presets_is_called_so(runs):
+    frame = runs(bf16=[0.5, 0.5], nvfp4=[0.6, 0.6]).assign(lr_source="preset")
+    rates = only(frame).rates
+    assert rates.sentence() == "one learning rate for all recipes (0.001); it is the preset's, which nobody tuned"
+    [warning] = rates.warnings()
+    assert warning.startswith("one learning rate (0.001) for all, the preset's, which nobody tuned: ")
+    assert only(frame.assign(lr_source="tuned")).rates.warnings() == ()
+
+
 GRID = {"1e-3": 0.7, "2e-3": 0.6, "4e-3": 0.8}
 
 

@@ -46,6 +46,21 @@ def test_a_recipe_without_a_name_is_never_called_by_the_name_of_another():
     assert len(set(found.short.values())) == 3
 
 
+def test_what_is_left_out_never_makes_a_label_that_of_a_shipped_recipe():
+    backward = ["nvfp4, forward bf16, loss scale 8", "nvfp4, forward bf16, SR, loss scale 8"]
+    found = short_labels(backward, [None, None])
+    assert list(found.short.values()) == ["nvfp4, forward bf16", "nvfp4, forward bf16, SR"]
+    assert found.says() == "All recipes have: loss scale 8"
+    rotated = ["nvfp4, gradients 16/17 SR, wgrad rht16", "ue5m3-t448, gradients 16/17 SR, wgrad rht16"]
+    assert (
+        short_labels(["mxfp4, wgrad rht16", *rotated[1:]], [None, None]).common == ()
+    )  # ue5m3-sr without the rotation
+    assert short_labels(rotated, [NAMED[rotated[0]], None]).short == {
+        rotated[0]: "nvfp4-sr-rht: nvfp4, gradients 16/17 SR, wgrad rht16",
+        rotated[1]: "ue5m3-t448",
+    }
+
+
 def test_one_recipe_and_one_that_was_not_compared_keep_their_labels():
     found = short_labels(["nvfp4, SR"], [None])
     assert (found.common, found.of("nvfp4, SR"), found.of("other")) == ((), "nvfp4, SR", "other")
