@@ -8,6 +8,7 @@ other number is a lane's. tasks/optimizers computes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
@@ -43,8 +44,36 @@ class StableSPAM(Part, frozen=True, tag_field="kind", tag="stable-spam"):
     reset: Annotated[int, msgspec.Meta(ge=1)] = 1000
 
 
-Optimizer = AdamW | SGD | StableSPAM | None
-OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM] = {"adamw": AdamW(), "sgd": SGD(), "stable-spam": StableSPAM()}
+MUON_SCALES: dict[str, Callable[[int, int], float]] = {
+    "match-rms": lambda out, in_: 0.2 * math.sqrt(max(out, in_)),  # arXiv 2502.16982, equation 4
+    "original": lambda out, in_: math.sqrt(max(1.0, out / in_)),  # github.com/KellerJordan/Muon
+}
+"""Name -> factor of an orthogonal update, by the weight's outputs and inputs. `match-rms` gives it a root mean square
+of 0.2, which is about AdamW's, so that AdamW's learning rates and weight decays carry over."""
+
+
+class Muon(Part, frozen=True, tag_field="kind", tag="muon"):
+    """Momentum made orthogonal, for the weights of hidden layers (kellerjordan.github.io/posts/muon, 2502.16982); AdamW
+    for all else.
+
+    nesterov  what is made orthogonal is momentum · mean + (1 - momentum) · gradient in place of the mean
+    scale     of MUON_SCALES
+    gain      a further factor of the update: the learning rate of these weights over that of all else
+    """
+
+    momentum: Share = 0.95
+    nesterov: bool = True
+    scale: Literal["match-rms", "original"] = "match-rms"
+    gain: Positive = 1.0
+
+
+Optimizer = AdamW | SGD | StableSPAM | Muon | None
+OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM | Muon] = {
+    "adamw": AdamW(),
+    "sgd": SGD(),
+    "stable-spam": StableSPAM(),
+    "muon": Muon(),
+}
 
 
 class Constant(Part, frozen=True, tag_field="kind", tag="constant"):
@@ -79,7 +108,7 @@ class Training(Part, frozen=True):
     """The update of weights from gradients.
 
     weight_decay   on the weights of products alone: not on biases, norms, positions or tables
-    beta1, beta2   of Adam
+    beta1, beta2   of Adam, also of the part of Muon's that is AdamW
     clip           of the gradient's norm over the whole model
     loss_scale     the loss is multiplied by it, and gradients are divided by it before they are used
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
@@ -111,7 +140,7 @@ class Training(Part, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Of the optimizer: `task`, `adamw`, `sgd`, `stable-spam`."""
+        """Of the optimizer: `task`, `adamw`, `sgd`, `stable-spam`, `muon`."""
         return "task" if self.optimizer is None else str(self.optimizer.__struct_config__.tag)
 
     def label(self) -> str:

@@ -12,6 +12,8 @@ CLASSES = {
     "sgd-bf16": "BF16 with this optimizer",
     "stable-spam": "the recipe brings this optimizer and quantizes",
     "stable-spam-bf16": "BF16 with this optimizer",
+    "muon": "the recipe brings this optimizer and quantizes",
+    "muon-bf16": "BF16 with this optimizer",
 }
 """Class -> what its recipes have in common."""
 
@@ -19,7 +21,7 @@ CLASSES = {
 def tuning_class(recipe: Recipe) -> str:
     """The class of a recipe: its optimizer, where that is not Adam; else what it quantizes."""
     kind = recipe.training.kind
-    if kind in ("sgd", "stable-spam"):
+    if kind in CLASSES:
         return f"{kind}-bf16" if recipe.is_plain else kind
     if any(not recipe.slot(slot).is_plain for slot in ("fprop.x", "fprop.w")):
         return "forward"

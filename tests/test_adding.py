@@ -164,8 +164,8 @@ ADDED: dict[str, Edits] = {
                 '\n\nclass Signs(Part, frozen=True, tag_field="kind", tag="signs"):\n    """The gradient\'s sign."""\n',
             ),
             ("Optimizer = AdamW | SGD", " | Signs"),
-            ("OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM", " | Signs"),
-            ('] = {"adamw": AdamW()', ', "signs": Signs()'),
+            ("OPTIMIZER_NAMES: dict[str, AdamW | SGD | StableSPAM | Muon", " | Signs"),
+            ('] = {\n    "adamw": AdamW(),\n', '    "signs": Signs(),\n'),
         ],
         "tasks/optimizers/signs.py": [
             (

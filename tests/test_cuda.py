@@ -228,6 +228,7 @@ GRAPHED = [
     ["fp4-all-the-way"],
     ["nvidia-nvfp4-finish"],
     ["nvfp4-stable-spam"],
+    ["nvfp4-muon"],
     ["nvfp4-sr-rht"],
     ["quartet"],
     ["quartet2"],

@@ -9,24 +9,29 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from torch import Tensor
 
-from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, Muon, StableSPAM, Training
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
 
 class Tensors(NamedTuple):
-    """Layout of a model's parameter tensors within the flat one: the number of elements of each, and for each element
-    the index of its tensor, int64 [P]."""
+    """Layout of a model's parameter tensors within the flat one.
+
+    sizes       number of elements of each
+    of_element  for each element the index of its tensor, int64 [P]
+    matrices    (outputs, inputs) of each that is the weight of a hidden layer, None for the others
+    """
 
     sizes: Sequence[int]
     of_element: Tensor
+    matrices: Sequence[tuple[int, int] | None]
 
 
 class Numbers(msgspec.Struct, frozen=True):
     """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's."""
 
-    optimizer: AdamW | SGD | StableSPAM
+    optimizer: AdamW | SGD | StableSPAM | Muon
     weight_decay: float
     beta1: float
     beta2: float

@@ -19,22 +19,25 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.training import SGD, AdamW, StableSPAM
+from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
 from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
-from fp4dse.tasks.optimizers import adamw, sgd, stable_spam
+from fp4dse.tasks.optimizers import adamw, muon, sgd, stable_spam
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
     from fp4dse.tasks.task import Task
 
-KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam}
+KINDS: dict[type, ModuleType] = {AdamW: adamw, SGD: sgd, StableSPAM: stable_spam, Muon: muon}
 """Kind of optimizer -> the module with its STATE, columns, row and, but for AdamW, update."""
 COUPLED = (SGD,)
 """Kinds whose weight decay is part of the gradient."""
+
+ENDS = ("embedding", "head")
+"""Kinds of places whose layers are not hidden."""
 
 TABLE_STEPS = 4096
 """Steps whose numbers lie on the device."""
@@ -61,8 +64,10 @@ class LaneOptimizer:
         for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
             p.data = view.view(p.shape)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
-        self.tensors = Tensors(self.sizes, of_tensor)
-        sizes = {"element": self.flat.shape[1], "tensor": len(self.sizes)}
+        self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
+        hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
+        every = self.flat.shape[1]
+        sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
 
         def column(values: Sequence[float]) -> Tensor:
@@ -165,6 +170,14 @@ def decays(model: nn.Module) -> list[bool]:
     """True for each of the model's parameters that is the weight of a product, in the order of `parameters()`."""
     products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
     return [id(p) in products for p in model.parameters()]
+
+
+def hidden_matrices(model: nn.Module) -> list[tuple[int, int] | None]:
+    """(outputs, inputs) for each of the model's parameters that is the weight of a hidden layer, in the order of
+    `parameters()`: of a product that is neither the embedding nor the head. A convolution's is flattened."""
+    products = [m for m in model.modules() if hasattr(m, "place")]
+    hidden = {id(m.weight) for m in products if getattr(m.place, "kind", "") not in ENDS}
+    return [(p.shape[1], p[0, 0].numel()) if id(p) in hidden and p.dim() > 2 else None for p in model.parameters()]
 
 
 def make_optimizer(model: nn.Module, lanes: Sequence[Lane], task: Task) -> LaneOptimizer:

@@ -42,6 +42,7 @@ def representatives() -> dict[str, Recipe]:
     """Class -> the recipe that it is tuned with."""
     bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
     spam, sgd = Recipe.named("nvfp4-stable-spam").training, Training(optimizer=SGD())
+    muon = Recipe.named("nvfp4-muon").training
     return {
         "bf16": bf16,
         "forward": nvfp4,
@@ -50,6 +51,8 @@ def representatives() -> dict[str, Recipe]:
         "stable-spam-bf16": msgspec.structs.replace(bf16, training=spam),
         "sgd": msgspec.structs.replace(nvfp4, training=sgd),
         "sgd-bf16": msgspec.structs.replace(bf16, training=sgd),
+        "muon": msgspec.structs.replace(nvfp4, training=muon),
+        "muon-bf16": msgspec.structs.replace(bf16, training=muon),
     }
 
 

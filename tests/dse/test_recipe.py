@@ -29,6 +29,7 @@ IDS = {
     "mxfp4-sr-rht": "66ca00ece65e0769",
     "mxfp4-tiles": "e076b1215f3710fc",
     "nvfp4": "9fd2de50b6aaddf5",
+    "nvfp4-muon": "f9f8bebdbc261f31",
     "nvfp4-sr": "76ad2ed4a00025cd",
     "nvfp4-sr-rht": "91b423faf96c3139",
     "nvfp4-stable-spam": "3fa26b2bbf1ddf3d",

@@ -6,7 +6,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
-from fp4dse.dse.training import StableSPAM, Training
+from fp4dse.dse.training import Muon, StableSPAM, Training
 
 
 def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
@@ -34,6 +34,7 @@ SLOTS_OF = {
     "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
     "nvfp4-sr-rht": slots("nvfp4", g="nvfp4 16/17 SR"),
     "nvfp4-stable-spam": slots("nvfp4"),
+    "nvfp4-muon": slots("nvfp4"),
     "nvidia-nvfp4-finish": slots("nvfp4", w="nvfp4-2d", g="nvfp4 16/17 SR"),
     "nvidia-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 16/17 SR"),
     "quartet": slots("quest-mxfp4", backward="mxfp4 aligned"),
@@ -82,6 +83,7 @@ ENDS = Precise(first=0.032, last=0.129)
 AROUND_OF = {
     "four-over-six": {"precise": Precise(last=0.167)},
     "fp4-all-the-way": {"finish": Finish(share=0.038, what="backward")},
+    "nvfp4-muon": {"training": Training(optimizer=Muon())},
     "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},
     "nvidia-nvfp4": {"precise": ENDS},
     "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},

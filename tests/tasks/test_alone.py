@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.precision import Finish, Precise
-from fp4dse.dse.training import SGD, Cosine, Linear, StableSPAM, Training
+from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
@@ -89,7 +89,7 @@ CASES: dict[str, Callable[[], Lanes]] = {
     **{f"{name}:{preset} on 2 threads": partial(of_every_preset, name, preset) for name, preset in SMOKE},
     **{
         f"recording {name}": partial(of_one_recipe, name)
-        for name in ("bf16", "nvfp4-stable-spam", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ")
+        for name in ("bf16", "nvfp4-stable-spam", "nvfp4-muon", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ")
     },
     "precise layers and a finish": with_precise_layers_and_a_finish,
     "numbers of their own": with_numbers_of_their_own,
@@ -98,6 +98,7 @@ CASES: dict[str, Callable[[], Lanes]] = {
     "a plain module with SGD": partial(
         of_a_plain_module_with, Training(optimizer=SGD(), weight_decay=0.1, accumulate=2)
     ),
+    "a plain module with Muon": partial(of_a_plain_module_with, Training(optimizer=Muon(), weight_decay=0.1)),
     "a plain module with Stable-SPAM": partial(of_a_plain_module_with, STABLE),
 }
 

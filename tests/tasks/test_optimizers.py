@@ -192,7 +192,7 @@ def test_what_a_recipe_leaves_open_is_the_tasks():
     assert population.optimizer.columns["b1"].flatten().tolist() == pytest.approx([0.9, 0.5])
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd", "stable-spam"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "stable-spam", "muon"])
 def test_losses_fall_with_every_optimizer(name):
     kind = next(kind for kind in KINDS if kind().__struct_config__.tag == name)
     task = get_task("regression", "smoke")

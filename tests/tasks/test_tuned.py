@@ -48,6 +48,7 @@ def test_every_recipe_has_a_class_and_every_class_a_representative():
     classes = {name: tuning_class(file.recipe) for name, file in recipe_files().items()}
     assert classes["bf16"] == "bf16"
     assert classes["nvfp4-stable-spam"] == "stable-spam"
+    assert classes["nvfp4-muon"] == "muon"
     assert classes["luq"] == "forward"
 
 
