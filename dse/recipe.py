@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from fp4dse.dse.attention import Attention
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
@@ -63,8 +64,8 @@ all their factors and rounded to BF16, as most simulations have them; `fp8-exact
 
 class Recipe(Part, frozen=True):
     """Three stages, the gradient estimator, the layers and steps that are not quantized, the layers that compute
-    otherwise, the products, and the training side. `config_id` is the identity of what is computed; learning rate and
-    seed are not part of it."""
+    otherwise, the attention core, the products, and the training side. `config_id` is the identity of what is computed;
+    learning rate and seed are not part of it."""
 
     fprop: Fprop
     dgrad: Dgrad
@@ -72,6 +73,7 @@ class Recipe(Part, frozen=True):
     estimator: Estimator = Estimator()
     precise: Precise = Precise()
     layers: tuple[LayerRule, ...] = ()
+    attention: Attention = Attention()
     finish: Finish | None = None
     gemm: GemmChoice = "exact"
     training: Training = Training()
@@ -117,6 +119,8 @@ class Recipe(Part, frozen=True):
         """The one spelling of all recipes that compute the same."""
         plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
         precise, layers = _canonical_layers(self.precise, self.layers) if self.layers else (self.precise, ())
+        attention = self.attention if self.attention == _PLAIN_ATTENTION else self.attention.canonical()
+        quantizes = bool(layers) or attention != _PLAIN_ATTENTION
         fprop = _canonical_stage(self.fprop, False)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
@@ -126,11 +130,12 @@ class Recipe(Part, frozen=True):
             self.finish,
             self.gemm,
             self.training,
-            plain_x and plain_w and not layers,
-            _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not layers,
-            _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not layers,
+            plain_x and plain_w and not quantizes,
+            _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not quantizes,
+            _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not quantizes,
         )
-        return _replaced(self, fprop=fprop, dgrad=dgrad, wgrad=wgrad, estimator=estimator, layers=layers, **around)
+        changes = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad, "estimator": estimator}
+        return _replaced(self, **changes, layers=layers, attention=attention, **around)
 
     def _passage(self, operand: str) -> str:
         """The estimator with the grids that it is a function of; empty for straight through."""
@@ -148,8 +153,8 @@ class Recipe(Part, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """True where no slot has a block scale, in any layer."""
-        return not self.layers and all(self.slot(s).is_plain for s in SLOTS)
+        """True where no slot has a block scale, in any layer, and none of the attention core."""
+        return not self.layers and all(self.slot(s).is_plain for s in SLOTS) and self.attention.is_plain
 
     @property
     def base(self) -> Recipe:
@@ -166,7 +171,8 @@ class Recipe(Part, frozen=True):
         (`Quantizer.evaluated`). Rotations and all else stay."""
         x, w = self.fprop.x.evaluated(), self.fprop.w.evaluated()
         fprop, layers = msgspec.structs.replace(self.fprop, x=x, w=w), tuple(rule.evaluated() for rule in self.layers)
-        return msgspec.structs.replace(self, fprop=fprop, layers=layers).canonical()
+        attention = self.attention.evaluated()
+        return msgspec.structs.replace(self, fprop=fprop, layers=layers, attention=attention).canonical()
 
     def baseline(self) -> Recipe:
         """The recipe that this one's losses are compared with, canonical: BF16, with the training side of a recipe that
@@ -202,6 +208,7 @@ class Recipe(Part, frozen=True):
                 "" if r.training.optimizer is None else r.training.kind,
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
             ),
+            attention=r.attention.layout,
         )
 
     def label(self) -> str:
@@ -220,6 +227,7 @@ class Recipe(Part, frozen=True):
         words += [f"{x} {text}" for x, text in ({"forward": passages["x"]} if both and passages else passages).items()]
         words += [f"precise {r.precise.label()}"] if r.precise != Precise() else []
         words += [f"({rule.label()})" for rule in r.layers]
+        words += [] if r.attention.is_plain else [f"attention core {r.attention.label()}"]
         words += [f"{r.finish.label()} precise"] if r.finish else []
         words += [r.gemm] if r.gemm != "exact" else []
         words += [text] if (text := r.training.label()) else []
@@ -248,6 +256,7 @@ class Recipe(Part, frozen=True):
         for operand in STAGES["fprop"]:
             out[f"estimator_{operand}"] = getattr(r.estimator, operand).label() or "ste"
         out["layers"] = "; ".join(rule.label() for rule in r.layers) or "none"
+        out["attention"] = r.attention.label()
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
@@ -262,7 +271,7 @@ def baseline_of(training: Training) -> Recipe:
 
 @lru_cache(maxsize=4096)
 def _base(recipe: Recipe) -> Recipe:
-    return msgspec.structs.replace(recipe, layers=(), precise=Precise()).canonical()
+    return msgspec.structs.replace(recipe, layers=(), precise=Precise(), attention=Attention()).canonical()
 
 
 @lru_cache(maxsize=4096)
@@ -337,6 +346,9 @@ def _replaced(part: AnyPart, **changes: object) -> AnyPart:
     return part
 
 
+_PLAIN_ATTENTION = Attention()
+
+
 class Signature(msgspec.Struct, frozen=True, order=True):
     """Structural signature: layout per slot (empty = plain), rotation and format of the operands per stage, and how the
     backward pass is made.
@@ -351,6 +363,7 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
     estimators: tuple[str, ...] = ("", "")  # x, w, with the element; empty = straight through
     around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default
+    attention: str = ""  # layouts of the core's operands; empty = none is quantized
 
 
 @lru_cache(maxsize=65536)

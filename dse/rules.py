@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
@@ -280,6 +281,20 @@ def _layers(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _attention(r: Recipe) -> ConfigError | None:
+    """The core has neither rotations nor a product of what clamping cuts off, and no weight that has an average."""
+    for slot in ATTENTION_SLOTS:
+        q = r.attention.operand(slot).canonical()
+        for _, error in quantizer_faults(q):
+            return ConfigError(f"attention.{slot}.{error.where}", error.found, error.accepted)
+        if q.outliers is not None:
+            return ConfigError(f"attention.{slot}.outliers", outlier_words(q.outliers), "none")
+        if q.codec == "eden" or isinstance(q.rounding, Ema):
+            found = "eden" if q.codec == "eden" else "ema"
+            return ConfigError(f"attention.{slot}", found, "quantizers that need neither a rotation nor an average")
+    return None
+
+
 def _fp8_operands(r: Recipe) -> ConfigError | None:
     """FP8 products take operands of few significant bits."""
     if r.gemm != "fp8-exact":
@@ -310,6 +325,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "shares-and-averages": ((("finish", "training"),), _shares),
     "fp8-holds-operands": ((), _fp8_operands),
     "layers": ((), _layers),
+    "attention": ((("attention",),), _attention),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
 

@@ -160,6 +160,8 @@ def convert(
     if lost := structure.faults(kept_precise(shared.recipe)):
         said = f"{'; '.join(lost)}. {shared.recipe.label()!r} keeps them precise: places={{…}} says where layers stand"
         warnings.warn(f"convert: {said}", stacklevel=2)
+    if not recipe.attention.is_plain:
+        notes.append(f"attention core left to your model: {recipe.attention.label()}")
     if recipe.training != Training():
         notes.append(f"left to your training loop: {recipe.training.label()}")
     report = Report(shared.recipe, lines, notes, shared)

@@ -19,6 +19,8 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers import check_places
 from fp4dse.dse.place import Place
 from fp4dse.dse.stages import grouped
+from fp4dse.kernels.attention_core import AttentionCore, attention_core
+from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
 from fp4dse.kernels.quant.operand.records import Saved, Use
@@ -106,6 +108,12 @@ class LaneNumerics:
         self.slots = {
             f"{name}.{of}": slot for name, stage in self.quantized.items() for of, slot in stage.slots.items()
         }
+        self.core: AttentionCore | None = None
+        """The attention core, where it is quantized."""
+        if not self.recipe.attention.is_plain:
+            parts = [recipe.attention for recipe in self.recipes]
+            self.core = AttentionCore(parts, device, self.backend, self.recipe.gemm)
+            self.slots |= self.core.slots
 
     @property
     def gemms(self) -> dict[str, str]:
@@ -251,6 +259,13 @@ class LaneNumerics:
         operand = stage.operand("x", x, use, rotation)
         back = operand.restored(rotation, x.shape[2]) if "wgrad" in self.requantized else x
         return back, operand.saved
+
+    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype. layer: of the
+        projections of q, k and v; it keys the random numbers. causal: to no later key."""
+        if self.core is None or self.evaluation == "bf16":
+            return attention(q, k, v, causal)
+        return attention_core(q, k, v, causal, self.core, self, layer)
 
     def use(self, layer: int) -> Use:
         """The record of a slot's use in this layer, now."""

@@ -32,6 +32,7 @@ FIELDS = {
 AROUND = {
     "precise": "layers that stay as in BF16, by their place in the model",
     "layers": "layers that compute otherwise: where they stand, and what is different there; none without any",
+    "attention": "operands of the attention core that are quantized, none by default",
     "finish": "last share of the steps that is trained in higher precision",
     "gemm": "how operands are multiplied: exact, or as others do it",
     "optimizer": "kind of optimizer; task: the task's own",

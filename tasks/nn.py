@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.place import Kind, Place, Role
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.autograd import Function
-from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.sums import divided
 from fp4dse.tasks.draws import seed_keys
@@ -91,14 +90,16 @@ def make_layers(
     return nn.ModuleDict(made)
 
 
-def self_attention(qkv: Tensor, heads: int) -> Tensor:
-    """The attention core of each sample: qkv [L, B, T, 3·D] -> [L, B, T, D]."""
+def self_attention(projection: Any, x: Tensor, heads: int) -> Tensor:
+    """The attention core of each sample, of queries, keys and values that a QuantLinear makes of x [L, B, T, D]:
+    [L, B, T, D]."""
+    qkv = projection(x)
     lanes, batch, tokens, width = qkv.shape
     size = width // 3 // heads
     cut = qkv.view(lanes * batch, tokens, 3, heads, size)
     q, k, v = cut.permute(2, 0, 3, 1, 4).reshape(3, -1, tokens, size).unbind(0)
-    mixed = attention(q, k, v).view(lanes, batch, heads, tokens, size)
-    return mixed.transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
+    mixed: Tensor = projection.numerics.attention(projection.layer, q, k, v)
+    return mixed.view(lanes, batch, heads, tokens, size).transpose(2, 3).reshape(lanes, batch, tokens, width // 3)
 
 
 class _Recomputed(Function):

@@ -49,7 +49,7 @@ class DiT(nn.Module):
         for i in range(self.depth):
             shift1, scale1, gate1, shift2, scale2, gate2 = self.layer[f"block{i}_mod"](c).chunk(6, dim=-1)
             h, normal = added_layer_norm(h, branch, 1.0 + scale1, shift1)
-            mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
+            mixed = self_attention(self.layer[f"block{i}_qkv"], normal, self.heads)
             h, normal = added_layer_norm(h, _gated(self.layer[f"block{i}_out"](mixed), gate1), 1.0 + scale2, shift2)
             hidden = self.layer[f"block{i}_up"](normal)
             branch = _gated(self.layer[f"block{i}_down"](silu(hidden)), gate2)

@@ -101,7 +101,7 @@ class UNet(nn.Module):
         if block.attends:
             tokens = group_norm(h, self.groups).flatten(2, 3)
             heads = max(1, h.shape[-1] // 64)
-            h = h + self.layer[part["out"]](self_attention(self.layer[part["qkv"]](tokens), heads)).view_as(h)
+            h = h + self.layer[part["out"]](self_attention(self.layer[part["qkv"]], tokens, heads)).view_as(h)
         return h
 
     def _active(self, x: Tensor) -> Tensor:

@@ -103,7 +103,8 @@ def is_bf16_forward(population: Population) -> bool:
     """True if both evaluations are one, to the bit: no forward product of any lane is quantized."""
     recipes = population.numerics.recipes
     plain = all(recipe.slot(f"fprop.{x}").element == "bf16" for recipe in recipes for x in STAGES["fprop"])
-    return plain and not any(recipe.layers for recipe in recipes) and all(recipe.gemm == "exact" for recipe in recipes)
+    plain = plain and not any(recipe.layers or recipe.attention.layout for recipe in recipes)
+    return plain and all(recipe.gemm == "exact" for recipe in recipes)
 
 
 def final_results(population: Population) -> list[LaneResult]:

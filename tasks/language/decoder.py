@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fp4dse.dse.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
-from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.embedding import embedding
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.rms_norm import added_rms_norm
@@ -131,7 +130,8 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         lanes, batch, length, width = x.shape
-        mixed = attention(*heads_apart(self.qkv(x), self.heads, cos, sin), causal=True)  # lanes folded into the batch
+        apart = heads_apart(self.qkv(x), self.heads, cos, sin)  # lanes folded into the batch
+        mixed = self.qkv.numerics.attention(self.qkv.layer, *apart, causal=True)
         mixed = mixed.view(lanes, batch, self.heads, length, -1).transpose(2, 3)
         out: Tensor = self.out(mixed.reshape(lanes, batch, length, width))
         return out

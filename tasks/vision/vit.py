@@ -43,7 +43,7 @@ class PatchClassifier(nn.Module):
         branch = None
         for i in range(self.depth):
             h, normal = added_layer_norm(h, branch)
-            mixed = self_attention(self.layer[f"block{i}_qkv"](normal), self.heads)
+            mixed = self_attention(self.layer[f"block{i}_qkv"], normal, self.heads)
             h, normal = added_layer_norm(h, self.layer[f"block{i}_out"](mixed))
             hidden = self.layer[f"block{i}_up"](normal)
             branch = self.layer[f"block{i}_down"](silu(hidden))

@@ -9,8 +9,10 @@ import typing
 
 from hypothesis import strategies as st
 
+from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.own_formats import FloatElement, TableElement
 from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, options
 from fp4dse.dse.scale import OwnScale
@@ -40,8 +42,9 @@ OWN = {
         zero=st.sampled_from(["keep", "min"]),
         rounding=st.sampled_from(["nearest", "up"]),
     ),
+    Attention: st.sampled_from([Attention(), Attention(Scores(QUANTIZERS["fp8"], QUANTIZERS["mxfp4"]), smooth_k=True)]),
 }
-"""Formats of one's own, whose fields have to fit each other."""
+"""Formats of one's own, whose fields have to fit each other; and the attention core, which has twelve quantizers."""
 
 
 def values(type_: typing.Any) -> st.SearchStrategy:

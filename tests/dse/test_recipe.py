@@ -228,6 +228,7 @@ COLUMN_TYPES = {
     "estimator": {str},
     "precise": {str},
     "layers": {str},
+    "attention": {str},
     "finish": {str},
     "gemm": {str},
     "optimizer": {str},
@@ -246,7 +247,10 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
-    of_recipe |= {name: name for name in ("precise", "layers", "finish", "gemm", "optimizer", "accumulate", "schedule")}
+    of_recipe |= {
+        name: name
+        for name in ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule")
+    }
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():

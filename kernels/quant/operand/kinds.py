@@ -30,15 +30,26 @@ LINE = 16
 def make_slot(recipes: Sequence[Recipe], name: str, device: torch.device, backend: Backend) -> Slot:
     """The slot of that name (`dse.SLOTS`) for recipes of equal structural signature, one a lane."""
     quantizers = [recipe.slot(name).canonical() for recipe in recipes]
+    stage, operand = name.split(".")
+    estimator = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
+    return slot_of(quantizers, SLOTS.index(name), device, backend, estimator)
+
+
+def slot_of(
+    quantizers: Sequence[Quantizer],
+    number: int,
+    device: torch.device,
+    backend: Backend,
+    estimator: Through = Through(),  # noqa: B008  (frozen)
+) -> Slot:
+    """The slot of canonical quantizers of one layout, one a lane. number: a key of its random numbers, below 8."""
     if quantizers[0].is_plain:
         return Plain(quantizers, device)
-    scaled = Scaled(LaneQuantizers(quantizers, SLOTS.index(name), device, backend))
+    scaled = Scaled(LaneQuantizers(quantizers, number, device, backend))
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
         return Residual(scaled, residuals, device)
-    stage, operand = name.split(".")
-    estimator = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
     return scaled if estimator == Through() else Estimated(scaled, quantizers, estimator, device)
 
 
