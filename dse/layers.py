@@ -29,7 +29,7 @@ _BLOCKS = re.compile(r"-?\d+|(-?\d+)?:(-?\d+)?")
 Rotation = Hadamard | Literal["none"] | None
 
 
-class LayerRule(Part, frozen=True):
+class LayerRule(Part, frozen=True, omit_defaults=True):
     """An exception: where it applies, and what is different there. Fields that are not given say nothing.
 
     kind     words of which a layer has one (place.WORDS): `attention`, `qkv`, `expert` …

@@ -22,13 +22,14 @@ class _Told(msgspec.Struct):
     dgrad: dict[str, Any]
     wgrad: dict[str, Any]
     layers: list[Any] = []
+    attention: dict[str, Any] = {}
     training: Training = DEFAULT
 
     def quantizes(self) -> bool:
-        operands = (getattr(self, stage)[operand] for stage, operand in (slot.split(".") for slot in SLOTS))
-        return bool(self.layers) or any(
-            not isinstance(q["element"], str) or q["element"] not in PLAIN for q in operands
-        )
+        operands = [getattr(self, stage)[operand] for stage, operand in (slot.split(".") for slot in SLOTS)]
+        operands += [q for product in self.attention.values() if isinstance(product, dict) for q in product.values()]
+        quantized = (not isinstance(q["element"], str) or q["element"] not in PLAIN for q in operands)
+        return bool(self.layers) or any(quantized)
 
 
 def baseline_id(recipe: str) -> str | None:

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
+from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
@@ -35,6 +37,8 @@ def everything() -> list[Recipe]:
     named = [file.recipe for file in recipe_files().values()] + [Recipe.uniform(q) for q in QUANTIZERS.values()]
     contradicting = LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]), LayerRule(("mlp",), wgrad_g=QUANTIZERS["fp8"])
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), layers=contradicting))
+    clamped = msgspec.structs.replace(QUANTIZERS["nvfp4"], outliers=OUTLIER_NAMES["occ"])
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=clamped))))
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
 
