@@ -61,7 +61,9 @@ def render(said: Said[Settings], recipe: Recipe) -> Settings:
     rules = [(entry, names[settings.text]) for entry, settings in said.entries]
     lines = [*naming.IMPORTS, "", "import torch", "", *naming.text(rules, names[said.default.text])]
     for name, settings in formats.items():
-        body = [line for line in settings.text.splitlines() if line and not line.startswith("#")] if settings.apply else []
+        body = (
+            [line for line in settings.text.splitlines() if line and not line.startswith("#")] if settings.apply else []
+        )
         lines += ["", f"def convert_{name}(model, fits):"]
         lines += [f"    {line}" for line in (*body, *(settings.apply or "pass  # BF16: as it is").splitlines())] + [""]
     lines += ["", "def convert(model):"]
