@@ -153,16 +153,24 @@ def test_one_seed_says_nobody_who_is_a_candidate(tmp_path):
         plan_confirm(screen(tmp_path, seeds=[0]))
 
 
+LATE_WORKER = (
+    sys.executable,
+    "-c",
+    "import runpy, time; time.sleep(3); runpy.run_module('fp4dse.tasks.worker', run_name='__main__')",
+)
+"""A worker that begins so late that an interrupt comes before it has trained all, which takes a second."""
+
+
 def test_a_real_sweep_is_confirmed_goes_on_after_an_interrupt_and_its_report_has_both_answers(tmp_path):
     where = {"store": tmp_path / "store", "tasks": [("regression", "smoke")], "jobs": 1}
     run_sweep(SPACE, **where, seeds=[0, 1])
     store = open_store(where["store"])
     screened_answer = verdicts(store.runs())[0].label
 
-    def interrupt(_state) -> None:  # at once: a later moment may be too late, as it all takes a second
+    def interrupt(_state) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    first = run_confirm(store, plan_confirm(store, seeds=4), jobs=1, progress=interrupt)
+    first = run_confirm(store, plan_confirm(store, seeds=4), jobs=1, worker=LATE_WORKER, progress=interrupt)
     assert first.interrupted
     second = run_confirm(store, plan_confirm(store, seeds=4), jobs=1)
     assert (second.left, second.stored) == (0, first.done)
