@@ -8,7 +8,7 @@ BF16 training and is priced once for all recipes. What several GPUs say to each 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -108,17 +108,29 @@ OUTSIDE = ("head", "embedding")
 
 
 @lru_cache(maxsize=4096)
+def told_apart(model: Model, precise: Precise) -> tuple[tuple[Place, Model], ...]:
+    """The model in parts whose layers `precise` treats alike, the quantized ones first: a place of each, and the model
+    with these layers alone, as one block."""
+    groups: dict[bool, Place] = {}
+    counts: dict[bool, dict[Linear, int]] = {True: {}, False: {}}
+    for linear in model.linears:
+        for place in model.places(linear):
+            is_quantized = precise.why(place) is None
+            groups.setdefault(is_quantized, place)
+            counts[is_quantized][linear] = counts[is_quantized].get(linear, 0) + 1
+    return tuple((groups[group], _part(model, counts[group])) for group in (True, False) if group in groups)
+
+
+@lru_cache(maxsize=4096)
 def by_precision(model: Model, precise: Precise) -> tuple[Model, Model]:
     """The model with the layers that are quantized, and with those that stay in BF16; each as one block."""
-    counts = {linear: Counter(precise.why(place) is None for place in model.places(linear)) for linear in model.linears}
+    found = {precise.why(place) is None: part for place, part in told_apart(model, precise)}
+    return found.get(True) or _part(model, {}), found.get(False) or _part(model, {})
 
-    def part(quantized: bool) -> Model:
-        linears = [
-            msgspec.structs.replace(linear, count=n[quantized], at="") for linear, n in counts.items() if n[quantized]
-        ]
-        return msgspec.structs.replace(model, linears=linears, blocks=1, pattern="")
 
-    return part(True), part(False)
+def _part(model: Model, counts: Mapping[Linear, int]) -> Model:
+    linears = [msgspec.structs.replace(linear, count=n, at="") for linear, n in counts.items()]
+    return msgspec.structs.replace(model, linears=linears, blocks=1, pattern="")
 
 
 def model_names() -> list[str]:

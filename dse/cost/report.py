@@ -113,7 +113,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
     """Bytes and instructions per element of the tensor, by slot and technique. What slots share stands at the first."""
     rows: list[dict[str, Any]] = []
     for tensor, (first, second) in operands.USED_BY.items():
-        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
+        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip, recipe.gemm)
         for kernel in operands.passes(uses, chip):
             rows += [_row(item.slot, item.technique, item.work * kernel.per_step) for item in kernel.items]
     for operand in STAGES["fprop"]:

@@ -22,7 +22,7 @@ from fp4dse.dse.cost import (
     step_cost,
 )
 from fp4dse.dse.cost.report import time_to_quality, tokens_to_spare
-from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, UNMODELLED, estimator_work
+from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, UNMODELLED, estimator_work, layers_by_recipe, recipe_at
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
@@ -30,7 +30,7 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
-from fp4dse.dse.scale import TENSOR_SCALE_NAMES
+from fp4dse.dse.scale import E8M0, FP32, TENSOR_SCALE_NAMES
 from fp4dse.dse.stages import Hadamard
 
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
@@ -161,9 +161,97 @@ def test_chips_without_fp4_units_emulate_and_say_so():
         assert overhead(Recipe.named("nvfp4"), chip=name) > 1
         [line] = notes(Recipe.named("nvfp4"), load_chip(name))
         assert line == "all slots: no FP4 unit; emulated, decoded exactly to BF16"
-    assert notes(Recipe.named("zhou-mixed"), H200) == [
-        "fprop.x, fprop.w: no FP4 unit; emulated, decoded with one rounding to FP32"
+    assert notes(Recipe.named("ufp4"), H200) == [
+        "all slots: no FP4 unit; emulated, decoded with one rounding to FP32"  # an FP32 scale for every 16
     ]
+    assert notes(MXFP8, H200) == ["all slots: no FP8 unit that scales blocks of 32; emulated, decoded exactly to BF16"]
+
+
+def uniform(**fields) -> Recipe:
+    return Recipe.uniform(Quantizer(**fields))
+
+
+MXFP8 = uniform(element="e4m3", block=32, scale=E8M0())
+FP8_128 = uniform(element="e4m3", block=128, scale=FP32())
+FP8_ROWS = uniform(element="e4m3", block="row", scale=FP32())
+
+
+@pytest.mark.parametrize("chip", [load_chip("h100"), H200], ids=["h100", "h200"])
+@pytest.mark.parametrize(
+    ("recipe", "unit"),
+    [
+        (MXFP8, "bf16"),
+        (uniform(element="e5m2", block=32, scale=E8M0()), "bf16"),
+        (FP8_128, "fp8"),
+        (uniform(element="e4m3", block=256, scale=E8M0()), "fp8"),
+        (uniform(element="e4m3", block=64, scale=FP32()), "fp32"),
+        (FP8_ROWS, "fp8"),
+        (Recipe.uniform(Quantizer.named("fp8-e5m2")), "fp8"),
+        (Recipe.uniform(Quantizer.named("fp4-row")), "bf16"),
+        (Recipe.uniform(Quantizer.named("luq")), "bf16"),
+        (uniform(block=128, scale=FP32()), "bf16"),
+        (Recipe.named("tetrajet2"), "bf16"),  # a factor for 128 elements above E4M3 scales
+        (Recipe.named("mxfp4"), "bf16"),
+        (Recipe.named("ufp4"), "fp32"),
+    ],
+    ids=lambda value: value.label() if isinstance(value, Recipe) else "",
+)
+def test_hopper_scales_rows_tensors_and_128_after_the_product_and_decodes_smaller_blocks(recipe, unit, chip):
+    assert product_unit(recipe.fprop.x.canonical(), recipe.fprop.w.canonical(), chip) == unit
+
+
+def test_on_hopper_fp8_by_128_costs_as_fp8_does_and_mxfp8_as_bf16_products_of_decoded_operands():
+    everywhere = [
+        msgspec.structs.replace(r, precise=NOWHERE) for r in (FP8_ROWS, FP8_128, MXFP8, Recipe.named("mxfp4"))
+    ]
+    rows, blocks, mx, mxfp4 = (step_cost(r, LLAMA, H200).seconds for r in everywhere)
+    bf16 = step_cost(Recipe.named("bf16"), LLAMA, H200).seconds["products"]
+    assert blocks["products"] < 1.02 * rows["products"] < 0.7 * bf16
+    assert blocks["scales"] == 0 == rows["scales"]  # the vector units are done before the product is
+    assert mx["products"] == mxfp4["products"] == pytest.approx(bf16)
+    slower = msgspec.structs.replace(H200, vector=msgspec.structs.replace(H200.vector, value=1e12))
+    assert (
+        step_cost(FP8_128, LLAMA, slower).seconds["scales"] > 0 == step_cost(FP8_ROWS, LLAMA, slower).seconds["scales"]
+    )
+
+
+def test_products_on_fp8_units_are_cheaper_where_there_is_no_fp4_unit_and_nothing_elsewhere():
+    exact = Recipe.named("mxfp4")
+    fp8, rounded = (msgspec.structs.replace(exact, gemm=gemm) for gemm in ("fp8-exact", "bf16-rounded"))
+    for chip in ("h100", "h200"):
+        assert overhead(fp8, chip=chip) < 0.8 * overhead(exact, chip=chip)
+        assert overhead(rounded, chip=chip) == overhead(exact, chip=chip)
+        assert notes(fp8, load_chip(chip)) == ["all slots: no FP4 unit; emulated, decoded exactly to FP8"]
+    for chip in ("b200", "gb200", "generic"):
+        assert overhead(fp8, chip=chip) == overhead(exact, chip=chip)
+    uneven = msgspec.structs.replace(Recipe.named("ufp4"), gemm="bf16-rounded")
+    assert overhead(uneven, chip="h200") < 1.3 < overhead(Recipe.named("ufp4"), chip="h200")
+
+
+def test_decoded_for_fp8_units_an_operand_has_a_byte_an_element():
+    fp8 = msgspec.structs.replace(Recipe.named("mxfp4"), gemm="fp8-exact")
+    rows = report.operations(fp8, H200)
+    assert {row["write"] for row in rows if row["technique"] == "quantize"} == {1}
+    assert {row["convert"] for row in rows if row["technique"] == "quantize"} == {0.5}
+
+
+@given(recipes(), st.sampled_from(["h100", "h200"]))
+@settings(max_examples=60)
+def test_a_choice_of_products_never_makes_hopper_slower(recipe, chip):
+    rounded = msgspec.structs.replace(recipe, gemm="bf16-rounded")
+    assert overhead(rounded, chip=chip) <= overhead(recipe, chip=chip)
+
+
+def test_a_price_asks_one_function_what_a_layer_computes_as():
+    recipe = msgspec.structs.replace(Recipe.named("nvidia-nvfp4"), precise=Precise(first=2, last=1, attention=True))
+    found: dict[str, int] = {}
+    for linear in LLAMA.linears:
+        for place in LLAMA.places(linear):
+            label = recipe_at(recipe, place).label()
+            found[label] = found.get(label, 0) + 1
+    parts = layers_by_recipe(recipe, LLAMA)
+    assert {r.label(): sum(linear.count for linear in part.linears) for r, part in parts} == found
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
