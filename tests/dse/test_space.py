@@ -219,7 +219,7 @@ MISTAKES = {
         "[0.001, 0.001]",
         "each value once (0.001 is there twice)",
     ),
-    "unknown chip": ('[cost]\nchip = "b20"', "cost.chip", "'b20'", "b200, b300, gb200"),
+    "unknown chip": ('[cost]\nchip = "b20"', "cost.chip", "'b20'", "b200, b300, gb10, gb200"),
     "unknown model": ('[cost]\nmodel = "gpt"', "cost.model", "'gpt'", "llama-1b, llama-350m"),
     "unknown key of cost": ("[cost]\nchips = 1", "cost.chips", "'chips'", "model, chip"),
     "cost of a joined space": (
