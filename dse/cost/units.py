@@ -43,7 +43,7 @@ def operand_unit(q: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
     is_wide = element_format(q.element).bits > 4
     if chip.has_fp4:
         return "fp8" if is_wide else "fp4"  # a unit that scales blocks of FP4 scales those of FP8
-    if "fp8" in chip.matrix and (_enters_fp8(q) if is_wide else gemm == "fp8-exact" and _bits(q) <= FP8_BITS):
+    if "fp8" in chip.matrix and (_scaled_afterwards(q) if is_wide else gemm == "fp8-exact" and _bits(q) <= FP8_BITS):
         return "fp8"
     if gemm == "bf16-rounded":
         return "bf16"
@@ -71,14 +71,11 @@ def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
     return by_blocks or q.scaling == "macro" or q.factors_over == "segment"
 
 
-def _enters_fp8(q: Quantizer) -> bool:
-    """True of FP8 elements whose scales need not be multiplied into the operand."""
-    return _scaled_afterwards(q) and q.scaling != "split"
-
-
 def _scaled_afterwards(q: Quantizer) -> bool:
-    """True if the block scale can be applied to the product, or to sums over 128 elements of the contraction."""
-    return q.block in ("row", "tensor") or (isinstance(q.block, int) and q.block % MACRO_BLOCK == 0)
+    """True if the block scale can be applied to the product, or to sums over 128 elements of the contraction: the block
+    is as long, and has one scale."""
+    is_long = q.block in ("row", "tensor") or (isinstance(q.block, int) and q.block % MACRO_BLOCK == 0)
+    return is_long and q.scaling != "split"
 
 
 @lru_cache(maxsize=4096)
@@ -131,7 +128,7 @@ def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice) -> tuple[str, ...]:
 def _why_decoded(q: Quantizer) -> str:
     if element_format(q.element).bits <= 4:
         return "no FP4 unit"
-    return "no FP8 unit" if _enters_fp8(q) else f"no FP8 unit that scales blocks of {q.block}"
+    return "no FP8 unit" if _scaled_afterwards(q) else f"no FP8 unit that scales blocks of {q.block}"
 
 
 def _decoded(q: Quantizer, unit: str) -> str:

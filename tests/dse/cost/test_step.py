@@ -190,6 +190,7 @@ FP8_ROWS = uniform(element="e4m3", block="row", scale=FP32())
         (Recipe.uniform(Quantizer.named("fp4-row")), "bf16"),
         (Recipe.uniform(Quantizer.named("luq")), "bf16"),
         (uniform(block=128, scale=FP32()), "bf16"),
+        (uniform(block=128, scale=FP32(), scaling="split"), "fp32"),  # two scales to a block
         (Recipe.named("tetrajet2"), "bf16"),  # a factor for 128 elements above E4M3 scales
         (Recipe.named("mxfp4"), "bf16"),
         (Recipe.named("ufp4"), "fp32"),
