@@ -8,10 +8,10 @@ For every layer with a weight [N, K] and M rows:
     the rest    attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
     unmodelled  communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
 
-Layers that the recipe keeps precise are BF16's, and so are the stages of its finish for their share of the steps: the
-step is the mean over the training. Products and passes follow one another; nothing else overlaps. Each format reaches
-its own share of the peak (Chip.achieved). How good the software is, a scenario says (scenario.py): `mid` gives the
-overhead, `low` and `high` its band.
+Every layer computes as `Recipe.at` says of its place. Those that are precise are BF16's, and so are the stages of the
+finish for their share of the steps: the step is the mean over the training. Products and passes follow one another;
+nothing else overlaps. Each format reaches its own share of the peak (Chip.achieved). How good the software is, a
+scenario says (scenario.py): `mid` gives the overhead, `low` and `high` its band.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from fp4dse.dse.cost import operands, work
 from fp4dse.dse.cost.chip import Chip, load_chip
-from fp4dse.dse.cost.model import Model, by_precision, load_model, told_apart
+from fp4dse.dse.cost.model import Model, load_model, together, told_apart
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.scenario import ENDS, MID, under
@@ -154,7 +154,7 @@ def _shares(recipe: Recipe, model: Model) -> list[Share]:
     """The layers by the recipe that they compute as, with its share of the steps."""
     out: list[Share] = []
     for layers_recipe, part in layers_by_recipe(recipe, model):
-        if layers_recipe is not recipe and _all_plain(layers_recipe):
+        if layers_recipe is not recipe and is_bf16(layers_recipe):
             out.append(Share(1.0, layers_recipe, part, kept=True))
         elif layers_recipe.finish:
             end = layers_recipe.finish.share
@@ -165,9 +165,16 @@ def _shares(recipe: Recipe, model: Model) -> list[Share]:
 
 
 def recipe_at(recipe: Recipe, place: Place) -> Recipe:
-    """The recipe that a layer at this place computes as: BF16 where it is kept precise. The only question about single
-    layers that a price asks of a recipe. Layers that it tells apart must be apart in `told_apart`, too."""
+    """The recipe that a layer at this place computes as: the only question about single layers that a price asks of a
+    recipe. As `Recipe.at`, and without a search where there are no rules for layers."""
+    if recipe.layers:
+        return recipe.at(place)
     return recipe if recipe.precise.why(place) is None else BF16
+
+
+def is_bf16(recipe: Recipe) -> bool:
+    """True if layers compute as in the BF16 baseline."""
+    return (recipe.fprop, recipe.dgrad, recipe.wgrad) == (BF16.fprop, BF16.dgrad, BF16.wgrad)
 
 
 def layers_by_recipe(recipe: Recipe, model: Model) -> list[tuple[Recipe, Model]]:
@@ -175,7 +182,7 @@ def layers_by_recipe(recipe: Recipe, model: Model) -> list[tuple[Recipe, Model]]
     layers are its own."""
     if _all_plain(recipe):
         return [(recipe, model)]
-    return [(recipe_at(recipe, place), part) for place, part in told_apart(model, recipe.precise)]
+    return [(recipe_at(recipe, place), part) for place, part in told_apart(model, recipe.precise, recipe.layers)]
 
 
 def quantized_and_kept(recipe: Recipe, model: Model) -> tuple[Model, Model]:
@@ -183,11 +190,15 @@ def quantized_and_kept(recipe: Recipe, model: Model) -> tuple[Model, Model]:
     nothing: all of its layers are of one kind."""
     if _all_plain(recipe):
         return model, msgspec.structs.replace(model, linears=[])
-    return by_precision(model, recipe.precise)
+    quantized, kept = (
+        [linear for r, part in layers_by_recipe(recipe, model) if is_bf16(r) == kept for linear in part.linears]
+        for kept in (False, True)
+    )
+    return together(model, quantized), together(model, kept)
 
 
 def _all_plain(recipe: Recipe) -> bool:
-    return all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad)))
+    return not recipe.layers and all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad)))
 
 
 @lru_cache(maxsize=65536)

@@ -96,12 +96,15 @@ def _scaled_grid(q: Quantizer) -> Grid | None:
 
 def notes(recipe: Recipe, chip: Chip) -> list[str]:
     """Lines for everything that is not priced as the chip would do it, each with its slots."""
-    slots_of: dict[str, list[str]] = {}
-    for slot in SLOTS:
-        for text in _notes(recipe.slot(slot).canonical(), chip, recipe.gemm):
-            slots_of.setdefault(text, []).append(slot)
-    names = {text: "all slots" if len(slots) == len(SLOTS) else ", ".join(slots) for text, slots in slots_of.items()}
-    return [f"{names[text]}: {text}" for text in slots_of]
+    found: dict[str, str] = {}
+    for where, there in (("", recipe), *((f"{rule.where()}: ", recipe.changed(rule)) for rule in recipe.layers)):
+        slots_of: dict[str, list[str]] = {}
+        for slot in SLOTS:
+            for text in _notes(there.slot(slot).canonical(), chip, recipe.gemm):
+                slots_of.setdefault(text, []).append(slot)
+        for text, slots in slots_of.items():
+            found.setdefault(text, where + ("all slots" if len(slots) == len(SLOTS) else ", ".join(slots)))
+    return [f"{where}: {text}" for text, where in found.items()]
 
 
 @lru_cache(maxsize=65536)

@@ -13,6 +13,7 @@ from fp4dse.dse.cost.chip import UNITS, Number
 from fp4dse.dse.cost.units import why_not_native
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.layers import LayerRule
 from fp4dse.dse.rounding import Stochastic
 
 FOLDER = Path(cost.__file__).parent
@@ -82,6 +83,25 @@ def test_parameters_are_those_of_the_layers_and_little_more(name):
     assert weights <= model.parameters * 1.001
     assert model.parameters <= (weights + embeddings) * 1.02
     assert model.source
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ({"kind": ("qkv",)}, 32),
+        ({"kind": ("attention",)}, 64),
+        ({"kind": ("up", "down")}, 64),
+        ({"kind": ("head",)}, 1),
+        ({"name": "block3.*"}, 4),
+        ({"name": "block?.out"}, 10),
+        ({"name": "head"}, 1),
+        ({"kind": ("mlp",), "blocks": "-4:"}, 8),
+    ],
+    ids=str,
+)
+def test_rules_find_the_layers_of_a_shape_by_the_words_and_names_of_this_projects_decoder(where, count):
+    rule, model = LayerRule(**where, fprop_x=Quantizer.named("nvfp4")), load_model("llama-8b")
+    assert sum(rule.matches(place) for linear in model.linears for place in model.places(linear)) == count
 
 
 @pytest.mark.parametrize(

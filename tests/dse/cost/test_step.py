@@ -26,6 +26,7 @@ from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, UNMODELLED, estimator_work,
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
+from fp4dse.dse.layers import QUANTIZERS, LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.rounding import Stochastic
@@ -241,6 +242,77 @@ def test_decoded_for_fp8_units_an_operand_has_a_byte_an_element():
 def test_a_choice_of_products_never_makes_hopper_slower(recipe, chip):
     rounded = msgspec.structs.replace(recipe, gemm="bf16-rounded")
     assert overhead(rounded, chip=chip) <= overhead(recipe, chip=chip)
+
+
+def ruled(base: str, *rules: LayerRule, **more) -> Recipe:
+    return msgspec.structs.replace(Recipe.named(base), layers=rules, **more)
+
+
+def everywhere(where: dict, quantizer: str) -> LayerRule:
+    """A rule that makes all operands of the layers that are meant those of another format."""
+    q = Quantizer.named(quantizer)
+    return LayerRule(**where, **dict.fromkeys(QUANTIZERS, q), **dict.fromkeys(ROTATIONS, "none"))
+
+
+ROTATIONS = ("fprop_rotation", "dgrad_rotation", "wgrad_rotation")
+RULED = {
+    "attention in MXFP4": ruled("nvfp4", everywhere({"kind": ("attention",)}, "mxfp4")),
+    "last blocks FP8": ruled("nvfp4-sr-rht", everywhere({"last": 4}, "fp8"), precise=Precise(last=2)),
+    "head too": ruled("mxfp4", everywhere({"kind": ("head",)}, "nvfp4")),
+    "by role and name": ruled(
+        "mxfp4", everywhere({"kind": ("qkv",)}, "nvfp4"), everywhere({"name": "block1?.up"}, "bf16")
+    ),
+    "one product": ruled(
+        "nvfp4", LayerRule(blocks="2:9", wgrad_g=Quantizer.named("bf16"), wgrad_x=Quantizer.named("bf16"))
+    ),
+    "of BF16": ruled("bf16", everywhere({"kind": ("mlp",)}, "mxfp4")),
+    "with a finish": ruled("nvfp4", everywhere({"first": 3}, "fp8"), finish=Finish(share=0.2)),
+}
+
+
+@pytest.mark.parametrize("recipe", RULED.values(), ids=RULED)
+@pytest.mark.parametrize("model", ["llama-1b", "nemotron-h-8b", "vit-b"])
+def test_a_step_of_a_recipe_with_rules_is_the_sum_of_its_layers_each_as_its_own_recipe(recipe, model):
+    model = load_model(model)
+    expected = 0.0
+    for linear in model.linears:
+        for place in model.places(linear):
+            alone = msgspec.structs.replace(linear, count=1, at="", kind="linear", role="")
+            layer = msgspec.structs.replace(model, linears=[alone], blocks=1, pattern="")
+            expected += of_layers(step_cost(msgspec.structs.replace(recipe.at(place), precise=NOWHERE), layer, B200))
+    cost = step_cost(recipe, model, B200)
+    assert of_layers(cost) == pytest.approx(expected)
+    bf16 = step_cost(Recipe.named("bf16"), model, B200)
+    assert cost.total / bf16.total == pytest.approx(overhead(recipe, model.name, "b200"))
+
+
+def test_a_rule_changes_the_price_of_the_layers_that_it_means_alone():
+    plain, more = Recipe.named("nvfp4"), RULED["attention in MXFP4"]
+    before, after = (step_cost(r, LLAMA, B200).seconds for r in (plain, more))
+    assert after["tensor maximum"] < before["tensor maximum"]
+    none = ruled("nvfp4", everywhere({"name": "no such layer"}, "mxfp4"))
+    assert overhead(none) == pytest.approx(overhead(plain))
+    assert (
+        "no such layer: llama-1b has no such layers; the rule costs nothing here"
+        in report.summary(none, LLAMA, B200)["notes"]
+    )
+
+
+def test_layers_that_a_rule_makes_bf16_are_kept_and_those_it_quantizes_are_not():
+    kept = ruled("nvfp4", everywhere({"kind": ("attention",)}, "bf16"))
+    facts, rows = report.summary(kept, LLAMA, B200), report.split(kept, LLAMA, B200)
+    assert facts["precise_layers"] == 2 * 24 + 1
+    assert overhead(kept) == pytest.approx(
+        overhead(msgspec.structs.replace(Recipe.named("nvfp4"), precise=Precise(attention=True)))
+    )
+    assert sum(row["us"] for row in rows) == pytest.approx(facts["step_us"])
+    assert sum(row["bf16_us"] for row in rows) == pytest.approx(facts["bf16_step_us"])
+    assert report.summary(RULED["head too"], LLAMA, B200)["precise_layers"] == 0
+
+
+def test_notes_say_what_a_rule_brings_in():
+    recipe = ruled("mxfp4", LayerRule(kind=("head",), fprop_x=Quantizer.named("hif4")))
+    assert notes(recipe, B200)[0].startswith("head: fprop.x: codec hif4 is not native")
 
 
 def test_a_price_asks_one_function_what_a_layer_computes_as():
