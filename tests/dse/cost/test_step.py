@@ -37,6 +37,8 @@ from fp4dse.dse.stages import Hadamard
 B200, H200, GENERIC = (load_chip(name) for name in ("b200", "h200", "generic"))
 LLAMA, MLP, VIT = (load_model(name) for name in ("llama-1b", "mlp", "vit-b"))
 NOWHERE = Precise(embedding=False, head=False, router=False)
+ULP = 1 + 1e-12
+"""What is free under a pass that waits for memory is added in another order, and may make the sum less by an ulp."""
 
 
 @st.composite
@@ -92,16 +94,16 @@ def test_a_technique_more_never_makes_a_step_faster(recipe, kind, data):
         element = RELAXATION_NAMES[data.draw(st.sampled_from(list(RELAXATION_NAMES)))]
         plain = msgspec.structs.replace(recipe, estimator=Estimator())
         more = msgspec.structs.replace(recipe, estimator=Estimator(x=Through(element=element)))
-        assert overhead(plain) <= overhead(more)
+        assert overhead(plain) <= overhead(more) * ULP
     elif kind == "rotation":
         plain = msgspec.structs.replace(recipe, wgrad=msgspec.structs.replace(recipe.wgrad, rotation=None))
         turned = msgspec.structs.replace(recipe.wgrad, rotation=Hadamard(size=64))
-        assert overhead(plain) <= overhead(msgspec.structs.replace(recipe, wgrad=turned))
+        assert overhead(plain) <= overhead(msgspec.structs.replace(recipe, wgrad=turned)) * ULP
     elif not recipe.wgrad.g.is_plain:
         change = {"rounding": Stochastic()} if kind == "quantize" else {"outliers": OUTLIER_NAMES["residual"]}
         plainest = {"rounding": Quantizer().rounding} if kind == "quantize" else {"outliers": None}
         less = _gradient(recipe, plainest)
-        assert overhead(less) <= overhead(_gradient(recipe, change))
+        assert overhead(less) <= overhead(_gradient(recipe, change)) * ULP
     assert before == overhead(recipe)
 
 
@@ -241,7 +243,7 @@ def test_decoded_for_fp8_units_an_operand_has_a_byte_an_element():
 @settings(max_examples=60)
 def test_a_choice_of_products_never_makes_hopper_slower(recipe, chip):
     rounded = msgspec.structs.replace(recipe, gemm="bf16-rounded")
-    assert overhead(rounded, chip=chip) <= overhead(recipe, chip=chip)
+    assert overhead(rounded, chip=chip) <= overhead(recipe, chip=chip) * ULP
 
 
 def ruled(base: str, *rules: LayerRule, **more) -> Recipe:
