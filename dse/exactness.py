@@ -122,6 +122,11 @@ def holds(number: FloatFormat, operand: Grid) -> bool:
     return operand.odd.bit_length() <= number.mantissa + 1 and operand.step >= number.emin - number.mantissa
 
 
+def element_grid(quantizer: Quantizer) -> Grid | None:
+    """The grid of the element alone."""
+    return FACTORS["element"](quantizer)
+
+
 @lru_cache(maxsize=4096)
 def operand_format(quantizer: Quantizer) -> str:
     """The fastest of OPERAND_FORMATS that holds the operand, else `fp32`."""

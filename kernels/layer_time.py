@@ -33,9 +33,9 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.cost import Chip, Model
-from fp4dse.dse.cost.model import Linear, by_precision
+from fp4dse.dse.cost.model import Linear
 from fp4dse.dse.cost.report import layer_overhead
-from fp4dse.dse.cost.step import BF16, finished
+from fp4dse.dse.cost.step import BF16, finished, is_bf16, layers_by_recipe
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear
 
@@ -55,7 +55,8 @@ SAMPLE_S, MOST_S = 5e-3, 10.0
 
 class LayerTime(msgspec.Struct, frozen=True):
     """One kind of layer of a model: how many of its layers are quantized and how many precise, µs of one lane's forward
-    and backward pass where it is quantized and with BF16 operands, and what quantized."""
+    and backward pass where it is quantized and with BF16 operands, and what quantized. Where rules for layers make them
+    differ, a kind has several of these, each with its recipe."""
 
     linear: Linear
     quantized: int
@@ -64,14 +65,18 @@ class LayerTime(msgspec.Struct, frozen=True):
     bf16_us: float
     steady: bool
     backend: str
+    recipe: Recipe | None = None
 
 
 def layer_times(recipe: Recipe, model: Model, device: str) -> Iterator[LayerTime]:
     """Every kind of layer with weights. Seconds to minutes, the first time compilation."""
     for linear in model.linears:
         alone = msgspec.structs.replace(model, linears=[linear])
-        quantized, precise = (sum(n.count for n in part.linears) for part in by_precision(alone, recipe.precise))
-        yield LayerTime(linear, quantized, precise, *_layer_us(recipe if quantized else BF16, linear, model, device))
+        counts = [(r, sum(n.count for n in part.linears)) for r, part in layers_by_recipe(recipe, alone)]
+        precise = sum(n for r, n in counts if is_bf16(r))
+        for r, quantized in [(r, n) for r, n in counts if not is_bf16(r)] or [(BF16, 0)]:
+            yield LayerTime(linear, quantized, precise, *_layer_us(r, linear, model, device), recipe=r)
+            precise = 0  # counted once
 
 
 def measured_overhead(times: Iterable[LayerTime]) -> float:
@@ -96,7 +101,7 @@ def layer_rows(times: Iterable[LayerTime], recipe: Recipe, model: Model, chip: C
             "us": line.us,
             "bf16_us": line.bf16_us,
             "measured": line.us / line.bf16_us,
-            "modelled": layer_overhead(recipe, line.linear, model, chip) if line.quantized else 1.0,
+            "modelled": layer_overhead(line.recipe or recipe, line.linear, model, chip) if line.quantized else 1.0,
             "steady": line.steady,
             "backend": line.backend,
         }

@@ -52,6 +52,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     special    reciprocals, exponentials and the like a second
     convert    conversions between number formats a second; one makes two elements
     bandwidth  of the memory, bytes/s
+    capacity   of the memory, bytes; said in tables, and no part of a price
     launch     what a kernel costs beyond its work, s
     achieved   shares of these peaks that kernels reach
     native     `element scale block` that the FP4 unit takes, such as `e2m1 e4m3 16`; larger blocks repeat the scale
@@ -75,6 +76,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     bandwidth: Number
     launch: Number
     achieved: Achieved
+    capacity: Number | None = None
     native: list[str] = []
     converts: list[str] = []
     writes_apart: list[str] = []
@@ -85,6 +87,7 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         rates = {f"matrix.{unit}": number for unit, number in self.matrix.items()}
         rates |= {name: getattr(self, name) for name in ("vector", "special", "convert", "bandwidth")}
+        rates |= {"capacity": self.capacity} if self.capacity else {}
         achieved = self.achieved
         shares = {f"achieved.{name}": getattr(achieved, name) for name in ("matrix", "vector", "bandwidth")}
         shares |= {f"achieved.formats.{unit}": number for unit, number in achieved.formats.items()}

@@ -34,25 +34,39 @@ def comparison_table(rows: Iterable[Comparison]) -> str:
 def fit_table() -> str:
     """Measurements that the numbers of the model were chosen from, with the source."""
     cells = (
-        [row.what, _four(row.measured), _four(row.modelled), f"{round(100 * row.error):+d} %", row.source]
+        [
+            row.what,
+            f"`{row.chip}`",
+            _four(row.measured),
+            _four(row.modelled),
+            f"{round(100 * row.error):+d} %",
+            row.source,
+        ]
         for row in fits()
     )
-    return markdown(["what", "measured", "modelled", "error", "source"], cells)
+    return markdown(["what", "chip", "measured", "modelled", "error", "source"], cells)
 
 
 def ratio_table() -> str:
-    """Ratios of whole runs, with the band and the source; the worst last."""
-    cells = (
-        [row.what, f"{row.measured:.3f}", _with_band(row), f"{100 * row.error:+.1f} %", row.source]
-        for row in sorted(ratios(), key=lambda row: abs(row.error))
-    )
-    return markdown(["what", "measured", "modelled (band)", "error", "source"], cells)
+    """Ratios of two runs, with the band and the source; the worst last."""
+    head = ["what", "chip", "shape", "measured", "modelled (band)", "error", "source"]
+    rows = []
+    for row in sorted(ratios(), key=lambda row: abs(row.error)):
+        where, error = [f"`{row.chip}`", row.shape], f"{100 * row.error:+.1f} %"
+        rows.append([row.what, *where, f"{row.measured:.3f}", _with_band(row), error, row.source])
+    return markdown(head, rows)
 
 
 def error_table() -> str:
-    """The held-back ratios in four numbers."""
+    """The held-back ratios in four numbers: all, those of whole models against BF16, and by chip."""
     rows = ratios()
-    parts = {"all": rows, "those against BF16": [row for row in rows if "against BF16" in row.what]}
+    models = [row for row in rows if row.shape in model_names()]
+    parts = {
+        "all": rows,
+        "of whole models": models,
+        "of whole models, against BF16": [row for row in models if "against BF16" in row.what],
+        **{f"on `{chip}`": [row for row in rows if row.chip == chip] for chip in sorted({row.chip for row in rows})},
+    }
     head = ["ratios", "number", "median error", "within 10 %", "within the band", "worst"]
     return markdown(head, [[name, *_errors(part)] for name, part in parts.items()])
 
@@ -86,8 +100,10 @@ def _four(value: float) -> str:
 
 
 def chip_table() -> str:
-    """Peak rates, and of the matrix units the share of the peak that is reached; 10¹² a second, bandwidth in TB/s."""
-    head = ["chip", *(f"{unit.upper()}, TFLOP/s" for unit in UNITS[:4]), "vector", "special", "convert", "TB/s"]
+    """Peak rates, and of the matrix units the share of the peak that is reached; 10¹² a second, bandwidth in TB/s,
+    memory in GB; and if an instruction rounds E2M1 by chance."""
+    head = ["chip", *(f"{unit.upper()}, TFLOP/s" for unit in UNITS[:4]), "vector", "special", "convert", "TB/s", "GB"]
+    head += ["stochastic rounding"]
     rows = []
     for name in chip_names():
         chip = load_chip(name)
@@ -98,7 +114,9 @@ def chip_table() -> str:
             for unit in UNITS[:4]
         ]
         others = (chip.vector, chip.special, chip.convert, chip.bandwidth)
-        rows.append([f"`{name}`", *rates, *(f"{number.value / 1e12:g}" for number in others)])
+        memory = f"{chip.capacity.value / 1e9:g}" if chip.capacity else "–"
+        rounds = "instruction" if "e2m1 stochastic" in chip.converts else "software"
+        rows.append([f"`{name}`", *rates, *(f"{number.value / 1e12:g}" for number in others), memory, rounds])
     return markdown(head, rows)
 
 
@@ -109,7 +127,7 @@ def model_table() -> str:
 
 def recipe_table() -> str:
     """All shipped recipes, the fastest on the default chip first, with the band there."""
-    chips = ("gb200", "gb300", "h200")
+    chips = ("gb200", "gb300", "mi355x", "rtx-5090", "h200")
     head = ["recipe", "`gb200`", "band", *(f"`{chip}`" for chip in chips[1:]), "points", "bits", "kept bits"]
     rows = []
     for name, file in sorted(recipe_files().items(), key=lambda item: overhead(item[1].recipe)):

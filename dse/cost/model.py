@@ -8,22 +8,24 @@ BF16 training and is priced once for all recipes. What several GPUs say to each 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 
 import msgspec
 
 from fp4dse.dse.cost.chip import load_data
-from fp4dse.dse.place import Kind, Place
+from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.place import Kind, Place, Role
 from fp4dse.dse.precision import Precise
 
 
 class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`count` layers [outputs, inputs]. Layers of one input (q, k and v) are one: their input is quantized once.
 
-    kind  what the layer is to a recipe that keeps kinds precise (Place.kind); head and embedding are outside of blocks
-    at    the letter of Model.pattern of the blocks that it stands in; empty: in every block
+    kind, role   what the layer is to a recipe that treats layers differently (place.py); head and embedding are outside
+                 of blocks
+    at           the letter of Model.pattern of the blocks that it stands in; empty: in every block
     """
 
     name: str
@@ -31,6 +33,7 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: int
     count: int = 1
     kind: Kind = "linear"
+    role: Role = ""
     at: str = ""
 
 
@@ -93,32 +96,46 @@ class Model(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
                 raise ValueError(f"{linear.name}: count is {linear.count}, the blocks that it stands in are {blocks}")
 
     def places(self, linear: Linear) -> list[Place]:
-        """The positions of its `count` layers in the model."""
+        """The positions of its `count` layers in the model. Names are as in this project's decoder: `block3.qkv`."""
         if linear.kind in OUTSIDE:
-            return [Place(linear.kind)] * linear.count
-        blocks = self._blocks(linear)
-        return [Place(linear.kind, block, self.blocks) for block in blocks] * (linear.count // len(blocks))
+            return [Place(linear.kind, name=linear.kind)] * linear.count
+        blocks, name = self._blocks(linear), _NAMES.get(linear.role, linear.name)
+        places = [Place(linear.kind, block, self.blocks, linear.role, name=f"block{block}.{name}") for block in blocks]
+        return places * (linear.count // len(blocks))
 
     def _blocks(self, linear: Linear) -> list[int]:
         return [i for i in range(self.blocks) if not linear.at or self.pattern[i : i + 1] == linear.at]
 
 
+_NAMES: dict[str, str] = {"qkv": "qkv", "attention-out": "out", "up": "up", "down": "down"}
+"""Role -> the last word of a layer's name."""
 OUTSIDE = ("head", "embedding")
 """Kinds of layers that stand outside of blocks."""
 
 
 @lru_cache(maxsize=4096)
-def by_precision(model: Model, precise: Precise) -> tuple[Model, Model]:
-    """The model with the layers that are quantized, and with those that stay in BF16; each as one block."""
-    counts = {linear: Counter(precise.why(place) is None for place in model.places(linear)) for linear in model.linears}
+def told_apart(model: Model, precise: Precise, rules: tuple[LayerRule, ...] = ()) -> tuple[tuple[Place, Model], ...]:
+    """The model in parts whose layers `precise` and the rules treat alike, the precise ones last: a place of each part,
+    and the model with these layers alone, as one block."""
+    places: dict[tuple[bool, ...], Place] = {}
+    counts: dict[tuple[bool, ...], dict[Linear, int]] = {}
+    for linear in model.linears:
+        for place in model.places(linear):
+            group = precise.why(place) is not None, *(rule.matches(place) for rule in rules)
+            places.setdefault(group, place)
+            of = counts.setdefault(group, {})
+            of[linear] = of.get(linear, 0) + 1
+    return tuple((places[group], _part(model, counts[group])) for group in sorted(places))
 
-    def part(quantized: bool) -> Model:
-        linears = [
-            msgspec.structs.replace(linear, count=n[quantized], at="") for linear, n in counts.items() if n[quantized]
-        ]
-        return msgspec.structs.replace(model, linears=linears, blocks=1, pattern="")
 
-    return part(True), part(False)
+def _part(model: Model, counts: Mapping[Linear, int]) -> Model:
+    linears = [msgspec.structs.replace(linear, count=n, at="") for linear, n in counts.items()]
+    return together(model, linears)
+
+
+def together(model: Model, linears: list[Linear]) -> Model:
+    """The model with these layers alone, as one block."""
+    return msgspec.structs.replace(model, linears=linears, blocks=1, pattern="")
 
 
 def model_names() -> list[str]:

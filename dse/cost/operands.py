@@ -21,10 +21,11 @@ import msgspec
 from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
-from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
+from fp4dse.dse.cost.units import decoded_bytes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.quantizer import Quantizer, tile
+from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.stages import SHARED, STAGES, Hadamard
@@ -76,7 +77,7 @@ USED_BY = {"x": ("fprop", "wgrad"), "w": ("fprop", "dgrad"), "g": ("dgrad", "wgr
 """Tensor -> the stages that it is an operand of; X and W are first the forward's."""
 
 
-def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Use]:
+def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip, gemm: GemmChoice = "exact") -> list[Use]:
     """The two uses of X, W or dY."""
     uses: list[Use] = []
     for name, stage in zip(USED_BY[tensor], (first, second), strict=True):
@@ -89,7 +90,7 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip) -> list[Us
                 slot=f"{name}.{tensor}",
                 quantizer=q,
                 rotation=None if a.is_plain and b.is_plain else stage.rotation,
-                unit=product_unit(a, b, chip),
+                unit=product_unit(a, b, chip, gemm),
                 copy_of=uses[0].quantizer if copied else None,
                 copy_unit=uses[0].unit if copied else "",
             )
@@ -168,7 +169,7 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
             items += [Item(use.slot, "rotation", work.rotation(use.rotation))] if use.rotation else []
         elif first is not None and one_encoding(first, use):
             encodings = 1 + isinstance(use.quantizer.outliers, Residual)
-            write = DECODED_BYTES.get(use.unit) or work.stored_bytes(use.quantizer)
+            write = decoded_bytes(use.quantizer, use.unit, chip) or work.stored_bytes(use.quantizer)
             items.append(Item(use.slot, "second copy", Work(write=encodings * write)))
         else:
             technique = "quantize" if use.copy_of is None else "copies of the forward"
@@ -210,7 +211,7 @@ def one_encoding(a: Use, b: Use) -> bool:
 
 def _decode_copy(q: Quantizer, unit: str, chip: Chip) -> Work:
     """Reading the forward's copy: codes and scales, or what a wider unit got."""
-    if unit in DECODED_BYTES:
-        return Work(read=DECODED_BYTES[unit])
+    if decoded := decoded_bytes(q, unit, chip):
+        return Work(read=decoded)
     decode = Work(convert=0.5) if q.element in chip.converts else Work(vector=3)
     return Work(read=q.bits_per_element / 8, vector=1) + decode

@@ -25,10 +25,11 @@ def points(recipe: Recipe) -> int:
     r = recipe.canonical()
     if r.is_plain:
         return 0
-    slots = [r.slot(s) for s in SLOTS]
-    throughs = (r.estimator.x, r.estimator.w)
+    everywhere = [r, *(r.changed(rule).canonical() for rule in r.layers)]
+    slots = [of.slot(s) for of in everywhere for s in SLOTS]
+    throughs = [through for of in everywhere for through in (of.estimator.x, of.estimator.w)]
     techniques = (
-        any(r.rotation(stage) for stage in STAGES),
+        any(of.rotation(stage) for of in everywhere for stage in STAGES),
         any(isinstance(q.rounding, Stochastic) for q in slots),
         any(q.tensor_scale for q in slots),
         any(through.element != STE() for through in throughs),

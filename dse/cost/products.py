@@ -3,8 +3,8 @@
 product   max( 2MNK / rate of its unit, bytes of operands and output / bandwidth ) + launch
 apart     in units that the chip says so of (FP4 on Blackwell) the output is written after the product, not meanwhile:
           max( 2MNK / rate, bytes of operands / bandwidth ) + bytes of output / bandwidth + launch
-factors   that change along the contraction (macro blocks, segments of 128) are applied to partial sums on the vector
-          units, beside the matrix units: what that takes longer than the product is added
+factors   that change along the contraction (macro blocks, segments of 128, 1x128 FP8 on Hopper) are applied to
+          partial sums on the vector units, beside the matrix units: what that takes longer than the product is added
 residual  every residual doubles the products
 clamped   what is cut off is a sparse product on the vector units, or a dense one in BF16, whichever is faster
 """
@@ -16,9 +16,10 @@ from functools import lru_cache
 from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
-from fp4dse.dse.cost.units import DECODED_BYTES, product_unit
+from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
 from fp4dse.dse.outliers import Residual
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
+from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 
 Stage = Fprop | Dgrad | Wgrad
@@ -31,19 +32,19 @@ multiplication of two factors and an FMA."""
 
 
 @lru_cache(maxsize=65536)
-def product(name: str, stage: Stage, model: Model, chip: Chip) -> Seconds:
+def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice = "exact") -> Seconds:
     """A stage's product in all layers: the product itself, and what scales and outliers add."""
     a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
-    unit = product_unit(a, b, chip)
+    unit = product_unit(a, b, chip, gemm)
     more_products = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
-    factors = unit not in DECODED_BYTES and any(q.scaling == "macro" or q.factors_over == "segment" for q in (a, b))
+    factors = any(scales_partial_sums(q, unit, chip) for q in (a, b))
     lanes = chip.vector.value * chip.achieved.vector.value
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     base = scales = outliers = 0.0
     for linear in model.linears:
         rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
         size = rows * columns * depth
-        reads = depth * (rows * _bytes(a, unit) + columns * _bytes(b, unit)) / bandwidth
+        reads = depth * (rows * _bytes(a, unit, chip) + columns * _bytes(b, unit, chip)) / bandwidth
         writes = rows * columns * output / bandwidth
         after = writes if unit in chip.writes_apart else 0.0
         formed = max(2 * size / chip.flops(unit), reads + writes - after)
@@ -66,5 +67,5 @@ def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int
     return outputs, inputs, model.tokens, 4 if model.micro_batches == 1 else 8  # FP32, read again to accumulate
 
 
-def _bytes(q: Quantizer, unit: str) -> float:
-    return DECODED_BYTES.get(unit) or work.stored_bytes(q)
+def _bytes(q: Quantizer, unit: str, chip: Chip) -> float:
+    return decoded_bytes(q, unit, chip) or work.stored_bytes(q)

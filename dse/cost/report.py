@@ -9,10 +9,18 @@ import msgspec
 
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.model import Linear, Model, by_precision
+from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
-from fp4dse.dse.cost.step import KEPT, UNMODELLED, estimator_work, quantized_and_kept, step_cost
+from fp4dse.dse.cost.step import (
+    KEPT,
+    UNMODELLED,
+    estimator_work,
+    is_bf16,
+    layers_by_recipe,
+    quantized_and_kept,
+    step_cost,
+)
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
@@ -24,13 +32,15 @@ from fp4dse.dse.stages import SLOTS, STAGES
 
 def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None = None) -> dict[str, Any]:
     """The figures of a recipe. Times are of one micro-batch, in µs; activations are the inputs of layers
-    with weights, of which precise ones keep 16 bits an element."""
+    with weights, of which precise ones keep 16 bits an element. Bits an element are of layers that no rule concerns."""
     mine, bf16 = step_cost(recipe, model, chip), step_cost(Recipe.named("bf16"), model, chip)
     band = {row["scenario"]: row["overhead"] for row in by_scenario(recipe, model, chip)}
     plain = step_cost(Recipe.named("mxfp4"), model, chip)
-    bits = activation_bits(recipe)
-    parts = by_precision(model, recipe.precise)
-    kept = sum(n.count * n.inputs * width for part, width in zip(parts, (bits, 16), strict=True) for n in part.linears)
+    parts = layers_by_recipe(recipe, model)
+    kept = sum(linear.count * linear.inputs * activation_bits(r) for r, part in parts for linear in part.linears)
+    if recipe.is_plain:  # what would be precise if the recipe quantized
+        parts = [(recipe, part) for place, part in told_apart(model, recipe.precise) if recipe.precise.why(place)]
+    precise = sum(linear.count for r, part in parts if recipe.is_plain or is_bf16(r) for linear in part.linears)
     facts = {
         "recipe": recipe.label(),
         "config_id": recipe.config_id,
@@ -42,16 +52,23 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         **{name: band[end] for name, end in zip(BAND, ENDS, strict=True)},
         "over_plain_fp4": mine.total / plain.total,
         "layers": sum(linear.count for linear in model.linears),
-        "precise_layers": sum(linear.count for linear in parts[1].linears),
+        "precise_layers": precise,
         "points": points(recipe),
         "bits_per_element": bits_per_element(recipe),
-        "activation_bits": bits,
+        "activation_bits": activation_bits(recipe),
         "activation_mib": model.tokens * kept / 8 / 2**20,
         "tokens_to_spare": tokens_to_spare(mine.total / bf16.total),
     }
     if extra_tokens is not None:
         facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
-    return {**facts, "notes": notes(recipe, chip)}
+    return {**facts, "notes": [*notes(recipe, chip), *_idle_rules(recipe, model)]}
+
+
+def _idle_rules(recipe: Recipe, model: Model) -> list[str]:
+    """A line for every rule for layers that applies to none of the model's."""
+    places = [place for linear in model.linears for place in model.places(linear)]
+    idle = [rule for rule in recipe.layers if not any(map(rule.matches, places))]
+    return [f"{rule.where()}: {model.name} has no such layers; the rule costs nothing here" for rule in idle]
 
 
 def by_scenario(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
@@ -113,7 +130,7 @@ def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:
     """Bytes and instructions per element of the tensor, by slot and technique. What slots share stands at the first."""
     rows: list[dict[str, Any]] = []
     for tensor, (first, second) in operands.USED_BY.items():
-        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip)
+        uses = operands.tensor_uses(tensor, getattr(recipe, first), getattr(recipe, second), chip, recipe.gemm)
         for kernel in operands.passes(uses, chip):
             rows += [_row(item.slot, item.technique, item.work * kernel.per_step) for item in kernel.items]
     for operand in STAGES["fprop"]:
@@ -133,7 +150,7 @@ def layer_overhead(recipe: Recipe, linear: Linear, model: Model, chip: Chip) -> 
     rest = {"parameters": 0, "attention": [], "traffic": [], "micro_batches": 1, "blocks": 1, "pattern": ""}
     linear = msgspec.structs.replace(linear, count=1, kind="linear", at="")
     alone = msgspec.structs.replace(model, linears=[linear], **rest)
-    there = msgspec.structs.replace(recipe, precise=Precise(), finish=None)
+    there = msgspec.structs.replace(recipe, precise=Precise(), layers=(), finish=None)
     mine, bf16 = (step_cost(r, alone, chip) for r in (there, Recipe.named("bf16")))
     return (mine.total - mine.seconds[UNMODELLED]) / (bf16.total - bf16.seconds[UNMODELLED])
 

@@ -8,10 +8,10 @@ For every layer with a weight [N, K] and M rows:
     the rest    attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
     unmodelled  communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
 
-Layers that the recipe keeps precise are BF16's, and so are the stages of its finish for their share of the steps: the
-step is the mean over the training. Products and passes follow one another; nothing else overlaps. Each format reaches
-its own share of the peak (Chip.achieved). How good the software is, a scenario says (scenario.py): `mid` gives the
-overhead, `low` and `high` its band.
+Every layer computes as `Recipe.at` says of its place. Those that are precise are BF16's, and so are the stages of the
+finish for their share of the steps: the step is the mean over the training. Products and passes follow one another;
+nothing else overlaps. Each format reaches its own share of the peak (Chip.achieved). How good the software is, a
+scenario says (scenario.py): `mid` gives the overhead, `low` and `high` its band.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 
 from fp4dse.dse.cost import operands, work
 from fp4dse.dse.cost.chip import Chip, load_chip
-from fp4dse.dse.cost.model import Model, by_precision, load_model
+from fp4dse.dse.cost.model import Model, load_model, together, told_apart
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
 from fp4dse.dse.cost.scenario import ENDS, MID, under
@@ -31,11 +31,12 @@ from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.library import load_recipe
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.place import Place
+from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 3
+COST_REV = 4
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 
@@ -151,20 +152,53 @@ def _unmodelled(model: Model, chip: Chip) -> float:
 
 def _shares(recipe: Recipe, model: Model) -> list[Share]:
     """The layers by the recipe that they compute as, with its share of the steps."""
-    quantized, precise = quantized_and_kept(recipe, model)
-    out = [Share(1.0, BF16, precise, kept=True)] if precise.linears else []
-    if recipe.finish:
-        end = recipe.finish.share
-        return [Share(1 - end, recipe, quantized), Share(end, finished(recipe), quantized), *out]
-    return [Share(1.0, recipe, quantized), *out]
+    out: list[Share] = []
+    for layers_recipe, part in layers_by_recipe(recipe, model):
+        if layers_recipe is not recipe and is_bf16(layers_recipe):
+            out.append(Share(1.0, layers_recipe, part, kept=True))
+        elif layers_recipe.finish:
+            end = layers_recipe.finish.share
+            out += [Share(1 - end, layers_recipe, part), Share(end, finished(layers_recipe), part)]
+        else:
+            out.append(Share(1.0, layers_recipe, part))
+    return out
+
+
+def recipe_at(recipe: Recipe, place: Place) -> Recipe:
+    """The recipe that a layer at this place computes as: the only question about single layers that a price asks of a
+    recipe. As `Recipe.at`, and without a search where there are no rules for layers."""
+    if recipe.layers:
+        return recipe.at(place)
+    return recipe if recipe.precise.why(place) is None else BF16
+
+
+def is_bf16(recipe: Recipe) -> bool:
+    """True if layers compute as in the BF16 baseline."""
+    return (recipe.fprop, recipe.dgrad, recipe.wgrad) == (BF16.fprop, BF16.dgrad, BF16.wgrad)
+
+
+def layers_by_recipe(recipe: Recipe, model: Model) -> list[tuple[Recipe, Model]]:
+    """The recipes that layers compute as, each with its part of the model. A plain recipe keeps nothing precise: all
+    layers are its own."""
+    if _all_plain(recipe):
+        return [(recipe, model)]
+    return [(recipe_at(recipe, place), part) for place, part in told_apart(model, recipe.precise, recipe.layers)]
 
 
 def quantized_and_kept(recipe: Recipe, model: Model) -> tuple[Model, Model]:
     """The model with the layers that the recipe quantizes, and with those that it keeps in BF16. A plain recipe keeps
     nothing: all of its layers are of one kind."""
-    if all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad))):
+    if _all_plain(recipe):
         return model, msgspec.structs.replace(model, linears=[])
-    return by_precision(model, recipe.precise)
+    quantized, kept = (
+        [linear for r, part in layers_by_recipe(recipe, model) if is_bf16(r) == kept for linear in part.linears]
+        for kept in (False, True)
+    )
+    return together(model, quantized), together(model, kept)
+
+
+def _all_plain(recipe: Recipe) -> bool:
+    return not recipe.layers and all(map(_is_plain, (recipe.fprop, recipe.dgrad, recipe.wgrad)))
 
 
 @lru_cache(maxsize=65536)
@@ -187,24 +221,25 @@ def finished(recipe: Recipe) -> Recipe:
 def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
     """Every product, tensor and estimator; each is remembered by its own part of the recipe."""
     fprop, dgrad, wgrad, through = recipe.fprop, recipe.dgrad, recipe.wgrad, recipe.estimator
+    gemm = recipe.gemm
     return [
-        product("fprop", fprop, model, chip),
-        product("dgrad", dgrad, model, chip),
-        product("wgrad", wgrad, model, chip),
-        _tensor("x", fprop, wgrad, model, chip),
-        _tensor("w", fprop, dgrad, model, chip),
-        _tensor("g", dgrad, wgrad, model, chip),
+        product("fprop", fprop, model, chip, gemm),
+        product("dgrad", dgrad, model, chip, gemm),
+        product("wgrad", wgrad, model, chip, gemm),
+        _tensor("x", fprop, wgrad, model, chip, gemm),
+        _tensor("w", fprop, dgrad, model, chip, gemm),
+        _tensor("g", dgrad, wgrad, model, chip, gemm),
         _estimator("x", fprop, through.x, model, chip),
         _estimator("w", fprop, through.w, model, chip),
     ]
 
 
 @lru_cache(maxsize=65536)
-def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip) -> Seconds:
+def _tensor(tensor: str, first: Stage, second: Stage, model: Model, chip: Chip, gemm: GemmChoice) -> Seconds:
     """The passes over X, W or dY in all layers, for the two stages that use it."""
     elements, launches = _extent(tensor, model)
     out: dict[str, float] = {}
-    for kernel in operands.passes(tensor_uses(tensor, first, second, chip), chip):
+    for kernel in operands.passes(tensor_uses(tensor, first, second, chip, gemm), chip):
         times = {name: seconds * elements * chip.passes for name, seconds in operands.seconds(kernel, chip).items()}
         times[next(iter(times))] += launches * kernel.per_step * chip.launch.value
         for technique, seconds in times.items():

@@ -2,61 +2,120 @@
 
 A product takes the slower of its two operands' units, UNITS' order: FP4 with BF16 is a BF16 product of a decoded
 operand. A 4-bit format that a chip's FP4 unit does not take is priced as if it did, since a new format is judged by
-what it would cost in silicon. On a chip without FP4 units the operand is decoded and multiplied in the narrowest unit
-that holds it exactly (exactness.py), which is how this project emulates FP4. `notes` says which of this is in a price.
+what it would cost in silicon.
+
+A chip without FP4 units scales no blocks within a product:
+
+    FP8, a scale a row or a tensor     the FP8 unit; the scale is applied to the product
+    FP8, a scale for 128 (1x128)       the FP8 unit; scales are applied to partial sums, as by DeepGEMM
+    FP8 in smaller blocks, 4-bit       element times scale is decoded, and multiplied in the narrowest unit above FP8
+                                       with enough significant bits (exactness.py): MXFP8 and most FP4 in BF16
+    `gemm = "fp8-exact"`               operands of at most 4 significant bits in the FP8 unit
+    `gemm = "bf16-rounded"`            decoded with all factors, rounded to BF16
+
+Scales of rows, tensors and 128 elements are left to the product in every row but the last, so they take no bits of the
+operand. `notes` says which of this is in a price.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
+
 from fp4dse.dse.cost.chip import UNITS, Chip
-from fp4dse.dse.exactness import operand_format, significant_bits
+from fp4dse.dse.exactness import OPERAND_FORMATS, Grid, element_grid, operand_grid
 from fp4dse.dse.own_formats import Own, element_format, element_name
-from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
+from fp4dse.dse.recipe import GemmChoice, Recipe
+from fp4dse.dse.rules import FP8_BITS
 from fp4dse.dse.scale import FloatScale, scale_format, scale_key
 from fp4dse.dse.stages import SLOTS
 
-DECODED_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
-"""Bytes of an element in units that read decoded operands."""
+_WIDE_BYTES = {"bf16": 2.0, "tf32": 4.0, "fp32": 4.0}
 
 
 @lru_cache(maxsize=65536)
-def operand_unit(q: Quantizer, chip: Chip) -> str:
+def operand_unit(q: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
     """The fastest of UNITS that takes the operand. `none`, the layer's own dtype, is priced as TF32."""
     if q.is_plain:
         return "bf16" if q.element == "bf16" else "tf32"
-    if element_format(q.element).bits > 4 and (chip.has_fp4 or q.block in ("row", "tensor")):
-        return "fp8"  # a unit that scales blocks of FP4 scales those of FP8
-    return "fp4" if chip.has_fp4 else operand_format(q)
+    is_wide = element_format(q.element).bits > 4
+    if chip.has_fp4:
+        return "fp8" if is_wide else "fp4"  # a unit that scales blocks of FP4 scales those of FP8
+    if "fp8" in chip.matrix and (_scaled_afterwards(q) if is_wide else gemm == "fp8-exact" and _bits(q) <= FP8_BITS):
+        return "fp8"
+    if gemm == "bf16-rounded":
+        return "bf16"
+    return next((name for name, number in OPERAND_FORMATS.items() if _bits(q) <= number.mantissa + 1), "fp32")
 
 
-def product_unit(a: Quantizer, b: Quantizer, chip: Chip) -> str:
+def product_unit(a: Quantizer, b: Quantizer, chip: Chip, gemm: GemmChoice = "exact") -> str:
     """The slower of the two operands' units."""
-    return max(operand_unit(a, chip), operand_unit(b, chip), key=UNITS.index)
+    return max(operand_unit(a, chip, gemm), operand_unit(b, chip, gemm), key=UNITS.index)
+
+
+def decoded_bytes(q: Quantizer, unit: str, chip: Chip) -> float | None:
+    """Bytes of a decoded element, where the unit reads operands decoded; None where it reads the stored codes."""
+    if unit == "fp8" and not chip.has_fp4 and not q.is_plain and element_format(q.element).bits <= 4:
+        return 1.0
+    return _WIDE_BYTES.get(unit)
+
+
+def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
+    """True if a factor of the operand changes along the contraction, and is not multiplied into it but applied to sums
+    over 128 elements."""
+    if q.is_plain or unit not in (("fp4", "fp8") if chip.has_fp4 else ("fp8", "bf16")):
+        return False
+    by_blocks = not chip.has_fp4 and isinstance(q.block, int) and _scaled_afterwards(q)
+    return by_blocks or q.scaling == "macro" or q.factors_over == "segment"
+
+
+def _scaled_afterwards(q: Quantizer) -> bool:
+    """True if the block scale can be applied to the product, or to sums over 128 elements of the contraction: the block
+    is as long, and has one scale."""
+    is_long = q.block in ("row", "tensor") or (isinstance(q.block, int) and q.block % MACRO_BLOCK == 0)
+    return is_long and q.scaling != "split"
+
+
+@lru_cache(maxsize=4096)
+def _bits(q: Quantizer) -> int:
+    """Significant bits of what is multiplied where no unit scales blocks: element, or element times block scale. FP32's
+    24 and more where there is no number of them. Powers of two count nothing: scales so small that BF16 would flush
+    what they scale do not occur in training."""
+    found = element_grid(q) if _scaled_afterwards(q) else _scaled_grid(q)
+    return found.odd.bit_length() if found else 99
+
+
+def _scaled_grid(q: Quantizer) -> Grid | None:
+    """The grid of element times block scale, without factors for 128 elements."""
+    of_segment = q.tensor_scale is not None and q.factors_over == "segment"
+    q = msgspec.structs.replace(q, tensor_scale=None) if of_segment else q
+    return operand_grid(msgspec.structs.replace(q, scaling="amax") if q.scaling == "macro" else q)
 
 
 def notes(recipe: Recipe, chip: Chip) -> list[str]:
     """Lines for everything that is not priced as the chip would do it, each with its slots."""
-    slots_of: dict[str, list[str]] = {}
-    for slot in SLOTS:
-        for text in _notes(recipe.slot(slot).canonical(), chip):
-            slots_of.setdefault(text, []).append(slot)
-    names = {text: "all slots" if len(slots) == len(SLOTS) else ", ".join(slots) for text, slots in slots_of.items()}
-    return [f"{names[text]}: {text}" for text in slots_of]
+    found: dict[str, str] = {}
+    for where, there in (("", recipe), *((f"{rule.where()}: ", recipe.changed(rule)) for rule in recipe.layers)):
+        slots_of: dict[str, list[str]] = {}
+        for slot in SLOTS:
+            for text in _notes(there.slot(slot).canonical(), chip, recipe.gemm):
+                slots_of.setdefault(text, []).append(slot)
+        for text, slots in slots_of.items():
+            found.setdefault(text, where + ("all slots" if len(slots) == len(SLOTS) else ", ".join(slots)))
+    return [f"{where}: {text}" for text, where in found.items()]
 
 
 @lru_cache(maxsize=65536)
-def _notes(q: Quantizer, chip: Chip) -> tuple[str, ...]:
+def _notes(q: Quantizer, chip: Chip, gemm: GemmChoice) -> tuple[str, ...]:
     if q.element == "none":
         return ("the layer's own dtype, priced as TF32",)
     if q.is_plain:
         return ()
-    unit = operand_unit(q, chip)
-    if unit not in ("fp4", "fp8"):
-        decoded = "decoded exactly" if significant_bits(q) else "decoded with one rounding"
-        return (f"no FP4 unit; emulated, {decoded} to {operand_format(q).upper()}",)
+    unit = operand_unit(q, chip, gemm)
+    if decoded_bytes(q, unit, chip):
+        return (f"{_why_decoded(q)}; emulated, {_decoded(q, unit)}",)
     if isinstance(q.element, Own) and "any" not in chip.native:
         name = element_name(q.element) + (f" with {scale_key(q.scale)}" if isinstance(q.scale, Own) else "")
         taken = f"priced as if the {unit.upper()} unit took it, and rounded in software"
@@ -67,6 +126,18 @@ def _notes(q: Quantizer, chip: Chip) -> tuple[str, ...]:
     if not isinstance(q.element, Own) and q.element not in chip.converts:
         lines.append(f"no instruction converts to {q.element}; priced as rounded by vector instructions")
     return tuple(lines)
+
+
+def _why_decoded(q: Quantizer) -> str:
+    if element_format(q.element).bits <= 4:
+        return "no FP4 unit"
+    return "no FP8 unit" if _scaled_afterwards(q) else f"no FP8 unit that scales blocks of {q.block}"
+
+
+def _decoded(q: Quantizer, unit: str) -> str:
+    bits = {"fp8": FP8_BITS, "fp32": 24} | {name: number.mantissa + 1 for name, number in OPERAND_FORMATS.items()}
+    how = "decoded exactly" if _bits(q) <= bits[unit] else "decoded with one rounding"
+    return f"{how} to {unit.upper()}"
 
 
 def why_not_native(q: Quantizer, chip: Chip) -> str | None:

@@ -1,9 +1,10 @@
 """Checks of the cost model: beside what others measured, and under other assumptions.
 
 `published.toml` holds the measured numbers in two parts that share none. Single kernels and BF16 throughputs are what
-shares of peaks and scenarios were chosen from (`fits`). Ratios of two whole training runs of one source were used for
-nothing (`ratios`): how far the model is from them is its error. To see if the order of recipes depends on assumed
-numbers, one assumption at a time is changed, and the shipped recipes are priced again on the default model and chip.
+shares of peaks and scenarios were chosen from (`fits`). Ratios of two runs of one source, of whole models or of a layer
+alone, were used for nothing (`ratios`): how far the model is from them is its error. To see if the order of recipes
+depends on assumed numbers, one assumption at a time is changed, and the shipped recipes are priced again on the default
+model and chip.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fp4dse.dse.cost.model import Linear, Model, load_model
 from fp4dse.dse.cost.operands import TECHNIQUES, Use
 from fp4dse.dse.cost.products import product
 from fp4dse.dse.cost.scenario import ENDS, MID
-from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, step_cost
+from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, UNMODELLED, step_cost
 from fp4dse.dse.library import recipe_files, recipe_from_dict
 from fp4dse.dse.precision import Precise
 from fp4dse.dse.quantizer import Quantizer
@@ -37,14 +38,20 @@ ELEMENTS = 8192 * 8192
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """One row: a ratio, tokens/s, µs or ms; error is modelled / measured - 1. low, high: with the worst software and
-    with the best, where a row has a band."""
+    """One row: a ratio, tokens/s, µs or ms; error is modelled / measured - 1.
+
+    band   with the worst software and with the best, where a row has one
+    chip   by name
+    shape  of the model by name, or of the layer that was measured alone; empty where `what` says it
+    """
 
     what: str
     measured: float
     modelled: float
     source: str = ""
     band: tuple[float, ...] = ()
+    chip: str = ""
+    shape: str = ""
 
     @property
     def error(self) -> float:
@@ -58,14 +65,14 @@ class Comparison(msgspec.Struct, frozen=True):
 
 @cache
 def ratios() -> tuple[Comparison, ...]:
-    """Published throughputs of whole training runs relative to another run of the same source."""
+    """Published throughputs of whole training runs, or of a layer alone, relative to another run of the same source."""
     out = []
     for row in _data()["ratio"]:
         over = {**row, **row["over"]}
         measured = row["published"] / over["published"]
         found = {name: _throughput(row, name) / _throughput(over, name) for name in (MID, *ENDS)}
         band = tuple(sorted(found[end] for end in ENDS))
-        out.append(Comparison(row["what"], measured, found[MID], row["source"], band))
+        out.append(Comparison(row["what"], measured, found[MID], row["source"], band, row["chip"], _shape(row)))
     return tuple(out)
 
 
@@ -77,14 +84,14 @@ def fits() -> tuple[Comparison, ...]:
     for row in _data()["product"]:
         chip = load_chip(row["chip"])
         modelled = sum(_product_us(row["quantizer"], shape, chip) for shape in row["shapes"])
-        out.append(Comparison(row["what"], row["measured"], modelled, row["source"]))
+        out.append(Comparison(row["what"], row["measured"], modelled, row["source"], chip=row["chip"]))
     for row in _data()["quantizing"]:
         seconds = step_cost(_recipe(row), _layer(row), load_chip(row["chip"]), row["scenario"]).seconds
         modelled = 1e3 * sum(seconds[name] for name in TECHNIQUES)
-        out.append(Comparison(row["what"], row["measured"], modelled, row["source"]))
+        out.append(Comparison(row["what"], row["measured"], modelled, row["source"], chip=row["chip"]))
     for row in _data()["throughput"]:
         modelled = _throughput(row, row["scenario"])
-        out.append(Comparison(row["what"], row["published"], modelled, row["source"]))
+        out.append(Comparison(row["what"], row["published"], modelled, row["source"], (), row["chip"], row["model"]))
     return tuple(out)
 
 
@@ -100,9 +107,16 @@ def kernels() -> tuple[Comparison, ...]:
 
 
 def _throughput(row: Mapping[str, Any], scenario: str) -> float:
-    """Modelled tokens/s."""
-    model = load_model(row["model"])
-    return model.tokens / step_cost(_recipe(row), model, load_chip(row["chip"]), scenario).total
+    """Modelled tokens/s. A layer alone is not a step: nothing is unmodelled."""
+    model = _layer(row) if "layers" in row else load_model(row["model"])
+    seconds = step_cost(_recipe(row), model, load_chip(row["chip"]), scenario).seconds
+    return model.tokens / sum(time for part, time in seconds.items() if "model" in row or part != UNMODELLED)
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    if "model" in row:
+        return str(row["model"])
+    return ", ".join(f"{row['tokens']} × {outputs} × {inputs}" for outputs, inputs in row["layers"])
 
 
 def _recipe(row: Mapping[str, Any]) -> Recipe:

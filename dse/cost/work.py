@@ -26,7 +26,7 @@ from itertools import pairwise
 import msgspec
 
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.units import DECODED_BYTES
+from fp4dse.dse.cost.units import decoded_bytes
 from fp4dse.dse.estimator import STE, ScaleRelaxation
 from fp4dse.dse.outliers import Clamp, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
@@ -133,9 +133,11 @@ def quantize(q: Quantizer, chip: Chip, unit: str) -> Work:
     """Block maximum, scale, multiplication, rounding to nearest, and the writing of what the GEMM's unit reads."""
     nearest = msgspec.structs.replace(q, rounding=Quantizer().rounding)
     work = Work(vector=2) + rounding(nearest, chip) + scale(q, chip) * per_block(q)
-    if unit in DECODED_BYTES:
-        return work + Work(write=DECODED_BYTES[unit], vector=1)  # decoded: one more multiplication
-    return work + Work(write=stored_bytes(q))
+    if not (decoded := decoded_bytes(q, unit, chip)):
+        return work + Work(write=stored_bytes(q))
+    if unit == "fp8":
+        return work + Work(write=decoded, vector=2, convert=0.5)  # a row's maximum, its power of two, E4M3
+    return work + Work(write=decoded, vector=1)  # one more multiplication
 
 
 def stored_bytes(q: Quantizer) -> float:

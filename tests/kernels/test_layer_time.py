@@ -6,8 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.cost import load_chip, load_model
+from fp4dse.dse.cost.report import layer_overhead
+from fp4dse.dse.layers import QUANTIZERS, LayerRule
 from fp4dse.dse.precision import Precise
 from fp4dse.kernels import layer_time
 from fp4dse.kernels.layer_time import LayerTime, layer_rows, layer_times, measured_overhead, order_statistic
@@ -56,6 +58,24 @@ def test_layers_that_a_recipe_keeps_precise_take_what_bf16_takes():
     times = list(layer_times(first, TINY, "cpu"))
     assert [(found.quantized, found.precise) for found in times] == [(0, 1), (1, 0)]
     assert times[0].us == times[0].bf16_us
+
+
+@pytest.mark.usefixtures("quick")
+def test_layers_of_a_kind_that_rules_make_different_are_timed_each_as_its_own_recipe():
+    model = msgspec.structs.replace(load_model("vit-b"), tokens=8, linears=[load_model("vit-b").linears[1]])
+    fp8 = dict.fromkeys(QUANTIZERS, Quantizer.named("fp8"))
+    bf16 = dict.fromkeys(QUANTIZERS, Quantizer.named("bf16"))
+    recipe = msgspec.structs.replace(
+        Recipe.named("mxfp4"), layers=(LayerRule(first=2, **fp8), LayerRule(last=3, **bf16))
+    )
+    times = list(layer_times(recipe, model, "cpu"))
+    assert sorted((found.quantized, found.precise) for found in times) == [(2, 0), (7, 3)]
+    assert {found.recipe.fprop.x.label() for found in times} == {"mxfp4", "fp8"}
+    rows = layer_rows(times, recipe, model, load_chip("h200"))
+    assert {row["modelled"] for row in rows} == {
+        layer_overhead(Recipe.uniform(Quantizer.named(name)), model.linears[0], model, load_chip("h200"))
+        for name in ("mxfp4", "fp8")
+    }
 
 
 def test_the_measured_overhead_weighs_layers_by_their_number_and_time():

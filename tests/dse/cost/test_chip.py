@@ -7,13 +7,17 @@ import msgspec
 import pytest
 
 import fp4dse.dse.cost as cost
-from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead
+from fp4dse.dse import ConfigError, Quantizer, Recipe
+from fp4dse.dse.cost import chip_names, load_chip, load_model, model_names, overhead, work
 from fp4dse.dse.cost.chip import UNITS, Number
+from fp4dse.dse.cost.units import why_not_native
+from fp4dse.dse.cost.work import Work
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.rounding import Stochastic
 
 FOLDER = Path(cost.__file__).parent
-WORDS = ("data sheet", "measured", "assumed", "chosen", "Programming Guide", "NVIDIA on", "verda.com on")
+WORDS = ("data sheet", "white paper", "measured", "assumed", "chosen", "Programming Guide", "NVIDIA on", "verda.com on")
 
 
 def numbers(data: object) -> list[Number]:
@@ -38,7 +42,28 @@ def test_narrower_units_are_never_slower(name):
     chip = load_chip(name)
     rates = [chip.flops(unit) for unit in UNITS if unit in chip.matrix]
     assert rates == sorted(rates, reverse=True)
-    assert chip.flops("fp32") < rates[-1]
+    assert chip.flops("fp32") < rates[-1] or "fp32" in chip.matrix
+
+
+@pytest.mark.parametrize("name", chip_names())
+def test_every_shipped_chip_says_how_much_memory_it_has(name):
+    assert 10e9 < load_chip(name).capacity.value < 1e12
+
+
+@pytest.mark.parametrize("name", ["rtx-5090", "rtx-5080", "rtx-pro-6000", "gb10"])
+def test_chips_of_compute_capability_12_round_by_chance_in_software(name):
+    chip, q = load_chip(name), Quantizer.named("nvfp4")
+    drawn = msgspec.structs.replace(q, rounding=Stochastic())
+    assert work.rounding(q, chip) == Work(convert=0.5)
+    assert not work.takes_random_bits(drawn, chip)
+    assert work.stochastic(drawn, chip).vector > 20 > work.stochastic(drawn, load_chip("b200")).vector
+    assert work.takes_random_bits(drawn, load_chip("mi355x"))
+
+
+def test_nvfp4_is_no_format_of_amds_and_mxfp4_is_one_of_every_chip_with_fp4_units():
+    assert why_not_native(Quantizer.named("nvfp4"), load_chip("mi355x"))
+    for name in chip_names():
+        assert not load_chip(name).has_fp4 or why_not_native(Quantizer.named("mxfp4"), load_chip(name)) is None
 
 
 @pytest.mark.parametrize("name", chip_names())
@@ -61,6 +86,25 @@ def test_parameters_are_those_of_the_layers_and_little_more(name):
 
 
 @pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        ({"kind": ("qkv",)}, 32),
+        ({"kind": ("attention",)}, 64),
+        ({"kind": ("up", "down")}, 64),
+        ({"kind": ("head",)}, 1),
+        ({"name": "block3.*"}, 4),
+        ({"name": "block?.out"}, 10),
+        ({"name": "head"}, 1),
+        ({"kind": ("mlp",), "blocks": "-4:"}, 8),
+    ],
+    ids=str,
+)
+def test_rules_find_the_layers_of_a_shape_by_the_words_and_names_of_this_projects_decoder(where, count):
+    rule, model = LayerRule(**where, fprop_x=Quantizer.named("nvfp4")), load_model("llama-8b")
+    assert sum(rule.matches(place) for linear in model.linears for place in model.places(linear)) == count
+
+
+@pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ('pattern = "12"', 'pattern = "123"', "pattern has 3 letters, blocks is 2"),
@@ -76,7 +120,7 @@ def test_a_model_whose_layers_have_no_place_is_refused(tmp_path, old, new, says)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"chip: found 'a100'; accepted: b200, .*h200, or a .toml file"):
+    with pytest.raises(ConfigError, match=r"chip: found 'a100'; accepted: b200, .*h200, .*or a .toml file"):
         load_chip("a100")
     with pytest.raises(ConfigError, match=r"model: found 'gpt'; accepted: .*llama-1b"):
         load_model("gpt")

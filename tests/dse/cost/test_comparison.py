@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fp4dse.dse.cost import chip_names, model_names
 from fp4dse.dse.cost.cost_page import TABLES, fill
 from fp4dse.dse.cost.validation import fits, kernels, median_error, ratios
 
@@ -20,7 +21,7 @@ def test_every_table_stands_on_the_page(name):
 
 
 def test_what_was_fitted_and_what_was_held_back_share_no_measurement():
-    fitted, held = ({(row.source, row.measured) for row in rows} for rows in (fits(), ratios()))
+    fitted, held = ({(row.source, row.chip, row.measured) for row in rows} for rows in (fits(), ratios()))
     assert len(held) == len(ratios()) >= 12
     assert not fitted & held
     assert all(row.source for row in (*fits(), *ratios()))
@@ -29,9 +30,26 @@ def test_what_was_fitted_and_what_was_held_back_share_no_measurement():
 def test_the_median_error_of_the_ratios_that_were_held_back_is_at_most_ten_per_cent():
     """A change of the model that makes it worse must be seen, and the page's words with it."""
     assert median_error(ratios()) < 0.1
-    errors = {row.what: row.error for row in ratios()}
-    assert max(errors, key=lambda what: abs(errors[what])).startswith("torchao FP8 by rows")
-    assert max(map(abs, errors.values())) < 0.3
+    models = [row for row in ratios() if row.shape in model_names()]
+    worst = max(models, key=lambda row: abs(row.error))
+    assert worst.what.startswith("torchao FP8 by rows")
+    assert abs(worst.error) < 0.3
+
+
+def test_stochastic_rounding_in_software_is_where_the_model_is_worst_and_the_page_says_so():
+    """A polyfill of a small layer that stays in the cache: no count of instructions explains what it takes."""
+    plain, polyfill = (row for row in ratios() if row.chip == "rtx-5080")
+    assert (plain.measured, polyfill.measured) == (1.77, 1.16)
+    assert max(ratios(), key=lambda row: abs(row.error)) == polyfill
+    assert 0.2 < plain.error < polyfill.error
+    assert "1.77" in PAGE
+    assert "1.16" in PAGE
+
+
+def test_the_error_of_every_chip_that_something_was_published_for_stands_on_the_page():
+    for chip in {row.chip for row in ratios()}:
+        assert f"| on `{chip}` |" in PAGE
+    assert all(row.chip in chip_names() for row in (*ratios(), *fits()))
 
 
 def test_a_band_goes_from_the_worst_software_to_the_best_and_has_the_figure_in_it():

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Quantizer, Recipe, points
+from fp4dse.dse.layers import LayerRule
 from fp4dse.dse.outliers import Residual
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E5M2, TensorScale
@@ -26,6 +27,13 @@ POINTS = {
 @pytest.mark.parametrize(("name", "count"), POINTS.items())
 def test_points_count_the_techniques_of_a_recipe_on_a_floor_of_one(name, count):
     assert points(Recipe.named(name)) == count
+
+
+def test_a_technique_that_only_a_rule_for_layers_switches_on_counts():
+    rounded = msgspec.structs.replace(Quantizer.named("nvfp4"), rounding=Stochastic())
+    rule = LayerRule(kind=("mlp",), wgrad_g=rounded, wgrad_rotation=Recipe.named("nvfp4-sr-rht").wgrad.rotation)
+    for base, count in (("nvfp4", 4), ("mxfp4", 4), ("bf16", 4), ("nvfp4-sr-rht", 4)):
+        assert points(msgspec.structs.replace(Recipe.named(base), layers=(rule,))) == count
 
 
 def test_untouched_operands_cost_no_points():
