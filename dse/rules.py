@@ -19,7 +19,7 @@ from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers import check_rules
-from fp4dse.dse.outliers import Residual, outlier_words
+from fp4dse.dse.outliers import Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import Recipe, serves_recipes
@@ -190,6 +190,16 @@ def _ema_slot(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _mean_slot(r: Recipe) -> ConfigError | None:
+    """A mean is over tokens, and weights have none."""
+    for slot in SLOTS:
+        if slot.endswith(".w") and isinstance(r.slot(slot).outliers, Mean):
+            return ConfigError(
+                f"{slot}.outliers", "mean", "none, residual, occ, clamp (a mean is over tokens: x and g)"
+            )
+    return None
+
+
 def _eden_rotation(r: Recipe) -> ConfigError | None:
     """The correction makes a block unbiased only on average over random rotations of 128."""
     for stage, operands in STAGES.items():
@@ -223,7 +233,7 @@ def _estimator_grid(r: Recipe) -> ConfigError | None:
 
 
 def _estimator_outliers(r: Recipe) -> ConfigError | None:
-    """With a second quantizer or a clamp the decoded operand is no function of one position."""
+    """With a second quantizer, a clamp or a mean the decoded operand is no function of one position."""
     for operand, through, q in _passages(r):
         if q.outliers is not None:
             return ConfigError(
@@ -317,6 +327,7 @@ _FORWARD: tuple[View, ...] = (("fprop", "estimator"),)
 
 RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError | None]]] = {
     "ema-is-for-weights": (_STAGES, _ema_slot),
+    "mean-is-over-tokens": (_STAGES, _mean_slot),
     "eden-needs-rht128": (_STAGES, _eden_rotation),
     "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
     "estimator-with-outliers": (_FORWARD, _estimator_outliers),

@@ -2,6 +2,13 @@
 
 Both operands are padded with zeros to whole blocks, rotated, quantized along the contraction, and multiplied by the
 stage's backend of gemm.py; factors that are not in the operands are applied to the result.
+
+A mean over tokens is taken off before all that, as rows pᵀ and columns v of rank one (records.Mean). With what is left
+of both operands quantized to A and B, the product is
+
+    (A + p vᵀ) (B + q uᵀ)ᵀ = A Bᵀ + p (B v)ᵀ + (A u) qᵀ + (v · u) p qᵀ
+
+of which all but the first are products of a matrix and a vector in FP32, and outer products.
 """
 
 from __future__ import annotations
@@ -18,9 +25,10 @@ from fp4dse.kernels.gemm import GEMMS, pick
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.products import scaled
 from fp4dse.kernels.ops.rotation import signs_of
+from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.kinds import make_slot
-from fp4dse.kernels.quant.operand.records import Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.quant.operand.records import Mean, Operand, Rotation, Saved, SavedInput, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 
@@ -59,18 +67,21 @@ class Stage(msgspec.Struct):
 
     def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
-        gemm, length = GEMMS[self.gemm], x.shape[use.dim]
-        x = blocks.pad(x.detach(), use.dim, self.unit)
+        gemm, length, x, mean = GEMMS[self.gemm], x.shape[use.dim], x.detach(), None
+        if self.slots[name].is_centred:
+            x, mean = self._centred(x, use, rotation)
+        x = blocks.pad(x, use.dim, self.unit)
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
         use = replace(use, length=length, dtype=torch.float32 if gemm.whole else gemm.operand, rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
-        operand = self.slots[name].quantize(x, use)
+        operand = self.slots[name].quantize(x, use)._replace(mean=mean)
         return operand.whole() if gemm.whole else operand
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S]. What clamping cut off meets the other operand unquantized."""
+        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S]. What clamping cut off meets the other operand unquantized, a
+        mean meets it quantized."""
         run, out = GEMMS[self.gemm].run, None
         for s in a.terms:
             for t in b.terms:
@@ -83,6 +94,12 @@ class Stage(msgspec.Struct):
         if b.rest is not None:
             raw = a.raw.to(torch.float32)
             out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
+        if a.mean is not None:
+            out = out + a.mean.rows * unquantized(a.mean.columns, b.with_rest())
+        if b.mean is not None:
+            out = out + unquantized(a.with_rest(), b.mean.columns) * b.mean.rows.mT
+        if a.mean is not None and b.mean is not None:
+            out = out + unquantized(a.mean.columns, b.mean.columns) * (a.mean.rows * b.mean.rows.mT)
         return out
 
     def backward(self, name: str, g: Tensor, saved: Saved, use: Use) -> Tensor:
@@ -98,6 +115,19 @@ class Stage(msgspec.Struct):
         """The smallest dtype that an operand of this dtype may be rounded to beforehand, with the same product."""
         rounds_first = self.slots[name].only_bf16 and not self.rotation
         return torch.bfloat16 if rounds_first and not self._other(name).multiplies_rest else dtype
+
+    def _centred(self, x: Tensor, use: Use, rotation: Rotation | None) -> tuple[Tensor, Mean]:
+        """x [L, ·, ·] without its mean over tokens, float32, and that mean. Tokens are what wgrad contracts, elsewhere
+        the rows of x and g."""
+        contracted = self.name == "wgrad"
+        dim = use.dim if contracted else 3 - use.dim
+        mean = divided(wide_sum(x, dim), x.shape[dim]).unsqueeze(dim)
+        taken = use.contracted_last(mean)
+        one = taken.new_ones(1, 1, 1)
+        columns = one.expand(len(x), 1, x.shape[dim]) if contracted else taken
+        columns = blocks.pad(columns, 2, self.unit)
+        columns = rotation.rotate(columns, 2) if rotation else columns
+        return x.to(torch.float32) - mean, Mean(taken, taken if contracted else one, columns)
 
     def _other(self, name: str) -> Slot:
         [other] = (slot for operand, slot in self.slots.items() if operand != name)

@@ -238,6 +238,8 @@ GRAPHED = [
     ["nvidia-nvfp4"],
     ["hif4-ascend"],
     ["wang-dge-occ"],
+    ["averis"],
+    ["mixfp4"],
     ["sun-radix4"],
 ]
 

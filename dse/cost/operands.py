@@ -2,8 +2,8 @@
 
 One kernel reads a tensor once and writes the encodings of both products; what the forward pass can make for the
 backward pass (the copies of X and W along their other axis) it makes then. A second read is needed where something
-about the whole tensor must be known first: its maximum, or its quantiles. A backward operand made from the forward's
-quantized copy has a kernel of its own, which reads that copy.
+about the whole tensor must be known first: its maximum, its quantiles, or its mean over tokens. A backward operand made
+from the forward's quantized copy has a kernel of its own, which reads that copy.
 
     split of a pass by technique: the time of the plain pass, then what each technique adds to it, in TECHNIQUES' order
 
@@ -23,7 +23,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
 from fp4dse.dse.cost.units import decoded_bytes, product_unit
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.outliers import Clamp, Mean, Residual
 from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.record import unlabelled
@@ -101,7 +101,8 @@ def tensor_uses(tensor: str, first: Stage, second: Stage, chip: Chip, gemm: Gemm
 def passes(uses: Sequence[Use], chip: Chip) -> list[Kernel]:
     """The kernels that make these operands of one tensor."""
     fresh = [use for use in uses if use.copy_of is None and (use.rotation or not use.quantizer.is_plain)]
-    kernels = [_statistics(fresh, Work(read=2)), _quantiles(fresh), _encode(fresh, Work(read=2), chip)]
+    kernels = [_before(Clamp, work.QUANTILE_PASS, fresh), _before(Mean, work.MEAN_PASS, fresh)]
+    kernels += [_statistics(fresh, Work(read=2)), _encode(fresh, Work(read=2), chip)]
     for use in uses:
         if use.copy_of is not None:
             read = _decode_copy(use.copy_of, use.copy_unit, chip)
@@ -151,10 +152,10 @@ def _current(q: Quantizer) -> float:
     return 1.0 if q.tensor_scale.amax == "current" else 1 / max(1.0, q.tensor_scale.steps)
 
 
-def _quantiles(uses: Sequence[Use]) -> Kernel:
-    """The pass that finds the quantiles to clamp to; one does for all uses."""
-    clamped = [use.slot for use in uses if isinstance(use.quantizer.outliers, Clamp)]
-    return Kernel(tuple(Item(slot, "outliers", work.QUANTILE_PASS) for slot in clamped[:1]))
+def _before(outliers: type[Clamp | Mean], found: Work, uses: Sequence[Use]) -> Kernel:
+    """The pass that finds the quantiles to clamp to, or the mean over tokens; one does for all uses."""
+    slots = [use.slot for use in uses if isinstance(use.quantizer.outliers, outliers)]
+    return Kernel(tuple(Item(slot, "outliers", found) for slot in slots[:1]))
 
 
 def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:

@@ -7,6 +7,8 @@ factors   that change along the contraction (macro blocks, segments of 128, 1x12
           partial sums on the vector units, beside the matrix units: what that takes longer than the product is added
 residual  every residual doubles the products
 clamped   what is cut off is a sparse product on the vector units, or a dense one in BF16, whichever is faster
+mean      the other operand is read again for its product with a vector, decoded and multiplied on the vector units; an
+          FMA for every output
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
-from fp4dse.dse.outliers import Residual
+from fp4dse.dse.outliers import Mean, Residual
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
@@ -55,6 +57,10 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
         for share in filter(None, map(work.cut_share, (a, b))):
             apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))
             outliers += linear.count * (apart + chip.launch.value)
+        for q, other, lines in ((a, b, columns), (b, a, rows)):
+            if isinstance(q.outliers, Mean):
+                vector = max(lines * depth * _bytes(other, unit) / bandwidth, 2 * lines * depth / lanes)
+                outliers += linear.count * (vector + rows * columns / lanes + chip.launch.value)
     return ("products", base), ("scales", scales), ("outliers", outliers)
 
 

@@ -28,7 +28,7 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import decoded_bytes
 from fp4dse.dse.estimator import STE, ScaleRelaxation
-from fp4dse.dse.outliers import Clamp, Residual
+from fp4dse.dse.outliers import Clamp, Mean, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic
@@ -215,12 +215,14 @@ def adapt(q: Quantizer, chip: Chip) -> Work:
 
 
 def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:
-    """A second encoding of the error, or clamping; the products that follow are step.py's."""
+    """A second encoding of the error, clamping, or the mean taken off; what follows for products is in products.py."""
     if isinstance(q.outliers, Residual):
         return Work(vector=2) + quantize(q, chip, unit)
     if isinstance(q.outliers, Clamp):
         cut = 4 * cut_share(q) if q.outliers.compensate else 0.0  # BF16 value and 16-bit place
         return Work(vector=2 + (3 if cut else 0), write=cut)
+    if isinstance(q.outliers, Mean):
+        return Work(vector=1)
     return Work()
 
 
@@ -231,6 +233,9 @@ def cut_share(q: Quantizer) -> float:
 
 QUANTILE_PASS = Work(read=2, vector=6)
 """Both quantiles of a tensor: unpack, and a histogram of the magnitudes' leading bits; assumed, not measured."""
+
+MEAN_PASS = Work(read=2, vector=2)
+"""The mean over tokens: unpack, add."""
 
 AVERAGE = Work(read=8, write=4, vector=9)
 """Q-EMA: read the FP32 average to round towards, and move it after the optimizer's step."""

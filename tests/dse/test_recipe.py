@@ -18,6 +18,7 @@ replace = msgspec.structs.replace
 IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
+    "averis": "afbe2c7760f2be27",
     "bf16": "dcabd31f7251d4dd",
     "four-over-six": "907349e54cc789c6",
     "fp4-all-the-way": "27a6bb0c337d4331",
@@ -81,7 +82,9 @@ def test_every_shipped_recipe_has_its_id_pinned():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, bf16, .*ue5m3-sr"):
+    with pytest.raises(
+        ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, averis, bf16, .*ue5m3-sr"
+    ):
         Recipe.named("nvfp5")
 
 

@@ -20,6 +20,7 @@ def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -
 SLOTS_OF = {
     "alto-mxfp4": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-rceil SR"),
     "amd-mxfp4": slots("mxfp4"),
+    "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),

@@ -139,7 +139,9 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
     assert whys["5"] == "padding same is not built"
 
 
-@pytest.mark.parametrize("recipe", [NVFP4, SR, QUARTET, Recipe.named("wang-dge-occ")], ids=lambda r: r.label()[:12])
+@pytest.mark.parametrize(
+    "recipe", [NVFP4, SR, QUARTET, Recipe.named("wang-dge-occ"), Recipe.named("averis")], ids=lambda r: r.label()[:12]
+)
 def test_a_converted_layer_is_the_lane_layer(recipe):
     """With the seed and the layer number of a lane: its output and gradients, but for the order of a sum."""
     model = nn.Sequential(nn.Linear(32, 48))

@@ -89,7 +89,10 @@ CASES: dict[str, Callable[[], Lanes]] = {
     **{f"{name}:{preset} on 2 threads": partial(of_every_preset, name, preset) for name, preset in SMOKE},
     **{
         f"recording {name}": partial(of_one_recipe, name)
-        for name in ("bf16", "nvfp4-stable-spam", "nvfp4-muon", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ")
+        for name in (
+            *("bf16", "nvfp4-stable-spam", "nvfp4-muon", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ"),
+            "averis",
+        )
     },
     "precise layers and a finish": with_precise_layers_and_a_finish,
     "numbers of their own": with_numbers_of_their_own,

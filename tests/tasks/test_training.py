@@ -23,6 +23,7 @@ STATEFUL = [
     ["ue5m3-graphcore"],  # held maxima
     ["quartet2"],
     ["wang-dge-occ"],
+    ["averis"],
     ["luq"],
     ["sun-radix4"],
     ["hif4-ascend"],

@@ -11,7 +11,7 @@ from torch import Tensor
 from fp4dse.dse import SLOTS, Quantizer, Recipe
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp
+from fp4dse.dse.outliers import Clamp, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.kernels.quant.backend import Backend
@@ -45,7 +45,8 @@ def slot_of(
     """The slot of canonical quantizers of one layout, one a lane. number: a key of its random numbers, below 8."""
     if quantizers[0].is_plain:
         return Plain(quantizers, device)
-    scaled = Scaled(LaneQuantizers(quantizers, number, device, backend))
+    kind = Centred if isinstance(quantizers[0].outliers, Mean) else Scaled
+    scaled = kind(LaneQuantizers(quantizers, number, device, backend))
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
@@ -88,6 +89,13 @@ class Scaled(Slot):
         if rotation is None or rotation.order != "sylvester" or rotation.size not in of.backend.rotations:
             return False
         return why_not_whole(of, use) is None
+
+
+class Centred(Scaled):
+    """A Scaled of the operand without its mean over tokens (Averis, 2603.10444), which the stage, as it knows where
+    tokens lie, takes off before it pads and rotates."""
+
+    is_centred = True
 
 
 class Clamped(Slot):

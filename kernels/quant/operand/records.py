@@ -112,29 +112,49 @@ class SavedBlocks(NamedTuple):
 Saved = SavedInput | SavedBlocks
 
 
+class Mean(NamedTuple):
+    """The mean over tokens that was taken off an operand [L, R, C], float32: rows · columns, of rank one.
+
+    taken    as it was taken off, neither padded nor rotated: [L, 1, length], or [L, R, 1] where tokens are contracted
+    rows     1, or the mean where tokens are contracted: [1, 1, 1] or [L, R, 1]
+    columns  the mean, or 1 for each token where these are contracted; padded and rotated as the operand: [L, 1, C]
+    """
+
+    taken: Tensor
+    rows: Tensor
+    columns: Tensor
+
+
 class Operand(NamedTuple):
     """A quantized operand [L, R, C], the sum of its terms.
 
     raw    the operand before it was quantized, in its own dtype
     rest   float32, what clamping cut off, in lanes that multiply it too; None where no lane does
     saved  for the backward pass through the quantizer; None where gradients pass straight through
+    mean   what was taken off before, None where nothing was: raw and terms are without it
     """
 
     terms: list[Term]
     raw: Tensor
     rest: Tensor | None = None
     saved: Saved | None = None
+    mean: Mean | None = None
 
     def decoded(self) -> Tensor:
-        """The sum of the terms, float32 [L, R, C]; without `rest`."""
+        """The sum of the terms, float32 [L, R, C]; without `rest` and `mean`."""
         first, *others = (term.decoded() for term in self.terms)
         return sum(others, first)
+
+    def with_rest(self) -> Tensor:
+        """`decoded`, and what clamping cut off."""
+        return self.decoded() if self.rest is None else self.decoded() + self.rest
 
     def whole(self) -> Operand:
         """The same with a single term that has no factor."""
         return self._replace(terms=[Term(self.decoded(), None)])
 
     def restored(self, rotation: Rotation | None, length: int) -> Tensor:
-        """`decoded`, rotated back and without padding: float32 [L, R, length]."""
+        """`decoded`, rotated back and without padding, and the mean: float32 [L, R, length]."""
         values = self.decoded()
-        return (rotation.rotate_back(values, 2) if rotation else values)[:, :, :length]
+        values = (rotation.rotate_back(values, 2) if rotation else values)[:, :, :length]
+        return values if self.mean is None else values + self.mean.taken

@@ -4,6 +4,7 @@
     Scaled      quantized in blocks that share a scale
     Clamped     a Scaled of the operand without its largest elements, which may be multiplied apart
     Residual    a Scaled of the operand, and again of what that lost
+    Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
     Estimated   a Scaled whose gradient does not pass straight through
 
 `kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).
@@ -28,6 +29,7 @@ class Slot(ABC):
     counts           what was lost while counting, int64 [L]; see counters.COUNTERS
     only_bf16        in every lane the operand is rounded to BF16, and nothing else is done to it
     multiplies_rest  what is cut off the operand is multiplied with the other operand, rotated and not quantized
+    is_centred       `quantize` takes the operand without its mean over tokens, which the stage takes off and multiplies
     has_estimator    the gradient does not pass straight through
     why_not_fused    why the reference quantizes although the backend has kernels, else None
     why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
@@ -35,6 +37,7 @@ class Slot(ABC):
 
     only_bf16: bool = False
     multiplies_rest: bool = False
+    is_centred: bool = False
     has_estimator: bool = False
     why_not_through: str | None = None
 

@@ -154,6 +154,19 @@ def test_a_residual_doubles_the_products_it_is_in():
     assert two["outliers"] > 2.5 * one["outliers"]
 
 
+def test_a_mean_is_a_pass_and_products_with_a_vector():
+    """Little beside the second large product and encoding of a residual, and twice for two operands."""
+    mean, residual = (
+        msgspec.structs.replace(Quantizer.named("nvfp4"), outliers=OUTLIER_NAMES[name]) for name in ("mean", "residual")
+    )
+    plain = step_cost(Recipe.named("nvfp4"), LLAMA, B200).seconds
+    one, other = (step_cost(changed("nvfp4", "fprop", x=q), LLAMA, B200).seconds for q in (mean, residual))
+    assert one["products"] == plain["products"]
+    assert 0 < one["outliers"] < 0.3 * other["outliers"]
+    both = step_cost(changed("nvfp4", "wgrad", x=mean, g=mean), LLAMA, B200).seconds
+    assert both["outliers"] > 1.5 * one["outliers"]
+
+
 def test_factors_within_a_product_are_work_of_the_vector_units():
     macro = step_cost(Recipe.uniform(Quantizer.named("mbs-mxfp4")), LLAMA, B200).seconds
     assert macro["scales"] > 0.5 * macro["products"]
