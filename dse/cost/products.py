@@ -59,7 +59,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
             outliers += linear.count * (apart + chip.launch.value)
         for q, other, lines in ((a, b, columns), (b, a, rows)):
             if isinstance(q.outliers, Mean):
-                vector = max(lines * depth * _bytes(other, unit) / bandwidth, 2 * lines * depth / lanes)
+                vector = max(lines * depth * _bytes(other, unit, chip) / bandwidth, 2 * lines * depth / lanes)
                 outliers += linear.count * (vector + rows * columns / lanes + chip.launch.value)
     return ("products", base), ("scales", scales), ("outliers", outliers)
 
