@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ import msgspec
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.place import WORDS, Place
-from fp4dse.dse.precision import at_either_end
+from fp4dse.dse.precision import KINDS, Precise, at_either_end
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.record import Part, defaults
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, Source, grouped, rotation_name, with_exceptions
@@ -148,6 +149,28 @@ def field_of(slot: str) -> str:
 
 
 QUANTIZERS = tuple(field_of(slot) for slot in SLOTS)
+
+
+@lru_cache(maxsize=4096)
+def canonical_rules(precise: Precise, layers: tuple[LayerRule, ...]) -> tuple[Precise, tuple[LayerRule, ...]]:
+    """Rules that come first and make whole kinds, or the ends, BF16, are what `precise` is short for."""
+    rules = [rule.canonical() for rule in layers]
+    while rules and (folded := _folded(precise, rules[0])):
+        precise = folded
+        del rules[0]
+    return precise, tuple(rules)
+
+
+def _folded(precise: Precise, rule: LayerRule) -> Precise | None:
+    """`precise` with what the rule says, None where it cannot say it."""
+    if not rule.is_bf16 or rule.name or rule.blocks:
+        return None
+    ends = {end: number for end in ("first", "last") if (number := getattr(rule, end))}
+    if rule.kind and not ends and set(rule.kind) <= set(KINDS):
+        return msgspec.structs.replace(precise, **dict.fromkeys(rule.kind, True))
+    if ends and not rule.kind and all(getattr(precise, end) in (0, number) for end, number in ends.items()):
+        return msgspec.structs.replace(precise, **ends)
+    return None
 
 
 def check_rules(rules: Iterable[LayerRule]) -> ConfigError | None:

@@ -15,11 +15,11 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers import LayerRule, canonical_rules
 from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.place import Place
-from fp4dse.dse.precision import KINDS, Finish, Precise
+from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
 from fp4dse.dse.rounding import rounding_name
@@ -118,7 +118,7 @@ class Recipe(Part, frozen=True):
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
         plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
-        precise, layers = _canonical_layers(self.precise, self.layers) if self.layers else (self.precise, ())
+        precise, layers = canonical_rules(self.precise, self.layers) if self.layers else (self.precise, ())
         attention = self.attention if self.attention == _PLAIN_ATTENTION else self.attention.canonical()
         quantizes = bool(layers) or attention != _PLAIN_ATTENTION
         fprop = _canonical_stage(self.fprop, False)
@@ -290,28 +290,6 @@ def _in_bf16(recipe: Recipe) -> Recipe:
     bf16 = Recipe.named("bf16")
     stages = {stage: getattr(bf16, stage) for stage in STAGES}
     return msgspec.structs.replace(recipe, estimator=bf16.estimator, gemm="exact", **stages)
-
-
-@lru_cache(maxsize=4096)
-def _canonical_layers(precise: Precise, layers: tuple[LayerRule, ...]) -> tuple[Precise, tuple[LayerRule, ...]]:
-    """Rules that come first and make whole kinds, or the ends, BF16, are what `precise` is short for."""
-    rules = [rule.canonical() for rule in layers]
-    while rules and (folded := _folded(precise, rules[0])):
-        precise = folded
-        del rules[0]
-    return precise, tuple(rules)
-
-
-def _folded(precise: Precise, rule: LayerRule) -> Precise | None:
-    """`precise` with what the rule says, None where it cannot say it."""
-    if not rule.is_bf16 or rule.name or rule.blocks:
-        return None
-    ends = {end: number for end in ("first", "last") if (number := getattr(rule, end))}
-    if rule.kind and not ends and set(rule.kind) <= set(KINDS):
-        return msgspec.structs.replace(precise, **dict.fromkeys(rule.kind, True))
-    if ends and not rule.kind and all(getattr(precise, end) in (0, number) for end, number in ends.items()):
-        return msgspec.structs.replace(precise, **ends)
-    return None
 
 
 @lru_cache(maxsize=65536)

@@ -14,7 +14,10 @@ from typing import Any
 import msgspec
 import torch
 
-from fp4dse.dse import SLOTS, STAGES, ConfigError, Recipe
+from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
+from fp4dse.dse.layers import QUANTIZERS as QUANTIZER_FIELDS
+from fp4dse.dse.layers import LayerRule
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline
@@ -59,7 +62,11 @@ def bench(device: str, only: Sequence[str] = ()) -> Iterator[Row]:
 
     ConfigError if there is no such row.
     """
-    measures = _on_cpu() if torch.device(device).type == "cpu" else [*_mlp(device), *_decoders(device), *_eager(device)]
+    measures = (
+        _on_cpu()
+        if torch.device(device).type == "cpu"
+        else [*_mlp(device), *_decoders(device), *_by_layer(device), *_eager(device)]
+    )
     chosen = [m for m in measures if not only or any(word.lower() in m.what.lower() for word in only)]
     if not chosen:
         raise ConfigError("--only", ", ".join(only), f"a part of one of {'; '.join(m.what for m in measures)}")
@@ -148,6 +155,69 @@ def _decoders(device: str) -> list[Measure]:
         Measure(what.format("350M", 1), "×", "≤ 1.25", lambda: ratio("350M", 1)),
         Measure("language:10M-256, L = 16 against L = 1, lanes per second", "×", "≥ 1.6", gain),
     ]
+
+
+FORMATS = ("nvfp4", "mxfp4", "mxfp8", "bf16")
+"""Of the rules for layers that are timed."""
+
+
+def by_layer() -> list[Recipe]:
+    """Eight recipes with a rule each for the first three fifths of the blocks, MLP and attention apart, so that a layer
+    has lanes of up to four formats."""
+    base = Recipe.named("nvfp4")
+    recipes = []
+    for number in range(8):
+        first, second = (FORMATS[(number + turn) % 4] for turn in (number // 4, 2 + number // 4))
+        rules = [LayerRule(("mlp",), first=0.6, **_all_slots(first)), LayerRule(("attention",), **_all_slots(second))]
+        recipes.append(msgspec.structs.replace(base, layers=tuple(rules)))
+    return recipes
+
+
+def _all_slots(name: str) -> dict[str, Any]:
+    return dict.fromkeys(QUANTIZER_FIELDS, QUANTIZERS[name] if name != "bf16" else BF16)
+
+
+def _by_layer(device: str) -> list[Measure]:
+    task, lanes = get_task("language", "1M"), 64
+
+    def rules() -> tuple[float, str]:
+        uniform = {name: step_us(task, uniform_recipe(name), lanes, device, 10) for name in FORMATS}
+        mixed = Population(with_steps(task, TIMED_STEPS), lanes_of(task, by_layer(), lanes), device)
+        us = 1e6 * step_seconds(mixed, LEAST_S, 10, WARM_UP)
+        note = ", ".join(f"{name} {each / lanes:.1f}" for name, each in uniform.items())
+        return us / max(uniform.values()), f"{us / lanes:.1f} µs a lane and step; {note}"
+
+    def core(name: str) -> Callable[[], float]:
+        return lambda: (
+            step_us(get_task("language", "10M-256"), with_core(name), 16, device, 10)
+            / step_us(get_task("language", "10M-256"), Recipe.named("nvfp4"), 16, device, 10)
+        )
+
+    return [
+        Measure(
+            f"language:1M, eight rules for layers of {', '.join(FORMATS)}, L = {lanes}, against the dearest",
+            "×",
+            "≤ 1.10",
+            rules,
+        ),
+        *(
+            Measure(
+                f"language:10M-256, nvfp4 with a core in {name} against a plain core, L = 16", "×", "≤ 1.25", core(name)
+            )
+            for name in ("fp8", "nvfp4")
+        ),
+    ]
+
+
+def uniform_recipe(name: str) -> Recipe:
+    """All six operands in one format."""
+    return Recipe.uniform(QUANTIZERS[name] if name != "bf16" else BF16)
+
+
+def with_core(name: str) -> Recipe:
+    """NVFP4 with all twelve operands of the attention core in a format."""
+    products = {product: dict.fromkeys(operands, name) for product, operands in ATTENTION_PRODUCTS.items()}
+    return recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), "attention": products})
 
 
 def _eager(device: str) -> list[Measure]:
