@@ -79,7 +79,7 @@ def _changes(old: Recipe, new: Recipe) -> dict[str, Any]:
         is_plain = all(new.slot(f"{stage}.{operand}").is_plain for operand in operands)
         if not is_plain and new.rotation(stage) != old.rotation(stage):
             found[f"{stage}_rotation"] = new.rotation(stage) or "none"
-    found |= {f"{stage}_source": of for stage in SHARED if (of := new.source(stage)) != old.source(stage)}
+    found |= {f"{stage}_source": new.source(stage) for stage in SHARED if new.source(stage) != old.source(stage)}
     for operand in STAGES["fprop"]:
         through = getattr(new.estimator, operand)
         if not new.slot(f"fprop.{operand}").is_plain and through != getattr(old.estimator, operand):

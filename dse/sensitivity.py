@@ -59,12 +59,9 @@ class Unit(Part, frozen=True):
     @property
     def layers(self) -> str:
         """Its layers in words: `mlp, part 2 of 3`."""
-        return f"{self.word}, part {self.part + 1} of {self.parts}" if self.is_cut else self.word
-
-    @property
-    def is_cut(self) -> bool:
-        """True where it has a part of the blocks."""
-        return self.part is not None and self.parts > 1
+        if self.part is None or self.parts == 1:
+            return self.word
+        return f"{self.word}, part {self.part + 1} of {self.parts}"
 
     def label(self) -> str:
         """In words: `mlp, part 2 of 3: wgrad`."""
@@ -120,7 +117,7 @@ Products = Mapping[Place, frozenset[str]]
 
 def products(chosen: Iterable[Unit], places: Iterable[Place], by: By) -> Products:
     """What units mean in a model."""
-    model, found = list(places), {}
+    model, found = list(places), dict[Place, frozenset[str]]()
     for unit in chosen:
         for place in model:
             if unit.has(place, by):

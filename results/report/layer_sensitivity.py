@@ -29,11 +29,11 @@ for study in read_studies(store):
         print(choice.budget, choice.cost)
         print(measured_choice(runs, study, choice).to_json(orient="records", double_precision=15))
 """
-ABOUT = """Each unit is a kind or role of layers in a part of the blocks. <b>Alone</b> is the loss of BF16 with this unit
-quantized, against BF16; <b>sparing gains</b> what the recipe's gap falls by where this unit alone stays in BF16. All
-are trained at one learning rate; intervals hold for all units at once. A choice is the set of units that gains most
-within a budget, as far as the seeds of the study tell; it was trained on <b>fresh seeds</b>, on which the prediction
-(the sum of its units' gains) is put to the test."""
+ABOUT = """Each unit is a kind or role of layers in a part of the blocks. <b>Alone</b> is the loss of BF16 with it
+quantized, against BF16; <b>sparing gains</b> what the recipe's gap falls by where this unit alone stays in BF16.
+All are trained at one learning rate; intervals hold for all units at once. A choice is the set of units that gains
+most within a budget, as far as the seeds of the study tell; it was trained on <b>fresh seeds</b>, on which the
+prediction (the sum of its units' gains) is put to the test."""
 
 
 def layers(found: Findings) -> str:

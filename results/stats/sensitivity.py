@@ -45,8 +45,8 @@ def sensitivity(runs: pd.DataFrame, study: Study) -> pd.DataFrame:
 
     Columns: SETTING, unit, layers, scope, products, step, fisher (of Measured), pairs (seeds), alone, alone_low,
     alone_high, gain, gain_low, gain_high (log ratios of losses, 95 % for all units at once; NaN without two seeds, or
-    where a lane diverged), gain_per_percent (of multiply-adds spared), alone_verdict, gain_verdict (`higher` and `lower` than zero, `same` within the margin,
-    `open`, `diverged`)."""
+    where a lane diverged), gain_per_percent (of multiply-adds spared), alone_verdict, gain_verdict (`higher` and
+    `lower` than zero, `same` within the margin, `open`, `diverged`)."""
     parts = []
     for _, rows in _rows(runs, study).groupby(list(SETTING), sort=False, observed=True):
         alone = _effects(rows, study.baseline_id, [unit.alone for unit in study.units])
