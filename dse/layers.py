@@ -7,15 +7,16 @@ the same, the later one holds; what neither names is the recipe's own. Layers th
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.errors import ALIKE, ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.place import WORDS, Place
 from fp4dse.dse.precision import KINDS, Precise, at_either_end
@@ -197,9 +198,30 @@ def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> Confi
             words = sorted({word for place in layers for word in place.words})
             blocks = max((place.blocks for place in layers), default=0)
             accepted = f"layers that the model has: {', '.join(words)}; {blocks} blocks; {names}"
-            return ConfigError(f"layers[{number}]", rule.where(), accepted)
+            return ConfigError(f"layers[{number}]", rule.where(), accepted, _meant(rule, layers))
         for other in rules[number + 1 :]:
             if set(rule.changes) <= set(other.changes) and all(map(other.matches, meant)):
                 accepted = f"an effect in some layer: all that it means, a later rule changes ({other.label()})"
                 return ConfigError(f"layers[{number}]", rule.label(), accepted)
     return None
+
+
+def near_glob(glob: str, names: Collection[str]) -> str | None:
+    """The pattern that this one, which meets none of the names, is a slip of: word by word the nearest, where numbers
+    may be * or ?. None if no such pattern meets a name."""
+    split = [name.split(".") for name in names]
+    words = []
+    for i, word in enumerate(glob.split(".")):
+        there = {parts[i] for parts in split if i < len(parts)}
+        known = [*there, *(re.sub(r"\d+", mark, of) for mark in "*?" for of in there if re.search(r"\d", of))]
+        if not any(fnmatchcase(of, word) for of in there):
+            word = next(iter(difflib.get_close_matches(word, sorted(set(known)), 1, ALIKE)), word)
+        words.append(word)
+    found = ".".join(words)
+    return found if found != glob and any(fnmatchcase(name, found) for name in names) else None
+
+
+def _meant(rule: LayerRule, layers: Iterable[Place]) -> list[str]:
+    """The rule's words with the name that it may have meant."""
+    found = near_glob(rule.name, {place.name for place in layers if place.name}) if rule.name else None
+    return [msgspec.structs.replace(rule, name=found).where()] if found else []

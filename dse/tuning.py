@@ -19,10 +19,13 @@ CLASSES = {
 
 
 def tuning_class(recipe: Recipe) -> str:
-    """The class of a recipe: its optimizer, where that is not Adam; else what it quantizes."""
+    """The class of a recipe: its optimizer, where that is not Adam; else what it quantizes, in any
+    layer."""
     kind = recipe.training.kind
     if kind in CLASSES:
         return f"{kind}-bf16" if recipe.is_plain else kind
-    if any(not recipe.slot(slot).is_plain for slot in ("fprop.x", "fprop.w")):
+    forward = [recipe.fprop.x, recipe.fprop.w]
+    forward += [q for rule in recipe.layers for q in (rule.fprop_x, rule.fprop_w) if q is not None]
+    if any(not q.is_plain for q in forward):
         return "forward"
     return "bf16" if recipe.is_plain else "backward"

@@ -216,13 +216,13 @@ def find_cost(model: str | None, chip: str | None, default: CostTarget = DEFAULT
     return cost
 
 
-def parse_duration(text: str | None) -> float | None:
+def parse_duration(text: str | None, option: str = "--budget") -> float | None:
     """`90s`, `30m`, `1h30m` in seconds; None stays None."""
     if text is None:
         return None
     if not re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
-        raise ConfigError("--budget", text, "a duration: 90s, 30m, 1h30m")
+        raise ConfigError(option, text, "a duration: 90s, 30m, 1h30m")
     seconds = sum(float(number) * _SECONDS[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([hms])", text))
     if not seconds:
-        raise ConfigError("--budget", text, "a duration above 0: 90s, 30m, 1h30m")
+        raise ConfigError(option, text, "a duration above 0: 90s, 30m, 1h30m")
     return seconds

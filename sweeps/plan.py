@@ -22,6 +22,7 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
+from fp4dse.dse.layers import check_places
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space import Count
@@ -29,6 +30,7 @@ from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
+from fp4dse.tasks.layers import find_layers
 
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
@@ -86,7 +88,7 @@ def plan(
     cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: the task's learning rate for the recipe's class. ConfigError on
-    invalid recipes.
+    invalid recipes, and on rules for layers that a task's model has none of.
 
     `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
     devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
@@ -96,6 +98,7 @@ def plan(
     with them.
     """
     configs = _with_baselines(recipes)
+    _check_layers(configs, tasks)
     device, workers = machine.device, len(machine.slots)
     known = dict.fromkeys(machine.kinds)
     kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
@@ -224,6 +227,18 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
     asked = list(configs.values())
     found = [Recipe.named(BASELINE).canonical(), *(recipe.baseline() for recipe in asked), *asked]
     return sorted(dict.fromkeys(found), key=lambda recipe: not recipe.is_baseline)
+
+
+def _check_layers(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
+    """ConfigError for a rule that changes no layer of a task's model. Models that are too large to be looked at here
+    are checked when they are built."""
+    ruled = [recipe for recipe in recipes if recipe.layers]
+    for task in tasks if ruled else ():
+        layers = find_layers(*(task.origin or (task.name, task.preset))) or []
+        for recipe in ruled if layers else ():
+            if (error := check_places(recipe.layers, [layer.place for layer in layers])) is not None:
+                where = f"{task.name}:{task.preset}, recipe {recipe.label()}, {error.where}"
+                raise ConfigError(where, error.found, error.accepted, error.also)
 
 
 def _lanes(recipe: Recipe, lrs: Sequence[float], seeds: Sequence[int]) -> list[Lane]:

@@ -38,6 +38,7 @@ class Task(msgspec.Struct, frozen=True):
     """A task at a preset.
 
     problem     seeds -> Problem, on the CPU, from counters: the same for every recipe of a seed
+    preview     the same with few samples, for a look at the model; None: `problem`
     prepare     (x, y, draws) -> (inputs, targets) of a batch x [L, B, …], y [L, B, …]: where a task draws noise, times
                 or crops, the same for every recipe of a seed; None: the batch as it is
     model       (parameters [L, …], numerics) -> module from inputs to outputs, the lane axis first in every tensor
@@ -78,6 +79,7 @@ class Task(msgspec.Struct, frozen=True):
     batch: int
     lr: float
     prepare: Callable[[Tensor, Tensor, Draws], tuple[Any, Any]] | None = None
+    preview: Callable[[Sequence[int]], Problem] | None = None
     metrics: dict[str, Callable[[Any, Any], Tensor]] = {}
     finish: Callable[[nn.Module, Problem, Draws, Tensor], Finish] | None = None
     betas: tuple[float, float] = (0.9, 0.95)

@@ -40,7 +40,7 @@ def _recipe(text: str) -> Recipe:
         parts = _PARTS.decode(text)
     except msgspec.DecodeError:
         raise ConfigError("recipe", text, "a recipe as JSON") from None
-    if not set(parts) <= set(Recipe.__struct_fields__):
+    if "layers" in parts or not set(parts) <= set(Recipe.__struct_fields__):
         return recipe_from_dict(msgspec.json.decode(text))
     return Recipe(**{name: _part(name, bytes(part)) for name, part in parts.items()})
 

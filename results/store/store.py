@@ -6,6 +6,7 @@
     retired.json    component -> revision below which rows are hidden
     measured.json   how long recipes took on devices (see measured.py)
     spaces.json     what was swept into it, and what that asks (see spaces.py)
+    sensitivity.json  which recipes were trained for which unit of layers (see studies.py)
     torn/           files that are not what was written (integrity.py); `mend` brings back those that turn out to be
 
 A part is written before what it joins is deleted. A crash in between leaves rows twice, so rows are deduped whenever
@@ -58,6 +59,7 @@ from fp4dse.results.store.remote import AnyPath, locate
 from fp4dse.results.store.retired import RULED, Rules, as_json, checked_rules, stronger, valid
 from fp4dse.results.store.schema import BY_NAME, CURVES, ROW, SCALARS, SCHEMA_VERSION, STATUSES, to_table
 from fp4dse.results.store.spaces import merge_spaces, read_spaces, with_axes
+from fp4dse.results.store.studies import merge_studies
 
 
 def open_store(
@@ -148,7 +150,8 @@ class Store:
             return joined
 
     def merge(self, other: Store) -> int:
-        """Take over what `other` has and this store lacks, its rules, timings and spaces too; returns the rows added.
+        """Take over what `other` has and this store lacks, rules, timings, spaces and studies too; returns the rows
+        added.
 
         Doing it twice adds nothing. A finished run replaces a failed one, never the other way round.
         """
@@ -162,6 +165,7 @@ class Store:
             self._write_retired(stronger(self.retired(), other.retired()))
             self._write_measured(merged(self.measured(), other.measured()))
             merge_spaces(self, other)
+            merge_studies(self, other)
             return len(new)
 
     def mend(self) -> dict[str, list[str]]:

@@ -107,6 +107,7 @@ def _task(
         summary=f"{name}, vocabulary {vocabulary}, decoder {shape.depth}×{shape.width}{experts}, "
         f"{size / 1e6:.3g}M parameters, windows of {shape.context}",
         problem=partial(problem, corpus, shape, found.batch, found.steps),
+        preview=partial(problem, corpus, shape, 1, 1),
         prepare=shifted,
         model=partial(Decoder, shape),
         loss=loss,

@@ -225,6 +225,26 @@ def test_a_rule_without_a_layer_or_without_an_effect_is_an_error():
     assert check_places(fine.layers, MODEL) is None
 
 
+@pytest.mark.parametrize(
+    ("glob", "meant"),
+    [
+        ("blok0.*", "block0.*"),
+        ("block?.qvk", "block?.qkv"),
+        ("blok*.upp", "block*.up"),
+        ("haed", "head"),
+        ("block0.qkv", "block0.qkv"),  # meets a layer
+        ("conv3.stem", None),
+    ],
+)
+def test_a_slip_in_a_name_of_layers_is_asked_for(glob, meant):
+    error = check_places(ruled("nvfp4", {"name": glob, "*": "mxfp4"}).layers, MODEL)
+    if glob == meant:
+        assert error is None
+    else:
+        assert ("did you mean" in str(error)) == (meant is not None)
+        assert meant is None or f"did you mean {meant!r}?" in str(error)
+
+
 def test_a_rule_is_an_axis_like_any_other():
     space = Space(
         "sparing",

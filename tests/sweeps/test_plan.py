@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files
+from fp4dse.dse import ConfigError, Quantizer, Recipe, Space, recipe_files, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.scale import TensorScale
 from fp4dse.dse.training import AdamW, StableSPAM, Training
+from fp4dse.dse.tuning import tuning_class
 from fp4dse.sweeps.arguments import find_space
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
@@ -191,3 +192,24 @@ def test_a_hundred_thousand_lanes_are_planned_from_a_space():
     space = Space.from_dict({"axes": {"*": ["mxfp4", "nvfp4"], "fprop.rotation": ["none", "rht16"]}})
     planned = make(space.recipes(), seeds=range(10_000), tasks=TASKS[:1], lrs=[1e-3, 1e-2])
     assert planned.asked == 10_000 * 2 * (4 + 1)
+
+
+def ruled(**rule):
+    return recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), "layers": [rule]})
+
+
+def test_a_rule_that_meets_no_layer_of_a_task_is_an_error_before_anything_is_trained():
+    vision = get_task("vision", "quickstart")
+    fine = ruled(name="block?.qkv", wgrad="bf16")
+    assert make([fine], [vision]).left == 6
+    with pytest.raises(ConfigError, match=r"vision:quickstart, recipe nvfp4.*layers\[0\].*did you mean 'block\?\.qkv'"):
+        make([fine, ruled(name="block?.qvk", wgrad="bf16")], [vision])
+    with pytest.raises(ConfigError, match=r"regression:quickstart.*layers\[0\]: found 'block\?\.qkv'.*linear"):
+        make([fine], [vision, get_task("regression", "quickstart")])
+
+
+def test_a_recipe_whose_rules_quantize_the_forward_pass_has_the_rate_of_such():
+    bf16 = recipe_to_dict(Recipe.named("bf16"))
+    for what, of in (("fprop", "forward"), ("wgrad", "backward"), ("*", "forward")):
+        recipe = recipe_from_dict({**bf16, "layers": [{"kind": "mlp", what: "nvfp4"}]})
+        assert tuning_class(recipe) == of
