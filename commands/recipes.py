@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,28 @@ def recipe_show(
         print_json({**facts, **recipe_to_dict(found)})
     else:
         print(*(f"# {name}: {text}" for name, text in facts.items()), recipe_to_toml(found), sep="\n", end="")
+
+
+@recipe_app.command("import", epilog="Example: fp4dse recipe import te_quant.cfg > mine.toml")
+def recipe_import(
+    file: Annotated[Path, typer.Argument(help="Megatron's formats per layer (--te-precision-config-file): YAML.")],
+    arguments: Annotated[
+        str | None, typer.Option(help="Megatron's arguments: the format of all other layers, BF16 blocks at the ends.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A recipe from another library's file, as TOML, with what the file has and a recipe has not as comments."""
+    from fp4dse.dse import recipe_to_dict, recipe_to_toml
+    from fp4dse.dse.export.te_quant_reading import read_te_quant
+    from fp4dse.dse.reading import read_text
+
+    found = read_te_quant(read_text(file, "YAML file"), str(file), arguments)
+    facts = {"label": found.recipe.label(), "config_id": found.recipe.config_id}
+    if as_json:
+        print_json({**facts, "notes": found.notes, **recipe_to_dict(found.recipe)})
+        return
+    lines = [*(f"{name}: {text}" for name, text in facts.items()), *(f"note: {note}" for note in found.notes)]
+    print(*(f"# {line}" for line in lines), recipe_to_toml(found.recipe), sep="\n", end="")
 
 
 @command(epilog="Example: fp4dse space quickstart")
@@ -186,7 +209,12 @@ def cost(
 @command(epilog="Example: fp4dse export te-nvfp4 --to te")
 def export(
     recipe: RecipeName,
-    to: Annotated[str, typer.Option(help="te (NVIDIA Transformer Engine), torchao or json.")],
+    to: Annotated[
+        str, typer.Option(help="te (NVIDIA Transformer Engine), te_quant (Megatron), torchao, modelopt or json.")
+    ],
+    blocks: Annotated[
+        int | None, typer.Option(help="Blocks of the model, for rules about the last ones or a share.")
+    ] = None,
     store: StorePath = None,
     as_json: AsJson = False,
 ) -> None:
@@ -194,7 +222,7 @@ def export(
     from fp4dse.dse.export import export as find_settings
     from fp4dse.sweeps.arguments import find_recipe
 
-    done = find_settings(find_recipe(recipe, store), to)
+    done = find_settings(find_recipe(recipe, store), to, blocks)
     settings = done.settings
     if as_json:
         facts = {"target": to, "cannot": done.cannot, "nearest" if done.cannot else "settings": settings.text}

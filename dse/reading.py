@@ -22,12 +22,9 @@ T = TypeVar("T")
 
 def read_toml(path: Path, example: str = "see `fp4dse recipe show nvfp4`") -> dict[str, Any]:
     """The file as a dict; ConfigError if it is missing, not UTF-8, not TOML, nested too deeply, or says nothing."""
+    text = read_text(path, "TOML file")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(str(path), error.strerror, "a readable TOML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), f"byte {error.start} is not UTF-8", "a TOML file in UTF-8") from None
+        data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         found = "too many levels" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(str(path), found, f"a TOML file ({example})") from None
@@ -36,6 +33,16 @@ def read_toml(path: Path, example: str = "see `fp4dse recipe show nvfp4`") -> di
     if is_deep(data):
         raise ConfigError(str(path), "too many levels", f"tables and lists within each other, {DEEPEST} at most")
     return data
+
+
+def read_text(path: Path, kind: str) -> str:
+    """The text of a file of some kind (`TOML file`); ConfigError if it is missing or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror, f"a readable {kind}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"byte {error.start} is not UTF-8", f"a {kind} in UTF-8") from None
 
 
 def decode_json(data: bytes, type_: type[T] | Any = Any) -> Any:

@@ -1,9 +1,11 @@
 """Settings of another library that realise a recipe, with what they cannot express.
 
-A library has finitely many settings, and each computes a recipe: so they are listed with that recipe, and the one that
-is wanted is looked up by its config_id. What no settings compute is refused, with the nearest settings and, field by
-field, what they have instead. Numbers agree as far as the library computes what its documentation says; the notes name
-known differences.
+A library has finitely many settings for a layer, and each computes a recipe: so they are listed with that recipe, and
+the one that is wanted is looked up by its config_id. Transformer Engine also takes quantizers one by one
+(te_custom.py). A recipe with exceptions is an ordered list of layers (assignment.py), each with its settings. What no
+settings compute is refused, with the nearest settings and, field by field, what they have instead; of rules, those that
+can be said are. Numbers agree as far as the library computes what its documentation says; the notes name known
+differences.
 """
 
 from __future__ import annotations
@@ -11,22 +13,29 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.export import te, torchao
-from fp4dse.dse.export.listed import Settings
+from fp4dse.dse.export import modelopt, te, te_custom, te_quant, torchao
+from fp4dse.dse.export.assignment import Assignment, assign
+from fp4dse.dse.export.differences import differences, nearest
+from fp4dse.dse.export.listed import Settings, any_bits, of_layer
+from fp4dse.dse.export.pieces import Said, say
 from fp4dse.dse.library import recipe_to_dict
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.rounding import Stochastic
-from fp4dse.dse.stages import SLOTS, STAGES, grouped
+from fp4dse.dse.training import Training
 
-LISTS: dict[str, Callable[[], Iterator[Settings]]] = {"te": te.settings, "torchao": torchao.settings}
-"""Target -> all its settings, the ones with fewer arguments first."""
+LISTS: dict[str, Callable[[], Iterator[Settings]]] = {
+    "te": te.settings,
+    "torchao": torchao.settings,
+    "modelopt": modelopt.settings,
+}
+"""Target -> all settings that it has for a layer, the ones with fewer arguments first."""
 
-TARGETS = (*LISTS, "json")
+TARGETS = (*LISTS, "te_quant", "json")
+
+__all__ = ["LISTS", "TARGETS", "Export", "Settings", "differences", "export"]
 
 
 class Export(msgspec.Struct, frozen=True):
@@ -37,33 +46,64 @@ class Export(msgspec.Struct, frozen=True):
     cannot: list[str]
 
 
-def export(recipe: Recipe, target: str) -> Export:
-    """The settings of `te` (NVIDIA Transformer Engine), `torchao`, or the canonical recipe as `json`.
+def export(recipe: Recipe, target: str, blocks: int | None = None) -> Export:
+    """The settings of `te` (NVIDIA Transformer Engine), `torchao`, `modelopt` (NVIDIA Model Optimizer) or `te_quant`
+    (Megatron's file of formats per layer), or the canonical recipe as `json`.
 
-    ConfigError for another target.
+    blocks: of the model, for rules that depend on their number. ConfigError for another target.
     """
     if target == "json":
         text = json.dumps(recipe_to_dict(recipe.canonical()), indent=2, ensure_ascii=False)
         return Export(target, Settings(text, recipe.canonical()), [])
-    if target not in LISTS:
+    if target not in TARGETS:
         raise ConfigError("--to", target, ", ".join(TARGETS))
-    recipe, known = _any_bits(recipe.canonical()), _known(target)
-    if settings := known.get(recipe.config_id):
+    if blocks is not None and blocks < 1:
+        raise ConfigError("--blocks", blocks, "a number from 1 on")
+    recipe = any_bits(recipe.canonical())
+    if target in LISTS and (settings := _known(target).get(recipe.config_id)):
         return Export(target, settings, [])
-    columns = recipe.columns()
-    nearest = min(known.values(), key=lambda settings: _distance(columns, settings.recipe.columns()))
-    return Export(target, nearest, differences(recipe, nearest.recipe))
+    around = _around(recipe)
+    if target == "te":
+        return _te(recipe, assign(recipe, blocks), around)
+    if target == "te_quant":
+        known = {of_layer(one.recipe).config_id: one for one in te_quant.settings()}
+        said = say(te_quant.assigned(recipe, blocks), lambda of: _look_up(of, known))
+        said = _without(said, te_quant.unsaid(said))
+        return Export(target, te_quant.render(said, recipe, blocks), [*said.cannot, *around])
+    said = say(assign(recipe, blocks), lambda of: _look_up(of, _layers(target)))
+    if target == "modelopt":
+        said = _without(said, modelopt.cannot_name(said))
+    render = modelopt.render if target == "modelopt" else torchao.render
+    return Export(target, said.default if said.is_uniform else render(said, recipe), [*said.cannot, *around])
 
 
-def _any_bits(recipe: Recipe) -> Recipe:
-    """The recipe with the usual number of random bits: it is the library's and the chip's choice, and not compared."""
-    stages = {}
-    for name in STAGES:
-        stage = getattr(recipe, name)
-        drawn = {o: getattr(stage, o) for o in STAGES[name] if isinstance(getattr(stage, o).rounding, Stochastic)}
-        changes = {o: msgspec.structs.replace(q, rounding=Stochastic()) for o, q in drawn.items()}
-        stages[name] = msgspec.structs.replace(stage, **changes)
-    return msgspec.structs.replace(recipe, **stages)
+def _te(recipe: Recipe, made: Assignment, around: list[str]) -> Export:
+    """One of Transformer Engine's recipes, or one made of quantizers."""
+    said, built_in = say(made, te_custom.factory), _look_up(made.default, _layers("te"))
+    near, lines = built_in
+    if unmade := te_custom.factory(made.default)[1]:
+        return Export("te", near, [*lines, *said.cannot[len(unmade) :], *around])
+    settings = near if not lines and said.is_uniform else te_custom.render(said, recipe)
+    return Export("te", settings, [*said.cannot, *around])
+
+
+def _look_up(recipe: Recipe, known: dict[str, Settings]) -> tuple[Settings, list[str]]:
+    """The settings of a layer's recipe, or the nearest with what they have instead."""
+    if settings := known.get(recipe.config_id):
+        return settings, []
+    near = nearest(recipe, known.values())
+    return near, differences(recipe, of_layer(near.recipe))
+
+
+def _around(recipe: Recipe) -> list[str]:
+    """What a recipe has beside its layers: no library has it as a setting of formats."""
+    return differences(recipe, msgspec.structs.replace(recipe, finish=None, training=Training()))
+
+
+def _without(said: Said[Settings], lines: list[str]) -> Said[Settings]:
+    """What is left where some rules cannot be said after all; each line begins with the origin of one."""
+    left = tuple(pair for pair in said.entries if not any(line.startswith(f"{pair[0].origin}:") for line in lines))
+    return Said(said.default, left, [*said.cannot, *lines])
 
 
 @cache
@@ -72,28 +112,7 @@ def _known(target: str) -> dict[str, Settings]:
     return {settings.recipe.config_id: settings for settings in LISTS[target]()}
 
 
-def _distance(a: dict[str, Any], b: dict[str, Any]) -> int:
-    """Columns in which two recipes differ."""
-    return sum(a[name] != b[name] for name in a)
-
-
-def differences(wanted: Recipe, has: Recipe) -> list[str]:
-    """The differences, one line a field: `gradients range 16/17 (it has full)`."""
-    slots: dict[str, dict[str, str]] = {}
-    lines = []
-    for name, value in wanted.columns().items():
-        other = has.columns()[name]
-        slot = next((slot for slot in SLOTS if name.startswith(slot.replace(".", "_") + "_")), None)
-        field = name.removeprefix((slot or "").replace(".", "_") + "_").replace("_", " ")
-        if value == other or (slot and field != "element" and wanted.slot(slot).is_plain != has.slot(slot).is_plain):
-            continue  # where only one is quantized, the element says it all
-        text = f"{_word(value)} (it has {_word(other)})"
-        if slot:
-            slots.setdefault(field, dict.fromkeys(SLOTS, ""))[slot] = f"{field} {text}"
-        else:
-            lines.append(f"{field} {text}")
-    return [line for texts in slots.values() for line in grouped(texts)] + lines
-
-
-def _word(value: object) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+@cache
+def _layers(target: str) -> dict[str, Settings]:
+    """config_id of a layer's recipe -> settings."""
+    return {of_layer(settings.recipe).config_id: settings for settings in LISTS[target]()}

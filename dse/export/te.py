@@ -1,7 +1,8 @@
 """The recipes of NVIDIA Transformer Engine (transformer_engine.common.recipe, as of 2026).
 
     NVFP4BlockScaling     E2M1 in blocks of 16 under E4M3 and a tensor scale; weights in 16×16 tiles, gradients
-                          stochastic in the full range, a Hadamard of 16 with fixed signs on the weight gradient
+                          stochastic in the full range, a Hadamard of 16 with fixed signs on the weight gradient.
+                          Activations may have a factor for each row, with a BF16 backward pass
     MXFP8BlockScaling     E4M3 (gradients E5M2 under HYBRID) in blocks of 32 under E8M0, rounded up
     Float8CurrentScaling  the same elements under one FP32 scale a tensor
 
@@ -45,7 +46,10 @@ def _nvfp4() -> Iterator[Settings]:
     seen: set[Recipe] = set()
     switches = ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization")
     sixes = product(SCOPES, ("all", "none", "weights", "activations"), ("MAE", "MSE"))
-    for override, six, off in product(OVERRIDES, sixes, product((False, True), repeat=len(switches))):
+    offs = list(product((False, True), repeat=len(switches)))
+    for by_row, override, six, off in product((False, True), OVERRIDES, sixes, offs):
+        if by_row and (not override or off != (True, False, True)):
+            continue  # rows with a factor of their own are of the forward pass, without Hadamard and tiles
         arguments: dict[str, object] = {name: True for name, is_off in zip(switches, off, strict=True) if is_off}
         scope, bounded, error = six
         if scope != "none" and "disable_rht" not in arguments:
@@ -56,17 +60,21 @@ def _nvfp4() -> Iterator[Settings]:
             if value != default:
                 arguments[name] = repr(value)
                 variables[f"NVTE_{name.upper()}"] = value
+        if by_row:
+            arguments["row_scaled_activation"] = True
+            variables["NVTE_NVFP4_ROW_SCALED_ACTIVATION"] = "1"
         if override:
             arguments["backward_override"] = repr(override)
             variables["NVTE_BACKWARD_OVERRIDE"] = override
-        recipe = _nvfp4_recipe(off, scope, bounded, error, override)
+        recipe = _nvfp4_recipe(off, six, override, by_row)
         if recipe not in seen:
             seen.add(recipe)
             yield Settings(_text("NVFP4BlockScaling", arguments), recipe, variables, NOTES)
 
 
-def _nvfp4_recipe(off: tuple[bool, ...], scope: str, bounded: str, error: str, override: str | None) -> Recipe:
+def _nvfp4_recipe(off: tuple[bool, ...], six: tuple[str, str, str], override: str | None, by_row: bool) -> Recipe:
     no_rotation, no_stochastic, no_tiles = off
+    scope, bounded, error = six
     nvfp4 = QUANTIZERS["nvfp4"]
 
     def chosen(operand: str, q: Quantizer) -> Quantizer:
@@ -77,6 +85,9 @@ def _nvfp4_recipe(off: tuple[bool, ...], scope: str, bounded: str, error: str, o
         return msgspec.structs.replace(q, adapt=adapt, tensor_scale=TensorScale(target=target))
 
     x = chosen("activations", nvfp4)
+    if by_row:
+        target = x.tensor_scale.target if x.tensor_scale else None
+        x = msgspec.structs.replace(x, tensor_scale=TensorScale(target=target, over="row"))
     w = chosen("weights", nvfp4 if no_tiles else QUANTIZERS["nvfp4-2d"])
     if override:
         return bf16_backward(Fprop(x=x, w=w), from_copies=override == "dequantized")

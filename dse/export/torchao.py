@@ -5,6 +5,8 @@ nvfp4_linear           three NVFP4 products as Transformer Engine's: tiles, stoc
 QATConfig              NVFP4 or MXFP4 forward, BF16 backward from the decoded copies
 MXFP8TrainingOpConfig  MXFP8 in all three products, or in two with the weight gradient in BF16
 Float8LinearConfig     E4M3 and, for gradients, E5M2, one FP32 scale a tensor
+
+Layers of different formats are converted one format after the other, each with a filter by name.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from typing import Any
 
 import msgspec
 
+from fp4dse.dse.export import naming
 from fp4dse.dse.export.listed import BF16, Settings, bf16_backward, call
+from fp4dse.dse.export.pieces import Said
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
@@ -28,6 +32,7 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 RANDOM = "random bits of stochastic rounding, and how many there are, are torchao's own"
 DIALECT = "NVFP4 scales are computed in another order of operations: on BF16 data 0.03 to 0.2 % of them differ"
 QAT = "torchao.quantization.qat"
+QUANTIZE = "quantize_(model, config, filter_fn=fits)"
 
 
 def settings() -> Iterator[Settings]:
@@ -42,7 +47,31 @@ def settings() -> Iterator[Settings]:
         "from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\nconfig = Float8LinearConfig()\n"
     )
     recipe = Recipe(Fprop(x=fp8, w=fp8), Dgrad(g=wide, w=fp8), Wgrad(g=wide, x=fp8)).canonical()
-    yield Settings(text + "# convert_to_float8_training(model, config=config)", recipe)
+    apply = "convert_to_float8_training(model, config=config, module_filter_fn=fits)"
+    yield Settings(text + "# convert_to_float8_training(model, config=config)", recipe, apply=apply)
+
+
+def render(said: Said[Settings], recipe: Recipe) -> Settings:
+    """Python that converts the layers of a model. recipe: what they compute."""
+    formats: dict[str, Settings] = {}
+    for one in [*(settings for _, settings in said.entries), said.default]:
+        if one.text not in {known.text for known in formats.values()}:
+            formats[f"format{len(formats)}"] = one
+    names = {settings.text: name for name, settings in formats.items()}
+    rules = [(entry, names[settings.text]) for entry, settings in said.entries]
+    lines = [*naming.IMPORTS, "", "import torch", "", *naming.text(rules, names[said.default.text])]
+    for name, settings in formats.items():
+        body = (
+            [line for line in settings.text.splitlines() if line and not line.startswith("#")] if settings.apply else []
+        )
+        lines += ["", f"def convert_{name}(model, fits):"]
+        lines += [f"    {line}" for line in (*body, *(settings.apply or "pass  # BF16: as it is").splitlines())] + [""]
+    lines += ["", "def convert(model):"]
+    for name in formats:
+        of_name = f'isinstance(module, torch.nn.Linear) and setting(of) == "{name}"'
+        lines.append(f"    convert_{name}(model, lambda module, of: {of_name})")
+    notes = dict.fromkeys(note for settings in formats.values() for note in settings.notes)
+    return Settings("\n".join(lines), recipe, notes=(*notes, *said.notes))
 
 
 def _training() -> Settings:
@@ -56,13 +85,19 @@ def _training() -> Settings:
         "# y = linear(x, weight, bias) in place of torch.nn.functional.linear"
     )
     recipe = Recipe(Fprop(x=nvfp4, w=tiles), Dgrad(g=g, w=tiles), wgrad).canonical()
-    return Settings(text, recipe, notes=(RANDOM, "all sizes must be multiples of 128", DIALECT))
+    apply = (
+        "for name, module in model.named_modules():\n"
+        "    if fits(module, name):\n"
+        "        module.forward = lambda x, of=module: linear(x, of.weight, of.bias)"
+    )
+    return Settings(text, recipe, notes=(RANDOM, "all sizes must be multiples of 128", DIALECT), apply=apply)
 
 
 def _nvfp4_qat() -> Iterator[Settings]:
     for q, arguments in ((QUANTIZERS["nvfp4"], {}), (QUANTIZERS["e4m3-b16"], {"use_per_tensor_scale": False})):
         text = _qat("NVFP4FakeQuantizeConfig", (), arguments)
-        yield Settings(text, bf16_backward(Fprop(x=q, w=q), True), notes=(DIALECT, "zero scales become 2^-6"))
+        recipe = bf16_backward(Fprop(x=q, w=q), True)
+        yield Settings(text, recipe, notes=(DIALECT, "zero scales become 2^-6"), apply=QUANTIZE)
 
 
 def _mxfp4_qat() -> Iterator[Settings]:
@@ -71,7 +106,7 @@ def _mxfp4_qat() -> Iterator[Settings]:
         mode = {} if rule == "rceil" else {"scaling_mode": f"ScaleCalculationMode.{rule.upper()}"}
         more = ("from torchao.prototype.mx_formats import ScaleCalculationMode",) if mode else ()
         text = _qat("MXFakeQuantizeConfig", more, mode)
-        yield Settings(text, bf16_backward(Fprop(x=q, w=q), True))
+        yield Settings(text, bf16_backward(Fprop(x=q, w=q), True), apply=QUANTIZE)
 
 
 def _qat(name: str, imports: tuple[str, ...], arguments: dict[str, Any]) -> str:
@@ -105,4 +140,4 @@ def _mxfp8() -> Iterator[Settings]:
                 "# quantize_(model, config, filter_fn=lambda module, name: isinstance(module, torch.nn.Linear))",
             ]
             recipe = Recipe(Fprop(x=q, w=q), Dgrad(g=q, w=q), wgrad).canonical()
-            yield Settings("\n".join(lines), recipe)
+            yield Settings("\n".join(lines), recipe, apply=QUANTIZE)
