@@ -119,7 +119,7 @@ def _by_setting(bases: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
 
 def _by_law(rows: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
     """Values of GROUP and preset -> margin, of the groups whose sizes determine a law of the loss."""
-    out = {}
+    out: dict[tuple[Any, ...], Margin] = {}
     for points in sizes(rows, resamples=1):
         if why_no_law(points):
             continue
