@@ -111,7 +111,10 @@ def compare(
     recipe_a: Annotated[str, typer.Argument(help="One of the store: its name, label, .toml file or config_id.")],
     recipe_b: Annotated[str | None, typer.Argument(help="Another one. Default: all that differ in one factor.")] = None,
     store: StorePath = None,
-    margin: Annotated[float, typer.Option(help="Losses this close count as the same; 0.005 is ±0.5 %.")] = 0.005,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Losses this close count as the same; 0.005 is ±0.5 %. Default: as much as 2 % more tokens."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is one recipe better than another, are they the same, or how many more seeds would tell? Paired over seeds.
@@ -120,13 +123,14 @@ def compare(
     """
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
+    from fp4dse.results.stats.margins import Margin
     from fp4dse.results.text.frames import plain, records
     from fp4dse.results.text.ratios import change_with_range
     from fp4dse.sweeps.arguments import find_stored
 
-    if not 0 < margin < math.inf:
+    if margin is not None and not 0 < margin < math.inf:
         raise ConfigError("--margin", margin, "a log ratio above 0, such as 0.005 for half a percent")
-    runs = open_given(store).runs()
+    runs = open_given(store).runs(margins=True)
     a = find_stored(recipe_a, runs)
     if recipe_b is None:
         lines = neighbours(runs, a, margin)
@@ -151,6 +155,9 @@ def compare(
         print_json(records(lines))
     else:
         print(*lines["verdict"], sep="\n")
+        if margin is None:
+            for line in lines.to_dict("records"):
+                print(f"{line['task']} ({line['preset']}): {Margin(line['margin'], line['margin_of']).sentence()}.")
 
 
 @command(epilog="Example: fp4dse dashboard --store runs/zoo/store")

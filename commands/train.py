@@ -390,7 +390,7 @@ def _conclude(result: SweepResult | SearchResult, said: str, cost: CostTarget, a
     from fp4dse.sweeps.stores import report_path
 
     store = open_store(result.store, cost=cost)
-    runs = store.runs()
+    runs = store.runs(margins=True)
     summary = summarize(runs)
     page = report_path(store.path) if len(runs) else None
     if page:

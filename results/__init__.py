@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fp4dse.results.stats.lasso import stability
     from fp4dse.results.stats.loss_law import loss_law
     from fp4dse.results.stats.marginal import marginal, neighbours
+    from fp4dse.results.stats.margins import margins
     from fp4dse.results.stats.paired import add_gap, learning_rates
     from fp4dse.results.stats.pareto import front
     from fp4dse.results.stats.pooled import pooled_effects
@@ -47,6 +48,7 @@ __getattr__ = lazy(
         "stats.lasso": ("stability",),
         "stats.loss_law": ("loss_law",),
         "stats.marginal": ("marginal", "neighbours"),
+        "stats.margins": ("margins",),
         "stats.paired": ("add_gap", "learning_rates"),
         "stats.pareto": ("front",),
         "stats.pooled": ("pooled_effects",),
@@ -74,6 +76,7 @@ __all__ = [
     "learning_rates",
     "loss_law",
     "marginal",
+    "margins",
     "matched",
     "neighbours",
     "noise_floor",

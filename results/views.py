@@ -20,6 +20,7 @@ from fp4dse.results.stats.lacking import recipes_lacking, sizes_lacking
 from fp4dse.results.stats.lasso import stability
 from fp4dse.results.stats.loss_law import loss_law
 from fp4dse.results.stats.marginal import marginal
+from fp4dse.results.stats.margins import margins
 from fp4dse.results.stats.paired import SETTING, learning_rates
 from fp4dse.results.stats.pooled import pooled_effects
 from fp4dse.results.stats.scaling import scaling
@@ -47,6 +48,7 @@ VIEWS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "marginal": marginal,
     "matched": matched,
     "versus_best": against,
+    "margins": margins,
     "learning_rates": learning_rates,
     "stability": stability,
     "noise_floor": noise_floor,
@@ -96,6 +98,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
     "marginal": ("task factor level difference", "low high untried", "matches", "reference", "helps"),
     "matched": ("task value label gap", "rival_label difference", "verdict", "low high"),
     "versus_best": ("task label difference", "verdict", "more_seeds", "low high", "pairs"),
+    "margins": ("task margin margin_of", "preset"),
     "learning_rates": ("task label lr", "grid at_edge", "source", "optimism", "same_grid"),
     "stability": ("task factor level selected", "coefficient", "low high"),
     "noise_floor": ("task noise_floor", "val_loss", "seeds", "lr", "preset"),
@@ -150,7 +153,7 @@ _TEXTS |= {
     "rival_label",
     "verdict",
 }
-_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source"}
+_TEXTS |= {"grid", "model", "published", "group", "scheme", "differs", "source", "margin_of"}
 _TEXTS -= {"rev_quantizers", "rev_engine", "rev_task"}
 """The columns of views that are texts, for views without a value in them."""
 

@@ -7,7 +7,7 @@ those that the store has of the tasks included, each on all fresh seeds at one l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -23,9 +23,6 @@ from fp4dse.sweeps.setting import Tasks, find_setting
 from fp4dse.sweeps.sweep import plan_sweep
 from fp4dse.tasks import find_facts
 
-if TYPE_CHECKING:
-    from fp4dse.results.store.remote import AnyPath
-
 
 class Machines(msgspec.Struct, frozen=True):
     """Where the lanes are to train; fields as the arguments of `run_sweep`."""
@@ -39,7 +36,7 @@ def foresee_confirm(
     space: Space,
     screening: Plan,
     tasks: Tasks,
-    store: str | AnyPath,
+    store: str | Path,
     *,
     seeds: int,
     on: Machines,
@@ -79,7 +76,7 @@ def foresee_confirm(
     return f"{says}; --estimate says how long"
 
 
-def _stored(store: str | AnyPath, tasks: Tasks) -> list[Recipe]:
+def _stored(store: str | Path, tasks: Tasks) -> list[Recipe]:
     """The recipes that a store has of the tasks: they may be candidates, too."""
     if not (locate(store) / "store.json").exists():
         return []

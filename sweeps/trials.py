@@ -21,10 +21,11 @@ import pandas as pd
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.equivalence import differences
 from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.stages import screened
 from fp4dse.results.stats.summary import SUMMARIZED
-from fp4dse.results.stats.verdict import BF16_WORDS, Against, verdicts
+from fp4dse.results.stats.verdict import Against, bf16_words, verdicts
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.pareto_table import answers, metric_title
 from fp4dse.results.text.ratios import change_with_range
@@ -157,9 +158,11 @@ def _params(recipes: pd.DataFrame) -> dict[str, dict[str, str]]:
 def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
     """config_id -> what the seeds say of its difference to BF16. rows: of `rows_at_best_lr`, of one setting."""
     recipes, gaps = by_seed(rows, rows["gap"])
-    found = differences(np.where(np.isfinite(gaps), gaps, np.nan))
+    margin = margin_of(rows)
+    found = differences(np.where(np.isfinite(gaps), gaps, np.nan), margin.value)
     compared = zip(recipes, found["pairs"], found["verdict"], strict=True)
-    return {str(key): BF16_WORDS[_AGAINST[verdict] if pairs > 1 else "unknown"] for key, pairs, verdict in compared}
+    said = {str(key): _AGAINST[verdict] if pairs > 1 else "unknown" for key, pairs, verdict in compared}
+    return {key: bf16_words(against, margin) for key, against in said.items()}
 
 
 def mean_curves(store: Store, trials: Sequence[TrialData]) -> dict[str, dict[int, float]]:

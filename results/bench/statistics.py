@@ -21,7 +21,7 @@ from fp4dse.results.report.technique_findings import standing
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.effects import effects
-from fp4dse.results.stats.equivalence import MARGIN, against
+from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import DERIVED, add_gap, learning_rates, rows_at_best_lr
@@ -249,7 +249,7 @@ def _against(study: Study, versus: pd.DataFrame) -> Iterator[Score]:
     higher, lower, same = (verdict == word for word in ("higher", "lower", "same"))
     wrong = (higher & (truth <= 0)) | (lower & (truth >= 0))
     yield "`lower`, `higher`: wrong", float(wrong.sum()), float((higher | lower).sum())
-    margin = lines["margin"].to_numpy(float) if "margin" in lines else MARGIN
+    margin = lines["margin"].to_numpy(float)
     yield "`same`: wrong", float((same & (np.abs(truth) > margin)).sum()), float(same.sum())
     yield "decided", float((verdict != "open").sum()), float(len(lines))
     open_ = lines[lines["verdict"].eq("open")].sort_values("difference")

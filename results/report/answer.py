@@ -11,9 +11,9 @@ import numpy as np
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import called, changed, changed_with, many, number, spoken
 from fp4dse.results.report.panel import Panel, for_each_setting
-from fp4dse.results.stats.equivalence import MARGIN
+from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
-from fp4dse.results.stats.verdict import BF16_WORDS, Confirmed, Verdict, front_words
+from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
 
 QUERIES = (
     "FROM front",
@@ -24,6 +24,7 @@ QUERIES = (
     "SELECT task, preset, verdict, count(*) AS recipes FROM versus_best "
     "WHERE config_id NOT IN (SELECT config_id FROM runs WHERE is_baseline) GROUP BY ALL",
     "FROM versus_best",
+    "FROM margins",
     "FROM learning_rates",
     "SELECT task, preset, sum(at_edge::INT) AS at_edge, "
     "sum((NOT same_grid AND source IS DISTINCT FROM 'preset')::INT) AS other_grid, "
@@ -67,7 +68,15 @@ def _card(found: Findings) -> str:
         )
     said = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
     warnings = "".join(f"<li>{_sentence(text)}</li>" for text in said)
-    return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{HELD_OUT}</p>'
+    notes = HELD_OUT if verdict.config_id is None else f"{HELD_OUT} {_what_is_the_same(verdict.margin)}"
+    return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{notes}</p>'
+
+
+def _what_is_the_same(margin: Margin) -> str:
+    """The margin of equivalence and what it is from (HTML)."""
+    says = escape(margin.sentence(), quote=False).replace(margin_text(margin.value), _within(margin))
+    says = says.replace(" %", "\u00a0%")
+    return f"{says[:1].upper()}{says[1:]}."
 
 
 def _lead(label: str, found: Findings) -> str:
@@ -84,7 +93,7 @@ def _confirmed(found: Findings, new: Confirmed) -> str:
     loss = changed_with(new.gap, new.gap_low, new.gap_high)
     says = f"Confirmed: loss <b>{loss}</b> against BF16 on {many(new.estimated_on, 'fresh seed')} that had no part in "
     says += f"choosing it ({number(new.chosen_on)} others did): "
-    says += f"<b>{BF16_WORDS[new.bf16]}</b>".replace(" %", "&nbsp;%")
+    says += _beside_bf16(new.bf16, new.margin)
     others = f" {many(new.open, 'other candidate')} not told apart from it." if new.open else ""
     if new.lowest == new.config_id:
         return f"{says}.{others}"
@@ -101,11 +110,21 @@ def _sure(found: Findings, verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
     loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
     says = f"Loss <b>{loss}</b> against BF16, {seeds}: "
-    says += f"<b>{BF16_WORDS[verdict.bf16]}</b>".replace(" %", "&nbsp;%")
+    says += _beside_bf16(verdict.bf16, verdict.margin)
     if not math.isnan(verdict.p_front):
         share = f"a chance of {100 * verdict.p_front:.0f} %"
         says += f'; <span title="{share}">{front_words(verdict.p_front)}</span>'
     return f"{says}.{_rivals(found, verdict)}"
+
+
+def _beside_bf16(bf16: Against, margin: Margin) -> str:
+    """`<b>as good as BF16 within ±0.5 %</b>` (HTML)."""
+    return f"<b>{bf16_words(bf16, margin)}</b>".replace(margin_text(margin.value), _within(margin))
+
+
+def _within(margin: Margin) -> str:
+    """`±0.5 %` (HTML), all digits of the logarithm behind it."""
+    return number(margin.value, margin_text(margin.value).replace(" ", "\u00a0"))
 
 
 def _rivals(found: Findings, verdict: Verdict) -> str:
@@ -115,7 +134,7 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
         text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
-    counts = (verdict.as_good, f"within ±{100 * MARGIN:g}&nbsp;% of"), (verdict.open, "not told apart from")
+    counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
     return f"{text} {others} the lowest loss." if others else text
 

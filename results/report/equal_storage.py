@@ -11,7 +11,7 @@ from fp4dse.results.report.markup import called, changed, changed_with
 from fp4dse.results.report.page import table
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.equal_cost import TOLERANCE
-from fp4dse.results.stats.equivalence import MARGIN
+from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.text.labels import Labels
 
 QUERIES = ("FROM matched",)
@@ -22,7 +22,7 @@ MOST = 20
 VERDICTS = {
     "lower": "better",
     "higher": "worse",
-    "same": f"the same within ±{100 * MARGIN:g} %",
+    "same": "the same within {margin}",
     "open": "not told apart",
 }
 
@@ -45,7 +45,7 @@ def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:
         return [*row, ("none", ""), ("–", None), ("alone", "alone")]
     finite = np.isfinite(line["difference"])
     size = changed_with(*(line[name] for name in ("difference", "low", "high"))) if finite else "–"
-    verdict = VERDICTS.get(line["verdict"], line["verdict"])
+    verdict = VERDICTS.get(line["verdict"], line["verdict"]).format(margin=margin_text(line["margin"]))
     known = line["difference"] if np.isfinite(line["difference"]) else None
     return [*row, (called(line["rival_label"], labels), line["rival_label"]), (size, known), (verdict, verdict)]
 

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.stats.equivalence import MARGIN, differences
+from fp4dse.results.stats.equivalence import differences
+from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.summary import check_overhead
 
@@ -18,14 +19,14 @@ TOLERANCE = 0.02
 
 
 def matched(
-    runs: pd.DataFrame, by: str = "bits_per_element", tolerance: float = TOLERANCE, margin: float = MARGIN
+    runs: pd.DataFrame, by: str = "bits_per_element", tolerance: float = TOLERANCE, margin: float | None = None
 ) -> pd.DataFrame:
     """Each quantizing recipe against the best other one whose `by` is equal up to a share of `tolerance`.
 
     One line per SETTING and recipe with a finite gap, by value and then gap. Columns: SETTING, by (name), value,
     config_id, label, gap, rivals (how many others match), rival (config_id of the one with the lowest gap, null if none
     matches), rival_label, rival_value, pairs, difference (mean log loss ratio, below 0 where the recipe beats its
-    rival), low, high (95 %), p, p_same, verdict, more_seeds (see `against`).
+    rival), low, high (95 %), p, p_same, margin, verdict, more_seeds (see `against`).
 
     The rival is the best of its class on the very seeds that are compared, which flatters it a little. ConfigError if
     `by` is no column of numbers, or tolerance is below 0.
@@ -48,14 +49,15 @@ def matched(
             continue
         mean = np.nanmean(gaps, axis=1)
         rival, rivals = _rivals(value, mean, tolerance)
-        line = differences(np.where((rivals > 0)[:, None], gaps - gaps[rival], np.nan), margin).drop(columns="std")
+        apart = np.where((rivals > 0)[:, None], gaps - gaps[rival], np.nan)
+        line = differences(apart, margin_of(part, margin).value).drop(columns="std")
         alone = rivals == 0
         line = line.assign(by=by, value=value, config_id=recipes, label=label, gap=mean, rivals=rivals)
         line = line.assign(rival=np.where(alone, None, recipes[rival]), rival_label=np.where(alone, None, label[rival]))
         line = line.assign(rival_value=np.where(alone, np.nan, value[rival]))
         parts.append(line.assign(**{name: part[name].iloc[0] for name in SETTING}))
     columns = [*SETTING, "by", "value", "config_id", "label", "gap", "rivals", "rival", "rival_label", "rival_value"]
-    columns += ["pairs", "difference", "low", "high", "p", "p_same", "verdict", "more_seeds"]
+    columns += ["pairs", "difference", "low", "high", "p", "p_same", "margin", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "value", "gap"], ignore_index=True)
 
 

@@ -14,7 +14,6 @@ and standard deviation stay what they are (normal approximation).
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -26,27 +25,27 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.front_chance import codes_of, from_zero
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
+from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
 from fp4dse.results.text.ratios import change, change_range, counted
 
-MARGIN = 0.005
-"""Default margin of equivalence, as a log ratio: losses within half a percent."""
 POWER = 0.8
 MOST_SEEDS = 10_000
 
 
-def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MARGIN) -> pd.DataFrame:
+def against(runs: pd.DataFrame, reference: str | None = None, margin: float | None = None) -> pd.DataFrame:
     """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
     loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
-    once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST), verdict (`lower`, `higher`, `same`
-    within the margin, `open`, `diverged`, `pruned`), more_seeds (whole number, NaN where decided or with fewer than two
-    pairs, inf where 10,000 would not do). BF16 has a line; the reference has none. ConfigError if the store holds no
-    runs of `reference`, or if margin is not positive."""
+    once), p, p_holm (adjusted for all recipes of the setting), p_same (of TOST), margin (a log ratio: the given one, or
+    the setting's, see margins.py), verdict (`lower`, `higher`, `same` within the margin, `open`, `diverged`, `pruned`),
+    more_seeds (whole number, NaN where decided or with fewer than two pairs, inf where 10,000 would not do). BF16 has a
+    line; the reference has none. ConfigError if the store holds no runs of `reference`, or if the margin is not
+    positive."""
     _check(runs, reference, margin)
     rows = rows_at_best_lr(runs)
     knobs = codes_of(rows)
@@ -64,8 +63,8 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
             chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
         if chosen is None or chosen not in recipes:
             continue
-        row = recipes.get_loc(chosen)
-        line = _versus(recipes, log, row, eligible if reference is None else eligible & False, knobs, margin)
+        row, within = recipes.get_loc(chosen), margin_of(part, margin).value
+        line = _versus(recipes, log, row, eligible if reference is None else eligible & False, knobs, within)
         line = line.assign(config_id=recipes, label=facts["recipe_label"].first().reindex(recipes).to_numpy())
         line = line.assign(reference=chosen, **{name: part[name].iloc[0] for name in SETTING})
         line = without_claims(line, pruned | pruned[row], "pruned")
@@ -73,17 +72,17 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float = MA
         line = line.drop(index=row)
         parts.append(line.assign(p_holm=holm(line["p"])))
     columns = [*SETTING, "config_id", "label", "reference", "pairs", "difference", "low", "high"]
-    columns += ["p", "p_holm", "p_same", "verdict", "more_seeds"]
+    columns += ["p", "p_holm", "p_same", "margin", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
 
 
-def cheapest_as_good(ranked: pd.DataFrame, versus: pd.DataFrame, margin: float = MARGIN) -> pd.Series:
+def cheapest_as_good(ranked: pd.DataFrame, versus: pd.DataFrame) -> pd.Series:
     """The line of the lowest gap, or of the cheapest of those that are as good as far as the seeds tell.
 
     ranked: lines of `summarize` of one setting, the lowest gap first; versus: those of `against` its first.
     """
     best = ranked.iloc[0]
-    near = versus["verdict"].isin(["same", "open"]) & versus["difference"].abs().le(margin)
+    near = versus["verdict"].isin(["same", "open"]) & versus["difference"].abs().le(versus["margin"])
     as_good = set(versus.loc[near, "config_id"])
     able = ranked[ranked["config_id"].isin(as_good) & ranked[OVERHEAD].lt(best[OVERHEAD])]
     return able.sort_values([OVERHEAD, "gap"], kind="stable").iloc[0] if len(able) else best
@@ -117,13 +116,15 @@ def _versus(
 
 
 def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
-    """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, verdict, more_seeds.
+    """Per row of paired differences d [rows, seeds]: pairs, difference, std, low, high, p, p_same, margin, verdict,
+    more_seeds.
 
     verdict is `lower`, `higher`, `same` or `open`; see `against`.
     """
     found = mean_interval(d)
     out = pd.DataFrame({"pairs": found["n"], "difference": found["mean"], "std": found["std"]})
     out[["low", "high", "p"]] = found[["low", "high", "p"]]
+    out["margin"] = margin
     n = found["n"].where(found["n"].gt(1)).astype(float)
     error = found["std"] / np.sqrt(n)
     room = margin - found["mean"].abs()
@@ -157,11 +158,12 @@ def seeds_to_decide(mean: pd.Series, std: pd.Series, margin: float = MARGIN) -> 
     return pd.Series(np.where(np.isfinite(std), need, np.nan), mean.index)
 
 
-def compare(runs: pd.DataFrame, a: str, b: str, margin: float = MARGIN) -> pd.DataFrame:
+def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> pd.DataFrame:
     """The paired difference log(loss a / loss b) between two config_ids, one line per SETTING that has both.
 
     Columns: SETTING, label_a, label_b, lr_a, lr_b, pairs, diverged_a, diverged_b, difference, low, high, p, p_same,
-    margin, more_seeds (see `against`), verdict (a plain sentence). ConfigError if an id has no rows, or no SETTING
+    margin, margin_of (what it is from: `given`, or see margins.py), more_seeds (see `against`), verdict (a plain
+    sentence). ConfigError if an id has no rows, or no SETTING
     has both.
     """
     for config_id in (a, b):
@@ -177,20 +179,21 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float = MARGIN) -> pd.Da
         line |= {"label_a": left["recipe_label"].iloc[0], "label_b": right["recipe_label"].iloc[0]}
         line |= {"lr_a": left["lr"].iloc[0], "lr_b": right["lr"].iloc[0]}
         line |= {"diverged_a": int(left["diverged"].sum()), "diverged_b": int(right["diverged"].sum())}
-        line |= {"margin": margin, **differences(d[None, :], margin).iloc[0].to_dict()}
+        within = margin_of(left, margin)
+        line |= {"margin_of": within.of, **differences(d[None, :], within.value).iloc[0].to_dict()}
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
         lines.append({**line, "verdict": _sentence(line)})
     if not lines:
         raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
     columns = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b", "difference"]
-    return pd.DataFrame(lines)[[*columns, "low", "high", "p", "p_same", "margin", "more_seeds", "verdict"]]
+    return pd.DataFrame(lines)[[*columns, "low", "high", "p", "p_same", "margin", "margin_of", "more_seeds", "verdict"]]
 
 
-def _check(runs: pd.DataFrame, config_id: str | None, margin: float) -> None:
+def _check(runs: pd.DataFrame, config_id: str | None, margin: float | None) -> None:
     if config_id is not None and not runs["config_id"].eq(config_id).any():
         raise ConfigError("compare", config_id, "a recipe that the store holds runs of")
-    if not margin > 0:
+    if margin is not None and not margin > 0:
         raise ConfigError("margin", margin, "a log ratio above 0, such as 0.005 for half a percent")
 
 
@@ -234,11 +237,6 @@ def _size(line: dict[str, Any]) -> str:
     p = "p < 0.001" if line["p"] < 0.001 else f"p = {line['p']:.2g}"
     size = change(line["difference"])
     return f"{size} (95 % interval {bounds}, {p}, {counted(int(line['pairs']), 'paired seed')})"
-
-
-def margin_text(margin: float) -> str:
-    """`±0.5 %`. margin: a log ratio."""
-    return f"±{100 * math.expm1(margin):.2g} %"
 
 
 def _advice(more: float, margin: str) -> str:

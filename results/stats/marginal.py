@@ -14,9 +14,10 @@ from scipy.special import stdtr, stdtrit
 
 from fp4dse.dse import ConfigError
 from fp4dse.results.stats.effects import FactorTable, factor_tables
-from fp4dse.results.stats.equivalence import MARGIN, differences, without_claims
+from fp4dse.results.stats.equivalence import differences, without_claims
 from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, mean_interval
+from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, stacked
 from fp4dse.results.stats.spread import shrunken
 
@@ -100,16 +101,18 @@ def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     return lines.assign(low=difference - half, high=difference + half, p=p, q=adjusted(p))
 
 
-def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd.DataFrame:
+def neighbours(runs: pd.DataFrame, config_id: str, margin: float | None = None) -> pd.DataFrame:
     """The recipes that differ from one in a single factor, and what that changes.
 
     Columns: SETTING, factor, from_level, level, config_id, label (of the neighbour), pairs, difference (log loss ratio
-    neighbour / recipe, below 0 where the change helps), low, high, p, p_same, verdict, more_seeds (see `against`).
+    neighbour / recipe, below 0 where the change helps), low, high, p, p_same, margin, verdict, more_seeds (see
+    `against`).
     Lowest difference first. ConfigError if there are no quantizing runs of `config_id`.
     """
     parts = []
     found = False
     labels = runs.drop_duplicates("config_id").set_index("config_id")["recipe_label"]
+    of_setting = {keys: margin_of(part, margin).value for keys, part in runs.groupby(list(SETTING), observed=True)}
     for keys, table in factor_tables(runs):
         if config_id not in table.config_ids:
             continue
@@ -120,7 +123,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
             others = others[f.codes[others] != f.codes[row]]
             if not len(others):
                 continue
-            line = differences(table.y[others] - table.y[row], margin).drop(columns="std")
+            line = differences(table.y[others] - table.y[row], of_setting[keys]).drop(columns="std")
             line = without_claims(line, table.diverged[others] | table.diverged[row])
             ids = table.config_ids[others]
             line = line.assign(factor=f.name, from_level=f.levels[f.codes[row]], config_id=ids)
@@ -129,7 +132,7 @@ def neighbours(runs: pd.DataFrame, config_id: str, margin: float = MARGIN) -> pd
     if not found:
         raise ConfigError("recipe", config_id, "a recipe that quantizes and that the store holds runs of")
     columns = [*SETTING, "factor", "from_level", "level", "config_id", "label", "pairs", "difference", "low", "high"]
-    columns += ["p", "p_same", "verdict", "more_seeds"]
+    columns += ["p", "p_same", "margin", "verdict", "more_seeds"]
     return stacked(parts, columns).sort_values([*SETTING, "difference"], ignore_index=True)
 
 

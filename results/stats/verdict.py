@@ -1,6 +1,6 @@
 """The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
 
-The recipe is the one of the lowest loss; where others cost less, are within the margin of equivalence.py and are not
+The recipe is the one of the lowest loss; where others cost less, are within the margin of margins.py and are not
 told apart from it, the cheapest of these. Where candidates were confirmed on fresh seeds (confirmed.py), their answer
 goes before the screened one. Reports and terminals put the same answers into their own form; the words
 that several of them need stand here.
@@ -17,8 +17,9 @@ import pandas as pd
 from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.confirmed import confirmed
-from fp4dse.results.stats.equivalence import MARGIN, against, cheapest_as_good
+from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
@@ -30,11 +31,11 @@ Against = Literal["worse", "better", "same", "open", "unknown"]
 BF16_WORDS: dict[Against, str] = {
     "worse": "worse than BF16 by more than chance",
     "better": "better than BF16 by more than chance",
-    "same": f"as good as BF16 within ±{100 * MARGIN:g} %",
+    "same": "as good as BF16 within {margin}",
     "open": "not told apart from BF16",
     "unknown": "with one seed nothing can be told apart from BF16",
 }
-"""`Verdict.bf16` for people."""
+"""`Verdict.bf16` for people; see `bf16_words`."""
 
 FRONT_WORDS = (
     (0.95, "almost surely on the front"),
@@ -62,6 +63,7 @@ class Confirmed(NamedTuple):
     estimated_on: int
     """Seeds."""
     bf16: Against
+    margin: Margin
     overhead: float
     lowest: str
     """config_id of the lowest gap: another one where `config_id` is as good and costs less."""
@@ -118,6 +120,7 @@ class Verdict(NamedTuple):
     """Seeds that would decide on the nearest of these; NaN where there is none, inf where no number in reach would."""
     tried: int
     diverged: int
+    margin: Margin
     rates: Rates
     none: str
     warnings: tuple[str, ...]
@@ -137,7 +140,7 @@ class Verdict(NamedTuple):
         if self.config_id is None:
             return ""
         front = "" if math.isnan(self.p_front) else f"; {front_words(self.p_front)}"
-        return BF16_WORDS[self.bf16] + front
+        return bf16_words(self.bf16, self.margin) + front
 
 
 NO_RECIPE = pd.Series(
@@ -145,6 +148,11 @@ NO_RECIPE = pd.Series(
     | dict.fromkeys(["gap", "gap_low", "gap_high", "gap_bf16_low", "gap_bf16_high", *CHANCE, OVERHEAD, *BAND], math.nan)
 )
 """In place of a line of `with_chance` where no recipe quantizes and has a gap."""
+
+
+def bf16_words(bf16: Against, margin: Margin) -> str:
+    """`as good as BF16 within ±0.5 %`."""
+    return BF16_WORDS[bf16].format(margin=margin_text(margin.value))
 
 
 def front_words(p_front: float) -> str:
@@ -186,11 +194,12 @@ def verdicts_from(
     for setting, lines in recipes.groupby(list(SETTING), sort=False):
         frames = (versus_best, rates, new)
         *here, fresh_lines = (frame[(frame[list(SETTING)] == list(setting)).all(axis="columns")] for frame in frames)
-        found.append(_verdict(setting, lines, rows, *here)._replace(confirmed=_confirmed(fresh_lines)))
+        screened = _verdict(setting, lines, rows, *here)
+        found.append(screened._replace(confirmed=_confirmed(fresh_lines, screened.margin)))
     return found
 
 
-def _confirmed(lines: pd.DataFrame) -> Confirmed | None:
+def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
     """The answer of the lines of `confirmed` of one setting."""
     if not lines["recommended"].any():
         return None
@@ -203,7 +212,8 @@ def _confirmed(lines: pd.DataFrame) -> Confirmed | None:
         **gap,
         chosen_on=int(pick["chosen_on"]),
         estimated_on=int(pick["estimated_on"]),
-        bf16=_against_bf16(gap, int(pick["estimated_on"])),
+        bf16=_against_bf16(gap, int(pick["estimated_on"]), margin),
+        margin=margin,
         overhead=float(pick[OVERHEAD]),
         lowest=best["config_id"],
         lowest_label=best["label"],
@@ -226,10 +236,10 @@ def _verdict(
     pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
     chosen = rates_of(rates, pick["config_id"])
-    mine = rows[rows["config_id"].eq(pick["config_id"])]
-    mine = mine[(mine[list(SETTING)] == list(setting)).all(axis="columns")]
-    gap = _expected(pick)
-    bf16 = _against_bf16(gap, int(pick["pairs"]))
+    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
+    mine = here[here["config_id"].eq(pick["config_id"])]
+    gap, margin = _expected(pick), margin_of(here)
+    bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
     of = mine["overhead_of"].dropna() if "overhead_of" in mine else pd.Series(dtype=object)
     return Verdict(
         setting=setting,
@@ -252,6 +262,7 @@ def _verdict(
         more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
         tried=len(tried),
         diverged=diverged,
+        margin=margin,
         rates=chosen,
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
@@ -265,10 +276,10 @@ def _expected(pick: pd.Series) -> dict[str, float]:
     return {name: float(pick[of if known else name]) for name, of in names.items()}
 
 
-def _against_bf16(gap: dict[str, float], pairs: int) -> Against:
+def _against_bf16(gap: dict[str, float], pairs: int, margin: Margin) -> Against:
     if pairs < 2 or math.isnan(gap["gap_low"]):
         return "unknown"
-    if gap["gap_low"] > -MARGIN and gap["gap_high"] < MARGIN:
+    if gap["gap_low"] > -margin.value and gap["gap_high"] < margin.value:
         return "same"
     return "worse" if gap["gap_low"] > 0 else "better" if gap["gap_high"] < 0 else "open"
 

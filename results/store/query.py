@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
-from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, PLAIN, SETTING, add_gap, baselines
+from fp4dse.results.stats.paired import DERIVED, MARGINS, MEASURED, NEEDED, PLAIN, SETTING, add_gap, baselines
 from fp4dse.results.store.inbox import is_ipc
 from fp4dse.results.store.matching import baseline_ids, with_baseline_ids
 from fp4dse.results.store.measured import JOINED
@@ -226,9 +226,11 @@ def _views(
     older: Mapping[str, str],
 ) -> dict[str, pa.Table]:
     """These views of the statistics. older: recipes of rows that do not name their baseline."""
+    from fp4dse.results.stats.margins import MARGINS_READ, with_margins
     from fp4dse.results.views import VIEWS_READ, to_arrow  # all statistics, which a store needs for nothing else
 
-    found = to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND)], valid))
+    found = to_pandas(read(rows, [name for name in VIEWS_READ if name not in (*DERIVED, *BAND, *MARGINS)], valid))
+    found = with_margins(found, to_pandas(read(rows, MARGINS_READ, valid & ds.field("is_baseline"))))
     runs = priced(add_gap(with_baseline_ids(found, lambda _: older)), new_prices, cost)
     runs = with_axes(runs, axes)
     return {name: to_arrow(name, runs) for name in named}

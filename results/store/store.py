@@ -31,7 +31,7 @@ import pyarrow.dataset as ds
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import BAND, DEFAULT_COST, CostTarget
 from fp4dse.results.stats.factors import AXES
-from fp4dse.results.stats.paired import DERIVED, MEASURED, NEEDED, OVERHEAD, add_gap
+from fp4dse.results.stats.paired import DERIVED, MARGINS, MEASURED, NEEDED, OVERHEAD, SETTING, add_gap
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
 from fp4dse.results.store.atomic import in_parallel, read_json, write_atomic, writing
 from fp4dse.results.store.compaction import join_inbox, join_parts, list_files, write_part
@@ -208,21 +208,25 @@ class Store:
         curves: bool = False,
         recipes: Collection[str] | None = None,
         categories: bool = False,
+        margins: bool = False,
     ) -> pd.DataFrame:
         """One row per run: retired ones hidden; finished ones before failed ones, then the newest.
 
         Holds every schema column (`columns`: only these), the overhead's band (see pricing.py), measured and
-        measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); the curves, as arrays, only if
-        asked for. recipes: config_ids; those and BF16 alone are read, under any training side. categories: texts are
-        pandas categories, which a million rows take a tenth of the memory with. ConfigError on an unknown column.
+        measured_of (see measured.py), baseline_loss and the gaps (see paired.add_gap); only if asked for the margin of
+        equivalence with what it is from (see stats/margins.py), and the curves, as arrays. recipes: config_ids; those
+        and BF16 alone are read, under any training side. categories: texts are pandas categories, which a million rows
+        take a tenth of the memory with. ConfigError on an unknown column.
         """
-        known = [*ROW.names, *BAND, *MEASURED, *DERIVED]
-        columns = list(columns or [*SCALARS, *BAND, *MEASURED, *DERIVED, *(CURVES if curves else ())])
+        known = [*ROW.names, *BAND, *MEASURED, *DERIVED, *MARGINS]
+        more = [*(MARGINS if margins else ()), *(CURVES if curves else ())]
+        columns = list(columns or [*SCALARS, *BAND, *MEASURED, *DERIVED, *more])
         for name in columns:
             if name not in known:
                 raise ConfigError("column", name, ", ".join(known))
-        gap, joined = (any(name in columns for name in names) for names in (DERIVED, MEASURED))
+        gap, joined, margin = (any(name in columns for name in names) for names in (DERIVED, MEASURED, MARGINS))
         wanted = [name for name in columns if name in ROW.names] + (NEEDED if gap else []) + (JOINED if joined else [])
+        wanted += SETTING if margin else ()
         overheads = not set(PRICED).isdisjoint(columns)
         wanted += ["config_id", "overhead_of"] if overheads else []
         condition = self._valid()
@@ -237,8 +241,15 @@ class Store:
         if joined:
             more = found[JOINED].astype(object).merge(figures(self.measured()), how="left", on=JOINED)
             found = found.assign(**{name: more[name].set_axis(found.index) for name in MEASURED})
+        found = self._with_margins(found) if margin else found
         found = (add_gap(found) if gap else found)[columns]
         return with_axes(found, read_spaces(self)) if {"config_id", "points", *AXES} <= set(columns) else found
+
+    def _with_margins(self, found: pd.DataFrame) -> pd.DataFrame:
+        """The rows with MARGINS, which take the curves of BF16's rows."""
+        from fp4dse.results.stats.margins import MARGINS_READ, with_margins  # scipy, which a sweep does without
+
+        return with_margins(found, to_pandas(self._read(MARGINS_READ, self._valid() & ds.field("is_baseline"))))
 
     def curves(self, run_ids: Sequence[str]) -> pd.DataFrame:
         """run_id, curve_step and curve_loss (arrays) of some runs."""

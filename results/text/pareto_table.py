@@ -15,9 +15,9 @@ import pandas as pd
 from fp4dse.dse import recipe_from_dict
 from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
-from fp4dse.results.stats.equivalence import MARGIN, margin_text
+from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
-from fp4dse.results.stats.verdict import BF16_WORDS, Confirmed, Verdict
+from fp4dse.results.stats.verdict import Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
 from fp4dse.results.text.ratios import UNKNOWN, change, change_range, change_with_range, counted, share_with_band
 
@@ -82,8 +82,8 @@ def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
 
 
 def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
-    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, and warnings. What was confirmed
-    on fresh seeds goes first, and the screened answer says that it is one."""
+    """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, what counts as the same, and
+    warnings. What was confirmed on fresh seeds goes first, and the screened answer says that it is one."""
     new = verdict.confirmed
     use, sure = _use(verdict, called), _sure(verdict)
     if new is None:
@@ -91,6 +91,7 @@ def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
     else:
         found = [("Use", confirmed_text(new, called)), ("How sure", _sure_when_confirmed(new))]
         found += [("Cost", _cost(verdict)), ("Screened", f"{use.removesuffix('.')}; {sure}")]
+    found += [("Same", f"{verdict.margin.sentence()}.")] if verdict.config_id is not None else []
     warnings = (*verdict.warnings, *(new.warnings() if new else ()))
     found += [("Beware", f"{warning}.") for warning in warnings]
     return [(title, text) for title, text in found if text]
@@ -106,7 +107,7 @@ def _use(verdict: Verdict, called: Labels) -> str:
         return f"nothing of this: {verdict.none}."
     why = "the lowest loss"
     if verdict.config_id != verdict.lowest:
-        near = f"within {margin_text(MARGIN)} of the lowest loss"
+        near = f"within {margin_text(verdict.margin.value)} of the lowest loss"
         why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
     return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
@@ -128,7 +129,7 @@ def confirmed_text(new: Confirmed, called: Labels) -> str:
     """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
     why = "the lowest loss"
     if new.config_id != new.lowest:
-        near = f"within {margin_text(MARGIN)} of the lowest loss ({called.of(new.lowest_label)})"
+        near = f"within {margin_text(new.margin.value)} of the lowest loss ({called.of(new.lowest_label)})"
         why = f"the cheapest of those {near} and not told apart from it"
     size = change_with_range(new.gap, new.gap_low, new.gap_high)
     chosen = f"confirmed on {counted(new.chosen_on + new.estimated_on, 'fresh seed')}: {why} on {new.chosen_on} of them"
@@ -137,7 +138,7 @@ def confirmed_text(new: Confirmed, called: Labels) -> str:
 
 def _sure_when_confirmed(new: Confirmed) -> str:
     others = f"; {counted(new.open, 'other candidate')} not told apart from it" if new.open else ""
-    return f"{BF16_WORDS[new.bf16]}{others}."
+    return f"{bf16_words(new.bf16, new.margin)}{others}."
 
 
 def _cost(verdict: Verdict) -> str:

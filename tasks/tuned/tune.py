@@ -3,6 +3,7 @@
 Each class of recipes, by one recipe of it, is trained at rates a factor of two apart; the grid grows until no class has
 its best rate at an edge, and the rates beside the best are tried last. Then weight decay and clipping are tried at the
 best rate and at twice that. The resolution of the preset comes from other seeds: BF16, NVFP4 and MXFP4 at their rates.
+Where the preset has a file, classes that are not tuned again keep their curves in it.
 It needs the packages of a worker alone, so that it runs on any machine that trains.
 """
 
@@ -20,7 +21,8 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.reading import decode_json
 from fp4dse.dse.training import SGD, Training
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import get_task
@@ -31,8 +33,8 @@ from fp4dse.tasks.tuned import FOLDER, Point, Tuned, file_name
 
 FIRST_SEED, FIRST_FRESH = 1000, 2000
 """Seeds that no sweep has by itself."""
-FACTOR, FEWEST, MOST = 2.0, 5, 12
-"""Rates: factor between neighbours, fewest and most of a class."""
+FACTOR, FEWEST, MOST = 2.0, 5, 24
+"""Rates: factor between neighbours, fewest and most of a class (SGD's are a thousand times those of AdamW)."""
 USUAL = ("bf16", "forward", "backward", "stable-spam", "stable-spam-bf16")
 DECAYS, CLIP = (0.0, 0.1, 0.3), 1.0
 CHECKED = ("bf16", "nvfp4", "mxfp4")
@@ -98,10 +100,19 @@ class Trainer:
 
 
 def tune(
-    task: Task, data: str, device: str, classes: Sequence[str] = USUAL, seeds: int = 3, fresh: int = 5, most: int = 64
+    task: Task,
+    data: str,
+    device: str,
+    classes: Sequence[str] = USUAL,
+    seeds: int = 3,
+    fresh: int = 5,
+    most: int = 64,
+    before: Tuned | None = None,
 ) -> Tuned:
-    """Tune a task of an untuned rate `task.lr`. most: lanes that are trained together."""
+    """Tune a task, from its rate `task.lr` on. most: lanes that are trained together; before: what there is of the
+    preset: its other classes stay, and so does its check unless BF16 or the forward class is tuned again."""
     trainer, chosen = Trainer(task, device, most), list(range(FIRST_SEED, FIRST_SEED + seeds))
+    before = kept(before, task, device, classes, chosen) if before else None
     recipes = representatives()
     middle = _rounded(task.lr)
     grids = {of: [middle + i - FEWEST // 2 for i in range(FEWEST)] for of in classes}
@@ -122,10 +133,36 @@ def tune(
         for decay, clip in others
     ]
     curve += trainer.points(asked, chosen)
+    if before and not {"bf16", "forward"} & {*classes}:
+        return merged(msgspec.structs.replace(found, curve=curve), before)
     later = list(range(FIRST_FRESH, FIRST_FRESH + fresh))
     rates = {name: found.rates.get("bf16" if name == "bf16" else "forward", task.lr) for name in CHECKED}
     check = trainer.points([Asked(name, Recipe.named(name), rates[name]) for name in CHECKED], later)
-    return msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
+    found = msgspec.structs.replace(found, curve=sorted(curve, key=_order), fresh_seeds=later, check=check)
+    return merged(found, before) if before else found
+
+
+def kept(before: Tuned, task: Task, device: str, classes: Sequence[str], seeds: Sequence[int]) -> Tuned | None:
+    """The findings that a tuning of some classes adds to; None if it replaces them all. ConfigError if others would
+    stay that were tuned on another revision, device or other seeds: their curves would not be comparable."""
+    others = sorted({point.of for point in before.curve} - {*classes})
+    if not others:
+        return None
+    now = {"rev": task.rev, "steps": task.steps, "device": device, "seeds": [*seeds]}
+    for name, value in now.items():
+        if value != (then := getattr(before, name)):
+            fix = f"{then}, as the file of {task.name}:{task.preset} has it, or --classes with {', '.join(others)}, too"
+            raise ConfigError(name, value, fix)
+    return before
+
+
+def merged(found: Tuned, before: Tuned) -> Tuned:
+    """The findings, with the curves of those before for classes that were not tuned again, and their check if there is
+    no new one."""
+    new = {point.of for point in found.curve}
+    curve = sorted([*found.curve, *(point for point in before.curve if point.of not in new)], key=_order)
+    check = found if found.check else before
+    return msgspec.structs.replace(found, curve=curve, fresh_seeds=check.fresh_seeds, check=check.check)
 
 
 def _rounded(lr: float) -> int:
@@ -179,7 +216,11 @@ def main(arguments: list[str] | None = None) -> None:
         name, _, data = text.partition("@")
         task, _, preset = name.partition(":")
         one = get_task(task, preset, data or None)
-        found = tune(one, data.partition("?")[0], asked.device, asked.classes, asked.seeds, asked.fresh, asked.most)
+        named = data.partition("?")[0]
+        file = asked.folder / file_name(one.name, one.preset, named)
+        before = decode_json(file.read_bytes(), Tuned) if file.is_file() else None
+        numbers = asked.classes, asked.seeds, asked.fresh, asked.most
+        found = tune(one, named, asked.device, *numbers, before=before)
         print(write(found, asked.folder), found.rates, flush=True)
 
 

@@ -3,16 +3,18 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from fp4dse.dse import Recipe, recipe_files
+from fp4dse.dse import ConfigError, Recipe, recipe_files
+from fp4dse.dse.reading import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.tuned import FOLDER, Point, Tuned, all_tuned, file_name, tuned
 from fp4dse.tasks.tuned.page import page
 from fp4dse.tasks.tuned.resolution import resolution
-from fp4dse.tasks.tuned.tune import representatives, tune
+from fp4dse.tasks.tuned.tune import kept, main, merged, representatives, tune
 
 SHIPPED = all_tuned()
 NAMES = [file_name(found.task, found.preset, found.data) for found in SHIPPED]
@@ -97,3 +99,32 @@ def test_a_tuning_finds_a_rate_inside_its_grid(capsys):
     test_the_best_rate_of_a_class_has_a_worse_one_on_either_side(found)
     assert [point.of for point in found.check] == ["bf16", "nvfp4", "mxfp4"]
     assert "lanes in" in capsys.readouterr().err
+
+
+def test_a_class_more_leaves_the_curves_and_the_check_of_the_others_as_they_are(tmp_path):
+    asked = ["regression:smoke", "--seeds", "2", "--fresh", "2", "--folder", str(tmp_path), "--classes"]
+    main([*asked, "bf16", "forward"])
+    [file] = tmp_path.iterdir()
+    before = decode_json(file.read_bytes(), Tuned)
+    main([*asked, "sgd-bf16"])
+    after = decode_json(file.read_bytes(), Tuned)
+    assert after.rates.keys() == {"bf16", "forward", "sgd-bf16"}
+    assert [point for point in after.curve if point.of != "sgd-bf16"] == before.curve
+    assert (after.check, after.fresh_seeds) == (before.check, before.fresh_seeds)
+    assert after.curve == sorted(after.curve, key=lambda point: point.of)  # as a tuning of all would write it
+
+
+def test_what_was_tuned_anew_replaces_what_there_was_and_other_circumstances_are_refused():
+    task = get_task("regression", "smoke")
+    curve = [Point("bf16", 1e-3, [1.0]), Point("forward", 1e-3, [2.0])]
+    numbers = {"rev": task.rev, "steps": task.steps, "curve": curve}
+    before = msgspec.structs.replace(made(bf16=[1.0, 2.0]), **numbers)
+    found = merged(msgspec.structs.replace(before, curve=[Point("bf16", 2e-3, [0.5])], check=[]), before)
+    assert found.curve == [Point("bf16", 2e-3, [0.5]), Point("forward", 1e-3, [2.0])]
+    assert (found.check, found.fresh_seeds) == (before.check, before.fresh_seeds)
+    assert kept(before, task, "cpu", ["bf16"], before.seeds) == before
+    assert kept(before, task, "cuda", ["bf16", "forward", "sgd"], [7]) is None
+    with pytest.raises(ConfigError, match=r"device: found 'cuda'; accepted: cpu, as the file .* with forward, too"):
+        kept(before, task, "cuda", ["bf16"], before.seeds)
+    with pytest.raises(ConfigError, match="rev: found"):
+        kept(msgspec.structs.replace(before, rev=0), task, "cpu", ["bf16"], before.seeds)

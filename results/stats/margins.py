@@ -1,0 +1,168 @@
+"""The margin of equivalence: how close two losses must be to count as the same, from BF16's own training.
+
+By default it is what 2 % more tokens, or samples, would be worth to BF16 in the setting:
+
+    margin = log L(D) - log L(1.02 · D)
+
+With a law of BF16's loss over sizes (loss_law.py) L is that law. Without one it follows from BF16's training curve,
+mean over seeds, from a quarter of the steps on:
+
+    margin = log 1.02 · -slope · min(1, training loss / held-out loss)          slope = d log L / d log step
+
+The last factor is for data that are read several times: there the training loss is lower, and falls faster, than the
+held-out loss that is compared. A run that is under way is not one that was planned shorter, so the figure is rough, and
+rather too small (docs/log.md has it beside runs that were longer). Where neither tells anything it is MARGIN, and
+`margin_of` says that this is assumed, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fp4dse.results.stats.loss_law import fit_law, why_no_law
+from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, log_or_nan, rows_at_best_lr
+from fp4dse.results.stats.sizes import GROUP, sizes
+
+MARGIN = 0.005
+"""Where nothing is known of BF16's training, as a log ratio: losses within half a percent."""
+MORE = 0.02
+"""Share of tokens that a margin is worth."""
+FROM = 0.25
+"""Share of the steps from which on the curve counts: before that it is steeper than at its end."""
+FEWEST = 6
+"""Points of a curve there."""
+SURE = 3.0
+"""Standard errors by which the slope must be below zero."""
+CURVE = ["curve_step", "curve_loss"]
+MARGINS_READ = [*NEEDED, "recipe_label", "parameters", "tokens", "val_metric", "metric_name", *CURVE]
+"""The columns of BF16's rows that margins are from."""
+
+BY_LAW = "by the law of its loss over sizes"
+BY_CURVE = "by the slope of its training curve, from a quarter of the steps on"
+ASSUMED = "assumed"
+
+
+class Margin(NamedTuple):
+    """A margin and what it is from."""
+
+    value: float
+    """A log ratio above 0."""
+    of: str
+    """BY_LAW, BY_CURVE, `given`, or `assumed: …` with the reason."""
+
+    def sentence(self) -> str:
+        """For people; without a full stop."""
+        says = f"losses within {margin_text(self.value)} count as the same"
+        if self.of.startswith(ASSUMED) or self.of == "given":
+            return f"{says}, which is {self.of}"
+        return f"{says}: what {100 * MORE:g} % more tokens, or samples, are worth to BF16, {self.of}"
+
+
+def margin_text(margin: float) -> str:
+    """`±0.5 %`. margin: a log ratio."""
+    return f"±{100 * math.expm1(margin):.2g} %"
+
+
+def margin_of(rows: pd.DataFrame, given: float | None = None) -> Margin:
+    """The margin of one setting. rows: of it, from a store with MARGINS; given: instead of theirs."""
+    if given is not None:
+        return Margin(given, "given")
+    if MARGINS[0] not in rows or rows.empty:
+        return Margin(MARGIN, f"{ASSUMED}: these rows hold nothing of BF16's curve")
+    return Margin(float(rows[MARGINS[0]].iloc[0]), str(rows[MARGINS[1]].iloc[0]))
+
+
+def margins(runs: pd.DataFrame) -> pd.DataFrame:
+    """The margin of equivalence of each setting.
+
+    Columns: SETTING, margin (a log ratio), margin_of (what it is from: the law of BF16's loss over sizes, the slope of
+    its training curve, or `assumed` with the reason).
+    """
+    out = runs[[*SETTING, *[name for name in MARGINS if name in runs]]].drop_duplicates(list(SETTING))
+    if MARGINS[0] not in out:
+        found = margin_of(out)
+        out = out.assign(margin=found.value, margin_of=found.of)
+    return out.sort_values(list(SETTING), ignore_index=True)
+
+
+def with_margins(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
+    """The runs with MARGINS. bases: MARGINS_READ of plain BF16's rows, all of them."""
+    found = _by_setting(bases[bases["is_baseline"].astype(bool)])
+    setting = runs.groupby(list(SETTING), sort=False, observed=True).ngroup()
+    first = runs.loc[~setting.duplicated(), list(SETTING)].itertuples(index=False, name=None)
+    unknown = Margin(MARGIN, f"{ASSUMED}: BF16 did not finish here")
+    each = [found.get(tuple(keys), unknown) for keys in first]
+    values, sources = (np.array([getattr(one, name) for one in each], dtype) for name, dtype in _TYPES)
+    return runs.assign(margin=values[setting], margin_of=sources[setting])
+
+
+_TYPES = (("value", float), ("of", object))
+
+
+def _by_setting(bases: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
+    """Setting -> its margin, where BF16 finished. bases: MARGINS_READ of plain BF16's rows."""
+    rows = rows_at_best_lr(bases)
+    rows = rows[rows["loss"].notna()]
+    laws = _by_law(rows)
+    out = {}
+    for keys, part in rows.groupby(list(SETTING), sort=False):
+        of_law = (*(part[name].iloc[0] for name in GROUP), part["preset"].iloc[0])
+        out[tuple(keys)] = laws.get(of_law) or _by_curve(part)
+    return out
+
+
+def _by_law(rows: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
+    """Values of GROUP and preset -> margin, of the groups whose sizes determine a law of the loss."""
+    out: dict[tuple[Any, ...], Margin] = {}
+    for points in sizes(rows, resamples=1):
+        if why_no_law(points):
+            continue
+        law = fit_law(points)
+        now, later = (
+            np.sum(law.terms(points.parameters, tokens), axis=0)[0] + law.floor[0]
+            for tokens in (points.tokens, points.tokens * (1 + MORE))
+        )
+        worth = np.log(now / later)
+        pairs = zip(points.presets, worth, strict=True)
+        out |= {(*points.group, preset): Margin(float(one), BY_LAW) for preset, one in pairs if one > 0}
+    return out
+
+
+def _by_curve(part: pd.DataFrame) -> Margin:
+    """From the training curves of the seeds of one setting."""
+    known = part[part[CURVE[0]].str.len().gt(0)]
+    steps, losses = (known[name].tolist() for name in CURVE)
+    held_out = math.exp(log_or_nan(part["loss"]).mean())
+    found = worth_by_curve(steps, losses, held_out) if steps else "is not stored"
+    if isinstance(found, str):
+        return Margin(MARGIN, f"{ASSUMED}: BF16's training curve {found}")
+    return Margin(found, BY_CURVE)
+
+
+def worth_by_curve(
+    steps: Sequence[NDArray[np.int_]], losses: Sequence[NDArray[np.float64]], held_out: float
+) -> float | str:
+    """The worth of MORE tokens at the end of some training curves, one a seed, as a log ratio; or why they do not tell
+    it, as the end of a sentence that begins with the curve. held_out: the loss that is compared, mean over seeds."""
+    long = pd.DataFrame({"step": np.concatenate(steps), "loss": np.concatenate(losses)})
+    last = long["step"].max()
+    long = long[long["step"].ge(FROM * last)]
+    if not (long["loss"].gt(0).all() and held_out > 0):
+        return "has losses that are not positive"
+    mean = np.log(long["loss"].astype(float)).groupby(long["step"]).mean()
+    if len(mean) < FEWEST:
+        return "has too few points from a quarter of the steps on"
+    x = np.log(mean.index.to_numpy(float))
+    centred, y = x - x.mean(), mean.to_numpy() - mean.mean()
+    slope = float(centred @ y / (centred @ centred))
+    error = math.sqrt(float(np.square(y - slope * centred).sum() / (len(x) - 2) / (centred @ centred)))
+    if slope >= -SURE * error:
+        return "does not fall clearly at its end"
+    end = math.exp(mean.mean() + slope * centred[-1])
+    return -slope * math.log1p(MORE) * min(1.0, end / held_out)
