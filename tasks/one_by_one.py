@@ -65,6 +65,10 @@ class SequentialNumerics(LaneNumerics):
             lane.add_layer(layer, place)
         super().add_layer(layer, place)
 
+    def parts(self) -> Iterator[LaneNumerics]:
+        for lane in self.each:
+            yield from lane.parts()
+
     def lost(self) -> dict[str, dict[str, Tensor]]:
         lanes = [lane.lost() for lane in self.each]
         return {
