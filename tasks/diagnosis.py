@@ -35,8 +35,6 @@ from fp4dse.tasks.task import Task
 AT = (0.1, 0.5, 1.0)
 """Shares of the training at which a lane is looked at, if nobody says otherwise."""
 PASSES = 64
-WHOLE = "all"
-"""Name of the gradient of all parameters, beside those of layers."""
 
 Way = Literal["recipe", "forward", "bf16"]
 """The passes of a gradient: as the recipe says; forward as it says, BF16 backward; BF16 in both."""
@@ -62,14 +60,20 @@ class OperandLoss(msgspec.Struct, frozen=True):
     gain: float | None
 
 
+class PassError(msgspec.Struct, frozen=True):
+    """Error of the gradient of all parameters, and name of each layer -> error of its weight's gradient."""
+
+    whole: GradientError
+    layers: dict[str, GradientError]
+
+
 class Moment(msgspec.Struct, frozen=True):
-    """A close look at a step, counted from one, before its update. backward, forward: name of a layer, or WHOLE ->
-    error of its weight's gradient."""
+    """A close look at a step, counted from one, before its update."""
 
     step: int
     operands: list[OperandLoss]
-    backward: dict[str, GradientError]
-    forward: dict[str, GradientError]
+    backward: PassError
+    forward: PassError
 
 
 class Divergence(msgspec.Struct, frozen=True):
@@ -175,8 +179,9 @@ def _train(
 
 def look(population: Population, step: int, passes: int) -> Moment:
     """A look at the first lane of a population, `step` steps of which are done."""
-    groups = {WHOLE: range(len(population.optimizer.sizes)), **_weights(population)}
-    errors = {name: GradientErrors(population.optimizer.sizes, groups) for name in ("backward", "forward")}
+    sizes, weights = population.optimizer.sizes, _weights(population)
+    groups = [range(len(sizes)), *weights.values()]
+    errors = {name: GradientErrors(sizes, groups) for name in ("backward", "forward")}
     size = passes // BLOCKS
     for first in range(0, passes, size):
         copies = population.copies(0, range(first, first + size), step)
@@ -185,7 +190,11 @@ def look(population: Population, step: int, passes: int) -> Moment:
         errors["forward"].add(forward, plain)
     names = _layer_names(population)
     operands = _losses([seen for seen in _seen(population, step) if seen.scaled], names)
-    return Moment(step + 1, operands, errors["backward"].found(), errors["forward"].found())
+    found = {}
+    for name, of in errors.items():
+        whole, *layers = of.found()
+        found[name] = PassError(whole, dict(zip(weights, layers, strict=True)))
+    return Moment(step + 1, operands, **found)
 
 
 def gradients(population: Population, step: int, way: Way) -> Tensor:

@@ -63,13 +63,13 @@ class GradientError(msgspec.Struct, frozen=True):
 class GradientErrors:
     """Errors of gradients of P numbers, taken in block by block, in all and by groups of parameters.
 
-    sizes: of the parameters, P together. groups: name -> indices of its parameters.
+    sizes: of the parameters, P together. groups: G of them, each the indices of its parameters.
     """
 
-    def __init__(self, sizes: Sequence[int], groups: dict[str, Sequence[int]]) -> None:
-        self.sizes, self.names = list(sizes), list(groups)
+    def __init__(self, sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
+        self.sizes = list(sizes)
         self.belongs = torch.zeros(len(self.sizes), len(groups), dtype=torch.float64)
-        for column, members in enumerate(groups.values()):
+        for column, members in enumerate(groups):
             self.belongs[list(members), column] = 1.0
         self.means: list[Tensor] = []  # of the errors of each block, [P]
         self.squares: list[Tensor] = []  # Σ‖e_i‖² of each block, [G]
@@ -89,8 +89,8 @@ class GradientErrors:
         self.true.append(true.mean(0))
         self.means.append(self._mean(errors, 1, self.runs))
 
-    def found(self) -> dict[str, GradientError]:
-        """Name of each group -> its error, once BLOCKS blocks are taken in."""
+    def found(self) -> list[GradientError]:
+        """Error of each group, once BLOCKS blocks are taken in. ValueError before."""
         if len(self.means) != BLOCKS:
             raise ValueError(f"blocks: found {len(self.means)}; accepted: {BLOCKS}")
         passes, means, squares = BLOCKS * self.per_block, torch.stack(self.means), torch.stack(self.squares)
@@ -108,20 +108,22 @@ class GradientErrors:
         scale = self._dot(true, true)[0]
         rows = torch.stack([square / passes, fit[0], errors[0], fit[1], errors[1]], 1) / scale[:, None]
         cosine = torch.stack(self.cosines).mean(0)
-        out = {}
-        for g, name in enumerate(self.names):
+        out = []
+        for g in range(len(scale)):
             error, bias2, bias2_se, variance, variance_se = map(number, rows[g].tolist())
             curve = [_mean_error(n, torch.cat(of)[:, g] / scale[g]) for n, of in sorted(runs.items())]
-            out[name] = GradientError(
-                norm=float(scale[g].sqrt()),
-                passes=passes,
-                error=error,
-                cosine=number(float(cosine[g])),
-                bias2=bias2,
-                bias2_se=bias2_se,
-                variance=variance,
-                variance_se=variance_se,
-                curve=curve,
+            out.append(
+                GradientError(
+                    norm=float(scale[g].sqrt()),
+                    passes=passes,
+                    error=error,
+                    cosine=number(float(cosine[g])),
+                    bias2=bias2,
+                    bias2_se=bias2_se,
+                    variance=variance,
+                    variance_se=variance_se,
+                    curve=curve,
+                )
             )
         return out
 
