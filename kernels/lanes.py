@@ -186,6 +186,12 @@ class LaneNumerics:
             groups.append(self.groups[key])
         return make_split(groups, device)
 
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Draw random bits by these seeds from now on, one a lane."""
+        self.seeds.copy_(torch.tensor(list(seeds)))
+        for group in self.groups.values():
+            group.numerics.reseed([seeds[lane] for lane in group.lanes])
+
     def parts(self) -> Iterator[LaneNumerics]:
         """All numerics that stages are in: these, and those of the groups of lanes that some layers have."""
         yield self

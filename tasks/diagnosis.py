@@ -183,8 +183,9 @@ def look(population: Population, step: int, passes: int) -> Moment:
     groups = [range(len(sizes)), *weights.values()]
     errors = {name: GradientErrors(sizes, groups) for name in ("backward", "forward")}
     size = passes // BLOCKS
+    copies = population.copies(0, range(size))
     for first in range(0, passes, size):
-        copies = population.copies(0, range(first, first + size), step)
+        copies.numerics.reseed(range(first, first + size))
         used, forward, plain = (gradients(copies, step, way) for way in ("recipe", "forward", "bf16"))
         errors["backward"].add(used, forward)
         errors["forward"].add(forward, plain)
@@ -213,7 +214,7 @@ def gradients(population: Population, step: int, way: Way) -> Tensor:
 
 def _seen(population: Population, step: int) -> list[SeenOperand]:
     """The operands of the step that the first lane is about to take, in the order in which they are quantized."""
-    alone = population.copies(0, [population.lanes[0].seed], step)
+    alone = population.copies(0, [population.lanes[0].seed])
     alone.numerics.counting = True
     with watching(alone.numerics) as seen:
         gradients(alone, step, "recipe")

@@ -135,10 +135,10 @@ class Population:
         self._build_from(state, [self.lanes[i] for i in positions], done)
 
     @torch.no_grad()
-    def copies(self, position: int, seeds: Sequence[int], done: int) -> Population:
-        """A population apart, each of whose lanes stands where the one at this position stands after `done` steps, and
-        takes the same batches. seeds: one a copy, of its quantizers' random bits; the lane keeps its own."""
-        chosen = torch.full((len(seeds),), position, device=self.device)
+    def copies(self, position: int, seeds: Sequence[int]) -> Population:
+        """A population apart, each of whose lanes stands where the one at this position stands now, and takes the same
+        batches. seeds: one a copy, of its quantizers' random bits; the lane keeps its own."""
+        chosen, done = torch.full((len(seeds),), position, device=self.device), self.record.fetched
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
         other = copy.copy(self)
         other.fallbacks = []
