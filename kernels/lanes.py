@@ -194,6 +194,17 @@ class LaneNumerics:
             groups.append(self.groups[key])
         return make_split(groups, device)
 
+    def reseed(self, seeds: Sequence[int]) -> None:
+        """Draw random bits by these seeds from now on, one a lane."""
+        self.seeds.copy_(torch.tensor(list(seeds)))
+        for group in self.groups.values():
+            group.numerics.reseed([seeds[lane] for lane in group.lanes])
+
+    def parts(self) -> Iterator[LaneNumerics]:
+        """All numerics that stages are in: these, and those of the groups of lanes that some layers have."""
+        yield self
+        yield from self._groups()
+
     def _groups(self) -> Iterator[LaneNumerics]:
         """The numerics of all groups."""
         return (group.numerics for group in self.groups.values())
@@ -304,7 +315,7 @@ class LaneNumerics:
 
     def forget_lost(self) -> None:
         """Count from zero again."""
-        for numerics in (self, *self._groups()):
+        for numerics in self.parts():
             for slot in numerics.slots.values():
                 slot.counts.clear()
 
@@ -325,7 +336,7 @@ class LaneNumerics:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over copies of what `state` returned, on the same device."""
-        for numerics in (self, *self._groups()):
+        for numerics in self.parts():
             for of in numerics._carried().values():
                 of.clear()
         for name, value in state.items():

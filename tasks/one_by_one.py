@@ -65,6 +65,15 @@ class SequentialNumerics(LaneNumerics):
             lane.add_layer(layer, place)
         super().add_layer(layer, place)
 
+    def reseed(self, seeds: Sequence[int]) -> None:
+        super().reseed(seeds)
+        for lane, seed in zip(self.each, seeds, strict=True):
+            lane.reseed([seed])
+
+    def parts(self) -> Iterator[LaneNumerics]:
+        for lane in self.each:
+            yield from lane.parts()
+
     def lost(self) -> dict[str, dict[str, Tensor]]:
         lanes = [lane.lost() for lane in self.each]
         return {

@@ -97,7 +97,7 @@ def counter_shares(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> dic
     tables, largest = descriptor([quantizer], x.device), largest_element(quantizer.codec, meta)
     counts = count(blocks, q, scale, quantized.tensor_scale.reshape(1, -1), *tables, largest)
     sizes = {"elements": x.numel(), "blocks": blocks.shape[1]}
-    return {name: int(number) / sizes[COUNTERS[name]] for name, number in counts.items()}
+    return {name: int(counts[name]) / sizes[whole] for name, whole in COUNTERS.items()}
 
 
 def _per_element(scales: Tensor, x: Tensor) -> Tensor:

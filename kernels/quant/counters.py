@@ -1,7 +1,8 @@
-"""Losses of a quantizer, four numbers a lane: clipped elements, flushed elements, zeroed blocks, saturated scales.
+"""Losses of a quantizer, four counts a lane: clipped elements, flushed elements, zeroed blocks, saturated scales; and
+the squared error of the first two.
 
-All four compare x with its decoded value, so they hold for every convention, range and zero policy. They are integer
-counts: they add up over steps in any order. Zeros are never counted, so padding changes no count; the caller divides by
+All compare x with its decoded value, so they hold for every convention, range and zero policy. Counts are integers:
+they add up over steps in any order. Zeros are never counted, so padding changes no count; the caller divides by
 the number of elements without padding. Nothing here waits for the device.
 """
 
@@ -23,6 +24,9 @@ zeroed     a block that is not all zero decodes to zeros alone
 saturated  a block clips under the largest scale that its format can store
 """
 
+SQUARED_ERRORS = ("clipped_error", "flushed_error")
+"""The sums of (x̂ − x)² over clipped and over flushed elements, in the unit of x²."""
+
 LARGEST = {"if4": 42.0, "hif4": 7.0}
 """Codec -> its largest element, where elements are not in the unit of the codebook: sevenths, and S1P2 with its
 exponent bits."""
@@ -34,7 +38,7 @@ SLACK = 1 + 2.0**-20
 def count(
     x: Tensor, q: Tensor, scale: Tensor, dec: Tensor, floats: Tensor, ints: Tensor, elem_max: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Each of COUNTERS as int64 [L]. Blocks that hold NaN are not counted.
+    """Each of COUNTERS as int64 [L], each of SQUARED_ERRORS as float64 [L]. Blocks that hold NaN are not counted.
 
     x               float32 [L, n, B], the blocks before they were quantized
     q, scale, dec   as reference.quantize_blocks returns them: [L, n, B]; [L, n], or [L, n, B] where scales vary inside
@@ -55,11 +59,14 @@ def count(
     encode_top = f["scale_ulps"] / f["scale_pmin"]  # the reciprocal of the smallest multiplier
     float_top = torch.where(i["encode"] > 0, encode_top, f["scale_max"])
     top = torch.where(i["float_scale"] > 0, float_top, 2.0**127)
+    squares = (q * step - x).to(torch.float64).square()
     return {
         "clipped": clipped.sum((1, 2)),
         "flushed": flushed.sum((1, 2)),
         "zeroed": (is_zero.all(2) & there.any(2)).sum(1),
         "saturated": (clipped & (per_element(scale) >= top[:, None, None])).any(2).sum(1),
+        "clipped_error": torch.where(clipped, squares, 0.0).sum((1, 2)),
+        "flushed_error": torch.where(flushed, squares, 0.0).sum((1, 2)),
     }
 
 

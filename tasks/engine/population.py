@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -54,22 +55,24 @@ class Population:
         self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
         self.batches.prepare(0)
         self.fallbacks: list[str] = []
-        self._build(lanes, {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()})
+        parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()}
+        self._build(lanes, parameters, [lane.seed for lane in lanes])
 
     def _of_lane(self, lanes: Sequence[Lane]) -> Tensor:
         return torch.tensor([self.seeds.index(lane.seed) for lane in lanes], device=self.device)
 
-    def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor]) -> None:
+    def _build(self, lanes: Sequence[Lane], parameters: dict[str, Tensor], seeds: Sequence[int]) -> None:
+        """seeds: of the quantizers' random bits, one a lane."""
         task, device = self.task, self.device
         self.lanes = list(lanes)
         self.shapes = {name: (value.shape[1:], value.dtype) for name, value in parameters.items()}
         self.seed_index = self._of_lane(lanes)
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
-        recipes, seeds = [lane.recipe for lane in lanes], [lane.seed for lane in lanes]
+        recipes = [lane.recipe for lane in lanes]
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
-        self.draws = Draws(self.numerics.seeds, self.numerics.step)
+        self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
         self.model = task.model(parameters, self.numerics)
         self.numerics.check_layers()
         self.fallbacks += getattr(self.model, "notes", [])
@@ -129,20 +132,46 @@ class Population:
         state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
         self.graphs.clear()  # and their memory
         del self.model, self.optimizer, self.numerics
+        self._build_from(state, [self.lanes[i] for i in positions], done)
+
+    @torch.no_grad()
+    def copies(self, position: int, seeds: Sequence[int]) -> Population:
+        """A population apart, each of whose lanes stands where the one at this position stands now, and takes the same
+        batches. seeds: one a copy, of its quantizers' random bits; the lane keeps its own."""
+        chosen, done = torch.full((len(seeds),), position, device=self.device), self.record.fetched
+        state = {name: value[chosen.to(value.device)] for name, value in self.state(done).items()}
+        other = copy.copy(self)
+        other.fallbacks = []
+        other._build_from(state, [self.lanes[position]] * len(seeds), done, seeds)
+        return other
+
+    def _build_from(
+        self, state: dict[str, Tensor], lanes: Sequence[Lane], done: int, seeds: Sequence[int] | None = None
+    ) -> None:
+        """Become these lanes in this state. seeds: of random bits, if not the lanes' own."""
         parameters = {
-            name: torch.empty(len(chosen), *shape, dtype=dtype, device=self.device)
+            name: torch.empty(len(lanes), *shape, dtype=dtype, device=self.device)
             for name, (shape, dtype) in self.shapes.items()
         }
-        self._build([self.lanes[i] for i in positions], parameters)
+        self._build(lanes, parameters, [lane.seed for lane in lanes] if seeds is None else seeds)
         self.load_state(state, done)
 
-    def train_step(self, step: int) -> None:
-        """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
+    def batch_of(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of a step, at which quantizers now stand."""
+        self._enter(step)
+        return self._batch()
+
+    def _enter(self, step: int) -> tuple[bool, frozenset[str]]:
+        """Stand at a step: its batch, its random bits. Returns its phase."""
         self.batches.prepare(step)
         self.optimizer.prepare(step)
         self.numerics.step.fill_(step)
         self.numerics.measuring = self.numerics.measures(step)
-        phase = self.numerics.measuring, self.numerics.phase(step)
+        return self.numerics.measuring, self.numerics.phase(step)
+
+    def train_step(self, step: int) -> None:
+        """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
+        phase = self._enter(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
             self.recorder.add(step, measure(self.task, self.model, self.numerics, self.optimizer, *self._batch()))
