@@ -22,7 +22,7 @@ import msgspec
 from fp4dse.dse.formats import E8M0_GRID, ELEMENTS, SCALES, SMALLEST, FloatFormat
 from fp4dse.dse.own_formats import TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.scale import E6M2, E8M0, FloatScale, scale_grid
+from fp4dse.dse.scale import E6M2, E8M0, FloatScale, One, scale_grid
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -82,6 +82,8 @@ def _element(q: Quantizer) -> Grid:
 
 def _scale(q: Quantizer) -> Grid | None:
     if q.is_plain:
+        return ONE
+    if isinstance(q.scale, One):
         return ONE
     if q.scaling == "macro" or q.factors_over == "segment":
         return None  # a factor that changes along the contraction cannot wait until after the product

@@ -79,6 +79,9 @@ SCALES: dict[str, FloatFormat] = {
 E8M0_GRID = FloatFormat(mantissa=0, emin=-127, max=2.0**127, bits=8)
 """The 255 powers of two of E8M0, and the zero that it lacks."""
 
+ONE_GRID = FloatFormat(mantissa=0, emin=0, max=1.0, bits=0)
+"""The one scale that is none, and zero."""
+
 SMALLEST = SCALES["bf16"].emin - SCALES["bf16"].mantissa
 """Exponent of BF16's smallest number, 2^-133. No E8M0 scale is so small that a float element's smallest value would lie
 below it: E4M3's scales end at 2^-124, E5M2's at 2^-117, those of elements down to 2^-6 where E8M0 does, at 2^-127."""

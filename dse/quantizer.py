@@ -31,6 +31,7 @@ from fp4dse.dse.scale import (
     E8M0,
     FP32,
     FloatScale,
+    One,
     Scale,
     TensorScale,
     default_target,
@@ -73,7 +74,7 @@ class Quantizer(Part, frozen=True):
     """
 
     element: Element = "e2m1"
-    block: Literal[8, 16, 32, 64, 128, 256, "16x16", "32x32", "row", "tensor"] = 16
+    block: Literal[8, 16, 32, 64, 128, 256, "16x16", "32x32", "128x128", "row", "tensor"] = 16
     scale: Scale = E4M3()
     tensor_scale: TensorScale | None = None
     rounding: Rounding = Nearest()
@@ -113,6 +114,7 @@ class Quantizer(Part, frozen=True):
         words = [block_name(self.block)]
         words += [self.codec] if self.methods else []
         words += [self.factors_over] if self.factors_over != "tensor" else []
+        words += ["one"] if self.scales_partial_sums else []
         words += [str(self.outliers.__struct_config__.tag)] if self.outliers else []
         return " ".join(words)
 
@@ -123,11 +125,20 @@ class Quantizer(Part, frozen=True):
 
     @property
     def factors_over(self) -> str:
-        """The unit that has a tensor factor of its own: `tensor`, `row` or `segment`."""
+        """The unit that has a tensor factor of its own: `tensor`, `row`, `segment` or `tile`."""
         return self.tensor_scale.over if self.tensor_scale else "tensor"
 
+    @property
+    def scales_partial_sums(self) -> bool:
+        """True where factors change along the contraction and are not in the operand: they multiply the partial sums of
+        the product, a segment of 128 each."""
+        return isinstance(self.scale, One) and self.factors_over in ("segment", "tile")
+
     def factors(self, rows: int, columns: int) -> int:
-        """The number of tensor factors of an operand [rows, columns]."""
+        """The number of tensor factors of an operand [rows, columns], rows of tiles padded to whole ones."""
+        if self.factors_over == "tile":
+            edge = tile(self.block)
+            return -(-rows // edge) * (columns // edge)
         return {"tensor": 1, "row": rows, "segment": rows * columns // MACRO_BLOCK}[self.factors_over]
 
     @property
@@ -165,9 +176,8 @@ class Quantizer(Part, frozen=True):
         scales = scale_bits(self.scale) * (2 if self.scaling == "split" else 1)
         scales += 1 if self.adapt == "dialects" else 0  # 4 bits of selector, and 5 of exponent are enough
         bits = element_format(self.element).bits + scales / (block_elements(self.block) or math.inf)
-        bits += (
-            8 / MACRO_BLOCK if self.scaling == "macro" else 32 / MACRO_BLOCK if self.factors_over == "segment" else 0
-        )
+        bits += 8 / MACRO_BLOCK if self.scaling == "macro" else 0
+        bits += {"segment": 32 / MACRO_BLOCK, "tile": 32 / (block_elements(self.block) or 1)}.get(self.factors_over, 0)
         return bits * (2 if isinstance(self.outliers, Residual) else 1)
 
     def canonical(self) -> Quantizer:
@@ -210,6 +220,10 @@ MACRO_BLOCK = 128
 """Elements that share a macro-block factor, or the factor of a segment."""
 
 
+ONE_BLOCKS: dict[str, int | str] = {"tensor": "tensor", "row": "row", "segment": MACRO_BLOCK}
+"""Unit with a factor of its own -> the block of a quantizer without block scales, whichever it was given."""
+
+
 @lru_cache(maxsize=4096)
 def _methods(q: Quantizer) -> tuple[str, ...]:
     if q.is_plain:
@@ -239,9 +253,11 @@ def _canonical(q: Quantizer) -> Quantizer:
         if q.tensor_scale.target is None:
             encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
             factor["target"] = q.scaled_to.max if encode else default_target(q.scale)
-        if q.tensor_scale.amax != "held":
+        if q.tensor_scale.amax not in ("held", "history"):
             factor["steps"] = TensorScale().steps
         changes["tensor_scale"] = msgspec.structs.replace(q.tensor_scale, **factor)
+    if isinstance(q.scale, One) and q.factors_over in ONE_BLOCKS:
+        changes["block"] = ONE_BLOCKS[q.factors_over]
     if isinstance(q.scale, E6M2) and q.rounding == Nearest():
         changes["rounding"] = Nearest(ties="away")
     if isinstance(q.scale, E8M0 | E6M2):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fp4dse.dse.quantizer import NAMES_OF, QUANTIZERS, Quantizer
 from fp4dse.dse.rounding import Nearest, Stochastic
-from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, TensorScale
+from fp4dse.dse.scale import E4M3, E5M2, E6M2, E8M0, FP32, UE5M3, One, TensorScale
 
 __all__ = ["QUANTIZERS"]
 
 _AMAX = TensorScale()
+_DELAYED = TensorScale(amax="history", steps=1024.0)
 
 _NAMED = {
     "none": Quantizer(element="none"),
@@ -55,6 +56,17 @@ _NAMED = {
     "mxfp8-e5m2-rceil": Quantizer(element="e5m2", block=32, scale=E8M0(rule="rceil")),
     "fp8": Quantizer(element="e4m3", block="tensor", scale=FP32()),
     "fp8-e5m2": Quantizer(element="e5m2", block="tensor", scale=FP32()),
+    "fp8-current": Quantizer(element="e4m3", block="tensor", scale=One(), tensor_scale=_AMAX),  # Transformer Engine
+    "fp8-e5m2-current": Quantizer(element="e5m2", block="tensor", scale=One(), tensor_scale=_AMAX),
+    "fp8-delayed": Quantizer(element="e4m3", block="tensor", scale=One(), tensor_scale=_DELAYED),  # Transformer Engine
+    "fp8-e5m2-delayed": Quantizer(element="e5m2", block="tensor", scale=One(), tensor_scale=_DELAYED),
+    "fp8-row": Quantizer(element="e4m3", block="row", scale=One(), tensor_scale=TensorScale(over="row")),
+    "fp8-1x128": Quantizer(
+        element="e4m3", block=128, scale=One(), tensor_scale=TensorScale(over="segment")
+    ),  # DeepSeek-V3's activations and gradients, 2412.19437
+    "fp8-128x128": Quantizer(
+        element="e4m3", block="128x128", scale=One(), tensor_scale=TensorScale(over="tile")
+    ),  # its weights
 }
 
 QUANTIZERS.update(_NAMED)

@@ -21,10 +21,10 @@ from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers import check_rules
 from fp4dse.dse.outliers import Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
-from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic
-from fp4dse.dse.scale import E8M0, FP32, FloatScale, OwnScale, scale_format, scale_grid, scale_key, scale_name
+from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
@@ -103,6 +103,9 @@ def _target(q: Quantizer) -> ConfigError | None:
     the largest element, under the encode convention the quotient, is beyond FP32 would make them infinite."""
     if q.tensor_scale is None or not (target := q.tensor_scale.target):
         return None
+    if isinstance(q.scale, One):
+        accepted = f"from 1 to {MOST_MARGIN:g}, by which the largest element is divided"
+        return None if 1 <= target <= MOST_MARGIN else ConfigError("tensor_scale.target", target, accepted)
     encode = isinstance(q.scale, FloatScale) and q.scale.convention == "encode"
     reach = MOST_TARGET / q.val_max
     if isinstance(q.scale, FloatScale) and target > (largest := scale_grid(q.scale).max):
@@ -118,6 +121,17 @@ def _target(q: Quantizer) -> ConfigError | None:
 
 MOST_TARGET = 2.0**126
 """Of a tensor-scale target times the largest element."""
+MOST_MARGIN = 2.0**16
+"""Of a target under the scale `one`."""
+
+
+def _one(q: Quantizer) -> ConfigError | None:
+    """Without a block scale there is nothing to choose, to make room in, or to derive."""
+    if isinstance(q.scale, One):
+        for field, only in (("adapt", "none"), ("scaling", "amax"), ("range", "full"), ("arithmetic", "fp32")):
+            if getattr(q, field) != only:
+                return ConfigError(field, getattr(q, field), f"{only} (for scale one)")
+    return None
 
 
 def _one_method(q: Quantizer) -> ConfigError | None:
@@ -137,9 +151,16 @@ def _method_parts(q: Quantizer) -> ConfigError | None:
 
 
 def _row_factors(q: Quantizer) -> ConfigError | None:
-    """A factor per row or segment needs blocks that lie within; rows come and go, so that theirs are current."""
+    """A factor per row or segment needs blocks that lie within, one per tile a tile; rows come and go, so that theirs
+    are current."""
     if q.tensor_scale and q.tensor_scale.over != "tensor":
-        if not isinstance(q.block, int) or (q.tensor_scale.over == "segment" and q.block > MACRO_BLOCK):
+        over, is_one = q.tensor_scale.over, isinstance(q.scale, One)
+        if over == "tile" and not (is_one and tile(q.block) == MACRO_BLOCK):
+            return ConfigError(
+                "tensor_scale.over", over, "tensor, row, segment (tile: for scale one, blocks of 128x128)"
+            )
+        within = isinstance(q.block, int) or is_one
+        if not within or (over == "segment" and isinstance(q.block, int) and q.block > MACRO_BLOCK):
             return ConfigError("tensor_scale.over", q.tensor_scale.over, f"tensor, for blocks of {q.block}")
         if q.tensor_scale.amax != "current":
             return ConfigError("tensor_scale.amax", q.tensor_scale.amax, f"current, for over {q.tensor_scale.over}")
@@ -173,6 +194,7 @@ def _ema(q: Quantizer) -> ConfigError | None:
 QUANTIZER_RULES: dict[str, Callable[[Quantizer], ConfigError | None]] = {
     "target-above-scale-format": _target,
     "one-method": _one_method,
+    "scale-of-one": _one,
     "method-parts": _method_parts,
     "row-factors": _row_factors,
     "s1p2-is-hif4": _s1p2,
@@ -248,6 +270,7 @@ def _scale_gradient(r: Recipe) -> ConfigError | None:
     """Only a scale that follows from the block maximum alone, hard or soft, has a gradient that is defined."""
     for operand, through, q in _passages(r):
         method = q.codec if q.codec != "block" else q.adapt
+        method = "of scale one" if isinstance(q.scale, One) else method
         accepted = ("none", "softmax-diagonal", "softmax") if method == "softmax" else ("none",)
         if method != "none" and through.scale not in accepted:
             found = f"{', '.join(accepted)} (fprop.{operand} is {method})"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from fp4dse.dse.formats import E8M0_GRID, SCALES, FloatFormat
+from fp4dse.dse.formats import E8M0_GRID, ONE_GRID, SCALES, FloatFormat
 from fp4dse.dse.own_formats import Exponent, Largest, Own, Whole, called, check_float, float_format, same_grid
 from fp4dse.dse.record import Part, field_types
 
@@ -71,6 +71,11 @@ class FP32(FloatScale, frozen=True, tag="fp32"):
     """32 bits: the scale before any format."""
 
 
+class One(Part, frozen=True, tag_field="format", tag="one"):
+    """No block scale: elements are those of x · (largest element / maximum), and the inverse of that factor multiplies
+    the product. As FP8 is scaled: tensor_scale says what has a maximum of its own, and which one it follows."""
+
+
 class OwnScale(FloatScale, Own, frozen=True, kw_only=True, tag="own"):
     """A format of the user's own, without a sign: mantissa bits, smallest normal exponent, largest number."""
 
@@ -93,10 +98,10 @@ SCALE_RANGE = 64
 """Own scales are 0, or from 2^-64 to 2^64, so that their inverses are normal numbers."""
 SCALE_BITS = 16
 
-Scale = E8M0 | E6M2 | E4M3 | UE5M3 | E5M2 | UE4M4 | BF16 | FP32 | OwnScale
+Scale = E8M0 | E6M2 | E4M3 | UE5M3 | E5M2 | UE4M4 | BF16 | FP32 | One | OwnScale
 
 DEFAULT_TARGET = {
-    **dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32"), 1.0),
+    **dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32", "one"), 1.0),
     **dict.fromkeys(("e4m3", "ue5m3", "e5m2", "ue4m4"), 448.0),
 }
 
@@ -129,23 +134,26 @@ def simplest_scale(scale: Scale) -> Scale:
 class TensorScale(Part, frozen=True):
     """A per-tensor FP32 factor: the largest block's scale becomes `target` before rounding.
 
-    target  None stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer
-    amax    the maximum that it follows: `current`; `previous`, that of the step before; or `held` for `steps` steps.
-            Only the current one costs a second read of the tensor. What outgrows an old maximum saturates
+    target  None stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer. Under the scale `one`
+            the maximum becomes the largest element divided by it: 2^m is Transformer Engine's margin m
+    amax    the maximum that it follows: `current`; `previous`, that of the step before; `held` for `steps` steps; or
+            `history`, the largest of the last `steps` steps (Transformer Engine's delayed scaling, with 1024). Only
+            the current one costs a second read of the tensor. What outgrows an old maximum saturates
     over    what has a factor of its own: the `tensor`; each `row` of the operand, laid out along the contraction axis;
-            or each `segment` of 128 elements of a row (2510.27527)
+            each `segment` of 128 elements of a row (2510.27527); or, under the scale `one`, each 2-D `tile`
     """
 
     target: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    amax: Literal["current", "previous", "held"] = "current"
+    amax: Literal["current", "previous", "held", "history"] = "current"
     steps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
-    over: Literal["tensor", "row", "segment"] = "tensor"
+    over: Literal["tensor", "row", "segment", "tile"] = "tensor"
 
     @property
     def policy(self) -> str:
-        """`current`, `previous` or `held50`, with ` row` or ` segment` where these have their own."""
-        held = f"{self.steps:g}" if self.amax == "held" else ""
-        return self.amax + held + ("" if self.over == "tensor" else f" {self.over}")
+        """`current`, `previous`, `held50` or `history1024`, with ` row`, ` segment` or ` tile` where these have their
+        own."""
+        steps = f"{self.steps:g}" if self.amax in ("held", "history") else ""
+        return self.amax + steps + ("" if self.over == "tensor" else f" {self.over}")
 
 
 SCALE_NAMES: dict[str, Scale] = {
@@ -166,14 +174,17 @@ SCALE_NAMES: dict[str, Scale] = {
     "ue4m4": UE4M4(),
     "bf16": BF16(),
     "fp32": FP32(),
+    "one": One(),
 }
 TENSOR_SCALE_NAMES: dict[str, TensorScale | None] = {
     "none": None,
     "amax": TensorScale(),
     "previous": TensorScale(amax="previous"),
     "held": TensorScale(amax="held"),
+    "history": TensorScale(amax="history", steps=1024.0),
     "row": TensorScale(over="row"),
     "segment": TensorScale(over="segment"),
+    "tile": TensorScale(over="tile"),
 }
 
 
@@ -194,7 +205,9 @@ def scale_grid(scale: Scale) -> FloatFormat:
     """The numbers that a stored scale is rounded to; KeyError for E6M2, whose block has several."""
     if isinstance(scale, OwnScale):
         return float_format(*scale.numbers, 0)
-    return E8M0_GRID if isinstance(scale, E8M0) else SCALES[scale_key(scale)]
+    if isinstance(scale, E8M0 | One):
+        return E8M0_GRID if isinstance(scale, E8M0) else ONE_GRID
+    return SCALES[scale_key(scale)]
 
 
 def scale_bits(scale: Scale) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, FORWARD, Attention
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.kernels.autograd import Function
-from fp4dse.kernels.gemm import GEMMS, pick
+from fp4dse.kernels.gemm import GEMMS, pick, product
 from fp4dse.kernels.ops.sums import lane_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.kinds import slot_of
@@ -60,7 +60,8 @@ class Product(msgspec.Struct):
         out = None
         for s in operands[0].terms:
             for t in operands[1].terms:
-                part = gemm.run(_apart(s.values, len(a)), _apart(t.values, len(b)))
+                along = _along(s.factor, len(a)), _along(t.factor, len(b))
+                part = product(gemm, (_apart(s.values, len(a)), _apart(t.values, len(b))), along)
                 part = part * _factor(s.factor, len(a), 2) * _factor(t.factor, len(b), 1)
                 out = part if out is None else out + part
         assert out is not None
@@ -72,10 +73,15 @@ def _apart(values: Tensor, count: int) -> Tensor:
     return values.contiguous().view(count, -1, values.shape[-1])
 
 
+def _along(factor: Tensor | None, count: int) -> Tensor | None:
+    """Factors that change along the contraction, [L, N/L · R, C / 128], as those of matrices; None for others."""
+    return None if factor is None or factor.ndim < 3 else _apart(factor, count)
+
+
 def _factor(factor: Tensor | None, count: int, dim: int) -> Tensor | float:
     """The factor of an operand for a result [N, R, S]: of lanes [L], or of rows [L, N/L · R], which are along `dim` - 1
     in the result (dim 2: its rows, dim 1: its columns)."""
-    if factor is None:
+    if factor is None or factor.ndim == 3:
         return 1.0
     if factor.dim() == 1:
         return factor.repeat_interleave(count // len(factor))[:, None, None]

@@ -15,6 +15,9 @@ is the chip's:
     bf16-rounded   operands decoded with all their factors and rounded to BF16, exact or not, as in most
                    simulations. Only on request
 
+Factors that change along the contraction, one for each segment of 128 of a row, are in no operand. The product is then
+the sum of those of the segments, each scaled (`products.in_segments`), by any of these backends.
+
 A backend that cannot take operands says why. `pick` takes the fastest exact one. The choice depends on the device and
 on the operands' `product_format`, which is the same in all lanes of a population; the order of additions depends on the
 shape alone (ops/products). So a lane has the same bits whatever other lanes are computed with it.
@@ -33,7 +36,7 @@ from fp4dse.dse import Quantizer
 from fp4dse.dse.exactness import OPERAND_FORMATS, operand_format, operand_grid, significant_bits
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.kernels.dispatch import by_device, why_not_capable
-from fp4dse.kernels.ops.products import bf16, multiply
+from fp4dse.kernels.ops.products import bf16, in_segments, multiply, scaled
 
 FP8 = torch.float8_e4m3fn
 _ABOVE_448 = 0x1FFFFF  # carries into the exponent of FP32 bits whose significand is above 1.75, that of 448
@@ -47,12 +50,14 @@ class Gemm(msgspec.Struct, frozen=True):
     why_not   (device, quantizers of a, quantizers of b) -> why it cannot take them, one sentence; None if it can
     operand   the dtype that `run` converts operands to: a quantizer may write it directly
     whole     operands come decoded with all their factors, not as element × block scale alone
+    fp32      products of FP32 numbers in the kernel that scales partial sums, `ieee` or `tf32`; None: by `run` alone
     """
 
     run: Callable[[Tensor, Tensor], Tensor]
     why_not: Callable[[str, Sequence[Quantizer], Sequence[Quantizer]], str | None]
     operand: torch.dtype = torch.float32
     whole: bool = False
+    fp32: str | None = None
 
 
 def pick(
@@ -70,6 +75,19 @@ def pick(
             return name, tuple(reasons)
         reasons.append(reason)
     return "fp32", tuple(reasons)
+
+
+def product(gemm: Gemm, operands: tuple[Tensor, Tensor], factors: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    """The product of values [L, R, K] and [L, S, K] times their factors, None, [L], [L, R] or [L, R, K / 128] (that of
+    the second S for R): float32 [L, R, S]."""
+    a, b = operands
+    along_a, along_b = (None if f is None or f.ndim < 3 else f for f in factors)
+    first, second = (None if f is None or f.ndim == 3 else f for f in factors)
+    if along_a is None and along_b is None:
+        return scaled(gemm.run(a, b), first, second)
+    if gemm.fp32 is not None:
+        a, b = a.to(gemm.operand), b.to(gemm.operand)
+    return scaled(in_segments(a, b, along_a, along_b, gemm.run, gemm.fp32), first, second)
 
 
 def fp32(a: Tensor, b: Tensor) -> Tensor:
@@ -155,9 +173,9 @@ def _never(*_: object) -> str | None:
 
 
 GEMMS: dict[str, Gemm] = {
-    "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16),
-    "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32")),
-    "fp32": Gemm(fp32, _never),
+    "bf16-exact": Gemm(bf16, _held_in("bf16-exact", "bf16"), torch.bfloat16, fp32="ieee"),
+    "tf32-exact": Gemm(tf32_exact, _held_in("tf32-exact", "tf32"), fp32="tf32"),
+    "fp32": Gemm(fp32, _never, fp32="ieee"),
     "fp8-exact": Gemm(fp8_exact, _why_not_fp8),
     "bf16-rounded": Gemm(bf16, _never, torch.bfloat16, whole=True),
 }

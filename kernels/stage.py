@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse import STAGES, Hadamard, Recipe
-from fp4dse.kernels.gemm import GEMMS, pick
+from fp4dse.kernels.gemm import GEMMS, pick, product
 from fp4dse.kernels.ops.philox import signs
-from fp4dse.kernels.ops.products import scaled
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
@@ -82,10 +81,10 @@ class Stage(msgspec.Struct):
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S]. What clamping cut off meets the other operand unquantized, a
         mean meets it quantized."""
-        run, out = GEMMS[self.gemm].run, None
+        out = None
         for s in a.terms:
             for t in b.terms:
-                part = scaled(run(s.values, t.values), s.factor, t.factor)
+                part = product(GEMMS[self.gemm], (s.values, t.values), (s.factor, t.factor))
                 out = part if out is None else out + part
         assert out is not None
         unquantized = GEMMS["fp32"].run

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fp4dse.dse import QUANTIZERS
+from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.quantizer import tile
 from fp4dse.kernels.quant.quantize import quantize
 
 VECTORS = Path(__file__).with_name("vectors.npz")
@@ -28,10 +29,15 @@ TRANSCRIPTION = "a transcription of its definition by hand (tests/kernels/codecs
 def vectors() -> dict[str, np.ndarray]:
     """`x` float32 [64, 128] (BF16 numbers), and for each named quantizer `NAME/values`, `/codes`, `/scales`.
 
-    `NAME/oracle` says what the tests hold the reference to.
+    `NAME/oracle` says what the tests hold the reference to. Tiles of 128 are made of x with x below it.
     """
     with np.load(VECTORS) as file:
         return {key: file[key] for key in file.files}
+
+
+def with_whole_tiles(x: torch.Tensor, quantizer: Quantizer) -> torch.Tensor:
+    """The tensor that a quantizer makes its vectors of: x [rows, 128], and again below where a tile has more rows."""
+    return x.repeat(max(1, -(-tile(quantizer.block) // len(x))), 1)
 
 
 def make_vectors() -> dict[str, np.ndarray]:
@@ -42,7 +48,7 @@ def make_vectors() -> dict[str, np.ndarray]:
     x[5], x[6] = 0, x[6] * 2.0**-120
     out = {"x": x.numpy()}
     for name, q in BLOCK_SCALED.items():
-        got = quantize(x, q)
+        got = quantize(with_whole_tiles(x, q), q)
         out[f"{name}/oracle"] = np.array(ORACLES if q.codec == "block" else TRANSCRIPTION)
         for field in ("values", "codes", "scales"):
             out[f"{name}/{field}"] = getattr(got, field).numpy()

@@ -18,6 +18,7 @@ from fp4dse.dse import QUANTIZERS, Space, recipe_files
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels import quantize
+from fp4dse.kernels.vectors import with_whole_tiles
 from fp4dse.results.store.schema import ROW
 from fp4dse.sweeps.arguments import shipped_spaces
 from fp4dse.tasks import Lane, get_task, train
@@ -50,7 +51,7 @@ def pins() -> Iterator[tuple[str, object]]:
         by_chance = msgspec.structs.replace(q, rounding=Stochastic())
         for kind, of in ("", q), (" by chance", by_chance):
             if not q.is_plain and not quantizer_faults(of):
-                yield f"quantizer {name}{kind}", quantize(x, of).values
+                yield f"quantizer {name}{kind}", quantize(with_whole_tiles(x, of), of).values
     for task in TASKS:
         short = msgspec.structs.replace(get_task(*task.split(":")), steps=STEPS)
         for name, file in recipe_files().items():

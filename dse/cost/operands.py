@@ -28,6 +28,7 @@ from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Stochastic
+from fp4dse.dse.scale import One
 from fp4dse.dse.stages import SHARED, STAGES, Hadamard
 
 TECHNIQUES = (
@@ -141,13 +142,17 @@ def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
     return Kernel(tuple(items), per_step)
 
 
+_IN_PASSING = ("previous", "history")
+"""Maxima that are taken while the operand is quantized, for later steps."""
+
+
 def _current(q: Quantizer) -> float:
     """Maxima of the whole tensor taken per step before it is quantized: 1, 1/steps for a held one, or 0."""
     if q.is_plain:
         return 0.0
-    if q.block == "tensor":
+    if q.block == "tensor" and not isinstance(q.scale, One):
         return 1.0
-    if q.tensor_scale is None or q.tensor_scale.over != "tensor" or q.tensor_scale.amax == "previous":
+    if q.tensor_scale is None or q.tensor_scale.over != "tensor" or q.tensor_scale.amax in _IN_PASSING:
         return 0.0
     return 1.0 if q.tensor_scale.amax == "current" else 1 / max(1.0, q.tensor_scale.steps)
 
@@ -190,7 +195,7 @@ def _added(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
     q = use.quantizer
     yield "quantize", work.quantize(q, chip, use.unit)
     if q.tensor_scale is not None:
-        previous = q.tensor_scale.amax == "previous" or q.tensor_scale.over != "tensor"
+        previous = q.tensor_scale.amax in _IN_PASSING or q.tensor_scale.over != "tensor"
         yield "tensor maximum", Work(vector=(1 + previous) * work.per_block(q))
     yield "scales", work.scaling(q, chip)
     yield "encodings", work.adapt(q, chip)

@@ -7,7 +7,7 @@ what it would cost in silicon.
 A chip without FP4 units scales no blocks within a product:
 
     FP8, a scale a row or a tensor     the FP8 unit; the scale is applied to the product
-    FP8, a scale for 128 (1x128)       the FP8 unit; scales are applied to partial sums, as by DeepGEMM
+    FP8, one for 128 (1x128, 128x128)  the FP8 unit; scales are applied to partial sums, as by DeepGEMM
     FP8 in smaller blocks, 4-bit       element times scale is decoded, and multiplied in the narrowest unit above FP8
                                        with enough significant bits (exactness.py): MXFP8 and most FP4 in BF16
     `gemm = "fp8-exact"`               operands of at most 4 significant bits in the FP8 unit
@@ -26,7 +26,7 @@ import msgspec
 from fp4dse.dse.cost.chip import UNITS, Chip
 from fp4dse.dse.exactness import OPERAND_FORMATS, Grid, element_grid, operand_grid
 from fp4dse.dse.own_formats import Own, element_format, element_name
-from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.rules import FP8_BITS
 from fp4dse.dse.scale import FloatScale, scale_format, scale_key
@@ -67,14 +67,15 @@ def scales_partial_sums(q: Quantizer, unit: str, chip: Chip) -> bool:
     over 128 elements."""
     if q.is_plain or unit not in (("fp4", "fp8") if chip.has_fp4 else ("fp8", "bf16")):
         return False
-    by_blocks = not chip.has_fp4 and isinstance(q.block, int) and _scaled_afterwards(q)
-    return by_blocks or q.scaling == "macro" or q.factors_over == "segment"
+    by_blocks = not chip.has_fp4 and q.block not in ("row", "tensor") and _scaled_afterwards(q)
+    return by_blocks or q.scaling == "macro" or q.factors_over in ("segment", "tile")
 
 
 def _scaled_afterwards(q: Quantizer) -> bool:
     """True if the block scale can be applied to the product, or to sums over 128 elements of the contraction: the block
     is as long, and has one scale."""
-    is_long = q.block in ("row", "tensor") or (isinstance(q.block, int) and q.block % MACRO_BLOCK == 0)
+    length = q.block if isinstance(q.block, int) else tile(q.block)
+    is_long = length % MACRO_BLOCK == 0  # a row and a tensor are as long as any: tile gives 0
     return is_long and q.scaling != "split"
 
 

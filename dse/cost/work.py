@@ -32,7 +32,7 @@ from fp4dse.dse.outliers import Clamp, Mean, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic
-from fp4dse.dse.scale import E6M2, E8M0, scale_format
+from fp4dse.dse.scale import E6M2, E8M0, One, scale_format
 from fp4dse.dse.stages import Hadamard
 
 
@@ -123,6 +123,8 @@ def scale(q: Quantizer, chip: Chip) -> Work:
     """A block's scale, rounded to its format and back, and the multiplier that follows from it; per block."""
     if isinstance(q.scale, E8M0):
         return Work(vector=6)  # exponent by an integer rule; its reciprocal is an exponent, too
+    if isinstance(q.scale, One):
+        return Work(vector=1, special=1)  # a factor and its inverse
     name = "e4m3" if isinstance(q.scale, E6M2) else scale_format(q.scale)
     if name in ("bf16", "fp32"):
         return Work(vector=5, special=1)

@@ -20,7 +20,7 @@ from fp4dse.dse.formats import FloatFormat, e8m0_rule
 from fp4dse.dse.own_formats import MOST_VALUES, Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rounding import Ema, Nearest, Rounding, Stochastic
-from fp4dse.dse.scale import E6M2, E8M0, FloatScale, scale_grid
+from fp4dse.dse.scale import E6M2, E8M0, FloatScale, One, scale_grid
 
 
 class Column(NamedTuple):
@@ -143,6 +143,8 @@ def _row(q: Quantizer) -> dict[str, float]:
             "encode": q.scale.convention == "encode",
             "hybrid": q.scale.hybrid,
         }
+    elif isinstance(q.scale, One):  # a stored multiplier that can only be one
+        row |= {"float_scale": 1, "encode": 1, "scale_up": 1, "scale_zero": 1.0}
     elif not isinstance(q.scale, E6M2):  # which is its codec's own
         raise KeyError(q.scale)
     if q.tensor_scale and q.tensor_scale.target:

@@ -29,7 +29,8 @@ class Quantized(msgspec.Struct, frozen=True):
     codes         uint8 [..., K], magnitude index in the low bits, sign above it; None for plain operands
     scales        float32, block scales: [..., K/block], [..., M/t, K/t] for tiles, [..., K] where elements of a block
                   have different ones; None for plain operands
-    tensor_scale  float32 scalar, decode factor; [rows, 1] for one per row, [rows, K/128] for one per segment
+    tensor_scale  float32 scalar, decode factor; [rows, 1] for one per row, [rows, K/128] for one per segment,
+                  [rows/128, K/128] for one per tile
     meta          what else the format stores
 
     (elements * scales) * tensor_scale, left to right, is the decoded tensor before rotating back.
@@ -52,6 +53,7 @@ def quantize(
     same bits on every device. Raises ConfigError for a K that the block or the rotation does not divide, an empty
     tensor or a dtype that is not floating point. Nothing is padded.
     """
+    quantizer = quantizer.canonical()
     _check(x, quantizer, rotation)
     shape, k = x.shape, x.shape[-1]
     seeds = torch.tensor([seed], dtype=torch.int64, device=x.device)
@@ -65,7 +67,7 @@ def quantize(
         elements = reference.round_bf16(rows) if quantizer.element == "bf16" else rows
         out = Quantized(elements, elements, None, None, torch.ones((), device=x.device))
     else:
-        out = _block_scaled(rows, quantizer.canonical(), Draws(seeds, step_, site_))
+        out = _block_scaled(rows, quantizer, Draws(seeds, step_, site_))
     values = out.values
     if rotation:
         values = rotate_back(values, rotation.size, 2, flips, rotation.order)
@@ -112,7 +114,7 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
         elements=elements,
         codes=join(element_codes(encoded, q.codec, q.element), rows.shape, q.block),
         scales=encoded.scale if encoded.scale.ndim == 2 else join(encoded.scale, rows.shape, q.block),
-        tensor_scale=dec[0, 0] if q.factors_over == "tensor" else dec.view(rows.shape[1], -1),
+        tensor_scale=dec[0, 0] if q.factors_over == "tensor" else dec.view(rows.shape[1] // (tile(q.block) or 1), -1),
         meta={name: value[0] for name, value in encoded.meta.items()},
     )
 

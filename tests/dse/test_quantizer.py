@@ -18,6 +18,7 @@ from fp4dse.dse.scale import (
     E4M3,
     E8M0,
     UE5M3,
+    One,
     OwnScale,
     Scale,
     TensorScale,
@@ -31,7 +32,7 @@ replace = msgspec.structs.replace
 
 def test_every_name_in_the_records_has_its_format():
     scales = {option.__struct_config__.tag for option in options(field_types(Quantizer)["scale"])}
-    built_in = {"e8m0", "e6m2", *(name.split("-")[0] for name in SCALES)}
+    built_in = {"e8m0", "e6m2", "one", *(name.split("-")[0] for name in SCALES)}
     assert built_in == set(DEFAULT_TARGET)
     assert scales == built_in | {"own"}
     assert {scale_key(UE5M3(max=largest)) for largest in (114688, 61440, 122880)} <= set(SCALES)
@@ -99,7 +100,13 @@ EFFECTIVE = [
     {"tensor_scale": TensorScale(amax="previous")},
     {"tensor_scale": TensorScale(amax="held")},
     {"tensor_scale": TensorScale(amax="held", steps=10.0)},
+    {"tensor_scale": TensorScale(amax="history")},
+    {"tensor_scale": TensorScale(amax="history", steps=10.0)},
     {"tensor_scale": TensorScale(over="row")},
+    {"scale": One()},
+    {"scale": One(), "tensor_scale": TensorScale(over="row")},
+    {"scale": One(), "tensor_scale": TensorScale(over="segment")},
+    {"scale": One(), "tensor_scale": TensorScale(over="tile"), "block": "128x128"},
     {"element": "bf16"},
     {"element": "none"},
 ]

@@ -6,7 +6,7 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, Recipe
 from fp4dse.dse.rounding import Ema, Stochastic
-from fp4dse.dse.scale import TensorScale
+from fp4dse.dse.scale import One, TensorScale
 from fp4dse.kernels import LaneNumerics, lanes
 from fp4dse.kernels.quant.backend import PLAIN
 from fp4dse.kernels.quant.call import Call
@@ -25,6 +25,7 @@ def stored_by_chance(name):
 
 CASES = {
     **{name: QUANTIZERS[name] for name in ("luq", "int4-sawb", "radix4", "radix4-odd", "fp4-row", "fp8", "fp8-e5m2")},
+    **{name: q for name, q in QUANTIZERS.items() if isinstance(q.scale, One)},
     "radix4-sr": changed("radix4", rounding=Stochastic()),
     "radix4-sr8": changed("radix4", rounding=Stochastic(bits=8)),
     "row factors": changed("nvfp4", tensor_scale=TensorScale(over="row")),

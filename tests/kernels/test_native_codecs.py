@@ -176,6 +176,10 @@ def slots(monkeypatch, recipe: Recipe, name: str, steps=(0, EMA_STEPS + 1), **ke
 SPECIAL = {
     "rows": replace(NVFP4, tensor_scale=replace(NVFP4.tensor_scale, over="row")),
     "segments": replace(NVFP4, tensor_scale=replace(NVFP4.tensor_scale, over="segment")),
+    "fp8 delayed": QUANTIZERS["fp8-delayed"],
+    "fp8 rows": QUANTIZERS["fp8-row"],
+    "fp8 segments": QUANTIZERS["fp8-1x128"],
+    "fp8 tiles": QUANTIZERS["fp8-128x128"],
     "held": replace(NVFP4, tensor_scale=replace(NVFP4.tensor_scale, amax="held", steps=4)),
     "previous tiles": replace(NVFP4, block="16x16", tensor_scale=replace(NVFP4.tensor_scale, amax="previous")),
     "averaged": replace(NVFP4, rounding=Ema(beta=0.9)),

@@ -17,7 +17,7 @@ some shapes then have other bits than in larger batches (docs/log.md). Workers h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,8 @@ LINE = 16
 """FP32 numbers in a line of a CPU's cache."""
 NARROW = 16
 """A product with fewer rows, columns or numbers along the contraction is narrow."""
+SEGMENT = 128
+"""Numbers along the contraction whose partial sum has a factor of its own."""
 LARGE_WORK, LARGE_RESULT = 2**34, 2**20
 """A product with at least so many operations and so many numbers in its result is large. 2^34 operations take a GPU of
 600 Top/s 30 µs, ten times the cost of a launch. 2^20 numbers are 64 tiles of 128 × 128: split in two or four along the
@@ -64,6 +66,35 @@ def bf16(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.to(torch.bfloat16), b.to(torch.bfloat16)
     dtype = by_device(a, cpu=torch.float32, cuda=torch.bfloat16)
     return multiply(a.to(dtype), b.to(dtype))
+
+
+def in_segments(
+    a: Tensor,
+    b: Tensor,
+    factor_a: Tensor | None,
+    factor_b: Tensor | None,
+    run: Callable[[Tensor, Tensor], Tensor],
+    fp32: str | None = "ieee",
+) -> Tensor:
+    """The product of a [L, R, K] and b [L, S, K] whose segments of 128 along K are scaled, float32 [L, R, S]:
+
+        out = Σ_s ((Σ_(k in s) a[r, k] · b[c, k]) · factor_a[r, s]) · factor_b[c, s]
+
+    The sum within a segment is that of `run`; all else is in FP32 with one rounding an operation, segment after segment
+    from the first on. (Transformer Engine's reference has a fused multiply-add in the place of the last two.)
+
+    factor_a, factor_b: float32 [L, R, K / 128] and [L, S, K / 128], or None for one; not both.
+    fp32: as in `multiply`, for the kernel; None: `run` on a GPU, too.
+    """
+    if fp32 is not None and (kernels := _PRODUCTS.kernels(a)):
+        return kernels.in_segments(a, b, factor_a, factor_b, fp32)
+    out = None
+    for number in range(a.shape[2] // SEGMENT):
+        along = slice(number * SEGMENT, (number + 1) * SEGMENT)
+        part = run(a[:, :, along], b[:, :, along])
+        part = scaled(part, *(None if f is None else f[:, :, number] for f in (factor_a, factor_b)))
+        out = part if out is None else out.add_(part)
+    return a.new_zeros(len(a), a.shape[1], b.shape[1], dtype=torch.float32) if out is None else out
 
 
 def scaled(product: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:

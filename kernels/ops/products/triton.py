@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp4dse.kernels.ops.launching import FLAT, TILE, launch_grid
+from fp4dse.kernels.ops.products import SEGMENT
 from fp4dse.kernels.ops.sums import lane_sum
 
 _LEAST, _MOST, _BYTES = 16, 64, 128
@@ -70,6 +71,54 @@ def _product_kernel(
 
 
 @triton.jit
+def _segments_kernel(
+    a_ptr,
+    b_ptr,
+    factor_a_ptr,
+    factor_b_ptr,
+    out_ptr,
+    rows,
+    columns,
+    segments,
+    a_lane,
+    a_row,
+    a_along,
+    b_lane,
+    b_row,
+    b_along,
+    HAS_A: tl.constexpr,
+    HAS_B: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ALONG: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """One tile, along the whole contraction: the sum of a segment, scaled, is added to that of those before it."""
+    lane = tl.program_id(2).to(tl.int64)
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    a_ptr, b_ptr = a_ptr + lane * a_lane + row[:, None] * a_row, b_ptr + lane * b_lane + column[None, :] * b_row
+    factor_a_ptr += (lane * rows + row) * segments
+    factor_b_ptr += (lane * columns + column) * segments
+    out = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+    for number in range(segments):
+        part = tl.full((ROWS, COLUMNS), 0.0, tl.float32)
+        for start in tl.static_range(0, SEGMENT, ALONG):
+            along = number * SEGMENT + start + tl.arange(0, ALONG).to(tl.int64)
+            a = tl.load(a_ptr + along[None, :] * a_along, (row < rows)[:, None], 0.0)
+            b = tl.load(b_ptr + along[:, None] * b_along, (column < columns)[None, :], 0.0)
+            part = tl.dot(a, b, part, input_precision=PRECISION)
+        if HAS_A:
+            part = part * tl.load(factor_a_ptr + number, row < rows, 0.0)[:, None]
+        if HAS_B:
+            part = part * tl.load(factor_b_ptr + number, column < columns, 0.0)[None, :]
+        out = out + part
+    at = (lane * rows + row)[:, None] * columns + column[None, :]
+    tl.store(out_ptr + at, out, (row < rows)[:, None] & (column < columns)[None, :])
+
+
+@triton.jit
 def _scale_kernel(x_ptr, a_ptr, b_ptr, n, BOTH: tl.constexpr, TILE: tl.constexpr):
     lane = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -95,6 +144,24 @@ def multiply(a: Tensor, b: Tensor, fp32: str) -> Tensor:
     programs = launch_grid(down, across * parts, lanes)
     _product_kernel[programs](a, b, out, rows, columns, length, *a.stride(), *b.stride(), part, **tiles)
     return out[:, 0] if parts == 1 else lane_sum(out.view(lanes, parts, -1), 1).view(lanes, rows, columns)
+
+
+def in_segments(a: Tensor, b: Tensor, factor_a: Tensor | None, factor_b: Tensor | None, fp32: str) -> Tensor:
+    """`products.in_segments` of bfloat16 operands, or of float32 ones as `fp32` says; any strides."""
+    (lanes, rows, length), columns = a.shape, b.shape[1]
+    halves = a.element_size() == 2
+    tile = min(max(triton.next_power_of_2(rows), _LEAST), 2 * _MOST if halves else _MOST)
+    other = min(max(triton.next_power_of_2(columns), _LEAST), _MOST)
+    out = a.new_empty(lanes, rows, columns, dtype=torch.float32)
+    factors = [out if f is None else f.contiguous() for f in (factor_a, factor_b)]
+    has = {"HAS_A": factor_a is not None, "HAS_B": factor_b is not None}
+    tiles = {"ROWS": tile, "COLUMNS": other, "ALONG": _BYTES // a.element_size(), "SEGMENT": SEGMENT}
+    programs = launch_grid(triton.cdiv(rows, tile), triton.cdiv(columns, other), lanes)
+    sizes = rows, columns, length // SEGMENT, *a.stride(), *b.stride()
+    # no fused multiply-add of the factors; at most 97 KiB of shared memory, of which sm_89 and sm_120 have 99
+    how = {"PRECISION": fp32, "num_warps": 4, "num_stages": 2 if halves else 1, "enable_fp_fusion": False}
+    _segments_kernel[programs](a, b, *factors, out, *sizes, **has, **tiles, **how)
+    return out
 
 
 def part_of(length: int, tiles: int, along: int) -> int:

@@ -128,7 +128,11 @@ class Residual(Slot):
         operand = self.scaled.quantize(x.to(torch.float32), use)
         error = operand.raw - operand.decoded()
         [second] = self.scaled.quantize(error, replace(use, dim=2, term=1)).terms
-        factor = self.alphas if second.factor is None else second.factor.view(len(error), -1) * self.alphas
+        factor = self.alphas
+        if second.factor is not None and second.factor.ndim == 3:
+            factor = second.factor * self.alphas[:, :, None]
+        elif second.factor is not None:
+            factor = second.factor.view(len(error), -1) * self.alphas
         return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import Quantizer
-from fp4dse.dse.quantizer import tile
+from fp4dse.dse.quantizer import MACRO_BLOCK, tile
 from fp4dse.kernels.ops.philox import STREAMS, random16
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.call import Call
@@ -86,6 +86,11 @@ class LaneQuantizers:
 
     def as_term(self, values: Tensor, dec: Tensor, shape: torch.Size) -> Term:
         """Blocks q · scale [L, n, B] with their decode factors as an operand of this shape [L, R, C]."""
+        if self.first.scales_partial_sums:
+            lanes, rows, columns = shape
+            by_tile = dec.view(lanes, -1, columns // MACRO_BLOCK)
+            by_row = by_tile.repeat_interleave(self.edge, 1)[:, :rows] if self.edge else by_tile
+            return Term(self.joined(values, shape), by_row)
         if self.first.factors_over == "segment":  # factors change along the contraction: a product cannot apply them
             return Term(self.joined(values * widened(dec, values.shape[1])[:, :, None], shape), None)
         return Term(self.joined(values, shape), dec)

@@ -110,7 +110,8 @@ def _by_scales(of: LaneQuantizers, x: Tensor, use: Use) -> Term:
     x = use.contracted_last(x)
     cut = of.cut(x)
     call = of.call_for_blocks(cut, use)
-    dtype = torch.float32 if of.first.factors_over == "segment" else use.dtype  # those factors are multiplied in FP32
+    in_operand = of.first.factors_over == "segment" and not of.first.scales_partial_sums
+    dtype = torch.float32 if in_operand else use.dtype  # those factors are multiplied in FP32
     values, dec = of.backend.by_scales(cut, call, dtype, **of.extra_arguments(x, cut, call, use))
     return of.as_term(values, dec, x.shape)
 

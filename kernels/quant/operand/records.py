@@ -80,7 +80,8 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Term(NamedTuple):
-    """values [L, R, C], float32 or the product's dtype; factor [L], [L, R] for one per row, or None for 1."""
+    """values [L, R, C], float32 or the product's dtype; factor [L], [L, R] for one per row, [L, R, C / 128] for one per
+    segment of a row, or None for 1."""
 
     values: Tensor
     factor: Tensor | None
@@ -88,7 +89,11 @@ class Term(NamedTuple):
     def decoded(self) -> Tensor:
         """values · factor, float32."""
         values = self.values.to(torch.float32)
-        return values if self.factor is None else values * self.factor.view(len(values), -1, 1)
+        if self.factor is None:
+            return values
+        if self.factor.ndim == 3:
+            return (values.unflatten(2, (self.factor.shape[2], -1)) * self.factor[..., None]).flatten(2)
+        return values * self.factor.view(len(values), -1, 1)
 
 
 class SavedInput(NamedTuple):

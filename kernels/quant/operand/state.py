@@ -20,8 +20,8 @@ EMA_STEPS = 10
 
 
 class Maxima:
-    """The tensor maxima that tensor scales follow: the current ones, those of the previous step, or held ones, which
-    are taken anew every so many steps. Lanes may differ in it."""
+    """The tensor maxima that tensor scales follow: the current ones, those of the previous step, held ones, which are
+    taken anew every so many steps, or the largest of so many steps before. Lanes may differ in it."""
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         scales = [q.tensor_scale for q in quantizers]
@@ -34,6 +34,8 @@ class Maxima:
         self.current = column([s is None or s.amax == "current" for s in scales])
         steps = [1 if s is None else max(1, round(s.steps)) for s in scales]
         self.steps = column(steps)
+        self.history = column([s is not None and s.amax == "history" for s in scales])
+        self.longest = max([n for s, n in zip(scales, steps, strict=True) if s and s.amax == "history"], default=0)
         self.always = any(s is None or s.amax != "held" for s in scales)
         self.periods = set(steps)
 
@@ -56,9 +58,26 @@ class Maxima:
         else:
             refresh = self.current | (~self.previous & (use.step % self.steps == 0)) if use.training else self.current
             used = torch.where(refresh, current, old)
+        if self.longest:
+            used = self._of_history(state, current, used, use)
         if use.training:
             store(state, key, torch.where(self.previous, current, used))
         return used[:, 0]
+
+    def _of_history(self, state: dict[str, Tensor], current: Tensor, used: Tensor, use: Use) -> Tensor:
+        """The maxima to scale by, [L, 1]: the largest of a lane's last steps where it has a history, else `used`.
+
+        Step t stands in place t mod steps of the lane's row; a maximum that is not finite is left out.
+        """
+        key = f"history {use.layer} {use.term}"
+        past = state.get(key)
+        if past is not None:
+            used = torch.where(self.history, past.amax(1, keepdim=True), used)
+        if use.training:
+            row = current.new_zeros(len(current), self.longest) if past is None else past
+            place, value = use.step % self.steps, torch.where(torch.isfinite(current), current, 0.0)
+            store(state, key, row.scatter(1, place, torch.where(self.history, value, 0.0)))
+        return used
 
 
 class Average:
