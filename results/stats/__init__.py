@@ -6,6 +6,7 @@
     pareto           the Pareto front and the area that it dominates
     front_chance     the chance of each recipe to be on the front, the interval of the area
     equivalence      two recipes: different, the same, or undecided
+    margins          how close two losses must be to count as the same
     equal_cost       each recipe against the best other one of the same cost
     factors          the factors that a set of recipes varies
     effects          mean effects and interactions of factors, by least_squares; pooled: over several tasks
@@ -16,6 +17,8 @@
     scaling          effective parameters and data of a recipe, and a power law of its gap
     extrapolation    the largest size, foretold from the others
     agreement        the order of recipes against published tables, by rankings
+    lacking          reasons why rows cannot support some of these
+    rate_choice      how the learning rates of a setting were chosen, in words
     verdict          the recipe to use, how sure that is, what it costs, and warnings
 
 A new statistic is a module here and a line in views.py, which makes it a view of `fp4dse query`.
