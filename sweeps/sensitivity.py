@@ -129,6 +129,17 @@ def plan_study(
     return StudyPlan(asked, study, recipe, cut, grain, recipes, work)
 
 
+def with_fisher(plan: StudyPlan, scores: Mapping[Place, float]) -> StudyPlan:
+    """The plan with the score of each unit that has a forward product. scores: of tasks/fisher.py."""
+    found = []
+    for unit, measured in zip(plan.units, plan.study.units, strict=True):
+        of = products([unit], list(plan.work), plan.grain.by)
+        forward = [place for place, stages in of.items() if "fprop" in stages]
+        score = sum(scores[place] for place in forward) if forward else None
+        found.append(msgspec.structs.replace(measured, fisher=score))
+    return msgspec.structs.replace(plan, study=msgspec.structs.replace(plan.study, units=tuple(found)))
+
+
 def run_study(plan: StudyPlan, store: str, **limits: Any) -> SweepResult:
     """Train what the store lacks of a study. limits: the arguments of `run_sweep` that do not say what is trained."""
     study = plan.study

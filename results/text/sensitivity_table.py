@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.stats.sensitivity import measured_choice, sensitivity
+from fp4dse.results.stats.sensitivity import fisher_agreement, measured_choice, sensitivity
 from fp4dse.results.stats.study import Spared, Study
 from fp4dse.results.text.frames import records
 from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted
@@ -87,6 +87,9 @@ def about(study: Study, lines: pd.DataFrame) -> str:
     if len(known) == len(lines) and len({unit.scope for unit in study.units}) == 1 and len(lines):
         alone, gain = (change(float(known[name].sum())) for name in ("alone", "gain"))
         says += f"\nsum over all units: alone {alone}, sparing gains {gain}"
+    if lines["fisher"].notna().any():
+        agree = fisher_agreement(lines)
+        says += f"\nFisher score of BF16: Spearman {agree['alone']:.2f} with alone, {agree['gain']:.2f} with the gain"
     return says
 
 
