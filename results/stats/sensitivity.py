@@ -1,4 +1,4 @@
-"""Which layers must stay in BF16: what each unit of a study costs when it is quantized alone, and gains when spared.
+"""Layers that must stay in BF16: the cost of quantizing each unit of a study alone, and the gain of sparing it.
 
     alone    gap of BF16 with this unit quantized, against BF16
     gain     what the gap of the recipe falls by where this unit is spared

@@ -75,10 +75,10 @@ class Study(msgspec.Struct, frozen=True):
 
     @property
     def spend(self) -> Spend:
-        """What a budget is of where nobody says: the step, if it is known of all units."""
+        """The cost that a budget limits where nobody says: the step, if it is known of all units."""
         return "step" if all(unit.step is not None for unit in self.units) else "products"
 
     @property
     def is_of(self) -> tuple[str, str, str, float]:
-        """What tells it from other studies of a store, beside its units."""
+        """Task, recipe and rate, which tell it from other studies of a store, beside its units."""
         return self.task, self.preset, self.config_id, self.lr
