@@ -132,8 +132,10 @@ def spared(recipe: Recipe, of: Products, places: Collection[Place]) -> Recipe:
 
 
 def alone(recipe: Recipe, of: Products, places: Collection[Place]) -> Recipe:
-    """BF16 with these products as the recipe has them, canonical; the training side is the recipe's."""
-    base = msgspec.structs.replace(_exchanged(recipe, BF16, frozenset(STAGES)), layers=())
+    """BF16 with these products as the recipe has them, canonical; the training side is the recipe's, the attention core
+    BF16's."""
+    base = _exchanged(recipe, BF16, frozenset(STAGES))
+    base = msgspec.structs.replace(base, layers=(), attention=BF16.attention)
     here = {place: recipe.at(place) for place in places}
     wanted = {
         place: _exchanged(of_place, BF16, frozenset(STAGES) - of.get(place, frozenset()))

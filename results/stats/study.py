@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True):
         return self.layers if self.scope == "all" else f"{self.layers}: {self.scope}"
 
     def cost(self, spend: Spend) -> float:
-        """What sparing it takes, never below 0."""
+        """The share that sparing it takes, never below 0."""
         return max(0.0, self.products if spend == "products" else self.step or 0.0)
 
 
