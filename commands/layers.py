@@ -56,6 +56,9 @@ def sensitivity(
     spend: Annotated[
         str | None, typer.Option(help="The budget is a share of the modelled step, or of multiply-adds (products).")
     ] = None,
+    fisher: Annotated[
+        bool, typer.Option("--fisher", help="Beside it a score of BF16 alone, trained here: does it rank units alike?")
+    ] = False,
     data: Data = None,
     seeds: Annotated[str, typer.Option(help="Number of seeds (5), or seeds (0,1,2).")] = "5",
     lr: Annotated[float | None, typer.Option(help="Learning rate of all. Default: the task's for the recipe.")] = None,
@@ -99,6 +102,11 @@ def sensitivity(
     limits = {**machine, "options": arguments.parse_options(option), "progress": True}
     result = studies.run_study(plan, target, budget_s=budget_s, **limits)
     opened = open_store(target, cost=cost)
+    if fisher and result.stopped is None:
+        from fp4dse.tasks.fisher import fisher_scores  # trains with torch in this process
+
+        scores = fisher_scores(plan.recipe, asked, plan.study.lr, plan.study.seeds, device)
+        plan = studies.with_fisher(plan, scores)
     study, said = studies.note_study(plan, opened), conclusion(result)
     if share is not None and result.exit_code == 0 and result.stopped is None:
         choice, recipes = studies.choose(plan, opened, share, kind)

@@ -69,7 +69,7 @@ class Unit(Part, frozen=True):
 
 
 class Grain(Part, frozen=True):
-    """How finely a model is cut into units.
+    """The fineness with which a model is cut into units.
 
     by      layers of a kind together, or of a role (`qkv`, `up` …) where a layer has one
     parts   of the blocks, from the first to the last; 0: each block
@@ -116,7 +116,7 @@ Products = Mapping[Place, frozenset[str]]
 
 
 def products(chosen: Iterable[Unit], places: Iterable[Place], by: By) -> Products:
-    """What units mean in a model."""
+    """The products of a model's layers that units mean."""
     model, found = list(places), dict[Place, frozenset[str]]()
     for unit in chosen:
         for place in model:
@@ -132,8 +132,10 @@ def spared(recipe: Recipe, of: Products, places: Collection[Place]) -> Recipe:
 
 
 def alone(recipe: Recipe, of: Products, places: Collection[Place]) -> Recipe:
-    """BF16 with these products as the recipe has them, canonical; the training side is the recipe's."""
-    base = msgspec.structs.replace(_exchanged(recipe, BF16, frozenset(STAGES)), layers=())
+    """BF16 with these products as the recipe has them, canonical; the training side is the recipe's, the attention core
+    BF16's."""
+    base = _exchanged(recipe, BF16, frozenset(STAGES))
+    base = msgspec.structs.replace(base, layers=(), attention=BF16.attention)
     here = {place: recipe.at(place) for place in places}
     wanted = {
         place: _exchanged(of_place, BF16, frozenset(STAGES) - of.get(place, frozenset()))

@@ -1,4 +1,4 @@
-"""Which layers must stay in BF16: trains each unit of a model quantized alone and spared alone, then a choice of them.
+"""Trains each unit of a model quantized alone and spared alone, then a choice of those that should stay in BF16.
 
 The recipes of a study are trained as any sweep trains them, all at one learning rate, so that what differs between two
 of them is the unit alone. The store notes which recipe stands for which unit (results/store/studies.py).
@@ -71,7 +71,7 @@ def make_grain(by: str, parts: int, scopes: str) -> Grain:
 
 
 def check_spend(text: str | None) -> Spend | None:
-    """What a budget is to be spent of; ConfigError for anything else."""
+    """The cost that a budget limits; ConfigError for anything else."""
     if text is not None and text not in get_args(Spend):
         raise ConfigError("--spend", text, ", ".join(get_args(Spend)))
     return text  # type: ignore[return-value]
@@ -129,6 +129,17 @@ def plan_study(
     return StudyPlan(asked, study, recipe, cut, grain, recipes, work)
 
 
+def with_fisher(plan: StudyPlan, scores: Mapping[Place, float]) -> StudyPlan:
+    """The plan with the score of each unit that has a forward product. scores: of tasks/fisher.py."""
+    found = []
+    for unit, measured in zip(plan.units, plan.study.units, strict=True):
+        of = products([unit], list(plan.work), plan.grain.by)
+        forward = [place for place, stages in of.items() if "fprop" in stages]
+        score = sum(scores[place] for place in forward) if forward else None
+        found.append(msgspec.structs.replace(measured, fisher=score))
+    return msgspec.structs.replace(plan, study=msgspec.structs.replace(plan.study, units=tuple(found)))
+
+
 def run_study(plan: StudyPlan, store: str, **limits: Any) -> SweepResult:
     """Train what the store lacks of a study. limits: the arguments of `run_sweep` that do not say what is trained."""
     study = plan.study
@@ -143,7 +154,7 @@ def note_study(plan: StudyPlan, store: Store) -> Study:
 
 
 def choose(plan: StudyPlan, store: Store, budget: float, spend: Spend | None = None) -> tuple[Spared, list[Recipe]]:
-    """What to spare within a budget (a share: 0.05), by what was measured, and the recipes to train for it: the
+    """The units to spare within a budget (a share: 0.05), by what was measured, and the recipes to train for it: the
     recipe itself, the chosen one, that with first and last blocks spared.
 
     ConfigError if nothing that gains fits, and if the cost of the step is asked for and not known.
@@ -202,7 +213,7 @@ def _first_and_last(plan: StudyPlan, most: float) -> tuple[list[Place], float]:
 
 
 def _step(recipe: Recipe, unit: Unit, grain: Grain, cost: CostTarget) -> float | None:
-    """What sparing the same unit of the model that overheads are of adds to its step, as a share of the recipe's; None
+    """Time that sparing the same unit of the model that overheads are of adds to its step, as a share of it; None
     where that model has no such layers, or where no rule can tell them from others."""
     model = load_model(cost.model)
     places = list(dict.fromkeys(place for linear in model.linears for place in model.places(linear)))

@@ -25,17 +25,23 @@ class Layer(msgspec.Struct, frozen=True):
     products: float
 
 
+class _Answer(msgspec.Struct, frozen=True):
+    """Layers as they are remembered."""
+
+    layers: list[Layer] | None
+
+
 def find_layers(*asked: str) -> list[Layer] | None:
     """The layers of the model of the task that get_task finds for the same arguments, in the model's order; None for a
     model too large to be built for this (MOST_PARAMETERS). ConfigErrors as of get_task."""
 
-    def ask() -> list[Layer] | None:
+    def ask() -> _Answer:
         from fp4dse.tasks.catalogue import get_task  # imports torch
 
-        return layers_of(get_task(*asked))
+        return _Answer(layers_of(get_task(*asked)))
 
     bundled = len(asked) == 2 and not asked[0].endswith(".py")
-    return remembered(f"layers of {':'.join(asked)}", ask, list[Layer] | None) if bundled else ask()
+    return (remembered(f"layers of {':'.join(asked)}", ask, _Answer) if bundled else ask()).layers
 
 
 def layers_of(task: Task) -> list[Layer] | None:

@@ -1,4 +1,4 @@
-"""Which layers must stay in BF16: what sparing each unit of a study gains, against what it costs."""
+"""Layers that must stay in BF16: the gain of sparing each unit of a study, against its cost."""
 
 from __future__ import annotations
 

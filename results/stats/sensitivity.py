@@ -1,4 +1,4 @@
-"""Which layers must stay in BF16: what each unit of a study costs when it is quantized alone, and gains when spared.
+"""Layers that must stay in BF16: the cost of quantizing each unit of a study alone, and the gain of sparing it.
 
     alone    gap of BF16 with this unit quantized, against BF16
     gain     what the gap of the recipe falls by where this unit is spared
@@ -22,6 +22,7 @@ from scipy.special import stdtrit
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.intervals import CONFIDENCE
 from fp4dse.results.stats.paired import DERIVED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.rankings import spearman
 from fp4dse.results.stats.stages import CONFIRM, STAGE, of_stage
 from fp4dse.results.stats.study import Spared, Study
 
@@ -62,6 +63,16 @@ def sensitivity(runs: pd.DataFrame, study: Study) -> pd.DataFrame:
         lines["gain_verdict"] = [opposite.get(verdict, verdict) for verdict in spared["effect_verdict"]]
         parts.append(lines.assign(gain_per_percent=lines["gain"] / (100 * lines["products"])))
     return stacked(parts, COLUMNS).sort_values([*SETTING, "gain"], ascending=[*[True] * len(SETTING), False])
+
+
+def fisher_agreement(lines: pd.DataFrame) -> dict[str, float]:
+    """Spearman's correlation of the scores of units with what they cost `alone` and what sparing them `gain`s; NaN with
+    fewer than three. lines: of `sensitivity`, of one setting."""
+    found = {}
+    for name in ("alone", "gain"):
+        known = lines.dropna(subset=["fisher", name])
+        found[name] = float(spearman(known["fisher"], known[name])) if len(known) > 2 else math.nan
+    return found
 
 
 CHOICE_COLUMNS = [*SETTING, "recipe", "config_id", "products", "seeds", "gap", "gap_low", "gap_high"]

@@ -34,7 +34,7 @@ class Measured(msgspec.Struct, frozen=True):
         return self.layers if self.scope == "all" else f"{self.layers}: {self.scope}"
 
     def cost(self, spend: Spend) -> float:
-        """What sparing it takes, never below 0."""
+        """The share that sparing it takes, never below 0."""
         return max(0.0, self.products if spend == "products" else self.step or 0.0)
 
 
@@ -75,10 +75,10 @@ class Study(msgspec.Struct, frozen=True):
 
     @property
     def spend(self) -> Spend:
-        """What a budget is of where nobody says: the step, if it is known of all units."""
+        """The cost that a budget limits where nobody says: the step, if it is known of all units."""
         return "step" if all(unit.step is not None for unit in self.units) else "products"
 
     @property
     def is_of(self) -> tuple[str, str, str, float]:
-        """What tells it from other studies of a store, beside its units."""
+        """Task, recipe and rate, which tell it from other studies of a store, beside its units."""
         return self.task, self.preset, self.config_id, self.lr

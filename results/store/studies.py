@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.results.stats.study import Study
+from fp4dse.results.stats.study import Measured, Study
 from fp4dse.results.store.atomic import read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def record_study(store: Store, study: Study) -> None:
         for known in read_studies(store):
             if known.is_of == study.is_of and _units(known) == _units(study):
                 asked = {(choice.budget, choice.spend) for choice in study.choices}
+                study = msgspec.structs.replace(study, units=_with_scores(study, known))
                 kept = tuple(choice for choice in known.choices if (choice.budget, choice.spend) not in asked)
                 study = msgspec.structs.replace(study, choices=(*kept, *study.choices))
             else:
@@ -51,6 +52,15 @@ def merge_studies(store: Store, other: Store) -> None:
     new = [study for study in read_studies(other) if (study.is_of, _units(study)) not in known]
     if new:
         _write(store, [*new, *ours])
+
+
+def _with_scores(study: Study, known: Study) -> tuple[Measured, ...]:
+    """The units of a study with the scores that they have there or had before."""
+    before = {(unit.alone, unit.spared): unit.fisher for unit in known.units}
+    return tuple(
+        msgspec.structs.replace(unit, fisher=before[unit.alone, unit.spared]) if unit.fisher is None else unit
+        for unit in study.units
+    )
 
 
 def _units(study: Study) -> frozenset[tuple[str, str]]:

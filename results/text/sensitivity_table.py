@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp4dse.results.stats.sensitivity import measured_choice, sensitivity
+from fp4dse.results.stats.sensitivity import fisher_agreement, measured_choice, sensitivity
 from fp4dse.results.stats.study import Spared, Study
 from fp4dse.results.text.frames import records
 from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted
@@ -56,7 +56,7 @@ def effect(line: dict[Any, Any], name: str, unknown: str = UNKNOWN) -> str:
 
 
 def per_percent(gain: float) -> str:
-    """What a hundredth of the multiply-adds buys, with a digit more than `change` has."""
+    """The gain that a hundredth of the multiply-adds buys, with a digit more than `change` has."""
     return UNKNOWN if math.isnan(gain) else f"{100 * math.expm1(gain):+.3f} %"
 
 
@@ -68,7 +68,7 @@ def share(value: float, signed: bool = False) -> str:
 
 
 def budget_sentence(study: Study, choice: Spared) -> str:
-    """What a budget was spent on."""
+    """A budget and the units that it was spent on."""
     of = "the modelled step" if choice.spend == "step" else "the multiply-adds"
     names = "; ".join(study.units[i].label for i in choice.units)
     says = f"budget {share(choice.budget)} of {of}: spares {names} ({share(choice.cost)})"
@@ -78,7 +78,7 @@ def budget_sentence(study: Study, choice: Spared) -> str:
 
 
 def about(study: Study, lines: pd.DataFrame) -> str:
-    """What the table of units is of, and whether effects add up."""
+    """Recipe, task, rate and seeds of the table of units; the sums of the effects; agreement with the scores."""
     seeds = counted(len(study.seeds), "seed")
     says = (
         f"{study.label} on {study.task}:{study.preset}, lr {study.lr:g}, {seeds}; intervals hold for all units at once"
@@ -87,6 +87,9 @@ def about(study: Study, lines: pd.DataFrame) -> str:
     if len(known) == len(lines) and len({unit.scope for unit in study.units}) == 1 and len(lines):
         alone, gain = (change(float(known[name].sum())) for name in ("alone", "gain"))
         says += f"\nsum over all units: alone {alone}, sparing gains {gain}"
+    if lines["fisher"].notna().any():
+        agree = fisher_agreement(lines)
+        says += f"\nFisher score of BF16: Spearman {agree['alone']:.2f} with alone, {agree['gain']:.2f} with the gain"
     return says
 
 

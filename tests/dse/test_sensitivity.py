@@ -34,12 +34,16 @@ RULED = recipe_from_dict(
     }
 )
 NAMED = sorted(set(recipe_files()) - {"bf16"})
-recipes = st.sampled_from([RULED, *map(Recipe.named, NAMED)])
+CORE = {"attention": {"scores": {"q": "mxfp8", "k": "mxfp8"}}}
+CORE_TOO = recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), **CORE})
+recipes = st.sampled_from([RULED, CORE_TOO, *map(Recipe.named, NAMED)])
 grains = st.builds(
     Grain,
     by=st.sampled_from(["kind", "role"]),
     parts=st.integers(0, 6),
-    scopes=st.lists(st.sampled_from(list(SCOPES)), min_size=1, max_size=3, unique=True).map(tuple),
+    scopes=st.lists(st.sampled_from(list(SCOPES)), max_size=3, unique=True).map(
+        lambda scopes: tuple(dict.fromkeys(["all", *scopes]))  # some recipes quantize no backward product
+    ),
 )
 
 
@@ -68,6 +72,7 @@ def test_what_is_spared_is_bf16_and_what_is_alone_is_the_recipes(recipe, grain, 
         assert made.validate() == []
         assert check_places(made.layers, MODEL) is None
         assert made.training == recipe.canonical().training
+    assert only.attention.is_plain
     assert only.is_baseline == (only.layers == ())
 
 
