@@ -50,8 +50,8 @@ def cause_rows(diagnosis: Row) -> list[Row]:
             "measured": _short(cause.value),
             "threshold": _short(THRESHOLDS[cause.cause].limit),
             "times": _short(cause.times),
-            "step": cause.step,
-            "most in": cause.where,
+            "in": cause.where,
+            "at step": cause.step,
         }
         for cause in causes(diagnosis)
     ]
@@ -180,7 +180,7 @@ def _reasons() -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     """Rows of one kind as a table (HTML), their columns those of the first."""
-    texts = {"layer", "slot", "cause", "most in"}
+    texts = {"layer", "slot", "cause", "in"}
     columns = [(name, "" if name in texts else "n") for name in (rows[0] if rows else ())]
     cells: list[list[tuple[str, object]]] = [
         [("–" if value is None else escape(str(value)), value) for value in row.values()] for row in rows

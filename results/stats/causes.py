@@ -1,12 +1,13 @@
 """Causes for which a recipe loses, each judged by a threshold: what `fp4dse diagnose` measured, put into words.
 
-A diagnosis is the record of tasks/diagnosis.py as plain dicts and lists. Every cause has one number, its largest over
-the steps that were looked at. The main cause is the one that is the most times above its threshold.
+A diagnosis is the record of tasks/diagnosis.py as plain dicts and lists. Every cause has one number: the largest over
+operands or layers, and over the steps that were looked at. That of a layer is relative to its own gradient, since Adam
+gives each weight a step of its own size. The main cause is the one that is the most times above its threshold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 TOLD_APART = 3.0
@@ -29,19 +30,18 @@ THRESHOLDS = {
     "clipping": Threshold(0.01, "squared error of an operand's clipped elements, of Σx²", OPERAND),
     "flushing": Threshold(0.01, "squares of an operand's elements that became zero, of Σx²", OPERAND),
     "bias of the forward pass": Threshold(
-        0.01, "bias² of the gradient by the forward quantizers, of its square", TENTH
+        0.01, "bias² that forward quantizers give a layer's gradient, of ‖g‖²", TENTH
     ),
-    "bias of the backward pass": Threshold(
-        0.01, "bias² of the gradient by the backward quantizers, of its square", TENTH
-    ),
-    "variance": Threshold(1 / 3, "variance of the gradient by the backward quantizers, of its square", THIRD),
+    "bias of the backward pass": Threshold(0.01, "bias² that backward quantizers give it, of ‖g‖²", TENTH),
+    "variance of the forward pass": Threshold(1 / 3, "variance that forward quantizers give it, of ‖g‖²", THIRD),
+    "variance of the backward pass": Threshold(1 / 3, "variance that backward quantizers give it, of ‖g‖²", THIRD),
 }
 """Cause -> its threshold."""
 
 
 class Cause(NamedTuple):
-    """A cause: its number, how many times its threshold that is, the step at which it is the largest, and the layer (or
-    layer and slot) that has most of it there. A bias that is not told apart from 0 is 0."""
+    """A cause: its number, how many times its threshold that is, and where it is the largest: the step, and the layer,
+    with the slot of an operand. A bias that is not told apart from 0 is 0."""
 
     cause: str
     value: float
@@ -69,8 +69,11 @@ def _of_moment(moment: dict[str, Any]) -> Iterator[tuple[str, float, str]]:
             row = max(known, key=lambda row: row[name])
             yield cause, row[name], f"{row['layer']} {row['slot']}"
     for way in ("forward", "backward"):
-        yield f"bias of the {way} pass", bias2(moment[way]["whole"]), _worst(moment[way], bias2)
-    yield "variance", variance(moment["backward"]["whole"]), _worst(moment["backward"], variance)
+        layers = moment[way]["layers"]
+        for name, number in (("bias", bias2), ("variance", variance)):
+            if layers:
+                worst = max(layers, key=lambda layer: number(layers[layer]))
+                yield f"{name} of the {way} pass", number(layers[worst]), worst
 
 
 def bias2(error: dict[str, Any]) -> float:
@@ -90,12 +93,6 @@ def flat_from(error: dict[str, Any]) -> float | None:
     return max(1.0, variance(error) / bias) if bias else None
 
 
-def _worst(errors: dict[str, Any], of: Callable[[dict[str, Any]], float]) -> str:
-    """The layer with the largest number relative to its own gradient."""
-    layers = {name: of(error) for name, error in errors["layers"].items()}
-    return max(layers, key=layers.__getitem__) if layers else ""
-
-
 def sentence(diagnosis: dict[str, Any]) -> str:
     """The main cause in one sentence."""
     if (ended := diagnosis["diverged"]) is not None:
@@ -103,7 +100,7 @@ def sentence(diagnosis: dict[str, Any]) -> str:
     found = causes(diagnosis)
     main = found[0]
     limit = THRESHOLDS[main.cause]
-    where = f" at step {main.step}, most in {main.where}"
+    where = f" in {main.where} at step {main.step}"
     if main.times < 1:
         nearest = f"{main.cause} is the nearest, {main.value:.2g} of {limit.limit:.2g}{where}"
         return f"No cause reaches its threshold; {nearest}."

@@ -8,19 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
+from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import E4M3, E8M0, FP32, UE5M3, TensorScale
-from fp4dse.kernels import decompose, quantize, statistics, why_not_decomposed
+from fp4dse.kernels import LaneNumerics, decompose, quantize, statistics, why_not_decomposed
 from fp4dse.kernels.inspection.decompose import finite, split
-from fp4dse.kernels.quant.counters import COUNTERS, count
+from fp4dse.kernels.quant.counters import COUNTERS, SQUARED_ERRORS, count
 from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec.blocks import cut
 from fp4dse.kernels.quant.spec.reference import quantize_blocks
 from fp4dse.kernels.vectors import with_whole_tiles
 
 DEFINED = [name for name, q in QUANTIZERS.items() if why_not_decomposed(q) is None]
+BF16 = Recipe.named("bf16")
 RCEIL = Quantizer.named("mxfp4-rceil")
 
 
@@ -201,7 +202,8 @@ def pieces(x: torch.Tensor, tables) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def counted(lanes: list[Quantizer], x: torch.Tensor) -> dict[str, list[int]]:
     """x [L, n, B]"""
     tables = descriptor(lanes)
-    return {name: number.tolist() for name, number in count(x, *pieces(x, tables), *tables).items()}
+    found = count(x, *pieces(x, tables), *tables)
+    return {name: found[name].tolist() for name in COUNTERS}
 
 
 def test_counters_of_a_block_worked_by_hand():
@@ -213,6 +215,36 @@ def test_counters_of_a_block_worked_by_hand():
     assert got == {"clipped": [2], "flushed": [2], "zeroed": [0], "saturated": [0]}
     got = counted([Quantizer(scale=E8M0(rule="rceil"))], x)
     assert got == {"clipped": [0], "flushed": [2], "zeroed": [0], "saturated": [0]}
+
+
+def test_squared_errors_of_clipped_and_flushed_elements_worked_by_hand():
+    x = torch.zeros(1, 2, 16)
+    x[0, 0, :5] = torch.tensor([7.0, -6.5, 0.2, 1e-9, 2.4])  # 7 and 6.5 become 6; 2.4 is rounded to 2
+    x[0, 1, :2] = math.nan
+    tables = descriptor([Quantizer(scale=E8M0())])
+    got = count(x, *pieces(x, tables), *tables)
+    assert got["clipped_error"].tolist() == [1.25]
+    assert got["flushed_error"].item() == pytest.approx(0.2**2, rel=1e-6)
+    assert set(got) == {*COUNTERS, *SQUARED_ERRORS}
+
+
+def test_squared_errors_of_clipped_and_flushed_elements_are_part_of_the_whole():
+    for name in ("nvfp4", "mxfp4", "nvfp4-4over6-mse", "hif4", "if4", "mixfp4"):
+        q, x = Quantizer.named(name), spread(3, 6)
+        decoded, original = quantize(x, q).values.double(), x.double()
+        errors = (decoded - original).square()
+        got = counter_errors(x, q)
+        assert got["flushed_error"] == pytest.approx(float(errors[(decoded == 0) & (x != 0)].sum()), rel=1e-6), name
+        assert got["clipped_error"] + got["flushed_error"] <= float(errors.sum()), name
+
+
+def counter_errors(x: torch.Tensor, q: Quantizer) -> dict[str, float]:
+    """The SQUARED_ERRORS of x [R, C] as an operand's slot counts them."""
+    recipe = msgspec.structs.replace(BF16, fprop=msgspec.structs.replace(BF16.fprop, x=q))
+    numerics = LaneNumerics([recipe], [0])
+    numerics.counting = True
+    numerics.gemm("fprop", 0, x[None], 2, torch.zeros(1, 1, x.shape[1]), 2)
+    return {name: float(numerics.slots["fprop.x"].counts[name]) for name in SQUARED_ERRORS}
 
 
 def test_a_lost_block_is_zeroed_and_flushed_but_not_clipped():
@@ -285,9 +317,11 @@ def test_a_factor_per_part_counts_as_its_parts_alone():
     q, scale, dec = (torch.cat(pieces, 1) for pieces in zip(*((q, s, d[:, None]) for q, s, d in halves), strict=True))
     together = count(x, q, scale, dec, *tables)
     alone = [count(half, *pieces, *tables) for half, pieces in zip(x.chunk(2, 1), halves, strict=True)]
-    assert {name: number.tolist() for name, number in together.items()} == {
+    assert {name: together[name].tolist() for name in COUNTERS} == {
         name: (alone[0][name] + alone[1][name]).tolist() for name in COUNTERS
     }
+    for name in SQUARED_ERRORS:
+        assert together[name].tolist() == pytest.approx((alone[0][name] + alone[1][name]).tolist())
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
