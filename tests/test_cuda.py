@@ -241,6 +241,7 @@ GRAPHED = [
     ["averis"],
     ["mixfp4"],
     ["sun-radix4"],
+    ["luq-smp"],
 ]
 
 

@@ -25,6 +25,7 @@ IDS = {
     "hif4-ascend": "95767809f345e105",
     "luq": "ca19ef560608bf20",
     "mixfp4": "cc98edc15263a2a2",
+    "luq-smp": "b73c57a7eb9ed2f2",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-ascend": "ab296cd9f4a3fcaa",
     "mxfp4-sr-rht": "66ca00ece65e0769",

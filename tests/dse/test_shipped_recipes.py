@@ -31,6 +31,7 @@ SLOTS_OF = {
     "mxfp4-ascend": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
     "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
+    "luq-smp": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "nvfp4": slots("nvfp4"),
     "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
     "nvfp4-sr-rht": slots("nvfp4", g="nvfp4 16/17 SR"),
