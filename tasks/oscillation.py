@@ -16,6 +16,7 @@ known, and has no number. None of it changes a bit of the training.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,45 +24,58 @@ from torch import Tensor, nn
 from fp4dse.kernels import LaneNumerics, QuantLinear, lane_sum
 
 WINDOW = 30
-"""Steps of a window (2502.20853)."""
+"""Steps of a window of what is recorded (2502.20853)."""
 MANY = 16.0
 """R_w from which on a weight oscillates."""
 LEAST = 1e-8
 
 
-class Oscillation:
-    """Watches the weights of a model's quantized layers. ends: the steps before which windows end, those that begin
-    before the first step excepted."""
+class Moved(NamedTuple):
+    """The movement of all weights over a window, [L, P] each: Σ|ΔW|, Σ|ΔQ(W)|, NaN where a weight is not block-scaled;
+    and Q(W) at its end."""
 
-    def __init__(self, model: nn.Module, numerics: LaneNumerics, ends: Collection[int]) -> None:
-        self.numerics = numerics
+    weights: Tensor
+    decoded: Tensor
+    last: Tensor
+
+    def ratios(self) -> Tensor:
+        """R_w."""
+        return self.decoded / (self.weights + LEAST)
+
+
+class Oscillation:
+    """Watches the weights of a model's quantized layers. ends: the steps before which windows of `window` steps end,
+    those that begin before the first step excepted."""
+
+    def __init__(self, model: nn.Module, numerics: LaneNumerics, ends: Collection[int], window: int = WINDOW) -> None:
+        self.numerics, self.window = numerics, window
         self.layers = {
             name: module
             for name, module in model.named_modules()
             if isinstance(module, QuantLinear) and module.layer not in numerics.precise_layers
         }
         plain = numerics.recipe.is_plain and not numerics.splits
-        self.ends = set() if plain or not self.layers else {end for end in ends if end >= WINDOW}
+        self.ends = set() if plain or not self.layers else {end for end in ends if end >= window}
         self.last: dict[str, Tensor] = {}  # of the step before: weights, and what is made of them
         self.sums: dict[int, dict[str, Tensor]] = {}  # end of a window -> movement so far of both
 
     def watches(self, step: int) -> bool:
         """True if a window is open before step `step`."""
-        return any(end - WINDOW <= step <= end for end in self.ends)
+        return any(end - self.window <= step <= end for end in self.ends)
 
     @torch.no_grad()
-    def observe(self, step: int) -> dict[str, Tensor]:
+    def observe(self, step: int) -> Moved | None:
         """Look at the weights before step `step`, if a window is open then; to be called before every step. Returns
-        name -> float64 [L] at the end of a window, NaN where nothing is block-scaled; else nothing."""
+        the movement at the end of a window, else None."""
         if not self.watches(step):
-            return {}
+            return None
         now = {"weights": self._weights(), "decoded": self._decoded()}
         for of in self.sums.values():
             for name, total in of.items():
                 total.add_((now[name] - self.last[name]).abs_())
-        if step + WINDOW in self.ends:
-            self.sums[step + WINDOW] = {name: torch.zeros_like(value) for name, value in now.items()}
-        found = self._ratios(**self.sums.pop(step)) if step in self.sums else {}
+        if step + self.window in self.ends:
+            self.sums[step + self.window] = {name: torch.zeros_like(value) for name, value in now.items()}
+        found = Moved(**self.sums.pop(step), last=now["decoded"]) if step in self.sums else None
         self.last = now if self.sums else {}
         return found
 
@@ -74,14 +88,15 @@ class Oscillation:
         parts = [self.numerics.decoded_weight(of.layer, of.weight.detach()) for of in self.layers.values()]
         return torch.cat([part.flatten(1) for part in parts], dim=1)
 
-    def _ratios(self, weights: Tensor, decoded: Tensor) -> dict[str, Tensor]:
+    def statistics(self, of: Moved) -> dict[str, Tensor]:
+        """Name -> float64 [L], NaN where nothing is block-scaled."""
         sizes = [layer.weight[0].numel() for layer in self.layers.values()]
-        many = (decoded / (weights + LEAST) >= MANY).where(decoded.isfinite(), torch.nan)
+        many = (of.ratios() >= MANY).where(of.decoded.isfinite(), torch.nan)
         moved = {
-            name: [lane_sum(part.double(), 1) for part in of.split(sizes, 1)]
-            for name, of in {"weights": weights, "decoded": decoded, "many": many}.items()
+            name: [lane_sum(part.double(), 1) for part in every.split(sizes, 1)]
+            for name, every in {"weights": of.weights, "decoded": of.decoded, "many": many}.items()
         }
-        counts = [torch.full_like(of, size) for of, size in zip(moved["many"], sizes, strict=True)]
+        counts = [torch.full_like(part, size) for part, size in zip(moved["many"], sizes, strict=True)]
         out = {}
         for i, name in enumerate(self.layers):
             out[f"oscillation/{name}"] = moved["decoded"][i] / moved["weights"][i]

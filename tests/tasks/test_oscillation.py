@@ -68,8 +68,9 @@ def test_a_weight_that_crosses_a_threshold_at_every_step_oscillates_and_one_that
         with torch.no_grad():
             layer.weight[0, 1, 3] = 0.251 if step % 2 else 0.249
             layer.weight[1, 2, 5] = 0.1 + 0.01 * step  # once from 0 to 0.5
-        got = watched.observe(step)
-        assert bool(got) == (step == WINDOW)
+        moved = watched.observe(step)
+        assert (moved is not None) == (step == WINDOW)
+    got = watched.statistics(moved)
     assert got["oscillating/"].tolist() == [1 / 128, 0]
     assert got["oscillation/"].tolist() == pytest.approx([0.5 / 0.002, 0.5 / 0.3], rel=1e-3)
     assert got["oscillating"].tolist() == [1 / 128, 0]
