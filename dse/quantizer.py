@@ -24,7 +24,7 @@ from fp4dse.dse.own_formats import (
     simplest,
 )
 from fp4dse.dse.record import Part
-from fp4dse.dse.rounding import Nearest, Rounding, Stochastic, rounding_words
+from fp4dse.dse.rounding import Nearest, Rounding, Stochastic, rounding_words, samples_of
 from fp4dse.dse.scale import (
     E4M3,
     E6M2,
@@ -108,7 +108,8 @@ class Quantizer(Part, frozen=True):
 
     @property
     def layout(self) -> str:
-        """The part that fixes tensor shapes and control flow: block shape, codec, row factors and outlier treatment."""
+        """The part that fixes tensor shapes and control flow: block shape, codec, row factors, outlier treatment, and
+        samples of a stochastic rounding."""
         if self.is_plain:
             return ""
         words = [block_name(self.block)]
@@ -116,6 +117,7 @@ class Quantizer(Part, frozen=True):
         words += [self.factors_over] if self.factors_over != "tensor" else []
         words += ["one"] if self.scales_partial_sums else []
         words += [str(self.outliers.__struct_config__.tag)] if self.outliers else []
+        words += [f"{samples} samples"] if (samples := samples_of(self.rounding)) > 1 else []
         return " ".join(words)
 
     @property
@@ -168,6 +170,11 @@ class Quantizer(Part, frozen=True):
         return largest * 16 / 17 if self.range == "16/17" else largest
 
     @property
+    def encodings(self) -> int:
+        """The number of encodings whose products are added: two with a residual, else the samples of its rounding."""
+        return 2 if isinstance(self.outliers, Residual) else samples_of(self.rounding)
+
+    @property
     def bits_per_element(self) -> float:
         """Stored bits per element: element bits plus the share of block scales and selectors. Sparse compensation of
         clamped elements is not counted."""
@@ -178,7 +185,7 @@ class Quantizer(Part, frozen=True):
         bits = element_format(self.element).bits + scales / (block_elements(self.block) or math.inf)
         bits += 8 / MACRO_BLOCK if self.scaling == "macro" else 0
         bits += {"segment": 32 / MACRO_BLOCK, "tile": 32 / (block_elements(self.block) or 1)}.get(self.factors_over, 0)
-        return bits * (2 if isinstance(self.outliers, Residual) else 1)
+        return bits * self.encodings
 
     def canonical(self) -> Quantizer:
         """The one spelling of all quantizers that compute the same: what has no effect is set to its default."""

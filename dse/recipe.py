@@ -37,7 +37,7 @@ from fp4dse.dse.stages import (
     rotation_name,
     with_exceptions,
 )
-from fp4dse.dse.training import DEFAULT, Training, optimizer_name, schedule_name
+from fp4dse.dse.training import DEFAULT, Training, optimizer_name, reset_name, schedule_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -129,7 +129,7 @@ class Recipe(Part, frozen=True):
             precise,
             self.finish,
             self.gemm,
-            self.training,
+            msgspec.structs.replace(self.training, reset=None) if plain_w and not layers else self.training,
             plain_x and plain_w and not quantizes,
             _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not quantizes,
             _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not quantizes,
@@ -260,7 +260,7 @@ class Recipe(Part, frozen=True):
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
-        return out | names
+        return out | names | {"reset": reset_name(r.training.reset)}
 
 
 @lru_cache(maxsize=4096)

@@ -23,7 +23,7 @@ from fp4dse.dse.outliers import Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
 from fp4dse.dse.recipe import Recipe, serves_recipes
-from fp4dse.dse.rounding import Ema, Nearest, Stochastic
+from fp4dse.dse.rounding import Ema, Nearest, Stochastic, rounding_name, samples_of
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
 
@@ -175,9 +175,10 @@ def _s1p2(q: Quantizer) -> ConfigError | None:
 
 
 def _outliers(q: Quantizer) -> ConfigError | None:
-    """A quantile is a share of the elements; the error of a quantizer has no moving average."""
-    if isinstance(q.outliers, Residual) and isinstance(q.rounding, Ema):
-        return ConfigError("outliers", "residual", "none, occ, clamp (with rounding ema)")
+    """A quantile is a share of the elements; the error of a quantizer has no moving average, and of several samples
+    there are as many errors."""
+    if isinstance(q.outliers, Residual) and (isinstance(q.rounding, Ema) or samples_of(q.rounding) > 1):
+        return ConfigError("outliers", "residual", f"none, occ, clamp (with rounding {rounding_name(q.rounding)})")
     quantile = getattr(q.outliers, "quantile", 0.75)
     if not 0.5 < quantile < 1:
         return ConfigError("outliers.quantile", quantile, "a number between 0.5 and 1")
@@ -255,8 +256,11 @@ def _estimator_grid(r: Recipe) -> ConfigError | None:
 
 
 def _estimator_outliers(r: Recipe) -> ConfigError | None:
-    """With a second quantizer, a clamp or a mean the decoded operand is no function of one position."""
+    """With a second quantizer, a clamp, a mean or several samples the operand is no function of one position."""
     for operand, through, q in _passages(r):
+        if samples_of(q.rounding) > 1:
+            found = f"ste, none (fprop.{operand} has rounding {rounding_name(q.rounding)})"
+            return ConfigError(f"estimator.{operand}", through.label(), found)
         if q.outliers is not None:
             return ConfigError(
                 f"estimator.{operand}",

@@ -23,7 +23,16 @@ from fp4dse.dse.record import Part, accepted, field_types, options, part_types, 
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
-from fp4dse.dse.training import OPTIMIZER_NAMES, SCHEDULE_NAMES, NotNegative, Optimizer, Positive, Schedule
+from fp4dse.dse.training import (
+    OPTIMIZER_NAMES,
+    RESET_NAMES,
+    SCHEDULE_NAMES,
+    NotNegative,
+    Optimizer,
+    Positive,
+    Reset,
+    Schedule,
+)
 
 NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Quantizer: QUANTIZERS,
@@ -37,6 +46,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Design: DESIGN_NAMES,
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
     Schedule: {"task": None, **SCHEDULE_NAMES},
+    Reset: {"none": None, **RESET_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},

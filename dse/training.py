@@ -104,6 +104,22 @@ SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine] = {
 }
 
 
+class OsciReset(Part, frozen=True, tag_field="kind", tag="osci-reset"):
+    """Weights that oscillate are set to what the forward quantizer makes of them (TetraJet-v2, 2510.27527).
+
+    From a share `start` of the steps on, in windows of 50 steps, one `every` so many: at the end of each, the weights
+    of quantized layers whose ratio (tasks/oscillation.py) is `threshold` or more.
+    """
+
+    start: Share = 0.64
+    every: Annotated[int, msgspec.Meta(ge=50)] = 200
+    threshold: Positive = 16.0
+
+
+Reset = OsciReset | None
+RESET_NAMES: dict[str, OsciReset] = {"osci-reset": OsciReset()}
+
+
 class Training(Part, frozen=True):
     """The update of weights from gradients.
 
@@ -113,6 +129,7 @@ class Training(Part, frozen=True):
     loss_scale     the loss is multiplied by it, and gradients are divided by it before they are used
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
     schedule       of the learning rate
+    reset          of oscillating weights
     """
 
     optimizer: Optimizer = None
@@ -123,6 +140,7 @@ class Training(Part, frozen=True):
     loss_scale: Positive = 1.0
     accumulate: Literal[1, 2, 4, 8, 16, 32, 64] = 1
     schedule: Schedule = None
+    reset: Reset = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -136,6 +154,7 @@ class Training(Part, frozen=True):
             self.canonical(),
             optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
             loss_scale=1.0 if scale_is_exact else self.loss_scale,
+            reset=None,
         )
 
     @property
@@ -148,10 +167,12 @@ class Training(Part, frozen=True):
         words = [] if self.optimizer is None else [optimizer_name(self.optimizer)]
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
-            for name in self.__struct_fields__[1:-1]
-            if (value := getattr(self, name)) != getattr(DEFAULT, name)
+            for name in self.__struct_fields__
+            if name not in ("optimizer", "schedule", "reset")
+            and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
+        words += [] if self.reset is None else [reset_name(self.reset)]
         return ", ".join(words)
 
 
@@ -166,3 +187,8 @@ def optimizer_name(optimizer: Optimizer) -> str:
 def schedule_name(schedule: Schedule) -> str:
     """The key in SCHEDULE_NAMES, or the kind with its numbers, in full; `task` for none."""
     return "task" if schedule is None else name_or_numbers(SCHEDULE_NAMES, schedule, "=")
+
+
+def reset_name(reset: Reset) -> str:
+    """The key in RESET_NAMES, or the kind with its numbers, in full; `none` for none."""
+    return "none" if reset is None else name_or_numbers(RESET_NAMES, reset, "=")

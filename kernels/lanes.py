@@ -250,6 +250,18 @@ class LaneNumerics:
         use = replace(self.use(layer), counting=False)  # in the forward pass alone
         return self._stage("fprop", layer).backward(operand, g, saved, use)
 
+    def decoded_weight(self, layer: int, w: Tensor) -> Tensor:
+        """The operand that the forward product takes for w [L, N, K], decoded and rotated back, float32, as under
+        evaluation; NaN in lanes where w is not block-scaled. No state changes."""
+        if (split := self.split(layer)) is not None:
+            parts = zip(split.groups, split.cut(w), strict=True)
+            return split.join([group.numerics.decoded_weight(layer, part) for group, part in parts])
+        stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True)
+        if stage.slots["w"].maxima is None:
+            return torch.full_like(w, torch.nan)
+        rotation = stage.draw_rotation(use)
+        return stage.operand("w", w, use, rotation).restored(rotation, w.shape[2])
+
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""
         return self._stage(stage, layer).input_dtype("x", dtype)

@@ -43,6 +43,7 @@ AROUND = {
     "loss_scale": "what the loss is multiplied with for the backward pass",
     "accumulate": "parts of a batch whose gradients are added up",
     "schedule": "of the learning rate; task: the task's own",
+    "reset": "of weights that oscillate, none without one",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}
 

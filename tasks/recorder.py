@@ -5,6 +5,7 @@
                                          the root mean square, over d coordinates, of what the backward quantizers
                                          change of the gradient ∇L; the rule is not to quantize where ρ < √3
                                          (the report counts such steps)
+    oscillation, oscillating             of weights, overall and of a layer: see oscillation.py
     clipped/SLOT, flushed/SLOT           shares of elements that are clipped, or become zero (counters.COUNTERS)
 
 ∇L comes from a second pass over the same batch, with the backward stages of the BF16 baseline. Neither pass changes the

@@ -234,6 +234,7 @@ GRAPHED = [
     ["quartet2"],
     ["tetrajet-qema", "tetrajet"],
     ["tetrajet2"],
+    ["tetrajet2-reset"],
     ["ue5m3-graphcore"],
     ["nvidia-nvfp4"],
     ["hif4-ascend"],
@@ -241,6 +242,7 @@ GRAPHED = [
     ["averis"],
     ["mixfp4"],
     ["sun-radix4"],
+    ["luq-smp"],
 ]
 
 

@@ -23,7 +23,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
 from fp4dse.dse.cost.units import decoded_bytes, product_unit
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.outliers import Clamp, Mean, Residual
+from fp4dse.dse.outliers import Clamp, Mean
 from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.record import unlabelled
@@ -174,9 +174,8 @@ def _encode(uses: Sequence[Use], read: Work, chip: Chip) -> Kernel:
             items.append(Item(use.slot, "rotation" if use.copy_of is None else "copies of the forward", made))
             items += [Item(use.slot, "rotation", work.rotation(use.rotation))] if use.rotation else []
         elif first is not None and one_encoding(first, use):
-            encodings = 1 + isinstance(use.quantizer.outliers, Residual)
             write = decoded_bytes(use.quantizer, use.unit, chip) or work.stored_bytes(use.quantizer)
-            items.append(Item(use.slot, "second copy", Work(write=encodings * write)))
+            items.append(Item(use.slot, "second copy", Work(write=use.quantizer.encodings * write)))
         else:
             technique = "quantize" if use.copy_of is None else "copies of the forward"
             items += [Item(use.slot, technique, base + Work(vector=0 if items else 1))]
@@ -200,7 +199,7 @@ def _added(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
     yield "scales", work.scaling(q, chip)
     yield "encodings", work.adapt(q, chip)
     if isinstance(q.rounding, Stochastic):
-        yield "stochastic rounding", work.stochastic(q, chip)
+        yield "stochastic rounding", work.stochastic(q, chip) + work.more_samples(q, chip, use.unit)
     if isinstance(q.rounding, Ema):
         yield "moving average", work.AVERAGE
     yield "outliers", work.outliers(q, chip, use.unit)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fp4dse.dse.estimator import STE
 from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.rounding import Ema, Stochastic
+from fp4dse.dse.rounding import Ema, Stochastic, samples_of
 from fp4dse.dse.scale import E6M2
 from fp4dse.dse.stages import SLOTS, STAGES
 
@@ -20,7 +20,8 @@ def points(recipe: Recipe) -> int:
     for the tensor-scale gradient reads one whenever that gradient is not taken. Scale format, block size and shape,
     range, and what a backward operand is made from cost nothing. The rule for all others: what is done beyond a maximum
     and a rounding per block is one point for each kind. Encoding a block in several ways (`adapt`), scales that do not
-    follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, treating outliers.
+    follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, averaging samples,
+    treating outliers.
     """
     r = recipe.canonical()
     if r.is_plain:
@@ -38,6 +39,7 @@ def points(recipe: Recipe) -> int:
         any(q.adapt != "none" for q in slots),
         any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
         any(isinstance(q.rounding, Ema) for q in slots),
+        any(samples_of(q.rounding) > 1 for q in slots),
         any(q.outliers for q in slots),
     )
     return 1 + sum(techniques)

@@ -6,6 +6,7 @@ apart     in units that the chip says so of (FP4 on Blackwell) the output is wri
 factors   that change along the contraction (macro blocks, segments of 128, 1x128 FP8 on Hopper) are applied to
           partial sums on the vector units, beside the matrix units: what that takes longer than the product is added
 residual  every residual doubles the products
+samples   every sample of a stochastic rounding is a product of its own
 clamped   what is cut off is a sparse product on the vector units, or a dense one in BF16, whichever is faster
 mean      the other operand is read again for its product with a vector, decoded and multiplied on the vector units; an
           FMA for every output
@@ -19,9 +20,10 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
-from fp4dse.dse.outliers import Mean, Residual
+from fp4dse.dse.outliers import Mean
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import GemmChoice
+from fp4dse.dse.rounding import samples_of
 from fp4dse.dse.stages import STAGES, Dgrad, Fprop, Wgrad
 
 Stage = Fprop | Dgrad | Wgrad
@@ -35,14 +37,15 @@ multiplication of two factors and an FMA."""
 
 @lru_cache(maxsize=65536)
 def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice = "exact") -> Seconds:
-    """A stage's product in all layers: the product itself, and what scales and outliers add."""
+    """A stage's product in all layers: the product itself, and what scales, outliers and samples add."""
     a, b = (getattr(stage, operand).canonical() for operand in STAGES[name])
     unit = product_unit(a, b, chip, gemm)
-    more_products = (1 + isinstance(a.outliers, Residual)) * (1 + isinstance(b.outliers, Residual)) - 1
+    sampled = samples_of(a.rounding) * samples_of(b.rounding)
+    residuals = a.encodings * b.encodings - sampled
     factors = any(scales_partial_sums(q, unit, chip) for q in (a, b))
     lanes = chip.vector.value * chip.achieved.vector.value
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
-    base = scales = outliers = 0.0
+    base = scales = outliers = samples = 0.0
     for linear in model.linears:
         rows, columns, depth, output = _sizes(name, linear.inputs, linear.outputs, model)
         size = rows * columns * depth
@@ -53,7 +56,8 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
         once = formed + after
         base += linear.count * (once + chip.launch.value)
         scales += linear.count * max(0.0, factors * size * IN_LOOP / lanes - formed)
-        outliers += linear.count * more_products * (once + chip.launch.value)
+        samples += linear.count * (sampled - 1) * (once + chip.launch.value)
+        outliers += linear.count * residuals * (once + chip.launch.value)
         for share in filter(None, map(work.cut_share, (a, b))):
             apart = min(share * size / lanes, 2 * size / chip.flops("bf16"))
             outliers += linear.count * (apart + chip.launch.value)
@@ -61,7 +65,7 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
             if isinstance(q.outliers, Mean):
                 vector = max(lines * depth * _bytes(other, unit, chip) / bandwidth, 2 * lines * depth / lanes)
                 outliers += linear.count * (vector + rows * columns / lanes + chip.launch.value)
-    return ("products", base), ("scales", scales), ("outliers", outliers)
+    return ("products", base), ("scales", scales), ("outliers", outliers), ("stochastic rounding", samples)
 
 
 def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:

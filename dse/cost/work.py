@@ -31,7 +31,7 @@ from fp4dse.dse.estimator import STE, ScaleRelaxation
 from fp4dse.dse.outliers import Clamp, Mean, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
-from fp4dse.dse.rounding import Ema, Stochastic
+from fp4dse.dse.rounding import Ema, Stochastic, samples_of
 from fp4dse.dse.scale import E6M2, E8M0, One, scale_format
 from fp4dse.dse.stages import Hadamard
 
@@ -143,8 +143,8 @@ def quantize(q: Quantizer, chip: Chip, unit: str) -> Work:
 
 
 def stored_bytes(q: Quantizer) -> float:
-    """Of one encoding: half of it with a residual."""
-    return q.bits_per_element / 8 / (2 if isinstance(q.outliers, Residual) else 1)
+    """Of one encoding."""
+    return q.bits_per_element / 8 / q.encodings
 
 
 def rotation(r: Hadamard) -> Work:
@@ -163,6 +163,11 @@ def stochastic(q: Quantizer, chip: Chip) -> Work:
     more = rounding(q, chip).vector - rounding(nearest, chip).vector
     fewer = rounding(q, chip).convert - rounding(nearest, chip).convert
     return Work(vector=random_bits(q.rounding.bits, chip) + 2 + more, convert=fewer)
+
+
+def more_samples(q: Quantizer, chip: Chip, unit: str) -> Work:
+    """The encodings of all samples but the first; the products that follow are products.py's."""
+    return (quantize(q, chip, unit) + stochastic(q, chip)) * (samples_of(q.rounding) - 1)
 
 
 def takes_random_bits(q: Quantizer, chip: Chip) -> bool:

@@ -38,7 +38,11 @@ def any_bits(recipe: Recipe) -> Recipe:
     for name in STAGES:
         stage = getattr(recipe, name)
         drawn = {o: getattr(stage, o) for o in STAGES[name] if isinstance(getattr(stage, o).rounding, Stochastic)}
-        changes = {o: msgspec.structs.replace(q, rounding=Stochastic()) for o, q in drawn.items()}
+        bits = Stochastic().bits
+        changes = {
+            o: msgspec.structs.replace(q, rounding=msgspec.structs.replace(q.rounding, bits=bits))
+            for o, q in drawn.items()
+        }
         stages[name] = msgspec.structs.replace(stage, **changes)
     return msgspec.structs.replace(recipe, **stages)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import FloatFormat, e8m0_rule
 from fp4dse.dse.own_formats import MOST_VALUES, Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer
@@ -112,10 +113,17 @@ ADAPT: dict[str, dict[str, float]] = {
 }
 ROUNDING: dict[type[Rounding], Callable[[Any], dict[str, float]]] = {
     Nearest: lambda rounding: {"half_away": rounding.ties == "away"},
-    Stochastic: lambda rounding: {"stochastic": 1, "random_shift": 16 - rounding.bits},
+    Stochastic: lambda rounding: _by_chance(rounding),
     Ema: lambda _: {"ema": 1},
 }
 """The part of a row that follows from a field of a quantizer; a value that none of these tables has is a KeyError."""
+
+
+def _by_chance(rounding: Stochastic) -> dict[str, float]:
+    """A table is one encoding: what averages several (operand.kinds.Sampled) makes the table of one."""
+    if rounding.samples != 1:
+        raise ConfigError("rounding.samples", rounding.samples, "1 (of one encoding; slots average several)")
+    return {"stochastic": 1, "random_shift": 16 - rounding.bits}
 
 
 def _row(q: Quantizer) -> dict[str, float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Hadamard, Quantizer
 from fp4dse.dse.quantizer import tile
-from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.rounding import Stochastic, samples_of
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.kernels.ops import philox
 from fp4dse.kernels.ops.rotation import rotate, rotate_back, signs_of
@@ -136,6 +136,8 @@ def _check(x: Tensor, quantizer: Quantizer, rotation: Hadamard | None) -> None:
         raise ConfigError("x.shape", tuple(x.shape), "at least one element along a last axis")
     for _, error in quantizer_faults(quantizer):
         raise error
+    if not quantizer.is_plain and (samples := samples_of(quantizer.rounding)) > 1:
+        raise ConfigError("quantizer.rounding.samples", samples, "1 (each sample is a tensor of its own)")
     edge = 0 if quantizer.is_plain else tile(quantizer.block)
     if edge and x.ndim < 2:
         raise ConfigError(

@@ -22,6 +22,8 @@ from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer
+from fp4dse.tasks.osci_reset import OsciResets
+from fp4dse.tasks.oscillation import Oscillation
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
 
@@ -78,6 +80,8 @@ class Population:
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.recorder = Recorder(task.steps) if self.records else None
+        self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
+        self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
         self.record = LossRecord(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
@@ -99,6 +103,8 @@ class Population:
             "kept": self.numerics.state(),
             "record": self.record.state(),
             "recorded": self.recorder.state() if self.recorder else {},
+            "oscillation": self.oscillation.state(),
+            "resets": self.resets.watched.state(),
             "lanes": {"alive": self.alive, "diverged": self.diverged},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
@@ -122,6 +128,8 @@ class Population:
         self.record.load_state(parts["record"], done)
         if self.recorder:
             self.recorder.load_state(parts.get("recorded", {}))
+        for part, watched in ("oscillation", self.oscillation), ("resets", self.resets.watched):
+            watched.load_state({name: value.to(self.device) for name, value in parts.get(part, {}).items()})
 
     @torch.no_grad()
     def keep(self, positions: Sequence[int], done: int) -> None:
@@ -172,9 +180,14 @@ class Population:
     def train_step(self, step: int) -> None:
         """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
         phase = self._enter(step)
+        if self.oscillation.watches(step) or self.resets.watched.watches(step):
+            self.make_room()
+        self.resets.apply(step)
+        moved = self.oscillation.observe(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
-            self.recorder.add(step, measure(self.task, self.model, self.numerics, self.optimizer, *self._batch()))
+            measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch())
+            self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
         if self.stream is None:
             self._step()
             return

@@ -17,6 +17,7 @@ from fp4dse.dse.exactness import (
     significant_bits,
 )
 from fp4dse.dse.formats import ELEMENTS, SCALES
+from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
 
 POWERS = [2.0**e for e in range(-127, 128)]
@@ -91,7 +92,8 @@ def test_a_product_needs_what_its_most_demanding_operand_needs(quantizers):
     order = [*OPERAND_FORMATS, "fp32"]
     alone = [order.index(operand_format(q)) for q in quantizers]
     assert product_format(*quantizers) == order[max(alone)]
-    assert all(operand_format(q.canonical()) == operand_format(q) for q in quantizers)
+    valid = [q for q in quantizers if not quantizer_faults(q)]  # of two methods, a canonical one has the other first
+    assert all(operand_format(q.canonical()) == operand_format(q) for q in valid)
 
 
 @given(st.lists(st.integers(-1000, 1000).filter(bool), min_size=1), st.integers(-100, 100))

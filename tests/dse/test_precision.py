@@ -11,7 +11,7 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict, re
 from fp4dse.dse.library import read_recipe_file
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
-from fp4dse.dse.training import SGD, AdamW, Cosine, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Cosine, OsciReset, StableSPAM, Training
 
 replace = msgspec.structs.replace
 NVFP4 = Recipe.named("nvfp4")
@@ -148,4 +148,5 @@ def test_the_tables_of_the_docs_are_recipes():
     recipe = recipe_from_dict(recipe_to_dict(NVFP4) | tomllib.loads("\n".join(tables)))
     assert recipe.precise == Precise(first=2, last=0.129)
     assert recipe.finish == Finish(share=0.18, what="forward")
-    assert recipe.training == Training(StableSPAM(), 0.1, 0.9, 0.999, 1.0, 1024.0, 4, Cosine(0.1, 0.1))
+    reset = OsciReset(threshold=8)
+    assert recipe.training == Training(StableSPAM(), 0.1, 0.9, 0.999, 1.0, 1024.0, 4, Cosine(0.1, 0.1), reset)

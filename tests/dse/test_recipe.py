@@ -25,6 +25,7 @@ IDS = {
     "hif4-ascend": "95767809f345e105",
     "luq": "ca19ef560608bf20",
     "mixfp4": "cc98edc15263a2a2",
+    "luq-smp": "b73c57a7eb9ed2f2",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-ascend": "ab296cd9f4a3fcaa",
     "mxfp4-sr-rht": "66ca00ece65e0769",
@@ -43,6 +44,7 @@ IDS = {
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
     "tetrajet2": "cbd5eed885c01051",
+    "tetrajet2-reset": "b928454db046aef6",
     "tseng-mxfp4": "1bf3c6fd14f77ac4",
     "ue5m3-graphcore": "e7a473ddca7fb3d8",
     "ue5m3-sr": "28c1a441ff051161",
@@ -236,6 +238,7 @@ COLUMN_TYPES = {
     "gemm": {str},
     "optimizer": {str},
     "schedule": {str},
+    "reset": {str},
     "number": {float, type(None)},
     "accumulate": {int},
 }
@@ -250,10 +253,8 @@ def test_every_axis_has_its_typed_column(recipe):
         f"{stage}_source": "source" for stage in SHARED
     }
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
-    of_recipe |= {
-        name: name
-        for name in ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule")
-    }
+    words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
+    of_recipe |= {name: name for name in words}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():

@@ -6,7 +6,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
 from fp4dse.dse.place import Place
 from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
-from fp4dse.dse.training import Muon, StableSPAM, Training
+from fp4dse.dse.training import Muon, OsciReset, StableSPAM, Training
 
 
 def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
@@ -31,6 +31,7 @@ SLOTS_OF = {
     "mxfp4-ascend": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
     "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
+    "luq-smp": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "nvfp4": slots("nvfp4"),
     "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
     "nvfp4-sr-rht": slots("nvfp4", g="nvfp4 16/17 SR"),
@@ -45,6 +46,7 @@ SLOTS_OF = {
     "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
     "tetrajet2": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
+    "tetrajet2-reset": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
     "tseng-mxfp4": slots("bf16", backward="mxfp4 3/4 SR"),
     "ue5m3-graphcore": slots(
         "e2m1 1x16 ue5m3-61440 T448 held50",
@@ -72,12 +74,13 @@ ROTATIONS_OF = {
     "quartet2": ["none", "rht128", "rht128"],
     "te-nvfp4": ["none", "none", "fixed16"],
     "tetrajet2": ["none", "rht16", "rht16"],
+    "tetrajet2-reset": ["none", "rht16", "rht16"],
     "tseng-mxfp4": ["none", "rht64", "rht64"],
     "ufp4": ["rht16", "rht16", "rht16"],
 }
 """Recipe -> rotation of fprop, dgrad, wgrad, where there is one."""
 
-FROM_FORWARD = ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2"]
+FROM_FORWARD = ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-reset"]
 """Recipes that re-quantize the forward's copies of x and w in the backward pass."""
 
 ENDS = Precise(first=0.032, last=0.129)
@@ -87,6 +90,7 @@ AROUND_OF = {
     "nvfp4-muon": {"training": Training(optimizer=Muon())},
     "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},
     "nvidia-nvfp4": {"precise": ENDS},
+    "tetrajet2-reset": {"training": Training(reset=OsciReset(threshold=8.0))},
     "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},
     "zhou-mixed": {"precise": Precise(attention=True), "finish": Finish(share=0.1)},
 }

@@ -12,7 +12,16 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.kernels import native
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
-from fp4dse.kernels.quant.operand.kinds import Centred, Clamped, Estimated, Plain, Residual, Scaled, make_slot
+from fp4dse.kernels.quant.operand.kinds import (
+    Centred,
+    Clamped,
+    Estimated,
+    Plain,
+    Residual,
+    Sampled,
+    Scaled,
+    make_slot,
+)
 from fp4dse.kernels.quant.operand.paths import PATHS, described, first_path
 from fp4dse.kernels.quant.operand.records import Use
 from fp4dse.kernels.quant.triton import limits
@@ -98,6 +107,7 @@ def test_a_machine_says_what_each_path_takes():
 def test_a_slot_has_one_kind():
     clamp, residual, mean = (replace(NVFP4, outliers=OUTLIER_NAMES[name]) for name in ("occ", "residual", "mean"))
     kinds = {Plain: Quantizer(element="bf16"), Scaled: NVFP4, Clamped: clamp, Residual: residual, Centred: mean}
+    kinds[Sampled] = replace(NVFP4, rounding=Stochastic(samples=2))
     assert all(type(slot(q)) is kind for kind, q in kinds.items())
     recipe = replace(Recipe.uniform(NVFP4), estimator=Estimator(w=Through(Clipped())))
     made = {name: make_slot([recipe] * 2, name, CPU, PLAIN) for name in ("fprop.x", "fprop.w", "dgrad.w")}

@@ -14,6 +14,7 @@ from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.outliers import Clamp, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
+from fp4dse.dse.rounding import of_one_sample, samples_of
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
@@ -45,8 +46,10 @@ def slot_of(
     """The slot of canonical quantizers of one layout, one a lane. number: a key of its random numbers, below 8."""
     if quantizers[0].is_plain:
         return Plain(quantizers, device)
-    kind = Centred if isinstance(quantizers[0].outliers, Mean) else Scaled
-    scaled = kind(LaneQuantizers(quantizers, number, device, backend))
+    samples, centred = samples_of(quantizers[0].rounding), isinstance(quantizers[0].outliers, Mean)
+    quantizers = [replace(q, rounding=of_one_sample(q.rounding)) for q in quantizers]
+    of = LaneQuantizers(quantizers, number, device, backend)
+    scaled = Sampled(of, samples, centred) if samples > 1 else Centred(of) if centred else Scaled(of)
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
@@ -96,6 +99,29 @@ class Centred(Scaled):
     tokens lie, takes off before it pads and rotates."""
 
     is_centred = True
+
+
+class Sampled(Scaled):
+    """A Scaled of the operand several times, each with random bits of its own; the terms are averaged (SMP,
+    2112.10769). Under evaluation, where all samples are equal, one is made.
+
+    Every path that takes one sample takes them all, one after the other.
+    """
+
+    def __init__(self, quantizers: LaneQuantizers, samples: int, is_centred: bool) -> None:
+        super().__init__(quantizers)
+        self.samples, self.is_centred = samples, is_centred
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        if use.evaluating:
+            return super().quantize(x, use)
+        operands = [super(Sampled, self).quantize(x, replace(use, term=term)) for term in range(self.samples)]
+        share = 1 / self.samples  # a power of two: nothing is rounded
+        each = torch.full((len(x),), share, device=x.device)
+        terms = [term for of in operands for term in of.terms]
+        return operands[0]._replace(
+            terms=[Term(t.values, each if t.factor is None else t.factor * share) for t in terms]
+        )
 
 
 class Clamped(Slot):

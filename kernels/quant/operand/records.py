@@ -1,7 +1,7 @@
 """The records of a slot: one use of it, the quantized operand, and what the gradient needs later.
 
 A quantized operand [L, rows, contraction] is a sum of terms, values · factor. There is one term, but two of a
-`Residual`.
+`Residual`, and one for each sample of a `Sampled`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
 
 TERM = 1 << 28
-"""Added to a site for the second term of an operand."""
+"""Added to a site for each term of an operand after the first."""
 PART = 1 << 20
 """Added to a site for each part of a batch after the first."""
 

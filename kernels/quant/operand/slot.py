@@ -2,6 +2,7 @@
 
     Plain       no block scale: the operand is rounded to BF16, or left as it is
     Scaled      quantized in blocks that share a scale
+    Sampled     a Scaled several times with other random bits, averaged
     Clamped     a Scaled of the operand without its largest elements, which may be multiplied apart
     Residual    a Scaled of the operand, and again of what that lost
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart

@@ -54,6 +54,7 @@ def test_untouched_operands_cost_no_points():
         ({"adapt": "razer"}, 3),
         ({"scaling": "split"}, 3),
         ({"outliers": Residual()}, 3),
+        ({"rounding": Stochastic(samples=2)}, 4),
     ],
 )
 def test_what_is_done_beyond_a_maximum_and_a_rounding_counts_one(change, count):

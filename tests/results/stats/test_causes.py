@@ -61,7 +61,9 @@ def test_the_step_is_that_of_the_largest_number():
 def test_a_bias_that_is_not_told_apart_from_zero_is_none():
     for bias2, se, counts in ((0.03, 0.02, False), (0.03, 0.009, True), (-0.01, 0.001, False), (None, None, False)):
         [value] = [
-            c.value for c in causes(diagnosis(moment(backward=error(bias2, se)))) if c.cause == "bias of the backward pass"
+            c.value
+            for c in causes(diagnosis(moment(backward=error(bias2, se))))
+            if c.cause == "bias of the backward pass"
         ]
         assert value == (bias2 if counts else 0)
 
@@ -73,9 +75,7 @@ def test_below_all_thresholds_the_nearest_is_named():
 
 def test_the_sentence_names_what_else_is_above_and_what_is_below():
     said = sentence(diagnosis(moment(clipped=0.02, flushed=0.01, backward=error(bias2=0.09, variance=0.5))))
-    assert said.startswith(
-        "Main cause: bias of the backward pass, 0.09 in w0 at step 10 (threshold 0.01: a tenth"
-    )
+    assert said.startswith("Main cause: bias of the backward pass, 0.09 in w0 at step 10 (threshold 0.01: a tenth")
     assert said.endswith(
         "; clipping, variance of the backward pass and flushing are above threshold, too; "
         "bias of the forward pass and variance of the forward pass are below."
