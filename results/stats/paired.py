@@ -48,8 +48,8 @@ MEASURED = ["measured", "measured_of"]
 """Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
 
 MARGINS = ["margin", "margin_of"]
-"""How close two losses of a row's setting must be to count as the same, a log ratio, and what that is from
-(margins.py)."""
+"""The margin of equivalence of a row's setting: how close two losses must be to count as the same, a log ratio, and what
+it is from (margins.py)."""
 
 NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
 NEEDED += ["val_loss", "val_loss_bf16", STAGE]
