@@ -160,7 +160,7 @@ class LaneNumerics:
             self.splits[layer] = self._split(here)
 
     def check_layers(self) -> None:
-        """ConfigError for a lane's rule that changes no layer, once all layers are added."""
+        """ConfigError for a lane's rule that check_places refuses, once all layers are added."""
         for recipe in dict.fromkeys(self.recipes):
             if (error := check_places(recipe.layers, self.places.values())) is not None:
                 raise error
