@@ -322,7 +322,9 @@ class LaneNumerics:
                 of_all = counts.setdefault(name, {})
                 for key, value in of.items():
                     none = value.new_zeros(self.lanes)
-                    of_all[key] = of_all.get(key, none).index_add(0, none.new_tensor(group.lanes), value)
+                    of_all[key] = of_all.get(key, none).index_add(
+                        0, torch.tensor(group.lanes, device=value.device), value
+                    )
         return counts
 
     def forget_lost(self) -> None:
