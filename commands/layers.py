@@ -145,4 +145,5 @@ def _print(opened: Any, study: Any, said: str, as_json: bool) -> None:
         measured = text.choice_rows(measured_choice(runs, study, choice))
         if measured:
             print_rows(list(measured[0]), measured)
+        print(f"its recipe: fp4dse recipe show {choice.config_id} --store {opened.path}")
     print("", said, *([f"report: {page}"] if page else []), sep="\n")

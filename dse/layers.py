@@ -188,11 +188,17 @@ def check_rules(rules: Iterable[LayerRule]) -> ConfigError | None:
 
 
 def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> ConfigError | None:
-    """The error of a rule that applies to no layer of a model, or whose changes later rules take back in every layer;
-    None if each rule does something."""
+    """The error of a rule that names layers or blocks of which a model has none, or whose changes later rules take back
+    in every layer; None if there is no such rule.
+
+    Kinds and the ends are words for any model: a rule with nothing else is idle in a model without such layers, as a
+    published recipe's for attention is in one that has none.
+    """
     layers = list(places)
     for number, rule in enumerate(rules):
         meant = [place for place in layers if rule.matches(place)]
+        if not meant and not rule.name and not rule.blocks:
+            continue
         if not meant:
             names = ", ".join(dict.fromkeys(place.name for place in layers if place.name))
             words = sorted({word for place in layers for word in place.words})

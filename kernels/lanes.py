@@ -160,7 +160,7 @@ class LaneNumerics:
             self.splits[layer] = self._split(here)
 
     def check_layers(self) -> None:
-        """ConfigError for a lane's rule that changes no layer, once all layers are added."""
+        """ConfigError for a lane's rule that check_places refuses, once all layers are added."""
         for recipe in dict.fromkeys(self.recipes):
             if (error := check_places(recipe.layers, self.places.values())) is not None:
                 raise error
@@ -322,7 +322,9 @@ class LaneNumerics:
                 of_all = counts.setdefault(name, {})
                 for key, value in of.items():
                     none = value.new_zeros(self.lanes)
-                    of_all[key] = of_all.get(key, none).index_add(0, none.new_tensor(group.lanes), value)
+                    of_all[key] = of_all.get(key, none).index_add(
+                        0, torch.tensor(group.lanes, device=value.device), value
+                    )
         return counts
 
     def forget_lost(self) -> None:

@@ -88,7 +88,7 @@ def plan(
     cost: CostTarget = DEFAULT_COST,
 ) -> Plan:
     """Cut what is missing into jobs. `lrs = None`: the task's learning rate for the recipe's class. ConfigError on
-    invalid recipes, and on rules for layers that a task's model has none of.
+    invalid recipes, and on rules that name layers of which a task's model has none.
 
     `is_stored(task, lane)`, and `is_stored(task, lane, kind)` of a baseline where the machine has several kinds of
     devices, of which each has its own; a kind is the columns of the environment that tell it. `sizes`: most lanes of
@@ -230,8 +230,8 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def _check_layers(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
-    """ConfigError for a rule that changes no layer of a task's model. Models that are too large to be looked at here
-    are checked when they are built."""
+    """ConfigError for a rule that names layers of which a task's model has none. Models that are too large to be looked
+    at here are checked when they are built."""
     ruled = [recipe for recipe in recipes if recipe.layers]
     for task in tasks if ruled else ():
         layers = find_layers(*(task.origin or (task.name, task.preset))) or []

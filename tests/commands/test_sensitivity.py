@@ -21,6 +21,9 @@ def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):
     for words in ("attention: wgrad", "sparing gains", "of multiply-adds", "spares ", "measured less predicted"):
         assert words in out
     assert "the choice, on fresh seeds: " in out
+    [shown] = re.findall(r"its recipe: fp4dse (recipe show .*)", out)
+    assert call(*shown.split()) == 0
+    assert "nvfp4" in capsys.readouterr().out
     rows = open_store("runs/sensitivity-nvfp4/store").runs()
     assert rows["status"].eq("done").all()
     assert rows["stage"].isna().sum() == 2 * (1 + 1 + 8)

@@ -225,6 +225,14 @@ def test_a_rule_without_a_layer_or_without_an_effect_is_an_error():
     assert check_places(fine.layers, MODEL) is None
 
 
+def test_a_rule_for_a_kind_is_idle_in_a_model_without_it():
+    """So that a recipe with FP8 attention may be tried on a model that has none."""
+    for where in ({"kind": "conv"}, {"kind": "attention", "last": 0.1}, {"last": 0.1}):
+        assert check_places(ruled("nvfp4", {**where, "*": "mxfp4"}).layers, MODEL) is None
+    for where in ({"kind": "conv", "name": "c*"}, {"blocks": "7:9"}):
+        assert check_places(ruled("nvfp4", {**where, "*": "mxfp4"}).layers, MODEL) is not None
+
+
 @pytest.mark.parametrize(
     ("glob", "meant"),
     [
