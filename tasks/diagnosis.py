@@ -162,7 +162,7 @@ def parted(steps: Sequence[int], losses: Sequence[float], baseline: Sequence[flo
 def _train(
     task: Task, lane: Lane, device: str, looks: set[int], passes: int
 ) -> tuple[LaneResult, list[Moment], Divergence | None]:
-    """What became of the lane, what was seen before the steps of these indices, and where it diverged."""
+    """The result of the lane, the looks before the steps of these indices, and where it diverged."""
     run = Run(task, [lane], device)
     moments = []
     while not run.over:

@@ -144,7 +144,9 @@ def curve_figure(diagnosis: Row) -> Row:
                 {"type": "scatter", "mode": "lines", "x": numbers, "y": fit, "line": line, "showlegend": False,
                  "hoverinfo": "skip"},
             ]  # fmt: skip
-    return {"data": traces, "layout": _log_layout("passes n", "‖mean error‖² / ‖gradient‖²")}
+    layout = _log_layout("passes n", "‖mean error‖² / ‖gradient‖²")
+    layout["xaxis"] |= {"tickvals": [row["passes"] for row in curve_rows(diagnosis)]}
+    return {"data": traces, "layout": layout}
 
 
 def loss_figure(diagnosis: Row) -> Row:
@@ -182,10 +184,12 @@ def _table(rows: Sequence[Row]) -> str:
     """Rows of one kind as a table (HTML), their columns those of the first."""
     texts = {"layer", "slot", "cause", "in"}
     columns = [(name, "" if name in texts else "n") for name in (rows[0] if rows else ())]
-    cells: list[list[tuple[str, object]]] = [
-        [("–" if value is None else escape(str(value)), value) for value in row.values()] for row in rows
-    ]
+    cells: list[list[tuple[str, object]]] = [[(escape(_cell(value)), value) for value in row.values()] for row in rows]
     return table(columns, cells)
+
+
+def _cell(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _total(backward: Row, forward: Row) -> float:
