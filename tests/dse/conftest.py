@@ -70,13 +70,21 @@ def values(type_: typing.Any) -> st.SearchStrategy:
         elif option is bool:
             choices.append(st.booleans())
         else:
-            choices.append(OWN[option] if option in OWN else records(option))
+            choices.append(OWN[option] if option in OWN else by_name(option))
     return st.one_of(choices)
+
+
+NAMED = (Hadamard, Quantizer, Fprop, Dgrad, Wgrad, Recipe)
+"""Records that strategies call by name: written out in each, they have more than hypothesis wants to print."""
+
+
+def by_name(cls: type[Part]) -> st.SearchStrategy:
+    return st.from_type(cls) if cls in NAMED else records(cls)
 
 
 def records(cls: type[Part]) -> st.SearchStrategy:
     return st.builds(cls, **{name: values(type_) for name, type_ in field_types(cls).items()})
 
 
-for cls in (Hadamard, Quantizer, Fprop, Dgrad, Wgrad, Recipe):
+for cls in NAMED:
     st.register_type_strategy(cls, records(cls))
