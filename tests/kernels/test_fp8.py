@@ -21,14 +21,16 @@ from torchao.prototype.blockwise_fp8_training.kernels import (
     torch_blockwise_scale_weight_quant,
 )
 
-from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
+from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.estimator import Clipped, Estimator, Through
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.scale import One, TensorScale
 from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 from fp4dse.kernels import LaneNumerics, quantize
+from fp4dse.kernels.attention_core import AttentionCore
 from fp4dse.kernels.gemm import GEMMS, pick, product
 from fp4dse.kernels.ops import products
+from fp4dse.kernels.quant.backend import backend
 
 replace = msgspec.structs.replace
 ACTIVATION, WEIGHT = QUANTIZERS["fp8-1x128"], QUANTIZERS["fp8-128x128"]
@@ -315,3 +317,18 @@ def test_scaled_fp8_is_a_bf16_product(name, monkeypatch):
     q = QUANTIZERS[name]
     assert pick("cuda", [q], [q, Quantizer.named("nvfp4"), Quantizer.named("mxfp8")]) == ("bf16-exact", ())
     assert set(Recipe.uniform(q).signature().products) == {"bf16"}
+
+
+def test_the_attention_core_scales_partial_sums_as_well():
+    data = recipe_to_dict(Recipe.named("bf16"))
+    recipe = recipe_from_dict({**data, "attention": {"scores": {"q": "fp8-1x128", "k": "fp8-1x128"}}})
+    numerics = LaneNumerics([recipe] * 2, [0, 1])
+    core = AttentionCore([recipe.attention] * 2, torch.device("cpu"), backend("cpu"), "exact")
+    q, k = torch.randn(8, 48, 160), torch.randn(8, 30, 160)  # four heads of a lane, two segments of their padded size
+    decoded = []
+    for x in (q, k):
+        padded = torch.nn.functional.pad(x, (0, 96))
+        decoded.append(quantize(padded.reshape(-1, 256), ACTIVATION).values.view_as(padded).double())
+    got = core.products["scores"](q, k, numerics.use(0), 0)
+    size = decoded[0].abs() @ decoded[1].abs().mT
+    assert ((got - decoded[0] @ decoded[1].mT).abs() <= 2.0**-18 * size).all()
