@@ -1,4 +1,4 @@
-"""What one recipe has and another lacks, in words, a line a field."""
+"""Differences between two recipes in words, a line a field."""
 
 from __future__ import annotations
 

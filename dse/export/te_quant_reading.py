@@ -61,7 +61,7 @@ BLOCKS = 256
 FLAGS = ("--fp4-format", "--fp4-recipe", "--fp8-format", "--fp8-recipe")
 ENDS = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
 IGNORED = ("evaluation_recipe", "tp_only_amax_red", "fp8_param", "fp4_param")
-"""What a config may say beside what its layers compute in training."""
+"""Fields of a config that say other things than what its layers compute in training."""
 
 
 class Imported(msgspec.Struct, frozen=True):

@@ -109,7 +109,7 @@ def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
     assert "NVFP4BlockScaling()" in answer.err
     data = json.loads(run("export", "nvidia-nvfp4", "--to", "te", "--json").out)
     assert len(data["cannot"]) == 3
-    assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")
+    assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, modelopt, te_quant, json")
 
 
 def test_cost_says_what_was_measured_beside_what_is_modelled(run, timed):
