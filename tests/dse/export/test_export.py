@@ -150,6 +150,12 @@ def test_the_page_shows_what_is_printed():
     assert "".join(f"      {line}\n" for line in export(Recipe.named("nvidia-nvfp4"), "te").cannot) in page
 
 
+def test_the_page_shows_a_file_of_formats_per_layer():
+    page = (Path(__file__).parents[3] / "docs" / "export.md").read_text(encoding="utf-8")
+    text = export(Recipe.named("nemotron-3-super"), "te_quant", 88).settings.text
+    assert "".join(f"    {line}\n" for line in text.splitlines()) in page
+
+
 def test_an_unknown_target_is_answered_with_the_known_ones():
     assert TARGETS == ("te", "torchao", "modelopt", "te_quant", "json")
     with pytest.raises(ConfigError, match="--to: found 'onnx'; accepted: te, torchao, modelopt, te_quant, json"):

@@ -136,7 +136,7 @@ PRECISE = st.fixed_dictionaries({}, optional={"attention": st.just(True), "first
 
 
 @given(RULES, PRECISE, st.sampled_from(["te-nvfp4", "bf16", "te-mxfp8-nvfp4"]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=20)
 def test_te_gives_every_layer_its_recipe_or_says_which_rule_it_cannot(monkeypatch, rules, precise, base):
     try:
         recipe = ruled(base, *({**where, **what} for where, what in rules), precise=precise)

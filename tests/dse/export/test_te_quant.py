@@ -1,4 +1,4 @@
-"""Megatron's file of formats per layer: what is written computes the recipe, what is read computes what the file does."""
+"""Megatron's file of formats per layer: what is written computes the recipe, what is read what the file computes."""
 
 from fnmatch import fnmatchcase
 
@@ -68,7 +68,7 @@ PLACES = st.fixed_dictionaries(
     st.fixed_dictionaries({}, optional={"attention": st.just(True), "first": st.just(1), "last": st.just(2)}),
     st.sampled_from(["te-nvfp4", "bf16"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_a_file_computes_the_recipe_and_reads_back_to_what_computes_the_same(rules, precise, base):
     try:
         recipe = ruled(base, *({**where, **OTHERS[what]} for where, what in rules), precise=precise)
