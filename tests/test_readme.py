@@ -101,6 +101,8 @@ def test_the_space_enumerates_and_uses_its_rule():
 
 
 def test_the_recipe_reads():
+    ruled = recipe_from_dict(tomllib.loads(blocks("recipes.md", "toml")[1]))
+    assert [rule.where() for rule in ruled.layers] == ["attention", "qkv+down, blocks -4:", "block0.up"]
     recipe = tomllib.loads(blocks("recipes.md", "toml")[0])
     assert recipe.pop("summary")
     assert recipe_from_dict(recipe).label() == "mxfp4-rceil, gradients SR, wgrad rht32"
@@ -108,7 +110,7 @@ def test_the_recipe_reads():
 
 def test_formats_of_ones_own_read_as_shown():
     """In a recipe, with the rest of the page's first example, and in a space."""
-    first, own = map(tomllib.loads, blocks("recipes.md", "toml"))
+    first, _, own = map(tomllib.loads, blocks("recipes.md", "toml"))
     del first["summary"]
     recipe = recipe_from_dict(first | own)
     assert recipe.fprop.x.label() == "nf4-126d55 1x32 ue3m4-874c4a"

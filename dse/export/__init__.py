@@ -16,6 +16,7 @@ from functools import cache
 
 import msgspec
 
+from fp4dse.dse.attention import Attention
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.export import modelopt, te, te_custom, te_quant, torchao
 from fp4dse.dse.export.assignment import Assignment, assign
@@ -96,8 +97,8 @@ def _look_up(recipe: Recipe, known: dict[str, Settings]) -> tuple[Settings, list
 
 
 def _around(recipe: Recipe) -> list[str]:
-    """What a recipe has beside its layers: no library has it as a setting of formats."""
-    return differences(recipe, msgspec.structs.replace(recipe, finish=None, training=Training()))
+    """Lines for all that a recipe has beside its layers: no library has it as a setting of formats."""
+    return differences(recipe, msgspec.structs.replace(recipe, attention=Attention(), finish=None, training=Training()))
 
 
 def _without(said: Said[Settings], lines: list[str]) -> Said[Settings]:

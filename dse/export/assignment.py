@@ -9,6 +9,7 @@ apart.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 import msgspec
 
@@ -122,8 +123,11 @@ def _entries(
     beneath = msgspec.structs.replace(recipe, layers=tuple(other for other in below if not other.name))
     above = [other for i, other in rules.items() if i > number and not other.name]
     groups: dict[Recipe, list[tuple[str, int | None]]] = {}
+    free = set()  # where an earlier entry holds
     for key, place in places(among).items():
-        if _may_match(rule, place) and not any(other.matches(place) for other in above):
+        if any(other.matches(place) for other in above):
+            free.add(key)
+        elif _may_match(rule, place):
             groups.setdefault(of_layer(_with(beneath, rule, place)), []).append(key)
     if not groups:
         return "no layer that the other library has, or later rules hold in all of them"
@@ -134,7 +138,8 @@ def _entries(
     for of, keys in sorted(groups.items(), key=lambda group: any(block == among - 1 for _, block in group[1])):
         leaves, inside = {leaf for leaf, _ in keys}, {block for _, block in keys}
         kinds = words_of(leaves)
-        if kinds is None or len(keys) != len(leaves) * len(inside) or None in inside:
+        others = set(product(leaves, inside)) - set(keys)
+        if kinds is None or None in inside or not others <= free:
             return "what it leaves differs among its layers, and kinds and blocks do not tell them apart"
         rest = len(inside) == among or (blocks is None and among - 1 in inside)
         which = None if rest else tuple(sorted(i for i in inside if i is not None))

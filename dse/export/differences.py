@@ -1,4 +1,4 @@
-"""What one recipe has and another lacks, in words, a line a field."""
+"""Differences between two recipes in words, a line a field."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def differences(wanted: Recipe, has: Recipe) -> list[str]:
     """The differences, one line a field: `gradients range 16/17 (it has full)`."""
     slots: dict[str, dict[str, str]] = {}
     lines = []
+    there = has.columns()
     for name, value in wanted.columns().items():
-        other = has.columns()[name]
+        other = there[name]
         slot = next((slot for slot in SLOTS if name.startswith(slot.replace(".", "_") + "_")), None)
         field = name.removeprefix((slot or "").replace(".", "_") + "_").replace("_", " ")
         if value == other or (slot and field != "element" and wanted.slot(slot).is_plain != has.slot(slot).is_plain):

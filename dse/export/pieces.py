@@ -28,7 +28,7 @@ class Said(msgspec.Struct, Generic[Piece], frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the settings has to know."""
+        """Things that a reader of the settings has to know."""
         named = any(entry.name for entry, _ in self.entries)
         return ("names in rules are taken as they are: of the layers of the model that is converted",) if named else ()
 

@@ -52,6 +52,12 @@ _MODULES = {
     "NVFP4Quantizer": "nvfp4_tensor",
 }
 
+_NAMED = (
+    "    if not role.name:",
+    '        raise ValueError("a layer without a name: name_layers(model) comes before the first step")',
+)
+"""Lines of a factory under which layers differ."""
+
 Factory = dict[str, str]
 """Tensor of a role -> Python that makes its quantizer."""
 
@@ -153,11 +159,11 @@ def _both(texts: dict[str, str], recipe: Recipe, rows: str, columns: str, stage:
 def render(said: Said[Factory], recipe: Recipe) -> Settings:
     """Python with the factory for all layers. recipe: what it computes."""
     factories: dict[str, Factory] = {}
-    for one in [*(made for _, made in said.entries if not said.is_uniform), said.default]:
+    for one in [*(made for _, made in said.entries), said.default]:
         if one not in factories.values():
             factories[f"format{len(factories)}"] = one
     names = {tuple(made.items()): name for name, made in factories.items()}
-    rules = [(entry, names[tuple(made.items())]) for entry, made in said.entries if not said.is_uniform]
+    rules = [(entry, names[tuple(made.items())]) for entry, made in said.entries]
     used = sorted(
         name for name in _MODULES if any(f"{name}(" in text for of in factories.values() for text in of.values())
     )
@@ -185,8 +191,7 @@ def render(said: Said[Factory], recipe: Recipe) -> Settings:
         "def qfactory(role):",
         '    if role is None or role.module_type not in ("linear", "grouped_linear"):',
         "        return IdentityQuantizer()",
-        "    if RULES and not role.name:",
-        '        raise ValueError("a layer without a name: name_layers(model) comes before the first step")',
+        *([] if said.is_uniform else _NAMED),
         "    return QUANTIZERS[setting(role.name), role.tensor_type]()",
         "",
         "",

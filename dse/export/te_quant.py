@@ -174,4 +174,4 @@ def _patterns(entry: Entry) -> Iterator[tuple[str, str]]:
     for word, block in product(entry.kind or ("",), blocks):
         glob = PATTERNS[word] if word else "*"
         words = [word.replace("-", "_"), "" if block is None else f"layer{block}"]
-        yield "_".join(filter(None, words)), glob if block is None else f"*.layers.{block}.{glob}"
+        yield "_".join(filter(None, words)), glob if block is None else f"*.layers.{block}.*{glob.lstrip('*.')}"

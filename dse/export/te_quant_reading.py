@@ -56,12 +56,12 @@ ABSENT: dict[str, tuple[str, ...]] = {
 PREDICTION = ("mtp.layers.0.transformer_layer.self_attention.linear_qkv", "mtp.layers.0.eh_proj")
 """Names of layers of multi-token prediction, which does not exist here either."""
 
-BLOCKS = 256
+BLOCKS = 160
 """More blocks than a model has: a glob on more of them is one on all further ones."""
 FLAGS = ("--fp4-format", "--fp4-recipe", "--fp8-format", "--fp8-recipe")
 ENDS = ("--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16")
 IGNORED = ("evaluation_recipe", "tp_only_amax_red", "fp8_param", "fp4_param")
-"""What a config may say beside what its layers compute in training."""
+"""Fields of a config that say other things than what its layers compute in training."""
 
 
 class Imported(msgspec.Struct, frozen=True):

@@ -109,7 +109,26 @@ def test_an_export_that_cannot_express_the_recipe_ends_with_1_and_the_list(run):
     assert "NVFP4BlockScaling()" in answer.err
     data = json.loads(run("export", "nvidia-nvfp4", "--to", "te", "--json").out)
     assert len(data["cannot"]) == 3
-    assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, json")
+    assert_one_line(run("export", "nvfp4", "--to", "onnx"), 2, "te, torchao, modelopt, te_quant, json")
+
+
+def test_a_file_of_formats_per_layer_is_written_and_read_back(run, tmp_path):
+    written = run("export", "nemotron-3-super", "--to", "te_quant", "--blocks", "88")
+    assert written.code == 0
+    Path("te_quant.cfg").write_text(written.out)
+    read = run("recipe", "import", "te_quant.cfg")
+    assert read.code == 0
+    Path("mine.toml").write_text(read.out)
+    again = run("export", "mine.toml", "--to", "te_quant").out
+    assert again.splitlines()[1:] == written.out.splitlines()[1:]
+    facts = json.loads(run("recipe", "import", "te_quant.cfg", "--json").out)
+    assert facts["notes"] == []
+    assert facts["precise"] == {"attention": True, "last": 14.0}
+    assumed = run("recipe", "import", "te_quant.cfg", "--arguments", "--fp8-format e4m3 --fp8-recipe mxfp8")
+    assert "mxfp8-rceil" in assumed.out
+    assert_one_line(run("recipe", "import", "nothing.cfg"), 2, "nothing.cfg", "a readable YAML file")
+    Path("bad.cfg").write_text("configs: 3")
+    assert_one_line(run("recipe", "import", "bad.cfg"), 2, "bad.cfg")
 
 
 def test_cost_says_what_was_measured_beside_what_is_modelled(run, timed):

@@ -25,11 +25,19 @@ SLOTS_OF = {
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
     "hif4-ascend": slots("hif4"),
+    "hopper-moe-fp4": slots("mxfp4", w="e4m3 1x128 fp32", backward="e4m3 1x128 fp32"),
     "luq": slots("int4-sawb", g="luq"),
     "mixfp4": slots("mixfp4", g="nvfp4 16/17 SR"),
     "mxfp4": slots("mxfp4"),
     "mxfp4-ascend": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
+    "mxfp4-tiles-qkv8": slots("mxfp8-rceil"),
+    "nemotron-3-super": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
+    "primus-turbo": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-even"),
+    "rl-row-scaled": slots("e2m1 1x16 e4m3 T256 row 4over6-mae", w="nvfp4-4over6-mae", backward="bf16"),
+    "te-mxfp8-nvfp4": slots("mxfp8-rceil", g="nvfp4 SR", dgrad_w="nvfp4", wgrad_x="nvfp4"),
+    "te-nvfp4-1d": slots("nvfp4", g="nvfp4 SR"),
+    "te-nvfp4-mxfp8": slots("e2m1 1x16 e4m3 T448 row", w="nvfp4", backward="mxfp8-rceil"),
     "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
     "luq-smp": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "nvfp4": slots("nvfp4"),
@@ -56,7 +64,7 @@ SLOTS_OF = {
     "ue5m3-sr": slots("ue5m3-t448", g="ue5m3-t448 16/17 SR"),
     "ufp4": slots("e1m2 1x16 fp32", g="e1m2 1x16 fp32 SR"),
     "wang-dge-occ": slots("fp4-row occ", w="fp4-row", g="fp8-e5m2", dgrad_w="fp8", wgrad_x="fp8"),
-    "zhou-mixed": slots("fp4-row", g="fp8-e5m2", dgrad_w="fp8", wgrad_x="fp8"),
+    "zhou-mixed": slots("fp8", g="fp8-e5m2", dgrad_w="fp8", wgrad_x="fp8"),
 }
 """Recipe -> its six slots."""
 
@@ -67,12 +75,16 @@ ROTATIONS_OF = {
     "hif4-ascend": ["rht64", "none", "none"],
     "mxfp4-ascend": ["rht32", "none", "none"],
     "mxfp4-sr-rht": ["none", "none", "rht32"],
+    "nemotron-3-super": ["none", "none", "fixed16"],
     "nvfp4-sr-rht": ["none", "none", "rht16"],
     "nvidia-nvfp4-finish": ["none", "none", "rht16"],
     "nvidia-nvfp4": ["none", "none", "rht16"],
+    "primus-turbo": ["none", "none", "hadamard16"],
     "quartet": ["hadamard32", "rht32", "rht32"],
     "quartet2": ["none", "rht128", "rht128"],
     "te-nvfp4": ["none", "none", "fixed16"],
+    "te-mxfp8-nvfp4": ["none", "none", "fixed16"],
+    "te-nvfp4-1d": ["none", "none", "fixed16"],
     "tetrajet2": ["none", "rht16", "rht16"],
     "tetrajet2-reset": ["none", "rht16", "rht16"],
     "tseng-mxfp4": ["none", "rht64", "rht64"],
@@ -80,19 +92,36 @@ ROTATIONS_OF = {
 }
 """Recipe -> rotation of fprop, dgrad, wgrad, where there is one."""
 
-FROM_FORWARD = ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-reset"]
-"""Recipes that re-quantize the forward's copies of x and w in the backward pass."""
+BOTH, W, X = ("forward", "forward"), ("forward", "master"), ("master", "forward")
+SOURCES_OF = dict.fromkeys(
+    ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-reset"], BOTH
+) | {
+    "hopper-moe-fp4": X,
+    "rl-row-scaled": BOTH,
+    "te-mxfp8-nvfp4": W,
+    "te-nvfp4-1d": W,
+    "te-nvfp4-mxfp8": BOTH,
+}
+"""Recipe -> sources of dgrad.w and wgrad.x, where the backward pass has the forward's copies of them."""
+
+LAYERS_OF = {
+    "mxfp4-tiles-qkv8": ["linear+mlp+conv+attention-out: mxfp4-2d, gradients mxfp4-rceil SR"],
+    "zhou-mixed": ["linear+mlp+conv: forward fp4-row"],
+}
+"""Recipe -> its rules for layers."""
 
 ENDS = Precise(first=0.032, last=0.129)
 AROUND_OF = {
     "four-over-six": {"precise": Precise(last=0.167)},
     "fp4-all-the-way": {"finish": Finish(share=0.038, what="backward")},
+    "nemotron-3-super": {"precise": Precise(attention=True, last=0.159)},
     "nvfp4-muon": {"training": Training(optimizer=Muon())},
     "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},
     "nvidia-nvfp4": {"precise": ENDS},
     "tetrajet2-reset": {"training": Training(reset=OsciReset(threshold=8.0))},
     "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},
-    "zhou-mixed": {"precise": Precise(attention=True), "finish": Finish(share=0.1)},
+    "rl-row-scaled": {"precise": Precise(last=0.15)},
+    "zhou-mixed": {"finish": Finish(share=0.1)},
 }
 """Recipe -> layers and steps that are not quantized, and the training side, where they are not the default."""
 
@@ -111,6 +140,7 @@ def test_shares_of_blocks_are_those_of_the_papers():
 
     assert kept("nvidia-nvfp4", 62) == [0, 1, *range(54, 62)]
     assert kept("four-over-six", 24) == [20, 21, 22, 23]
+    assert kept("nemotron-3-super", 88) == [*range(74, 88)]
 
 
 @pytest.mark.parametrize("name", recipe_files())
@@ -119,7 +149,8 @@ def test_a_recipe_has_the_six_slots_of_its_paper(name):
     assert [recipe.slot(slot).label() for slot in SLOTS] == SLOTS_OF[name]
     rotations = [rotation_name(recipe.rotation(stage)) for stage in STAGES]
     assert rotations == ROTATIONS_OF.get(name, ["none", "none", "none"])
-    assert {recipe.source(stage) for stage in SHARED} == {"forward" if name in FROM_FORWARD else "master"}
+    assert tuple(recipe.source(stage) for stage in SHARED) == SOURCES_OF.get(name, ("master", "master"))
+    assert [rule.label() for rule in recipe.layers] == LAYERS_OF.get(name, [])
 
 
 @pytest.mark.parametrize("name", recipe_files())
