@@ -102,7 +102,7 @@ def _around(recipe: Recipe) -> list[str]:
 
 
 def _without(said: Said[Settings], lines: list[str]) -> Said[Settings]:
-    """What is left where some rules cannot be said after all; each line begins with the origin of one."""
+    """The export without the rules that cannot be said after all; each line begins with the origin of one."""
     left = tuple(pair for pair in said.entries if not any(line.startswith(f"{pair[0].origin}:") for line in lines))
     return Said(said.default, left, [*said.cannot, *lines])
 
