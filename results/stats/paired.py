@@ -48,8 +48,8 @@ MEASURED = ["measured", "measured_of"]
 """Another overhead axis, and what it is of: figures of one device, joined to the runs (store/measured.py)."""
 
 MARGINS = ["margin", "margin_of"]
-"""The margin of equivalence of a row's setting, a log ratio: how close two losses must be to count as the same; and what
-it is from (margins.py)."""
+"""The margin of equivalence of a row's setting, a log ratio: how close two losses must be to count as the same. And
+what it is from (margins.py)."""
 
 NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
 NEEDED += ["val_loss", "val_loss_bf16", STAGE]
