@@ -149,6 +149,12 @@ def test_the_first_matcher_holds_there_and_the_last_rule_here():
     check_same(text, recipe)
 
 
+def test_a_matcher_whose_layers_earlier_ones_hold_is_no_rule():
+    text = NEMOTRON.replace("*mixer.out_proj", "*.linear_qkv")
+    assert [rule.label() for rule in read_te_quant(text, "te_quant.cfg").recipe.layers] == ["qkv+attention-out: bf16"]
+    check_same(text, read_te_quant(text, "te_quant.cfg").recipe)
+
+
 def test_layers_in_bf16_blocks_stay_so_unless_they_say_otherwise():
     text = NEMOTRON.replace("mixer.out_proj", "linear_fc2")
     arguments = f"{ARGUMENTS} --num-layers-at-end-in-bf16 2"
