@@ -121,7 +121,7 @@ def _faults(q: Quantizer, arguments: dict[str, object]) -> str:
     """The reason why an NVFP4Quantizer with these arguments is refused, or is not this one."""
     adapts = q.adapt.startswith("4over6")
     target = q.tensor_scale.target if q.tensor_scale else None
-    if q.tensor_scale is None or q.tensor_scale.policy.split()[0] != "current" or q.tensor_scale.over == "segment":
+    if q.tensor_scale is None or q.tensor_scale.amax != "current" or q.tensor_scale.over not in ("tensor", "row"):
         return "it has one current maximum for the tensor or the row"
     if q.block not in (16, "16x16") or (q.adapt != "none" and not adapts):
         return "it has blocks of 16 or 16x16, with or without four-over-six"
