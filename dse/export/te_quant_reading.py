@@ -296,7 +296,8 @@ def _fields(matchers: list[_Matcher], base: str) -> tuple[str, ...]:
 def _rules(matchers: list[_Matcher], fields: tuple[str, ...]) -> list[LayerRule]:
     """A rule for each run of blocks of each matcher, the last matcher's first; none where earlier matchers hold in all
     of its layers."""
-    rules, held = [], set()
+    rules: list[LayerRule] = []
+    held: set[tuple[str, int]] = set()
     for one in matchers:
         of = of_layer(recipes()[one.config])
         changed = QUANTIZERS if one.config == "bf16" else fields
