@@ -29,6 +29,7 @@ NOTES = (
     "te.Linear and the like take it; layers that stay in BF16 are left outside of te.autocast",
     "random bits of stochastic rounding, and how many there are, are Transformer Engine's own",
 )
+OLDER = "FP8 is scaled in another order of operations: fp8-current is that of Transformer Engine, bit for bit"
 OVERRIDES = (None, "dequantized", "high_precision")
 SCOPES = ("none", "weights", "activations", "all")
 
@@ -39,7 +40,10 @@ def settings() -> Iterator[Settings]:
     yield from _nvfp4()
     for override, hybrid in product(OVERRIDES, (False, True)):
         yield from _fp8("MXFP8BlockScaling", "E4M3", Quantizer(block=32, scale=E8M0(rule="rceil")), hybrid, override)
-        yield from _fp8("Float8CurrentScaling", "HYBRID", QUANTIZERS["fp8"], hybrid, override)
+        yield from _fp8("Float8CurrentScaling", "HYBRID", QUANTIZERS["fp8-current"], hybrid, override)
+    for override, hybrid in product(OVERRIDES, (False, True)):
+        for found in _fp8("Float8CurrentScaling", "HYBRID", QUANTIZERS["fp8"], hybrid, override):
+            yield msgspec.structs.replace(found, notes=(*found.notes, OLDER))
 
 
 def _nvfp4() -> Iterator[Settings]:

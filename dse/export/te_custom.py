@@ -21,12 +21,13 @@ from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.export import naming
 from fp4dse.dse.export.listed import BF16, Settings, call
 from fp4dse.dse.export.pieces import Said
+from fp4dse.dse.export.te import OLDER
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Nearest, Stochastic
 from fp4dse.dse.scale import TensorScale
-from fp4dse.dse.stages import SHARED, STAGES, Hadamard, rotation_name
+from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, rotation_name
 
 VERSION = "Transformer Engine 2.20"
 TENSORS = {
@@ -39,6 +40,8 @@ TENSORS = {
 _FP8 = {
     "mxfp8-rceil": ("MXFP8Quantizer", "kFloat8E4M3", ""),
     "mxfp8-e5m2-rceil": ("MXFP8Quantizer", "kFloat8E5M2", ""),
+    "fp8-current": ("Float8CurrentScalingQuantizer", "kFloat8E4M3", ', device="cuda"'),
+    "fp8-e5m2-current": ("Float8CurrentScalingQuantizer", "kFloat8E5M2", ', device="cuda"'),
     "fp8": ("Float8CurrentScalingQuantizer", "kFloat8E4M3", ', device="cuda"'),
     "fp8-e5m2": ("Float8CurrentScalingQuantizer", "kFloat8E5M2", ', device="cuda"'),
 }
@@ -121,7 +124,7 @@ def _faults(q: Quantizer, arguments: dict[str, object]) -> str:
     """The reason why an NVFP4Quantizer with these arguments is refused, or is not this one."""
     adapts = q.adapt.startswith("4over6")
     target = q.tensor_scale.target if q.tensor_scale else None
-    if q.tensor_scale is None or q.tensor_scale.policy.split()[0] != "current" or q.tensor_scale.over == "segment":
+    if q.tensor_scale is None or q.tensor_scale.amax != "current" or q.tensor_scale.over not in ("tensor", "row"):
         return "it has one current maximum for the tensor or the row"
     if q.block not in (16, "16x16") or (q.adapt != "none" and not adapts):
         return "it has blocks of 16 or 16x16, with or without four-over-six"
@@ -209,4 +212,6 @@ def render(said: Said[Factory], recipe: Recipe) -> Settings:
         f"{VERSION} (2.20.0.dev0); CustomRecipe is experimental there",
         "random bits of stochastic rounding, and how many there are, are Transformer Engine's own",
     ]
-    return Settings("\n".join(line for line in lines), recipe, notes=(*notes, *said.notes))
+    slots = [of.slot(slot) for of in (recipe, *(entry.recipe for entry, _ in said.entries)) for slot in SLOTS]
+    older = (OLDER,) if any(QUANTIZERS[name].canonical() in slots for name in ("fp8", "fp8-e5m2")) else ()
+    return Settings("\n".join(lines), recipe, notes=(*notes, *older, *said.notes))

@@ -87,8 +87,10 @@ def _line(settings: Settings) -> str:
 
 def settings() -> Iterator[Settings]:
     """The settings of a layer: text is a name of CONFIGS."""
-    for name, recipe in recipes().items():
-        yield Settings(name, recipe)
+    for made in te.settings():
+        for name, (line, _) in CONFIGS.items():
+            if _line(made) == line:
+                yield Settings(name, made.recipe, notes=tuple(note for note in made.notes if note == te.OLDER))
 
 
 def unsaid(said: Said[Settings]) -> list[str]:
@@ -151,6 +153,7 @@ def render(said: Said[Settings], recipe: Recipe, blocks: int | None) -> Settings
             ]
     notes = ["random bits of stochastic rounding, and how many there are, are Transformer Engine's own"]
     notes += ["Megatron-LM at d98e8a6; embeddings, heads and routers are not quantized there"]
+    notes += dict.fromkeys(note for made in (said.default, *(of for _, of in said.entries)) for note in made.notes)
     return Settings("\n".join(lines), recipe, notes=tuple(notes))
 
 

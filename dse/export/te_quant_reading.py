@@ -10,13 +10,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from itertools import product
 from typing import Any
 
 import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.export.listed import BF16, of_layer
-from fp4dse.dse.export.names import words_of
+from fp4dse.dse.export.names import LEAVES, words_of
 from fp4dse.dse.export.te_quant import ARGUMENTS, CONFIGS, OVERRIDE, recipes
 from fp4dse.dse.layers import CHANGES, QUANTIZERS, LayerRule
 from fp4dse.dse.library import recipe_from_dict, recipe_to_dict
@@ -251,7 +252,7 @@ def _merge_blocks(matchers: list[_Matcher]) -> list[_Matcher]:
 
 def _recipe(matchers: list[_Matcher], base: str, first: int, last: int, where: str) -> Recipe:
     """The recipe of the base with a rule for each matcher, in reverse order, and BF16 blocks at the ends."""
-    rules = [rule for one in reversed(matchers) for rule in _rules(one, _fields(matchers, base))]
+    rules = _rules(matchers, _fields(matchers, base))
     ends = [LayerRule(first=float(first), last=float(last), **dict.fromkeys(QUANTIZERS, BF16))] if first or last else []  # type: ignore[arg-type]
     over = {one.over for one in matchers if one.config != "bf16"}
     if ends and len(over) > 1:
@@ -292,12 +293,22 @@ def _fields(matchers: list[_Matcher], base: str) -> tuple[str, ...]:
     return tuple(field for field in CHANGES if field in QUANTIZERS or len({str(_value(of, field)) for of in there}) > 1)
 
 
-def _rules(matcher: _Matcher, fields: tuple[str, ...]) -> list[LayerRule]:
-    """A rule for each run of blocks."""
-    of = of_layer(recipes()[matcher.config])
-    changed = QUANTIZERS if matcher.config == "bf16" else fields
-    changes: dict[str, Any] = {field: _value(of, field) for field in changed}
-    return [LayerRule(kind=matcher.words, blocks=blocks, **changes) for blocks in _slices(matcher.blocks)]
+def _rules(matchers: list[_Matcher], fields: tuple[str, ...]) -> list[LayerRule]:
+    """A rule for each run of blocks of each matcher, the last matcher's first; none where earlier matchers hold in all
+    of its layers."""
+    rules: list[LayerRule] = []
+    held: set[tuple[str, int]] = set()
+    for one in matchers:
+        of = of_layer(recipes()[one.config])
+        changed = QUANTIZERS if one.config == "bf16" else fields
+        changes: dict[str, Any] = {field: _value(of, field) for field in changed}
+        leaves = [leaf for leaf, place in LEAVES.items() if place.words & set(one.words)]
+        for blocks, run in _runs(one.blocks):
+            layers = set(product(leaves, run))
+            if not layers <= held:
+                rules.append(LayerRule(kind=one.words, blocks=blocks, **changes))
+            held |= layers
+    return rules[::-1]
 
 
 def _value(recipe: Recipe, field: str) -> object:
@@ -306,13 +317,16 @@ def _value(recipe: Recipe, field: str) -> object:
     return "none" if value is None else value
 
 
-def _slices(blocks: tuple[int, ...] | None) -> list[str]:
-    """Runs of neighbours as slices, the last one open if it goes on; [""] for all."""
+def _runs(blocks: tuple[int, ...] | None) -> list[tuple[str, range]]:
+    """Runs of neighbours as slices, the last one open if it goes on, with their numbers; an empty slice for all."""
     if blocks is None:
-        return [""]
+        return [("", range(BLOCKS))]
     starts = [i for i in blocks if i - 1 not in blocks]
     stops = [i + 1 for i in blocks if i + 1 not in blocks]
-    return [
-        f"{start}:" if stop == BLOCKS else str(start) if stop == start + 1 else f"{start}:{stop}"
-        for start, stop in zip(starts, stops, strict=True)
-    ]
+    return [(_slice(start, stop), range(start, stop)) for start, stop in zip(starts, stops, strict=True)]
+
+
+def _slice(start: int, stop: int) -> str:
+    if stop == BLOCKS:
+        return f"{start}:"
+    return str(start) if stop == start + 1 else f"{start}:{stop}"

@@ -25,7 +25,7 @@ SLOTS_OF = {
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
     "hif4-ascend": slots("hif4"),
-    "hopper-moe-fp4": slots("mxfp4", w="e4m3 1x128 fp32", backward="e4m3 1x128 fp32"),
+    "hopper-moe-fp4": slots("mxfp4", w="fp8-128x128", g="fp8-1x128", wgrad_x="fp8-1x128"),
     "luq": slots("int4-sawb", g="luq"),
     "mixfp4": slots("mixfp4", g="nvfp4 16/17 SR"),
     "mxfp4": slots("mxfp4"),

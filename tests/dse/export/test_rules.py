@@ -46,7 +46,7 @@ FORMATS_OF_RULES = [
     {"recipe": "te-nvfp4"},
     {"recipe": "bf16"},
     {"*": "mxfp8-rceil", "*.rotation": "none", "*.source": "master"},
-    {"*": "fp8", "*.g": "fp8-e5m2", "*.rotation": "none"},
+    {"*": "fp8-current", "*.g": "fp8-e5m2-current", "*.rotation": "none"},
     {"wgrad": "bf16"},
     {"forward": "bf16"},
 ]
@@ -74,7 +74,7 @@ def slots_of(made):
     elif isinstance(made, stubs.MXFP8Quantizer):
         q = QUANTIZERS["mxfp8-rceil" if made.dtype == "e4m3" else "mxfp8-e5m2-rceil"]
     elif isinstance(made, stubs.Float8CurrentScalingQuantizer):
-        q = QUANTIZERS["fp8" if made.dtype == "e4m3" else "fp8-e5m2"]
+        q = QUANTIZERS["fp8-current" if made.dtype == "e4m3" else "fp8-e5m2-current"]
     else:
         q = msgspec.structs.replace(
             QUANTIZERS["nvfp4-2d" if made.with_2d_quantization else "nvfp4"],

@@ -11,6 +11,7 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict, re
 from fp4dse.dse.export import export
 from fp4dse.dse.export.listed import of_layer
 from fp4dse.dse.export.names import places
+from fp4dse.dse.export.te import OLDER
 from fp4dse.dse.export.te_quant import CONFIGS, PATTERNS, recipes
 from fp4dse.dse.export.te_quant_reading import read_te_quant
 from fp4dse.dse.library import read_recipe_file
@@ -35,7 +36,7 @@ OTHERS = {
     "nvfp4": {"recipe": "te-nvfp4"},
     "bf16": {"*": "bf16"},
     "mxfp8": {"*": "mxfp8-rceil", "*.rotation": "none"},
-    "fp8_hybrid": {"*": "fp8", "*.g": "fp8-e5m2", "*.rotation": "none"},
+    "fp8_hybrid": {"*": "fp8-current", "*.g": "fp8-e5m2-current", "*.rotation": "none"},
 }
 
 
@@ -149,6 +150,12 @@ def test_the_first_matcher_holds_there_and_the_last_rule_here():
     check_same(text, recipe)
 
 
+def test_a_matcher_whose_layers_earlier_ones_hold_is_no_rule():
+    text = NEMOTRON.replace("*mixer.out_proj", "*.linear_qkv")
+    assert [rule.label() for rule in read_te_quant(text, "te_quant.cfg").recipe.layers] == ["qkv+attention-out: bf16"]
+    check_same(text, read_te_quant(text, "te_quant.cfg").recipe)
+
+
 def test_layers_in_bf16_blocks_stay_so_unless_they_say_otherwise():
     text = NEMOTRON.replace("mixer.out_proj", "linear_fc2")
     arguments = f"{ARGUMENTS} --num-layers-at-end-in-bf16 2"
@@ -247,6 +254,14 @@ def test_a_pattern_fits_the_layers_that_have_its_word_and_no_others(word):
     for (leaf, block), place in places(2).items():
         if leaf in NAMES:
             assert fnmatchcase(NAMES[leaf].format(block), PATTERNS[word]) == (word in place.words)
+
+
+def test_fp8_in_another_order_of_operations_is_written_with_a_note():
+    older = export(ruled("te-nvfp4", {"kind": "mlp", "*": "fp8", "*.rotation": "none"}), "te_quant")
+    exact = export(ruled("te-nvfp4", {"kind": "mlp", "*": "fp8-current", "*.rotation": "none"}), "te_quant")
+    assert older.cannot == exact.cannot == []
+    assert older.settings.text.replace("fp8,", "fp8-current,") == exact.settings.text
+    assert set(older.settings.notes) - set(exact.settings.notes) == {OLDER}
 
 
 def test_a_rule_in_some_blocks_is_a_glob_for_each():
