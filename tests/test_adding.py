@@ -43,7 +43,7 @@ ADDED: dict[str, Edits] = {
                 '\n\nclass UE3M3(FloatScale, frozen=True, tag="ue3m3"):\n    """Max 30."""\n',
             ),
             ("Scale = E8M0 | E6M2 | E4M3", " | UE3M3"),
-            ('dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32"), 1.0),\n', '    "ue3m3": 30.0,\n'),
+            ('dict.fromkeys(("e8m0", "e6m2", "bf16", "fp32", "one"), 1.0),\n', '    "ue3m3": 30.0,\n'),
             ('    "e4m3": E4M3(),\n', '    "ue3m3": UE3M3(),\n'),
         ],
     },
