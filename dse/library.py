@@ -172,11 +172,18 @@ def _toml_rule(rule: LayerRule, own: OwnNames) -> str:
     is_same = len(quantizers) == 1 and None not in quantizers
     changes = [name for name in rule.changes if not is_same or name not in QUANTIZERS]
     if is_same:
-        lines.append(f'"*" = {_toml_value(rule.fprop_x, Quantizer, own)}')
+        lines.append(f'"*" = {_toml_whole(rule.fprop_x, Quantizer, own)}')
     for name in changes:
         part, _, field = name.partition("_")
-        lines.append(f'"{part}.{field}" = {_toml_value(getattr(rule, name), types[part][field], own)}')
+        lines.append(f'"{part}.{field}" = {_toml_whole(getattr(rule, name), types[part][field], own)}')
     return "\n".join(["[[layers]]", *lines]).replace("'", '"')
+
+
+def _toml_whole(value: object, type_: typing.Any, own: OwnNames) -> str:
+    """The value of a rule: a table of a quantizer says what it starts from, or it would change the recipe's own."""
+    text = _toml_value(value, type_, own)
+    start = name_in(NAMES[Quantizer], Quantizer())
+    return f'{{ like = "{start}", {text[2:]}' if isinstance(value, Quantizer) and text.startswith("{") else text
 
 
 def _toml_fields(part: Part, own: OwnNames) -> dict[str, str]:

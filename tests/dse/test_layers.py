@@ -175,6 +175,13 @@ def test_toml_reads_back(tmp_path):
     assert read_recipe_file(file).recipe == recipe
 
 
+def test_a_quantizer_without_a_name_reads_back_whole_whatever_the_recipe_has_there(tmp_path):
+    recipe = ruled("wang-dge-occ", {"kind": "mlp", "*.g": {"like": "mxfp4", "rounding": "stochastic"}})
+    file = tmp_path / "mine.toml"
+    file.write_text(recipe_to_toml(recipe))
+    assert read_recipe_file(file).recipe == recipe
+
+
 @pytest.mark.parametrize("name", sorted(recipe_files()))
 def test_named_recipes_are_rules_as_they_are_recipes(name):
     named = Recipe.named(name)
