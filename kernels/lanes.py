@@ -315,16 +315,14 @@ class LaneNumerics:
         }
 
     def _counts(self) -> dict[str, dict[str, Tensor]]:
-        """Slot -> counts of all lanes, int64 [L], those of groups included."""
+        """Slot -> counts of all lanes [L], those of groups included."""
         counts = {name: dict(slot.counts) for name, slot in self.slots.items() if slot.counts}
         for group in self.groups.values():
+            lanes = torch.tensor(group.lanes, device=self.seeds.device)
             for name, of in group.numerics._counts().items():
                 of_all = counts.setdefault(name, {})
                 for key, value in of.items():
-                    none = value.new_zeros(self.lanes)
-                    of_all[key] = of_all.get(key, none).index_add(
-                        0, torch.tensor(group.lanes, device=value.device), value
-                    )
+                    of_all[key] = of_all.get(key, value.new_zeros(self.lanes)).index_add(0, lanes, value)
         return counts
 
     def forget_lost(self) -> None:

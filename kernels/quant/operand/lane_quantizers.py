@@ -34,7 +34,7 @@ class LaneQuantizers:
     number         of the slot, a key of its random numbers
     why_not_operand, why_not_by_scales   why the backend's kernels of these names do not take them, None if they do
     state          tensors carried from step to step
-    counts         what was lost while counting, int64 [L]; see counters.COUNTERS
+    counts         what was lost while counting, [L]; see counters.COUNTERS and SQUARED_ERRORS
     """
 
     def __init__(self, quantizers: Sequence[Quantizer], number: int, device: torch.device, backend: Backend) -> None:

@@ -27,7 +27,7 @@ class Slot(ABC):
     unit             the contraction must be a multiple of it
     maxima           the tensor maxima that scales follow, None where there is no block scale
     state            tensors carried from step to step, the lane axis first
-    counts           what was lost while counting, int64 [L]; see counters.COUNTERS
+    counts           what was lost while counting, [L]; see counters.COUNTERS and SQUARED_ERRORS
     only_bf16        in every lane the operand is rounded to BF16, and nothing else is done to it
     multiplies_rest  what is cut off the operand is multiplied with the other operand, rotated and not quantized
     is_centred       `quantize` takes the operand without its mean over tokens, which the stage takes off and multiplies
