@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels.lanes import Forward
+from fp4dse.kernels.ops.attention import attention
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.lane_counts import wait_for
@@ -60,6 +61,12 @@ class EagerNumerics:
         if a.is_cuda:
             return torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16).mT).to(torch.float32)
         return torch.bmm(a, b.mT)
+
+    def split(self, _layer: int) -> None:
+        """There is one lane."""
+
+    def attention(self, _layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        return attention(q, k, v, causal)
 
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """Nothing is rounded beforehand."""

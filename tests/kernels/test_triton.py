@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.own_formats import FloatElement
-from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic
+from fp4dse.dse.rounding import ROUNDING_NAMES, Ema, Nearest, Stochastic, samples_of
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2, SCALE_NAMES, FloatScale, OwnScale, TensorScale
 from fp4dse.kernels import LaneNumerics, dispatch, lanes
@@ -125,7 +125,7 @@ def test_tensors_of_any_maximum_have_the_bits_of_the_reference_and_none_of_them_
 def lanes_of(q):
     """q as it is, and with other parts that its codec allows, which share a launch."""
     replace = msgspec.structs.replace
-    candidates = [rounded(q, r) for r in ROUNDING_NAMES.values()]
+    candidates = [rounded(q, r) for r in ROUNDING_NAMES.values() if samples_of(r) == 1]
     candidates += [replace(q, tensor_scale=t) for t in (None, TensorScale(), TensorScale(target=100.0))]
     candidates += [replace(q, range=r) for r in ("16/17", "3/4", "aligned")]
     candidates += [replace(q, element=e) for e in ("e3m0", "int4", "e1m2")]
@@ -221,7 +221,7 @@ def signs_of(lanes, size):
 def every_quantizer(block):
     """All combinations of parts of the general codec, those that say nothing new left out."""
     elements = [name for name, f in ELEMENTS.items() if f.radix == 2 and name != "s1p2"]
-    roundings = [rounding for rounding in ROUNDING_NAMES.values() if not isinstance(rounding, Ema)]
+    roundings = [of for of in ROUNDING_NAMES.values() if not isinstance(of, Ema) and samples_of(of) == 1]
     scales = [scale for scale in SCALE_NAMES.values() if not isinstance(scale, E6M2)]
     for scale in [s for s in SCALE_NAMES.values() if isinstance(s, FloatScale)]:
         fields = ("up", "nearest"), ("decode", "encode"), (False, True), ("keep", "min", "one")

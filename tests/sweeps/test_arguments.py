@@ -93,7 +93,7 @@ def test_a_recipe_of_a_store_is_found_by_name_id_label_and_file(tmp_path):
 def test_a_trained_recipe_is_found_by_what_tables_call_it_and_shown_from_its_store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     axes = {"*.g.rounding": ["nearest", "stochastic"], "wgrad.rotation": ["rht16"], "training.loss_scale": [8.0]}
-    recipes = list(Space(base="mxfp4", axes=axes).recipes())
+    recipes = list(Space(base="mxfp4", axes={"*": ["mxfp4-ceil"], **axes}).recipes())
     store = open_store(default_store("mine"), create=True)
     store.add([row(recipe, 0, 0.5) for recipe in recipes], "rows")
     (store.path / "state.json").write_text("{}")
