@@ -91,10 +91,11 @@ def test_the_step_is_unknown_where_the_cost_model_says_nothing_of_a_unit():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A study with workers that train nothing, and its store."""
-    plan = planned(Grain("kind", 2), ("language", "smoke"), seeds=[0, 1, 2])
+    # losses are drawn by the lane, so many units are needed for one that gains
+    plan = planned(Grain("role", 1, ("forward", "backward")), ("language", "smoke"), seeds=[0, 1, 2])
     path = tmp_path_factory.mktemp("study") / "store"
     result = run_study(plan, str(path), worker=(*FAKE, "ok"), jobs=1)
-    assert result.done == 3 * (1 + 1 + 4)
+    assert result.done == 3 * (1 + 1 + 2 * 8)
     return plan, open_store(path)
 
 
