@@ -84,9 +84,7 @@ def test_named_quantizers_have_the_bits_of_the_reference(name, columns):
 
 @pytest.mark.parametrize("columns", [False, True])
 def test_every_element_scale_and_rounding_side_by_side(columns):
-    roundings = [
-        of for of in ROUNDING_NAMES.values() if not isinstance(of, Ema) and samples_of(of) == 1
-    ]
+    roundings = [of for of in ROUNDING_NAMES.values() if not isinstance(of, Ema) and samples_of(of) == 1]
     quantizers = [
         q
         for element, scale, rounding, like in itertools.product(
@@ -131,9 +129,7 @@ TABLES = [
 @pytest.mark.parametrize("block", [8, 16, 32, 256])
 @pytest.mark.parametrize("columns", [False, True])
 def test_tables_of_every_scale_and_rounding_side_by_side(columns, block):
-    roundings = [
-        of for of in ROUNDING_NAMES.values() if not isinstance(of, Ema) and samples_of(of) == 1
-    ]
+    roundings = [of for of in ROUNDING_NAMES.values() if not isinstance(of, Ema) and samples_of(of) == 1]
     quantizers = [
         q
         for values, scale, rounding, like in itertools.product(
