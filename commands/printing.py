@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fp4dse.dse.terminal import drawn_on, visible
+from fp4dse.dse.program.terminal import drawn_on, visible
 
 WIDE = 10
 """Columns of an answer that are shown however little they say."""

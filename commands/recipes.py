@@ -78,7 +78,7 @@ def recipe_import(
     """A recipe from another library's file, as TOML, with what the file has and a recipe has not as comments."""
     from fp4dse.dse import recipe_to_dict, recipe_to_toml
     from fp4dse.dse.export.te_quant_reading import read_te_quant
-    from fp4dse.dse.reading import read_text
+    from fp4dse.dse.reading.files import read_text
 
     found = read_te_quant(read_text(file, "YAML file"), str(file), arguments)
     facts = {"label": found.recipe.label(), "config_id": found.recipe.config_id}
@@ -107,7 +107,7 @@ def space(
     An axis is idle where all of its values compute the same, as the rounding of scales that are not rounded: such
     combinations are merged. The share is of some that are drawn at random.
     """
-    from fp4dse.dse.space import Count
+    from fp4dse.dse.space.space import Count
     from fp4dse.sweeps.arguments import find_space, shipped_spaces
     from fp4dse.sweeps.plan import count_space
 

@@ -2,11 +2,11 @@
 
 from fp4dse.dse.cost import points
 from fp4dse.dse.errors import ConfigError, StoreError
-from fp4dse.dse.library import load_recipe, recipe_files, recipe_from_dict, recipe_to_dict, recipe_to_toml
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
+from fp4dse.dse.reading.library import load_recipe, recipe_files, recipe_from_dict, recipe_to_dict, recipe_to_toml
 from fp4dse.dse.recipe import Recipe, Signature
-from fp4dse.dse.space import Space
+from fp4dse.dse.space.space import Space
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Number formats of the user's own, as data: a codebook of up to 16 values, or the parameters of a float format.
 
-A file defines them by name in `[elements.NAME]` and `[scales.NAME]` (`own_names.py` reads these). A recipe holds what
-they are, so that it is complete without the file. A format's name is for people: recipes have one
+A file defines them by name in `[elements.NAME]` and `[scales.NAME]` (`reading/own_names.py` reads these). A recipe
+holds what they are, so that it is complete without the file. A format's name is for people: recipes have one
 `config_id` exactly if the numbers are the same.
 """
 

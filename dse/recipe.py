@@ -15,11 +15,11 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
 from fp4dse.dse.formats import PLAIN
-from fp4dse.dse.layers import LayerRule, canonical_rules
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.layers.rule import LayerRule, canonical_rules
 from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import Element, element_name
-from fp4dse.dse.place import Place
-from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
 from fp4dse.dse.rounding import rounding_name

@@ -18,7 +18,7 @@ from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.layers import check_rules
+from fp4dse.dse.layers.rule import check_rules
 from fp4dse.dse.outliers import Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile

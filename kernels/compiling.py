@@ -1,5 +1,5 @@
 """Running a C++ compiler: its output appears whole or not at all, and neither it nor the children that it has, being a
-driver, outlive who asked for it (dse/leash.py).
+driver, outlive who asked for it (dse/program/leash.py).
 
 The linker writes where it is told to, and a kill leaves what was written by then. So commands write to another name,
 which becomes theirs when they are done; and since caches hold what others left, a library is looked at before it is
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fp4dse.dse import leash
+from fp4dse.dse.program import leash
 
 _ELF = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 

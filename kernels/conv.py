@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import ANYWHERE, QuantLinear, product
 from fp4dse.kernels.ops.columns import Window

@@ -23,9 +23,9 @@ from torch import nn
 
 from fp4dse.dse import SLOTS
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.layers import check_places
-from fp4dse.dse.library import load_recipe
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.rule import check_places
+from fp4dse.dse.reading.library import load_recipe
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.kernels.converted import LAYERS, Converted, Source, converted_class

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
-from fp4dse.dse.layers import check_places
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.ops.attention import attention

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.ops.columns import Window, col2im, im2col

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp4dse.dse.cache import cache_folder
 from fp4dse.dse.formats import ELEMENTS, SMALLEST
+from fp4dse.dse.program.cache import cache_folder
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.kernels import compiling
 from fp4dse.kernels.ops.adamw import NUMBERS

@@ -1,7 +1,7 @@
 """One layer whose lanes compute in different ways: they are put together in groups that compute alike.
 
-Lanes of a population share the structure of their recipe. What their rules for layers (dse/layers.py) change may give
-some of them another one in a layer: those are computed apart there, and the results are joined again.
+Lanes of a population share the structure of their recipe. What their rules for layers (dse/layers/rule.py) change may
+give some of them another one in a layer: those are computed apart there, and the results are joined again.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fp4dse.dse.place import Kind, Place, Role
+from fp4dse.dse.layers.place import Kind, Place, Role
 
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

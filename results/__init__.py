@@ -5,7 +5,7 @@ Statistics and reports are imported when somebody asks for their names: a sweep 
 
 from typing import TYPE_CHECKING
 
-from fp4dse.dse.lazy import lazy
+from fp4dse.dse.program.lazy import lazy
 from fp4dse.results.store.schema import recipe_columns, run_id
 from fp4dse.results.store.store import Store, open_store
 

@@ -17,8 +17,8 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Recipe, Space, load_recipe, recipe_files, recipe_from_dict
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
-from fp4dse.dse.reading import read_toml
-from fp4dse.dse.space_file import MOST_SEEDS, is_seeds
+from fp4dse.dse.reading.files import read_toml
+from fp4dse.dse.space.space_file import MOST_SEEDS, is_seeds
 from fp4dse.results import open_store
 from fp4dse.results.text.labels import short_labels
 from fp4dse.sweeps.halving import Halving

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.tasks.job import Job, JobResult
 
 CHECKPOINT = "checkpoint.pt"

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from fp4dse.dse import Recipe, Space, StoreError
-from fp4dse.dse.urls import redacted
+from fp4dse.dse.program.urls import redacted
 from fp4dse.results import Store
 from fp4dse.results.stats.stages import STAGE
 from fp4dse.results.store.locks import birth

@@ -22,10 +22,10 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
-from fp4dse.dse.layers import check_places
+from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.dse.space import Count
+from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.facts import rate_of

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fp4dse.dse.terminal import drawn_on, visible
+from fp4dse.dse.program.terminal import drawn_on, visible
 from fp4dse.results.text.ratios import counted
 from fp4dse.sweeps.state import SweepState
 from fp4dse.tasks.job import Progress

@@ -19,8 +19,8 @@ import msgspec
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.cost import CostTarget, load_model
-from fp4dse.dse.place import Place
-from fp4dse.dse.sensitivity import SCOPES, By, Grain, Unit, alone, ends, products, spared, units
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.sensitivity import SCOPES, By, Grain, Unit, alone, ends, products, spared, units
 from fp4dse.dse.stages import STAGES
 from fp4dse.results import Store
 from fp4dse.results.stats.knapsack import best_choice, options

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.results.store.locks import is_alive
 from fp4dse.results.store.remote import AnyPath, RemotePath, locate, without_retries
 from fp4dse.sweeps.executors import Pace, Running

@@ -5,7 +5,7 @@ Names that need torch are imported on first use, so that a driver, which trains 
 
 from typing import TYPE_CHECKING
 
-from fp4dse.dse.lazy import lazy
+from fp4dse.dse.program.lazy import lazy
 from fp4dse.tasks.environment import check_device, check_task, diagnose, environment
 from fp4dse.tasks.facts import TaskFacts, facts_of, find_facts
 from fp4dse.tasks.job import Job, JobResult, Lane, LaneResult, Progress

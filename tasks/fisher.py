@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.lanes import Forward
 from fp4dse.tasks.backward import outputs

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.tasks.remembered import remembered
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fp4dse.dse.place import Kind, Place, Role
+from fp4dse.dse.layers.place import Kind, Place, Role
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.philox import STREAMS, normal

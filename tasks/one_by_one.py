@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
 from fp4dse.kernels.lanes import PRESENT

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear, silu
 from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.tasks.data.tabular import Table, read_table

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import msgspec
 
-from fp4dse.dse.cache import cache_folder
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.program.cache import cache_folder
+from fp4dse.dse.reading.files import decode_json
 
 T = TypeVar("T")
 

@@ -42,7 +42,7 @@ import msgspec
 import torch
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.leash import die_with
+from fp4dse.dse.program.leash import die_with
 from fp4dse.kernels import backend
 from fp4dse.tasks import environment
 from fp4dse.tasks.catalogue import get_task

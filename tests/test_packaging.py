@@ -115,7 +115,7 @@ class ByName(NamedTuple):
 
 
 BY_NAME = {
-    ("fp4dse.dse.lazy", "f'{package}.{home[name]}'"): ByName(
+    ("fp4dse.dse.program.lazy", "f'{package}.{home[name]}'"): ByName(
         "", "public names that a package imports late: `Tree.late` has their edges, from that package"
     ),
     ("fp4dse.kernels.dispatch", "self._triton"): ByName(

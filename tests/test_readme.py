@@ -13,7 +13,7 @@ import typer
 
 from fp4dse import cli
 from fp4dse.dse import ConfigError, Space, recipe_from_dict
-from fp4dse.dse.space import Count
+from fp4dse.dse.space.space import Count
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_sweep
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.reading import read_toml
+from fp4dse.dse.reading.files import read_toml
 
 Data = TypeVar("Data")
 

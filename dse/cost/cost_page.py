@@ -17,7 +17,7 @@ from fp4dse.dse.cost.scenario import ENDS, scenarios
 from fp4dse.dse.cost.step import overhead
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.validation import Comparison, effects, fits, kernels, median_error, ratios
-from fp4dse.dse.library import recipe_files
+from fp4dse.dse.reading.library import recipe_files
 
 
 def markdown(head: list[str], rows: Iterable[list[str]]) -> str:

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.cost.chip import load_data
-from fp4dse.dse.layers import LayerRule
-from fp4dse.dse.place import Kind, Place, Role
-from fp4dse.dse.precision import Precise
+from fp4dse.dse.layers.place import Kind, Place, Role
+from fp4dse.dse.layers.precision import Precise
+from fp4dse.dse.layers.rule import LayerRule
 
 
 class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ from fp4dse.dse.cost.storage import activation_bits, bits_per_element
 from fp4dse.dse.cost.units import notes
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.precision import Precise
+from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import SLOTS, STAGES
 

@@ -30,8 +30,8 @@ from fp4dse.dse.cost.scenario import ENDS, MID, under
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.library import load_recipe
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.reading.library import load_recipe
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop

@@ -26,12 +26,12 @@ from fp4dse.dse.cost.operands import TECHNIQUES, Use
 from fp4dse.dse.cost.products import product
 from fp4dse.dse.cost.scenario import ENDS, MID
 from fp4dse.dse.cost.step import DEFAULT_CHIP, DEFAULT_MODEL, UNMODELLED, step_cost
-from fp4dse.dse.library import recipe_files, recipe_from_dict
-from fp4dse.dse.precision import Precise
+from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.reading.library import recipe_files, recipe_from_dict
+from fp4dse.dse.reading.shorthand import NAMES, read
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.scale import TensorScale
-from fp4dse.dse.shorthand import NAMES, read
 from fp4dse.dse.stages import Hadamard
 
 ELEMENTS = 8192 * 8192

@@ -23,7 +23,7 @@ from fp4dse.dse.export.assignment import Assignment, assign
 from fp4dse.dse.export.differences import differences, nearest
 from fp4dse.dse.export.listed import Settings, any_bits, of_layer
 from fp4dse.dse.export.pieces import Said, say
-from fp4dse.dse.library import recipe_to_dict
+from fp4dse.dse.reading.library import recipe_to_dict
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
 

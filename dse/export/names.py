@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fp4dse.dse.layers import LayerRule
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.rule import LayerRule
 
 GLOBS: dict[str, tuple[str, ...]] = {
     "qkv": ("*qkv", "*.q_proj", "*.k_proj", "*.v_proj", "*linear_q", "*linear_kv"),

@@ -25,7 +25,7 @@ from fp4dse.dse.export import te
 from fp4dse.dse.export.assignment import PRECISE, USUAL, Assignment, Entry, assign
 from fp4dse.dse.export.listed import Settings
 from fp4dse.dse.export.pieces import Said
-from fp4dse.dse.precision import Precise
+from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.recipe import Recipe
 
 ARGUMENTS = "# Megatron's arguments:"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.reading import DEEPEST, decode_json
+from fp4dse.dse.reading.files import DEEPEST, decode_json
 
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,

@@ -13,7 +13,7 @@ Spend = Literal["step", "products"]
 class Measured(msgspec.Struct, frozen=True):
     """A unit of a study.
 
-    layers, scope    of dse/sensitivity.py, in words
+    layers, scope    of dse/layers/sensitivity.py, in words
     alone, spared    config_ids: it alone quantized, it alone in BF16
     products         its share of the multiply-adds of the model, embedding and head among them
     step             what sparing it adds to the modelled step, as a share of the recipe's; None where that is not known

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fp4dse.dse import StoreError
-from fp4dse.dse.urls import redacted
+from fp4dse.dse.program.urls import redacted
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import stop_waiting_when
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from fp4dse.dse.bounds import is_compressed
+from fp4dse.dse.program.bounds import is_compressed
 from fp4dse.results.store.atomic import AT_ONCE, in_parallel
 from fp4dse.results.store.integrity import Broken, digest_in, first_line, verified_bytes, warn_of_unknown
 from fp4dse.results.store.remote import AnyPath

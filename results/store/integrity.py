@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fp4dse.dse import StoreError
-from fp4dse.dse.bounds import why_parquet_too_large
-from fp4dse.dse.cache import cache_folder
+from fp4dse.dse.program.bounds import why_parquet_too_large
+from fp4dse.dse.program.cache import cache_folder
 from fp4dse.results.store.atomic import in_parallel, write_atomic
 from fp4dse.results.store.remote import AnyPath, RemotePath
 from fp4dse.results.store.retries import ShortRead, with_retries

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse import StoreError
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.results.store.atomic import writing
 from fp4dse.results.store.remote import AnyPath, RemotePath, without_retries
 

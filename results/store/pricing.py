@@ -16,8 +16,8 @@ import pandas as pd
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict
 from fp4dse.dse.cost import BAND, ENDS, MID, CostTarget
+from fp4dse.dse.reading.shorthand import read
 from fp4dse.dse.record import field_types
-from fp4dse.dse.shorthand import read
 
 PRICED = ["overhead", "overhead_of", *BAND]
 """The columns of runs that depend on model and chip."""

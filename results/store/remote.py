@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, FSSpecHandler, PyFileSystem
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.urls import redacted, refuse_credentials
+from fp4dse.dse.program.urls import redacted, refuse_credentials
 from fp4dse.results.store.retries import ShortRead, with_retries
 
 CHUNK = 1 << 20

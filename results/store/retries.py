@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TypeVar
 
-from fp4dse.dse.urls import redacted
+from fp4dse.dse.program.urls import redacted
 
 log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.sweeps.executors.local import GRACE_S, LocalExecutor, run_alone
 from fp4dse.sweeps.executors.outcome import Kind, Outcome, Pace, Running, check_options
 from fp4dse.sweeps.jobfolder import job_name, read_job, read_result, write_job

@@ -1,7 +1,7 @@
 """A worker process as its driver sees it: fed a line a job, heard line by line, ended with all that it started.
 
 It has a session of its own, so that an end reaches everything it started and Ctrl-C reaches the driver alone, and it
-dies with the driver (dse/leash.py).
+dies with the driver (dse/program/leash.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from fp4dse.dse import leash
+from fp4dse.dse.program import leash
 
 _MAX_LINE = 1 << 20
 _LEASH = (sys.executable, "-I", "-S", leash.__file__)

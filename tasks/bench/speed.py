@@ -16,8 +16,8 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
-from fp4dse.dse.layers import QUANTIZERS as QUANTIZER_FIELDS
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers.rule import QUANTIZERS as QUANTIZER_FIELDS
+from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.bounds import why_too_large
+from fp4dse.dse.program.bounds import why_too_large
 from fp4dse.tasks.data.image_source import Part, Source
 
 TRAIN_10 = tuple(f"data_batch_{i}" for i in range(1, 6))

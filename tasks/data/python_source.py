@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.cache import cache_folder
+from fp4dse.dse.program.cache import cache_folder
 from fp4dse.tasks.data.text import BYTES, HELD_OUT, Corpus
 
 REV = 1

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.tasks.data.user_files import Fingerprint, fingerprint, hash_files, read_column, split_column
 
 HELD_OUT = 10

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.bounds import why_parquet_too_large
+from fp4dse.dse.program.bounds import why_parquet_too_large
 
 
 def split_column(text: str) -> tuple[Path, str | None]:

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.ops.embedding import embedding
 from fp4dse.kernels.ops.philox import STREAMS, normal

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 
 FOLDER = Path(__file__).parent
 

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.training import SGD, Training
 from fp4dse.dse.tuning import CLASSES
 from fp4dse.tasks.catalogue import get_task

@@ -15,8 +15,8 @@ from fp4dse.dse.estimator import (
     Sigmoid,
     Through,
 )
-from fp4dse.dse.library import recipe_from_dict
 from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.reading.library import recipe_from_dict
 from fp4dse.dse.record import plain
 from fp4dse.dse.scale import E4M3, FP32
 

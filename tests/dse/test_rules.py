@@ -7,7 +7,7 @@ import pytest
 
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
 from fp4dse.dse.attention import Attention, Scores
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
-from fp4dse.dse.place import Place
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
 from fp4dse.dse.training import Muon, OsciReset, StableSPAM, Training
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
-from fp4dse.dse.place import Place
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert, lanes
 from fp4dse.kernels.conv import QuantConv2d

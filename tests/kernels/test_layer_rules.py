@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.layers import QuantLinear
 from fp4dse.kernels.split import Group, make_split

@@ -9,8 +9,8 @@ import pytest
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.cost import load_chip, load_model
 from fp4dse.dse.cost.report import layer_overhead
-from fp4dse.dse.layers import QUANTIZERS, LayerRule
-from fp4dse.dse.precision import Precise
+from fp4dse.dse.layers.precision import Precise
+from fp4dse.dse.layers.rule import QUANTIZERS, LayerRule
 from fp4dse.kernels import layer_time
 from fp4dse.kernels.layer_time import LayerTime, layer_rows, layer_times, measured_overhead, order_statistic
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fp4dse.dse import STAGES, Recipe
-from fp4dse.dse.place import Place
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.kernels import LaneNumerics, QuantLinear
 
 replace = msgspec.structs.replace

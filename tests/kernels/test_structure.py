@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp4dse.dse import ConfigError, Quantizer, Recipe
-from fp4dse.dse.library import recipe_to_toml
+from fp4dse.dse.reading.library import recipe_to_toml
 from fp4dse.kernels import convert
 from fp4dse.kernels.structure import structure_of
 from tests.kernels.standins import MODELS, Conv1D, as_transformers

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-die_with = runpy.run_path(str(Path(__file__).parents[2] / "dse" / "leash.py"))["die_with"]
+die_with = runpy.run_path(str(Path(__file__).parents[2] / "dse" / "program" / "leash.py"))["die_with"]
 
 CARDS = {"0": "NVIDIA H200", "1": "NVIDIA L40S"}
 """What a worker that is given $FAKE_CARD says of its device."""

@@ -7,8 +7,8 @@ import pytest
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.cost import DEFAULT_COST
-from fp4dse.dse.place import Place
-from fp4dse.dse.sensitivity import Grain
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.sensitivity import Grain
 from fp4dse.results import open_store
 from fp4dse.results.stats.study import Measured
 from fp4dse.results.store.studies import read_studies

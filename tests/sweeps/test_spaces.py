@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from fp4dse.dse.space import Count
+from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.arguments import find_space, shipped_spaces
 
 COUNTS = {

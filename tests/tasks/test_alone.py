@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.precision import Finish
+from fp4dse.dse.layers.precision import Finish
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Population, curve_steps

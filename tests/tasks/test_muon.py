@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.dse.training import MUON_SCALES, AdamW, Muon, Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Stopped

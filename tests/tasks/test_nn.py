@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear
 from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.group_norm import group_norm

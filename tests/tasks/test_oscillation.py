@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import Quantizer, Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.precision import Finish
+from fp4dse.dse.layers.precision import Finish
 from fp4dse.kernels import LaneNumerics, QuantLinear, quantize
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fp4dse.dse import SLOTS, Recipe
-from fp4dse.dse.precision import Finish
+from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population

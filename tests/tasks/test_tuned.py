@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, recipe_files
-from fp4dse.dse.reading import decode_json
+from fp4dse.dse.reading.files import decode_json
 from fp4dse.dse.tuning import CLASSES, tuning_class
 from fp4dse.tasks import facts_of, get_task
 from fp4dse.tasks.facts import rate_of

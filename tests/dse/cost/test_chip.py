@@ -13,7 +13,7 @@ from fp4dse.dse.cost.chip import UNITS, Number
 from fp4dse.dse.cost.units import why_not_native
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.formats import ELEMENTS
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.rounding import Stochastic
 
 FOLDER = Path(cost.__file__).parent

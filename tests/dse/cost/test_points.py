@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from fp4dse.dse import Quantizer, Recipe, points
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import Residual
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E5M2, TensorScale

@@ -26,9 +26,9 @@ from fp4dse.dse.cost.step import OVERHEAD_OF, PARTS, UNMODELLED, estimator_work,
 from fp4dse.dse.cost.units import notes, product_unit
 from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
-from fp4dse.dse.layers import QUANTIZERS, LayerRule
+from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.layers.rule import QUANTIZERS, LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
-from fp4dse.dse.precision import Finish, Precise
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import E8M0, FP32, TENSOR_SCALE_NAMES

@@ -14,7 +14,7 @@ from fp4dse.dse.export import export
 from fp4dse.dse.export.listed import of_layer
 from fp4dse.dse.export.modelopt import FORMATS
 from fp4dse.dse.export.names import GLOBS, places, words_of
-from fp4dse.dse.place import WORDS
+from fp4dse.dse.layers.place import WORDS
 from fp4dse.dse.scale import TensorScale
 from fp4dse.dse.stages import Dgrad, Fprop, Wgrad
 from tests.dse.export import stubs

@@ -14,7 +14,7 @@ from fp4dse.dse.export.names import places
 from fp4dse.dse.export.te import OLDER
 from fp4dse.dse.export.te_quant import CONFIGS, PATTERNS, recipes
 from fp4dse.dse.export.te_quant_reading import read_te_quant
-from fp4dse.dse.library import read_recipe_file
+from fp4dse.dse.reading.library import read_recipe_file
 from tests.dse.export.megatron import NAMES, computes
 
 BLOCKS = 8

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.place import Place
-from fp4dse.dse.sensitivity import SCOPES, Grain, alone, products, spared, units
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.sensitivity import SCOPES, Grain, alone, products, spared, units
 from fp4dse.results.stats.knapsack import Option, best_choice, options
 from fp4dse.results.stats.sensitivity import measured_choice, sensitivity
 from fp4dse.results.stats.study import Measured, Spared, Study

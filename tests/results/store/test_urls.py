@@ -3,7 +3,7 @@
 import pytest
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.urls import HIDDEN, redacted, refuse_credentials
+from fp4dse.dse.program.urls import HIDDEN, redacted, refuse_credentials
 from fp4dse.results.store.remote import RemotePath, locate
 from fp4dse.sweeps.stores import home
 

@@ -14,7 +14,7 @@ from fp4dse.sweeps.jobfolder import job_name, last_words
 from fp4dse.tasks.job import Job, Lane
 
 FAKE = str(Path(__file__).parents[1] / "fake_worker.py")
-LEASH = str(Path(__file__).parents[3] / "dse" / "leash.py")
+LEASH = str(Path(__file__).parents[3] / "dse" / "program" / "leash.py")
 
 
 def job(lanes=3, lr=0.1) -> Job:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_files, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.layers import CHANGES, LayerRule, check_places
-from fp4dse.dse.library import read_recipe_file, recipe_to_toml
-from fp4dse.dse.place import WORDS, Place
+from fp4dse.dse.layers.place import WORDS, Place
+from fp4dse.dse.layers.rule import CHANGES, LayerRule, check_places
+from fp4dse.dse.reading.library import read_recipe_file, recipe_to_toml
 from fp4dse.dse.stages import SLOTS, STAGES
 
 BF16, NVFP4 = Recipe.named("bf16"), Recipe.named("nvfp4")

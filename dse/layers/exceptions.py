@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.layers import CHANGES, LayerRule, field_of
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.rule import CHANGES, LayerRule, field_of
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES
 

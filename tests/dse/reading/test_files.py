@@ -5,7 +5,7 @@ import pytest
 
 from fp4dse.dse import ConfigError, Space, load_recipe
 from fp4dse.dse.cost import load_chip, load_model
-from fp4dse.dse.reading import DEEPEST, decode_json, is_deep, read_toml
+from fp4dse.dse.reading.files import DEEPEST, decode_json, is_deep, read_toml
 
 DEEP = 100_000
 WRONG = {

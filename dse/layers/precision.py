@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.place import Place
 from fp4dse.dse.record import Part
 
 KINDS = ("embedding", "head", "router", "attention")

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
-from fp4dse.dse.library import read_recipe_file
-from fp4dse.dse.place import Place
-from fp4dse.dse.precision import Finish, Precise
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.reading.library import read_recipe_file
 from fp4dse.dse.training import SGD, AdamW, Cosine, OsciReset, StableSPAM, Training
 
 replace = msgspec.structs.replace
@@ -143,7 +143,7 @@ def test_mxfp4_fits_fp8_products():
 
 
 def test_the_tables_of_the_docs_are_recipes():
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
     tables = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     recipe = recipe_from_dict(recipe_to_dict(NVFP4) | tomllib.loads("\n".join(tables)))
     assert recipe.precise == Precise(first=2, last=0.129)

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from fp4dse.dse.terminal import Visible, drawn_on, safe_terminal, visible
+from fp4dse.dse.program.terminal import Visible, drawn_on, safe_terminal, visible
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\x7f\u202egpj.exe\x85"
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.layers import CHANGES, QUANTIZERS, WHERE, LayerRule
+from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, WHERE, LayerRule
 from fp4dse.dse.own_formats import Own
-from fp4dse.dse.own_names import as_defined, definitions, expanded, file_names
-from fp4dse.dse.paths import Fields, RecipePath, parse_path, read_field, value_text, write
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.reading import read_toml
+from fp4dse.dse.reading.files import read_toml
+from fp4dse.dse.reading.own_names import as_defined, definitions, expanded, file_names
+from fp4dse.dse.reading.paths import Fields, RecipePath, parse_path, read_field, value_text, write
+from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.record import Part, defaults, field_types, name_in, plain
 from fp4dse.dse.rules import faults
-from fp4dse.dse.shorthand import NAMES, read, read_fields
 from fp4dse.dse.stages import SLOTS
 
 
@@ -39,7 +39,7 @@ class RecipeFile(msgspec.Struct, frozen=True):
 @cache
 def recipe_files() -> dict[str, RecipeFile]:
     """All shipped recipes by name."""
-    folder = Path(__file__).parent / "recipes"
+    folder = Path(__file__).parents[1] / "recipes"
     return {path.stem: read_recipe_file(path) for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 

@@ -18,8 +18,8 @@ import msgspec
 
 from fp4dse.dse.errors import ALIKE, ConfigError
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.place import WORDS, Place
-from fp4dse.dse.precision import KINDS, Precise, at_either_end
+from fp4dse.dse.layers.place import WORDS, Place
+from fp4dse.dse.layers.precision import KINDS, Precise, at_either_end
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.record import Part, defaults
 from fp4dse.dse.stages import SHARED, SLOTS, STAGES, Hadamard, Source, grouped, rotation_name, with_exceptions

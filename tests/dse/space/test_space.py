@@ -18,10 +18,10 @@ from fp4dse.dse import (
     recipe_to_dict,
     recipe_to_toml,
 )
-from fp4dse.dse.paths import parse_path
+from fp4dse.dse.reading.paths import parse_path
 from fp4dse.dse.record import Part, field_types, options
 from fp4dse.dse.rounding import Stochastic
-from fp4dse.dse.space import Count
+from fp4dse.dse.space.space import Count
 
 FPROP, GRADIENTS = [("fprop", "x"), ("fprop", "w")], [("dgrad", "g"), ("wgrad", "g")]
 EVERYWHERE = [*FPROP, ("dgrad", "g"), ("dgrad", "w"), ("wgrad", "g"), ("wgrad", "x")]

@@ -14,8 +14,8 @@ from typing import Literal
 import msgspec
 
 from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.exceptions import with_exceptions_at
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.exceptions import with_exceptions_at
+from fp4dse.dse.layers.place import Place
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import STAGES

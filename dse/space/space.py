@@ -28,7 +28,13 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse.cost import DEFAULT_COST
-from fp4dse.dse.design import (
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.reading.files import read_toml
+from fp4dse.dse.reading.paths import RecipePath, holds, parse_path, value_text, write
+from fp4dse.dse.recipe import Recipe
+from fp4dse.dse.record import unlabelled
+from fp4dse.dse.rules import canonical_faults
+from fp4dse.dse.space.design import (
     Factorial,
     Fractional,
     Levels,
@@ -38,14 +44,8 @@ from fp4dse.dse.design import (
     regular,
     shuffled,
 )
-from fp4dse.dse.errors import ConfigError
-from fp4dse.dse.overrides import covered, overridden, written
-from fp4dse.dse.paths import RecipePath, holds, parse_path, value_text, write
-from fp4dse.dse.reading import read_toml
-from fp4dse.dse.recipe import Recipe
-from fp4dse.dse.record import unlabelled
-from fp4dse.dse.rules import canonical_faults
-from fp4dse.dse.space_file import Finder, Lanes, opened, resolve
+from fp4dse.dse.space.overrides import covered, overridden, written
+from fp4dse.dse.space.space_file import Finder, Lanes, opened, resolve
 
 DRAWS_PER_RUN = 1000
 """A random design gives up after so many draws for each recipe that it wants."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError
-from fp4dse.dse.design import balanced, regular, shuffled
+from fp4dse.dse.space.design import balanced, regular, shuffled
 
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 

@@ -22,13 +22,13 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import Through
-from fp4dse.dse.layers import LayerRule
+from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.own_formats import FloatElement, TableElement, element_name, simplest
 from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.reading.shorthand import NAMES, read, read_fields
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part, field_types, name_in, part_types, plain, unlabelled
 from fp4dse.dse.scale import OwnScale, TensorScale, scale_name, simplest_scale
-from fp4dse.dse.shorthand import NAMES, read, read_fields
 from fp4dse.dse.stages import SHARED, STAGES
 
 GROUPS: dict[str, tuple[str, ...]] = {"forward": ("fprop",), "backward": tuple(SHARED), "*": tuple(STAGES)}

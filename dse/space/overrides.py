@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fp4dse.dse.paths import Chain, Fields, RecipePath, parse_path
 from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.reading.paths import Chain, Fields, RecipePath, parse_path
 
 Axes = Sequence[tuple[str, Any]]
 """The text of each path, and its Axis (space_file.py)."""

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Recipe, recipe_files, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.exceptions import meeting
-from fp4dse.dse.layers import LayerRule, check_places
-from fp4dse.dse.place import Place
+from fp4dse.dse.layers.exceptions import meeting
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.rule import LayerRule, check_places
+from fp4dse.dse.layers.sensitivity import SCOPES, Grain, Unit, alone, ends, products, spared, units
 from fp4dse.dse.quantizer import Quantizer
-from fp4dse.dse.sensitivity import SCOPES, Grain, Unit, alone, ends, products, spared, units
 from fp4dse.dse.stages import SLOTS, STAGES
 
 BLOCKS = 4

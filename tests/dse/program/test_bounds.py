@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fp4dse.dse import bounds
-from fp4dse.dse.bounds import is_compressed, why_parquet_too_large, why_too_large
+from fp4dse.dse.program import bounds
+from fp4dse.dse.program.bounds import is_compressed, why_parquet_too_large, why_too_large
 
 MANY = 1 << 16
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
-from fp4dse.dse.design import Design, Factorial, check_design
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.library import load_recipe, read_value
-from fp4dse.dse.overrides import written
-from fp4dse.dse.own_names import expanded
-from fp4dse.dse.paths import Kind, parse_path, value_text
+from fp4dse.dse.reading.library import load_recipe, read_value
+from fp4dse.dse.reading.own_names import expanded
+from fp4dse.dse.reading.paths import Kind, parse_path, value_text
+from fp4dse.dse.reading.shorthand import read
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.record import Part
-from fp4dse.dse.shorthand import read
+from fp4dse.dse.space.design import Design, Factorial, check_design
+from fp4dse.dse.space.overrides import written
 
 BASE = "nvfp4"
 """Where a file names none."""

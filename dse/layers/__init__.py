@@ -1,0 +1,1 @@
+"""Layers that a recipe treats differently: which layers there are, and the rules that say where and what."""
