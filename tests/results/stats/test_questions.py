@@ -216,3 +216,20 @@ def test_every_effect_of_the_study_has_pairs_in_its_spaces():
         if not effect.pairs(recipes)
     ]
     assert not without
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "row"),
+    [
+        ("bf16", "bf16, fprop.x nvfp4", "fprop.x alone in NVFP4"),
+        ("nvfp4", "nvfp4, fprop.x bf16", "fprop.x alone in BF16"),
+        ("bf16", "bf16, fprop.w nvfp4", "fprop.w alone in NVFP4"),
+    ],
+)
+def test_numbers_of_the_findings_are_those_of_the_rows(before, after, row):
+    read = [("task", "==", "regression"), ("recipe_label", "in", [before, after])]
+    rows = pd.read_parquet(STUDY / "store" / "parts", columns=["recipe_label", "seed", "val_loss"], filters=read)
+    loss = np.log(rows.pivot_table(index="seed", columns="recipe_label", values="val_loss"))
+    change = (loss[after] - loss[before]).mean()
+    (line,) = (line for line in (STUDY / "findings.md").read_text().splitlines() if line.startswith(f"| {row} |"))
+    assert f"| {100 * np.expm1(change):+.1f} % (" in line
