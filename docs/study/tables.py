@@ -28,7 +28,7 @@ def main() -> None:
     for marker in re.findall(r"<!-- (lanes|answers|effects of \S+) -->", text):
         table = _table(marker, runs, effects, questions)
         text = re.sub(
-            rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.S
+            rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL
         )
     page.write_text(text, encoding="utf-8")
 
