@@ -182,7 +182,8 @@ def _by_layer(device: str) -> list[Measure]:
 
     def rules() -> tuple[float, str]:
         uniform = {name: step_us(task, uniform_recipe(name), lanes, device, 10) for name in FORMATS}
-        mixed = Population(with_steps(task, TIMED_STEPS), lanes_of(task, by_layer(), lanes), device)
+        planned = sorted(lanes_of(task, by_layer(), lanes), key=lambda lane: [r.label() for r in lane.recipe.layers])
+        mixed = Population(with_steps(task, TIMED_STEPS), planned, device)
         us = 1e6 * step_seconds(mixed, LEAST_S, 10, WARM_UP)
         note = ", ".join(f"{name} {each / lanes:.1f}" for name, each in uniform.items())
         return us / max(uniform.values()), f"{us / lanes:.1f} µs a lane and step; {note}"
