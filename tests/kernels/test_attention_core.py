@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, ATTENTION_SLOTS, Attention
-from fp4dse.kernels.attention_core import AttentionCore, attention_core
+from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.quant.backend import backend
