@@ -1,0 +1,263 @@
+"""The quantized attention core, forward and backward, without a matrix of weights in memory.
+
+    forward    for a block of queries over the keys: of each row m = max s and 1/l = 1 / sum 2^(s - m), s being
+               S · log2(e); then, over the keys again, o = P v with P = 2^(s - m) / l, quantized tile by tile
+    backward   rowsum(do ∘ o); max |dS|, where scales follow it; then dk and dv for a block of keys over the queries,
+               and dq for a block of queries over the keys, P and dS made anew and quantized along each contraction
+
+Q, K, V and do are quantized before, by their slots, or as one block of a lane by of_tensor.py. Products take BF16
+numbers, which hold what quantizers make; what is left of the scales multiplies the sums, a number a lane. Given S, both
+P and dS are quantized to the bits of the reference: blocks along the contraction do not depend on tiles, and random
+numbers are those of an element's place. The largest P of a row is 1/l, as 2^0 is 1, so that the largest of a lane needs
+no pass over the matrix; that of |dS| needs one, two products of nine.
+
+Exponentials and the order in which products are accumulated are the device's, so an element near a tie may be rounded
+to its other neighbour than in the definition. A scale of FP32 for a whole operand multiplies the sum, not its terms,
+which is one rounding in another place. A matrix is computed by programs of its own, whose tiles follow from the length,
+the head's size and the blocks, and nothing is added atomically: its bits depend on no other lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from math import e, log2, sqrt
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import triton
+from msgspec.structs import replace
+from torch import Tensor
+
+from fp4dse.dse.attention import ATTENTION_PRODUCTS
+from fp4dse.kernels.ops.attention import triton as unquantized
+from fp4dse.kernels.ops.attention.kernels import prepare_kernel
+from fp4dse.kernels.ops.attention_core import AttentionCore, CoreUse, Product
+from fp4dse.kernels.ops.attention_core.backward import keys_kernel, maxima_kernel, queries_kernel
+from fp4dse.kernels.ops.attention_core.forward import outputs_kernel, statistics_kernel
+from fp4dse.kernels.ops.attention_core.slots import INNER, why_not_slot, why_not_stochastic
+from fp4dse.kernels.ops.launching import launch_grid
+from fp4dse.kernels.ops.philox import STREAMS
+from fp4dse.kernels.quant.operand.kinds import Scaled
+from fp4dse.kernels.quant.operand.records import Use
+from fp4dse.kernels.quant.spec import blocks
+from fp4dse.kernels.quant.triton.launch import flags
+from fp4dse.kernels.quant.triton.of_tensor import of_tensor
+
+BF16 = torch.bfloat16
+_EDGE, _ROWS = 64, 64
+"""Queries and keys of a tile, at most; rows of a program that prepares the gradient."""
+_REASONS: WeakKeyDictionary[AttentionCore, str | None] = WeakKeyDictionary()
+"""What `_why_not_core` found, which waits for the device."""
+
+
+class Operand(NamedTuple):
+    """What a product takes of a tensor: bfloat16 values, from one to the next of lanes, heads, rows and numbers along
+    the contraction, and a factor a lane, float32 [L]."""
+
+    values: Tensor
+    strides: tuple[int, int, int, int]
+    factor: Tensor
+
+    @property
+    def along(self) -> tuple[Tensor | int, ...]:
+        """As arguments of a kernel that loads it by strides."""
+        return self.values, *self.strides, self.factor
+
+
+class Inner(NamedTuple):
+    """A slot within a kernel: its arguments, runs of 16 in a row among them, and what is compiled in."""
+
+    arguments: tuple[Tensor | int | None, ...]
+    constants: dict[str, int]
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs of the forward's: the operands of S, and m and 1/l, float32 [N, T]."""
+
+    q: Operand
+    k: Operand
+    m: Tensor
+    inverse: Tensor
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> str | None:
+    """The reason why the kernels do not take this use of q, k, v, or None if they do."""
+    if reason := unquantized.why_not(q, k, v):
+        return reason
+    if use.core not in _REASONS:
+        _REASONS[use.core] = _why_not_core(use.core)
+    if reason := _REASONS[use.core]:
+        return reason
+    for name, product in use.core.products.items():
+        size = q.shape[2] + -q.shape[2] % product.unit
+        if name in ("scores", "dp") and size > unquantized.LARGEST:
+            return f"{name}: found {size} numbers in a padded head; accepted: up to {unquantized.LARGEST}"
+        if name in INNER and (reason := why_not_stochastic(product, len(q) // use.numerics.lanes, q.shape[1])):
+            return f"{name}.{ATTENTION_PRODUCTS[name][0]}: {reason}"
+    return None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept]:
+    """softmax(q kᵀ / sqrt d) v of [N, T, d] each, in v's dtype, and what `backward` needs."""
+    shape, length, lanes = Shape(q, use), q.shape[1], use.numerics.lanes
+    of_q, of_k = (_across(use.product("scores"), place, x, use) for place, x in enumerate((q, k)))
+    m, inverse = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device).unbind(0)
+    kept, width = Kept(of_q, of_k, m, inverse), {"WIDTH": of_q.values.shape[2]}
+    statistics_kernel[shape.grid](*_of_scores(kept), *shape.sizes, **width, **shape.compiled)
+    normalized = use.core.first.weights == "normalized"
+    p = _inner("context", use, cache(partial(_largest_weight, inverse, lanes, normalized)), length)
+    of_v, out = _along(use.product("context"), v, use), torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    arguments = *_of_scores(kept), *of_v.along, out, *p.arguments, *shape.common, *shape.sizes
+    constants = width | p.constants | {"SIZE": q.shape[2], "NORMALIZED": normalized}
+    outputs_kernel[shape.grid](*arguments, **constants, **shape.compiled)
+    return out, kept
+
+
+def backward(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Kept, use: CoreUse
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, float32, from g, that of out; the rest as `forward` took and returned it."""
+    shape, (_, length, size), lanes = Shape(q, use), q.shape, use.numerics.lanes
+    g, low, mean = g.contiguous(), torch.empty(q.shape, dtype=BF16, device=q.device), torch.empty_like(kept.m)
+    rows, of_rows = mean.numel(), {"SIZE": size, "D": padded(size), "ROWS": _ROWS, "enable_fp_fusion": False}
+    prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out.contiguous(), low, mean, rows, **of_rows)
+
+    dp, dv, dk, dq = (use.product(name) for name in ("dp", "dv", "dk", "dq"))
+    of_g, of_v = _across(dp, 0, g if isinstance(dp.slots[0], Scaled) else low, use), _across(dp, 1, v, use)
+    read = *_of_scores(kept), of_g.values, of_v.values, of_g.factor, of_v.factor, mean
+    widths = {"WIDTH": kept.q.values.shape[2], "OTHER": of_g.values.shape[2]}
+
+    @cache
+    def largest_gradient() -> Tensor:
+        found = torch.empty(shape.grid[0], dtype=torch.float32, device=q.device)
+        maxima_kernel[shape.grid](*read, found, *shape.sizes, **widths, **shape.compiled)
+        return found.view(lanes, -1).amax(1)
+
+    p = _inner("dv", use, cache(partial(_largest_weight, kept.inverse, lanes, True)), length)
+    ds_keys, ds_queries = (_inner(name, use, largest_gradient, length) for name in ("dk", "dq"))
+    of_dk, of_dq = _along(dk, q, use), _along(dq, k, use)
+    of_dv = _along(dv, g if isinstance(dv.slots[1], Scaled) else low, use)
+    of_both = {f"{key}_{n}": value for n, of in enumerate((p, ds_keys), 1) for key, value in of.constants.items()}
+    sizes, (grad_q, grad_k, grad_v) = (
+        widths | {"SIZE": size, "SCALE": size**-0.5},
+        torch.empty(3, *q.shape, device=q.device),
+    )
+    common = *shape.common, *shape.sizes
+    arguments = *read, *of_dv.along, *of_dk.along, grad_k, grad_v, *p.arguments, *ds_keys.arguments, *common
+    keys_kernel[shape.grid](*arguments, **sizes, **of_both, **shape.compiled)
+    arguments = *read, *of_dq.along, grad_q, *ds_queries.arguments, *common
+    queries_kernel[shape.grid](*arguments, **sizes, **ds_queries.constants, **shape.compiled)
+    return grad_q, grad_k, grad_v
+
+
+class Shape:
+    """How kernels go over the matrices of q [N, T, d], of the problem alone but for the number of programs.
+
+    grid      of a launch over the blocks of all matrices
+    sizes     the last arguments of every kernel
+    common    arguments before these of kernels that draw random numbers
+    compiled  compile-time constants, and how to compile
+    """
+
+    def __init__(self, q: Tensor, use: CoreUse) -> None:
+        (number, length, size), lanes = q.shape, use.numerics.lanes
+        widths = [size + -size % use.product(name).unit for name in ("scores", "dp")]
+        wide = padded(max(size, *widths))
+        edge = max(min(_EDGE, padded(length)), *(use.product(name).slots[0].unit for name in INNER))  # whole blocks
+        self.grid = launch_grid(number * triton.cdiv(length, edge))
+        self.sizes = length, number // lanes
+        self.common = use.numerics.seeds, use.numerics.step, STREAMS["rounding"]
+        self.compiled = {"D": wide, "QUERIES": edge, "KEYS": edge, "CAUSAL": use.causal, "FACTOR": log2(e) / sqrt(size)}
+        self.compiled |= {"num_warps": min(4 if wide <= _EDGE else 8, edge // 16), "enable_fp_fusion": False}
+        self.compiled |= {"num_stages": 2 if wide <= _EDGE else 1}
+
+
+def padded(n: int) -> int:
+    """As many rows or columns as a product has at least."""
+    return max(16, triton.next_power_of_2(n))
+
+
+def _of_scores(kept: Kept) -> tuple[Tensor, ...]:
+    return kept.q.values, kept.k.values, kept.q.factor, kept.k.factor, kept.m, kept.inverse
+
+
+def _largest_weight(inverse: Tensor, lanes: int, normalized: bool) -> Tensor:
+    """The largest P of each lane, or 2^(s - m) where not normalized, which is 1; NaN where one is. float32 [L]."""
+    largest = inverse.view(lanes, -1).amax(1)
+    return largest if normalized else torch.where(largest.isnan(), largest, 1.0)
+
+
+def _across(product: Product, place: int, x: Tensor, use: CoreUse) -> Operand:
+    """x [N, T, d] quantized along d: [N, T, padded d]."""
+    rows = blocks.pad(x.reshape(use.numerics.lanes, -1, x.shape[2]), 2, product.unit)
+    values, factor = _quantized(product, place, rows, _use(product, place, use, x.shape[2]))
+    width = values.shape[2]
+    strides = values.stride(0), x.shape[1] * width, width, 1
+    return Operand(values.view(*x.shape[:2], width), strides, factor)
+
+
+def _along(product: Product, x: Tensor, use: CoreUse) -> Operand:
+    """x [N, T, d], the second operand of a product, quantized along T.
+
+    Only where the order of elements counts, or blocks do not end with the matrix, is it transposed first.
+    """
+    lanes, (number, length, size), slot = use.numerics.lanes, x.shape, product.slots[1]
+    at, heads = _use(product, 1, use, length), number // lanes
+    rows = x.reshape(lanes, heads * length, size)
+    ordered = isinstance(slot, Scaled) and (slot.quantizers.features.stochastic or slot.quantizers.stochastic_scales)
+    block = slot.quantizers.block if isinstance(slot, Scaled) else "tensor"
+    if block == "tensor" and not ordered:
+        values, factor = _quantized(product, 1, rows, at)
+        return Operand(values, (heads * length * size, length * size, 1, size), factor)
+    if isinstance(block, int) and not ordered and not length % product.unit:
+        values, factor = _quantized(product, 1, rows, replace(at, dim=1))
+        return Operand(values, (size * heads * length, length, heads * length, 1), factor)
+    rows = blocks.pad(x.mT.reshape(lanes, heads * size, length), 2, product.unit)
+    values, factor = _quantized(product, 1, rows, at)
+    width = values.shape[2]
+    return Operand(values, (heads * size * width, size * width, width, 1), factor)
+
+
+def _use(product: Product, place: int, use: CoreUse, length: int) -> Use:
+    return product.use(place, use.numerics.use(use.layer), use.layer, length, BF16)
+
+
+def _quantized(product: Product, place: int, x: Tensor, at: Use) -> tuple[Tensor, Tensor]:
+    """x [L, R, C] by the slot at a place: bfloat16 [L, R, C], contiguous, and factors [L]."""
+    slot = product.slots[place]
+    if isinstance(slot, Scaled) and slot.quantizers.block == "tensor":
+        return of_tensor(x, slot.quantizers.call_for(x, x[0].numel(), at))
+    [term] = slot.quantize(x, at).terms
+    factor = torch.ones(len(x), device=x.device) if term.factor is None else term.factor
+    return term.values.to(BF16).contiguous(), factor
+
+
+def _inner(name: str, use: CoreUse, largest: Callable[[], Tensor], length: int) -> Inner:
+    """The first slot of a product, of P or dS, along this length. largest: gives the maxima of the operand, [L]."""
+    product = use.product(name)
+    slot, runs = product.slots[0], triton.cdiv(length, product.unit) * product.unit // 16
+    if not isinstance(slot, Scaled):
+        return Inner((None, None, None, None, 0, runs), {"B": 0} | flags((False,) * 5))
+    of, at = slot.quantizers, _use(product, 0, use, length)
+    call = of.call(0, at)
+    amax = largest() if of.block == "tensor" else None
+    followed = None
+    if call.features.tensor_scale:
+        found = of.maxima(of.state, largest, at)
+        followed = largest() if found is None else found.contiguous()
+    block = {"B": of.block if isinstance(of.block, int) else 1}
+    return Inner((call.floats, call.ints, followed, amax, call.site, runs), block | flags(call.features))
+
+
+def _why_not_core(core: AttentionCore) -> str | None:
+    """The reason why the kernels do not take a core's quantizers, or None if they do."""
+    if not core.exact:
+        return "gemm: found other products; accepted: exact"
+    for name, operands in ATTENTION_PRODUCTS.items():
+        for place, operand in enumerate(operands):
+            slot = core.products[name].slots[place]
+            if reason := why_not_slot(slot, name in INNER and place == 0):
+                return f"{name}.{operand}: {reason}"
+    return None
