@@ -170,7 +170,7 @@ class Shape:
         self.sizes = length, number // lanes
         self.common = use.numerics.seeds, use.numerics.step, STREAMS["rounding"]
         self.compiled = {"D": wide, "QUERIES": edge, "KEYS": edge, "CAUSAL": use.causal, "FACTOR": log2(e) / sqrt(size)}
-        self.compiled |= {"num_warps": min(4 if wide <= _EDGE else 8, edge // 16), "enable_fp_fusion": False}
+        self.compiled |= {"num_warps": edge // 16, "enable_fp_fusion": False}
         self.compiled |= {"num_stages": 2 if wide <= _EDGE else 1}
 
 
