@@ -186,7 +186,8 @@ class _Core(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         backward = ctx.kernels.backward if ctx.kernels else _backward
-        gradients = backward(g, *ctx.saved_tensors, ctx.kept, ctx.use)
+        q, k, v, out = ctx.saved_tensors
+        gradients = backward(g, q, k, v, out, ctx.kept, ctx.use)
         return *(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True)), None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from fp4dse.dse.attention import ATTENTION_PRODUCTS
-from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, holds, operand_format
+from fp4dse.dse.exactness import OPERAND_FORMATS, element_grid, holds, operand_grid
 from fp4dse.kernels.ops.attention_core import Product
 from fp4dse.kernels.ops.attention_core.inner import quantized_tile, slot_of
 from fp4dse.kernels.quant.descriptor import unheeded
@@ -40,9 +40,9 @@ def why_not_slot(slot: Slot, inner: bool) -> str | None:
             return f"block: found {of.block}; accepted: {', '.join(map(str, BLOCKS))}, tensor"
         if reason := _why_not_columns(of):
             return reason
-    of_bf16 = OPERAND_FORMATS["bf16"]
     for q in of.each:
-        if not (holds(of_bf16, element_grid(q)) if of.block == "tensor" else operand_format(q) == "bf16"):
+        grid = element_grid(q) if of.block == "tensor" else operand_grid(q)
+        if grid is None or not holds(OPERAND_FORMATS["bf16"], grid):
             return f"found {q.label()}; accepted: operands that BF16 holds"
     return None
 

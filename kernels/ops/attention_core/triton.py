@@ -49,11 +49,11 @@ BF16 = torch.bfloat16
 _EDGE, _ROWS = 64, 64
 """Queries and keys of a tile, at most; rows of a program that prepares the gradient."""
 _REASONS: WeakKeyDictionary[AttentionCore, str | None] = WeakKeyDictionary()
-"""What `_why_not_core` found, which waits for the device."""
+"""Results of `_why_not_core`, which waits for the device."""
 
 
 class Operand(NamedTuple):
-    """What a product takes of a tensor: bfloat16 values, from one to the next of lanes, heads, rows and numbers along
+    """One operand of a product: bfloat16 values, from one to the next of lanes, heads, rows and numbers along
     the contraction, and a factor a lane, float32 [L]."""
 
     values: Tensor
@@ -69,12 +69,12 @@ class Operand(NamedTuple):
 class Inner(NamedTuple):
     """A slot within a kernel: its arguments, runs of 16 in a row among them, and what is compiled in."""
 
-    arguments: tuple[Tensor | int | None, ...]
+    arguments: tuple[Tensor | int, ...]
     constants: dict[str, int]
 
 
 class Kept(NamedTuple):
-    """What the backward pass needs of the forward's: the operands of S, and m and 1/l, float32 [N, T]."""
+    """Results of the forward pass that the backward pass needs: the operands of S, and m and 1/l, float32 [N, T]."""
 
     q: Operand
     k: Operand
@@ -153,7 +153,7 @@ def backward(
 
 
 class Shape:
-    """How kernels go over the matrices of q [N, T, d], of the problem alone but for the number of programs.
+    """The way in which kernels go over the matrices of q [N, T, d]: of the problem alone, but for their number.
 
     grid      of a launch over the blocks of all matrices
     sizes     the last arguments of every kernel
@@ -239,11 +239,13 @@ def _inner(name: str, use: CoreUse, largest: Callable[[], Tensor], length: int) 
     product = use.product(name)
     slot, runs = product.slots[0], triton.cdiv(length, product.unit) * product.unit // 16
     if not isinstance(slot, Scaled):
-        return Inner((None, None, None, None, 0, runs), {"B": 0} | flags((False,) * 5))
+        unread = use.numerics.seeds
+        return Inner((unread, unread, unread, unread, 0, runs), {"B": 0} | flags((False,) * 5))
     of, at = slot.quantizers, _use(product, 0, use, length)
     call = of.call(0, at)
-    amax = largest() if of.block == "tensor" else None
-    followed = None
+    amax = followed = call.floats  # not read, unless
+    if of.block == "tensor":
+        amax = largest()
     if call.features.tensor_scale:
         found = of.maxima(of.state, largest, at)
         followed = largest() if found is None else found.contiguous()
