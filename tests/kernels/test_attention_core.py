@@ -203,16 +203,10 @@ def test_lanes_share_a_population_only_if_their_cores_take_one_path():
         )
     ]
     assert len(set(layouts)) == len(layouts)
-    mixed = [
-        recipe("bf16", {"like": q, "rounding": r}, ("dk.s",))
-        for q in ("nvfp4", "e4m3-b16")
-        for r in ("nearest", "stochastic")
-    ]
-    assert len({of.attention.layout for of in mixed}) == 1
-    assert (
-        recipe("bf16", "none", ("dk.s",), dk={"s": "none", "q": "fp8"}).attention.layout
-        != recipe("bf16", "fp8", ("dk.q",)).attention.layout
-    )
+    alike = [{"like": q, "rounding": r} for q in ("nvfp4", "e4m3-b16") for r in ("nearest", "stochastic")]
+    assert len({recipe("bf16", q, ("dk.s",)).attention.layout for q in alike}) == 1
+    untouched = recipe("bf16", "fp8", ("dk.q",), dv={"p": "none"}).attention.layout
+    assert untouched != recipe("bf16", "fp8", ("dk.q",)).attention.layout
 
 
 def test_a_plain_core_is_the_default():

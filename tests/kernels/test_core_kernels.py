@@ -151,7 +151,7 @@ def test_given_s_the_bits_of_p_and_ds_are_those_of_the_definition(place, plain_b
     ("quantizer", "slots", "shape", "causal", "more"),
     [
         ("nvfp4", ATTENTION_SLOTS, (70, 16), True, {}),
-        ("nvfp4", ATTENTION_SLOTS, (64, 16), False, {"weights": "unnormalized"}),
+        ({"like": "mxfp8", "block": 64}, ATTENTION_SLOTS, (40, 16), False, {"weights": "unnormalized"}),
         ("mxfp4", ATTENTION_SLOTS, (33, 24), True, {"smooth_k": True}),
         ("fp8", ATTENTION_SLOTS, (17, 8), False, {}),
         ("nvfp4-2d", ("scores.q", "dv.g", "dq.k"), (40, 16), True, {}),
