@@ -55,18 +55,16 @@ _REASONS: WeakKeyDictionary[AttentionCore, str | None] = WeakKeyDictionary()
 """Results of `_why_not_core`, which waits for the device."""
 
 
-class Operand(NamedTuple):
-    """One operand of a product: bfloat16 values, from one to the next of lanes, heads, rows and numbers along
-    the contraction, and a factor a lane, float32 [L]."""
+class Along(NamedTuple):
+    """An operand along the queries or keys, as arguments of a kernel: bfloat16 values, from one to the next of lanes,
+    heads, rows and numbers along the contraction, and a factor a lane, float32 [L]."""
 
     values: Tensor
-    strides: tuple[int, int, int, int]
+    of_lane: int
+    of_head: int
+    of_row: int
+    of_number: int
     factor: Tensor
-
-    @property
-    def along(self) -> tuple[Tensor | int, ...]:
-        """As arguments of a kernel that loads it by strides."""
-        return self.values, *self.strides, self.factor
 
 
 class Inner(NamedTuple):
@@ -77,10 +75,13 @@ class Inner(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Results of the forward pass that the backward pass needs: the operands of S, and m and 1/l, float32 [N, T]."""
+    """Results of the forward pass that the backward pass needs, as arguments of the kernels: the operands of S,
+    bfloat16 [N, T, padded d], and their factors [L], and m and 1/l, float32 [N, T]."""
 
-    q: Operand
-    k: Operand
+    q: Tensor
+    k: Tensor
+    factor_q: Tensor
+    factor_k: Tensor
     m: Tensor
     inverse: Tensor
 
@@ -105,14 +106,14 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> str | None:
 def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept]:
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, in v's dtype, and what `backward` needs."""
     shape, length, lanes = Shape(q, use), q.shape[1], use.numerics.lanes
-    of_q, of_k = (_across(use.product("scores"), place, x, use) for place, x in enumerate((q, k)))
+    (of_q, factor_q), (of_k, factor_k) = (_across(use.product("scores"), n, x, use) for n, x in enumerate((q, k)))
     m, inverse = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device).unbind(0)
-    kept, width = Kept(of_q, of_k, m, inverse), {"WIDTH": of_q.values.shape[2]}
-    statistics_kernel[shape.grid](*_of_scores(kept), *shape.sizes, **width, **shape.compiled)
+    kept, width = Kept(of_q, of_k, factor_q, factor_k, m, inverse), {"WIDTH": of_q.shape[2]}
+    statistics_kernel[shape.grid](*kept, *shape.sizes, **width, **shape.compiled)
     normalized = use.core.first.weights == "normalized"
     p = _inner("context", use, cache(partial(_largest_weight, inverse, lanes, normalized)), length)
     of_v, out = _along(use.product("context"), v, use), torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    arguments = *_of_scores(kept), *of_v.along, out, *p.arguments, *shape.common, *shape.sizes
+    arguments = *kept, *of_v, out, *p.arguments, *shape.common, *shape.sizes
     constants = width | p.constants | {"SIZE": q.shape[2], "NORMALIZED": normalized}
     outputs_kernel[shape.grid](*arguments, **constants, **shape.compiled)
     return out, kept
@@ -128,9 +129,10 @@ def backward(
     prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out.contiguous(), low, mean, rows, **of_rows)
 
     dp, dv, dk, dq = (use.product(name) for name in ("dp", "dv", "dk", "dq"))
-    of_g, of_v = _across(dp, 0, g if isinstance(dp.slots[0], Scaled) else low, use), _across(dp, 1, v, use)
-    read = *_of_scores(kept), of_g.values, of_v.values, of_g.factor, of_v.factor, mean
-    widths = {"WIDTH": kept.q.values.shape[2], "OTHER": of_g.values.shape[2]}
+    of_g, factor_g = _across(dp, 0, g if isinstance(dp.slots[0], Scaled) else low, use)
+    of_v, factor_v = _across(dp, 1, v, use)
+    read = *kept, of_g, of_v, factor_g, factor_v, mean
+    widths = {"WIDTH": kept.q.shape[2], "OTHER": of_g.shape[2]}
 
     @cache
     def largest_gradient() -> Tensor:
@@ -148,9 +150,9 @@ def backward(
         torch.empty(3, *q.shape, device=q.device),
     )
     common = *shape.common, *shape.sizes
-    arguments = *read, *of_dv.along, *of_dk.along, grad_k, grad_v, *p.arguments, *ds_keys.arguments, *common
+    arguments = *read, *of_dv, *of_dk, grad_k, grad_v, *p.arguments, *ds_keys.arguments, *common
     keys_kernel[shape.grid](*arguments, **sizes, **of_both, **shape.compiled)
-    arguments = *read, *of_dq.along, grad_q, *ds_queries.arguments, *common
+    arguments = *read, *of_dq, grad_q, *ds_queries.arguments, *common
     queries_kernel[shape.grid](*arguments, **sizes, **ds_queries.constants, **shape.compiled)
     return grad_q, grad_k, grad_v
 
@@ -182,26 +184,20 @@ def padded(n: int) -> int:
     return max(16, triton.next_power_of_2(n))
 
 
-def _of_scores(kept: Kept) -> tuple[Tensor, ...]:
-    return kept.q.values, kept.k.values, kept.q.factor, kept.k.factor, kept.m, kept.inverse
-
-
 def _largest_weight(inverse: Tensor, lanes: int, normalized: bool) -> Tensor:
     """The largest P of each lane, or 2^(s - m) where not normalized, which is 1; NaN where one is. float32 [L]."""
     largest = inverse.view(lanes, -1).amax(1)
     return largest if normalized else torch.where(largest.isnan(), largest, 1.0)
 
 
-def _across(product: Product, place: int, x: Tensor, use: CoreUse) -> Operand:
-    """x [N, T, d] quantized along d: [N, T, padded d]."""
+def _across(product: Product, place: int, x: Tensor, use: CoreUse) -> tuple[Tensor, Tensor]:
+    """x [N, T, d] quantized along d, bfloat16 [N, T, padded d], and factors [L]."""
     rows = blocks.pad(x.reshape(use.numerics.lanes, -1, x.shape[2]), 2, product.unit)
     values, factor = _quantized(product, place, rows, _use(product, place, use, x.shape[2]))
-    width = values.shape[2]
-    strides = values.stride(0), x.shape[1] * width, width, 1
-    return Operand(values.view(*x.shape[:2], width), strides, factor)
+    return values.view(*x.shape[:2], -1), factor
 
 
-def _along(product: Product, x: Tensor, use: CoreUse) -> Operand:
+def _along(product: Product, x: Tensor, use: CoreUse) -> Along:
     """x [N, T, d], the second operand of a product, quantized along T.
 
     Only where the order of elements counts, or blocks do not end with the matrix, is it transposed first.
@@ -213,14 +209,14 @@ def _along(product: Product, x: Tensor, use: CoreUse) -> Operand:
     block = slot.quantizers.block if isinstance(slot, Scaled) else "tensor"
     if block == "tensor" and not ordered:
         values, factor = _quantized(product, 1, rows, at)
-        return Operand(values, (heads * length * size, length * size, 1, size), factor)
+        return Along(values, heads * length * size, length * size, 1, size, factor)
     if isinstance(block, int) and not ordered and not length % product.unit:
         values, factor = _quantized(product, 1, rows, replace(at, dim=1))
-        return Operand(values, (size * heads * length, length, heads * length, 1), factor)
+        return Along(values, size * heads * length, length, heads * length, 1, factor)
     rows = blocks.pad(x.mT.reshape(lanes, heads * size, length), 2, product.unit)
     values, factor = _quantized(product, 1, rows, at)
     width = values.shape[2]
-    return Operand(values, (heads * size * width, size * width, width, 1), factor)
+    return Along(values, heads * size * width, size * width, width, 1, factor)
 
 
 def _use(product: Product, place: int, use: CoreUse, length: int) -> Use:
