@@ -16,7 +16,7 @@ to its other neighbour than in the definition. A scale of FP32 for a whole opera
 which is one rounding in another place. A matrix is computed by programs of its own, whose tiles follow from the length,
 the head's size and the blocks, and nothing is added atomically: its bits depend on no other lane.
 
-Not timed on a device yet. From instruction counts and bytes language:10M-256 is expected to take 1.08 to 1.14 × the
+Not timed on a device yet. From instruction counts and bytes language:10M-256 is expected to take 1.08 to 1.15 × the
 step with a plain core (docs/log.md); 1.25 × is wanted.
 """
 
