@@ -137,12 +137,14 @@ class AttentionCore:
 
 
 class CoreUse(NamedTuple):
-    """One use of the core by a layer; `numerics` are at the moment of the pass. causal: no query sees later keys."""
+    """One use of the core by a layer; `numerics` are at the moment of the pass. causal: no query sees later keys. save:
+    the backward pass will follow."""
 
     core: AttentionCore
     numerics: LaneNumerics
     layer: int
     causal: bool
+    save: bool = True
 
     def product(self, name: str) -> Product:
         """The product of this name, in BF16 in the steps in which the recipe's stages are."""
@@ -166,7 +168,8 @@ def attention_core(
 ) -> Tensor:
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype; layer keys the random
     numbers."""
-    out: Tensor = _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal))
+    save = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out: Tensor = _Core.apply(q, k, v, CoreUse(core, numerics, layer, causal, save))
     return out
 
 
@@ -178,16 +181,21 @@ class _Core(Function):
             k = k.to(torch.float32)
             k = k - k.mean(dim=1, keepdim=True)
         ctx.kernels = None if use.numerics.counting else _CORE.kernels(q, k, v, use)
-        forward = ctx.kernels.forward if ctx.kernels else _forward
-        out, ctx.kept = forward(q, k, v, use)
+        if ctx.kernels:
+            out, ctx.kept = ctx.kernels.forward(q, k, v, use)
+            ctx.save_for_backward(out)
+            return out
+        out, ctx.kept = _forward(q, k, v, use)
         ctx.save_for_backward(q, k, v, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        backward = ctx.kernels.backward if ctx.kernels else _backward
-        q, k, v, out = ctx.saved_tensors
-        gradients = backward(g, q, k, v, out, ctx.kept, ctx.use)
+        *operands, out = ctx.saved_tensors
+        if ctx.kernels:
+            return *ctx.kernels.backward(g, out, ctx.kept, ctx.use, ctx.dtypes), None
+        q, k, v = operands
+        gradients = _backward(g, q, k, v, out, ctx.kept, ctx.use)
         return *(x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True)), None
 
 

@@ -5,7 +5,7 @@
     backward   rowsum(do ∘ o); max |dS|, where scales follow it; then dk and dv for a block of keys over the queries,
                and dq for a block of queries over the keys, P and dS made anew and quantized along each contraction
 
-Q, K, V and do are quantized before, by their slots, or as one block of a lane by of_tensor.py. Products take BF16
+Q, K, V and do are quantized before (operands.py), in training for both of their products at once. Products take BF16
 numbers, which hold what quantizers make; what is left of the scales multiplies the sums, a number a lane. Given S, both
 P and dS are quantized to the bits of the reference: blocks along the contraction do not depend on tiles, and random
 numbers are those of an element's place. The largest P of a row is 1/l, as 2^0 is 1, so that the largest of a lane needs
@@ -16,7 +16,7 @@ to its other neighbour than in the definition. A scale of FP32 for a whole opera
 which is one rounding in another place. A matrix is computed by programs of its own, whose tiles follow from the length,
 the head's size and the blocks, and nothing is added atomically: its bits depend on no other lane.
 
-Not timed on a device yet. From instruction counts and bytes language:10M-256 is expected to take 1.08 to 1.15 × the
+Not timed on a device yet. From instruction counts and bytes language:10M-256 is expected to take 1.08 to 1.22 × the
 step with a plain core (docs/log.md); 1.25 × is wanted.
 """
 
@@ -30,41 +30,26 @@ from weakref import WeakKeyDictionary
 
 import torch
 import triton
-from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse.attention import ATTENTION_PRODUCTS
 from fp4dse.kernels.ops.attention import triton as unquantized
 from fp4dse.kernels.ops.attention.kernels import prepare_kernel
-from fp4dse.kernels.ops.attention_core import AttentionCore, CoreUse, Product
+from fp4dse.kernels.ops.attention_core import AttentionCore, CoreUse
 from fp4dse.kernels.ops.attention_core.backward import keys_kernel, maxima_kernel, queries_kernel
 from fp4dse.kernels.ops.attention_core.forward import outputs_kernel, statistics_kernel
+from fp4dse.kernels.ops.attention_core.operands import Along, across, along, both, use_of
 from fp4dse.kernels.ops.attention_core.slots import INNER, why_not_slot, why_not_stochastic
 from fp4dse.kernels.ops.launching import launch_grid
 from fp4dse.kernels.ops.philox import STREAMS
 from fp4dse.kernels.quant.operand.kinds import Scaled
-from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.triton.launch import flags
-from fp4dse.kernels.quant.triton.of_tensor import of_tensor
 
 BF16 = torch.bfloat16
 _EDGE, _ROWS = 64, 64
 """Queries and keys of a tile, at most; rows of a program that prepares the gradient."""
 _REASONS: WeakKeyDictionary[AttentionCore, str | None] = WeakKeyDictionary()
 """Results of `_why_not_core`, which waits for the device."""
-
-
-class Along(NamedTuple):
-    """An operand along the queries or keys, as arguments of a kernel: bfloat16 values, from one to the next of lanes,
-    heads, rows and numbers along the contraction, and a factor a lane, float32 [L]."""
-
-    values: Tensor
-    of_lane: int
-    of_head: int
-    of_row: int
-    of_number: int
-    factor: Tensor
 
 
 class Inner(NamedTuple):
@@ -74,9 +59,8 @@ class Inner(NamedTuple):
     constants: dict[str, int]
 
 
-class Kept(NamedTuple):
-    """Results of the forward pass that the backward pass needs, as arguments of the kernels: the operands of S,
-    bfloat16 [N, T, padded d], and their factors [L], and m and 1/l, float32 [N, T]."""
+class Scores(NamedTuple):
+    """The operands of S, bfloat16 [N, T, padded d], their factors [L], and m and 1/l, float32 [N, T], as arguments."""
 
     q: Tensor
     k: Tensor
@@ -84,6 +68,14 @@ class Kept(NamedTuple):
     factor_k: Tensor
     m: Tensor
     inverse: Tensor
+
+
+class Kept(NamedTuple):
+    """Results of the forward pass that the backward pass needs. others: operands of q in dk, of k in dq, and of v in dP
+    with its factors; None where no backward pass follows."""
+
+    scores: Scores
+    others: tuple[Along, Along, tuple[Tensor, Tensor]] | None
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> str | None:
@@ -106,53 +98,55 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> str | None:
 def forward(q: Tensor, k: Tensor, v: Tensor, use: CoreUse) -> tuple[Tensor, Kept]:
     """softmax(q kᵀ / sqrt d) v of [N, T, d] each, in v's dtype, and what `backward` needs."""
     shape, length, lanes = Shape(q, use), q.shape[1], use.numerics.lanes
-    (of_q, factor_q), (of_k, factor_k) = (_across(use.product("scores"), n, x, use) for n, x in enumerate((q, k)))
+    of_s, of_o, others = use.product("scores"), use.product("context"), None
+    if use.save:
+        (of_q, factor_q), q_along = both(of_s, 0, use.product("dk"), q, use)
+        (of_k, factor_k), k_along = both(of_s, 1, use.product("dq"), k, use)
+        v_across, of_v = both(use.product("dp"), 1, of_o, v, use)
+        others = q_along, k_along, v_across
+    else:
+        (of_q, factor_q), (of_k, factor_k), of_v = across(of_s, 0, q, use), across(of_s, 1, k, use), along(of_o, v, use)
     m, inverse = torch.empty(2, *q.shape[:2], dtype=torch.float32, device=q.device).unbind(0)
-    kept, width = Kept(of_q, of_k, factor_q, factor_k, m, inverse), {"WIDTH": of_q.shape[2]}
-    statistics_kernel[shape.grid](*kept, *shape.sizes, **width, **shape.compiled)
+    scores, width = Scores(of_q, of_k, factor_q, factor_k, m, inverse), {"WIDTH": of_q.shape[2]}
+    statistics_kernel[shape.grid](*scores, *shape.sizes, **width, **shape.compiled)
     normalized = use.core.first.weights == "normalized"
     p = _inner("context", use, cache(partial(_largest_weight, inverse, lanes, normalized)), length)
-    of_v, out = _along(use.product("context"), v, use), torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    arguments = *kept, *of_v, out, *p.arguments, *shape.common, *shape.sizes
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    arguments = *scores, *of_v, out, *p.arguments, *shape.common, *shape.sizes
     constants = width | p.constants | {"SIZE": q.shape[2], "NORMALIZED": normalized}
     outputs_kernel[shape.grid](*arguments, **constants, **shape.compiled)
-    return out, kept
+    return out, Kept(scores, others)
 
 
 def backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Kept, use: CoreUse
+    g: Tensor, out: Tensor, kept: Kept, use: CoreUse, dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, float32, from g, that of out; the rest as `forward` took and returned it."""
-    shape, (_, length, size), lanes = Shape(q, use), q.shape, use.numerics.lanes
-    g, low, mean = g.contiguous(), torch.empty(q.shape, dtype=BF16, device=q.device), torch.empty_like(kept.m)
+    """Gradients of q, k, v in `dtypes` from g, that of out; the rest as `forward` took and returned it."""
+    shape, (_, length, size), lanes = Shape(out, use), out.shape, use.numerics.lanes
+    g, low, mean = g.contiguous(), torch.empty(out.shape, dtype=BF16, device=g.device), torch.empty_like(kept.scores.m)
     rows, of_rows = mean.numel(), {"SIZE": size, "D": padded(size), "ROWS": _ROWS, "enable_fp_fusion": False}
     prepare_kernel[launch_grid(triton.cdiv(rows, _ROWS))](g, out.contiguous(), low, mean, rows, **of_rows)
 
-    dp, dv, dk, dq = (use.product(name) for name in ("dp", "dv", "dk", "dq"))
-    of_g, factor_g = _across(dp, 0, g if isinstance(dp.slots[0], Scaled) else low, use)
-    of_v, factor_v = _across(dp, 1, v, use)
-    read = *kept, of_g, of_v, factor_g, factor_v, mean
-    widths = {"WIDTH": kept.q.shape[2], "OTHER": of_g.shape[2]}
+    (of_g, factor_g), g_along = both(use.product("dp"), 0, use.product("dv"), g, use, low)
+    assert kept.others is not None
+    q_along, k_along, (of_v, factor_v) = kept.others
+    read = *kept.scores, of_g, of_v, factor_g, factor_v, mean
+    widths = {"WIDTH": kept.scores.q.shape[2], "OTHER": of_g.shape[2]}
 
     @cache
     def largest_gradient() -> Tensor:
-        found = torch.empty(shape.grid[0], dtype=torch.float32, device=q.device)
+        found = torch.empty(shape.grid[0], dtype=torch.float32, device=g.device)
         maxima_kernel[shape.grid](*read, found, *shape.sizes, **widths, **shape.compiled)
         return found.view(lanes, -1).amax(1)
 
-    p = _inner("dv", use, cache(partial(_largest_weight, kept.inverse, lanes, True)), length)
+    p = _inner("dv", use, cache(partial(_largest_weight, kept.scores.inverse, lanes, True)), length)
     ds_keys, ds_queries = (_inner(name, use, largest_gradient, length) for name in ("dk", "dq"))
-    of_dk, of_dq = _along(dk, q, use), _along(dq, k, use)
-    of_dv = _along(dv, g if isinstance(dv.slots[1], Scaled) else low, use)
     of_both = {f"{key}_{n}": value for n, of in enumerate((p, ds_keys), 1) for key, value in of.constants.items()}
-    sizes, (grad_q, grad_k, grad_v) = (
-        widths | {"SIZE": size, "SCALE": size**-0.5},
-        torch.empty(3, *q.shape, device=q.device),
-    )
-    common = *shape.common, *shape.sizes
-    arguments = *read, *of_dv, *of_dk, grad_k, grad_v, *p.arguments, *ds_keys.arguments, *common
+    grad_q, grad_k, grad_v = (torch.empty(out.shape, dtype=dtype, device=g.device) for dtype in dtypes)
+    sizes, common = widths | {"SIZE": size, "SCALE": size**-0.5}, (*shape.common, *shape.sizes)
+    arguments = *read, *g_along, *q_along, grad_k, grad_v, *p.arguments, *ds_keys.arguments, *common
     keys_kernel[shape.grid](*arguments, **sizes, **of_both, **shape.compiled)
-    arguments = *read, *of_dq, grad_q, *ds_queries.arguments, *common
+    arguments = *read, *k_along, grad_q, *ds_queries.arguments, *common
     queries_kernel[shape.grid](*arguments, **sizes, **ds_queries.constants, **shape.compiled)
     return grad_q, grad_k, grad_v
 
@@ -190,49 +184,6 @@ def _largest_weight(inverse: Tensor, lanes: int, normalized: bool) -> Tensor:
     return largest if normalized else torch.where(largest.isnan(), largest, 1.0)
 
 
-def _across(product: Product, place: int, x: Tensor, use: CoreUse) -> tuple[Tensor, Tensor]:
-    """x [N, T, d] quantized along d, bfloat16 [N, T, padded d], and factors [L]."""
-    rows = blocks.pad(x.reshape(use.numerics.lanes, -1, x.shape[2]), 2, product.unit)
-    values, factor = _quantized(product, place, rows, _use(product, place, use, x.shape[2]))
-    return values.view(*x.shape[:2], -1), factor
-
-
-def _along(product: Product, x: Tensor, use: CoreUse) -> Along:
-    """x [N, T, d], the second operand of a product, quantized along T.
-
-    Only where the order of elements counts, or blocks do not end with the matrix, is it transposed first.
-    """
-    lanes, (number, length, size), slot = use.numerics.lanes, x.shape, product.slots[1]
-    at, heads = _use(product, 1, use, length), number // lanes
-    rows = x.reshape(lanes, heads * length, size)
-    ordered = isinstance(slot, Scaled) and (slot.quantizers.features.stochastic or slot.quantizers.stochastic_scales)
-    block = slot.quantizers.block if isinstance(slot, Scaled) else "tensor"
-    if block == "tensor" and not ordered:
-        values, factor = _quantized(product, 1, rows, at)
-        return Along(values, heads * length * size, length * size, 1, size, factor)
-    if isinstance(block, int) and not ordered and not length % product.unit:
-        values, factor = _quantized(product, 1, rows, replace(at, dim=1))
-        return Along(values, size * heads * length, length, heads * length, 1, factor)
-    rows = blocks.pad(x.mT.reshape(lanes, heads * size, length), 2, product.unit)
-    values, factor = _quantized(product, 1, rows, at)
-    width = values.shape[2]
-    return Along(values, heads * size * width, size * width, width, 1, factor)
-
-
-def _use(product: Product, place: int, use: CoreUse, length: int) -> Use:
-    return product.use(place, use.numerics.use(use.layer), use.layer, length, BF16)
-
-
-def _quantized(product: Product, place: int, x: Tensor, at: Use) -> tuple[Tensor, Tensor]:
-    """x [L, R, C] by the slot at a place: bfloat16 [L, R, C], contiguous, and factors [L]."""
-    slot = product.slots[place]
-    if isinstance(slot, Scaled) and slot.quantizers.block == "tensor":
-        return of_tensor(x, slot.quantizers.call_for(x, x[0].numel(), at))
-    [term] = slot.quantize(x, at).terms
-    factor = torch.ones(len(x), device=x.device) if term.factor is None else term.factor
-    return term.values.to(BF16).contiguous(), factor
-
-
 def _inner(name: str, use: CoreUse, largest: Callable[[], Tensor], length: int) -> Inner:
     """The first slot of a product, of P or dS, along this length. largest: gives the maxima of the operand, [L]."""
     product = use.product(name)
@@ -240,7 +191,7 @@ def _inner(name: str, use: CoreUse, largest: Callable[[], Tensor], length: int) 
     if not isinstance(slot, Scaled):
         unread = use.numerics.seeds
         return Inner((unread, unread, unread, unread, 0, runs), {"B": 0} | flags((False,) * 5))
-    of, at = slot.quantizers, _use(product, 0, use, length)
+    of, at = slot.quantizers, use_of(product, 0, use, length)
     call = of.call(0, at)
     amax = followed = call.floats  # not read, unless
     if of.block == "tensor":
