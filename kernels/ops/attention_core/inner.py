@@ -73,8 +73,8 @@ def load_along(operand, lane, head, along, length, SIZE: tl.constexpr, D: tl.con
     """Numbers `along` the contraction of an operand of SIZE rows: [along, D], zero where there is nothing. operand:
     pointer, and from one to the next of lanes, heads, rows, and numbers along the contraction."""
     ptr, of_lane, of_head, of_row, of_number = operand
-    row = tl.arange(0, D)
-    at = ptr + lane * of_lane + head.to(tl.int64) * of_head + along[:, None] * of_number + row[None, :] * of_row
+    row, ptr = tl.arange(0, D), ptr + lane * of_lane + head.to(tl.int64) * of_head
+    at = ptr + along[:, None] * of_number + row[None, :].to(tl.int64) * of_row
     return tl.load(at, (along < length)[:, None] & (row < SIZE)[None, :], 0.0)
 
 
@@ -82,9 +82,7 @@ def load_along(operand, lane, head, along, length, SIZE: tl.constexpr, D: tl.con
 def scores_of(a, b, factor, queries, keys, length, CAUSAL: tl.constexpr):
     """a bᵀ · factor, -inf where the query does not see the key. queries, keys: their numbers, as they lie along the two
     sides."""
-    seen = keys < length
-    if CAUSAL:
-        seen = seen & (keys <= queries)
+    seen = keys <= queries if CAUSAL else keys < length  # of queries that exist, no key beyond the end
     return tl.where(seen, tl.dot(a, tl.trans(b)) * factor, float("-inf"))
 
 
