@@ -11,7 +11,7 @@ from fp4dse.results import open_store
 from fp4dse.results.report import write_report
 from tests.commands.running import assert_one_line, call
 
-ASKED = ("sensitivity", "nvfp4", "--task", "language:smoke", "--by", "kind", "--seeds", "2")
+ASKED = ("sensitivity", "nvfp4", "--task", "language:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
 
 
 def test_smoke_from_the_first_lane_to_the_report(tmp_path, monkeypatch, capsys):
