@@ -54,7 +54,7 @@ def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_p
     third = sweep(tmp_path / "away")
     assert (third.left, third.stored, third.stopped) == (0, 9, None)
     assert not list((tmp_path / "away" / "jobs").glob("*"))
-    sweep(tmp_path / "here", executor="local", options={})
+    sweep(tmp_path / "here", executor="local", options={}, jobs=1)
     assert losses(tmp_path / "away") == losses(tmp_path / "here")
 
 
