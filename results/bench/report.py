@@ -29,8 +29,7 @@ def bench(recipes: int = RECIPES, seeds: int = SEEDS, screened: int = SCREENED) 
     """Lines of what, value, unit and target, as they are measured.
 
     `recipes` lines in the report's table, over TASKS tasks; the first line is of a report of `screened` recipes and all
-    named ones. What needs a browser has value None where selenium,
-    chromium or its driver is missing.
+    named ones. What needs a browser has value None where selenium, chromium or its driver is missing.
     """
     with tempfile.TemporaryDirectory(prefix="fp4dse-bench-") as folder:
         store = open_store(Path(folder) / "store", create=True)
