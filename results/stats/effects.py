@@ -301,7 +301,7 @@ def _without(table: FactorTable, f: Factor, why: str) -> Lines:
     """A factor that is in no model: its levels, and how often they diverged."""
     levels = np.unique(f.codes)
     recipes, diverged = _counts(f.codes, table.diverged)
-    names = {"kind": "main", "factor": f.name, "level": [f.levels[i] for i in levels], "with_factor": None}
+    names: Lines = {"kind": "main", "factor": f.name, "level": [f.levels[i] for i in levels], "with_factor": None}
     names |= {"with_level": None, "reference": f.levels[f.reference], "effect": np.nan, "share": np.nan}
     counts = {"recipes": recipes[levels], "diverged": diverged[levels]}
     return {**names, **counts, "mean": np.nan, "basis": None, "note": why}

@@ -83,10 +83,10 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
     least_telling = sorted(kept, key=lambda key: -min(_RANK.get(_field(column), 99) for column in parts[key]))
     by_pairs = _determined(kept, codes) if kept else {}
     for key in least_telling:
-        found = (one for pair, one in by_pairs[key].items() if set(pair) <= set(kept))
-        if pair := next(found, None):
+        carriers = (one for pair, one in by_pairs[key].items() if set(pair) <= set(kept))
+        if carrier := next(carriers, None):
             kept.remove(key)
-            carried[pair].extend([*parts[key], *carried[key]])
+            carried[carrier].extend([*parts[key], *carried[key]])
     found = [_named_by_axis(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
     return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
 
