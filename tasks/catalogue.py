@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import msgspec
 
@@ -13,6 +14,7 @@ from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
+from fp4dse.tasks.weights import read_weights, start_from
 
 TASKS: dict[str, dict[str, Task]] = {
     "regression": regression.PRESETS,
@@ -42,12 +44,23 @@ BF16 = "+bf16"
 """After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
 
 
-def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
+def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
     """The task at a preset, with `+bf16` behind it if wanted; on the user's data if `data` names some. For a file
-    `….py`, its object called `preset`.
+    `….py`, its object called `preset`. start: a file of weights that all lanes start from (weights.py). An empty text
+    is as good as None.
 
-    ConfigError names the known ones, or says what is wrong with the data.
+    ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
+    task = _from_scratch(name, preset, data or None)
+    if not start:
+        return task
+    file = Path(start).resolve()
+    origin = (*(task.origin or (name, preset)), "")[:3]
+    return msgspec.structs.replace(start_from(task, read_weights(file), file.name), origin=(*origin, str(file)))
+
+
+def _from_scratch(name: str, preset: str, data: str | None) -> Task:
+    """The task without `start`."""
     if name.endswith(".py"):
         if data is not None:
             raise ConfigError("--data", data, f"nothing: {name} names its own data")
