@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, language, regression, vision
@@ -46,17 +47,31 @@ BF16 = "+bf16"
 
 def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
     """The task at a preset, with `+bf16` behind it if wanted; on the user's data if `data` names some. For a file
-    `….py`, its object called `preset`. start: a file of weights that all lanes start from (weights.py). An empty text
-    is as good as None.
+    `….py`, its object called `preset`. start: a file of weights that all lanes start from (weights.py), or for language
+    the folder of a pretrained decoder. An empty text is as good as None.
 
     ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
-    task = _from_scratch(name, preset, data or None)
-    if not start:
-        return task
-    file = Path(start).resolve()
+    path = Path(start).resolve() if start else None
+    if path is not None and path.is_dir():
+        task, weights = _pretrained(name, preset, data or None, path)
+    else:
+        task = _from_scratch(name, preset, data or None)
+        if path is None:
+            return task
+        weights = read_weights(path)
     origin = (*(task.origin or (name, preset)), "")[:3]
-    return msgspec.structs.replace(start_from(task, read_weights(file), file.name), origin=(*origin, str(file)))
+    return msgspec.structs.replace(start_from(task, weights, path.name), origin=(*origin, str(path)))
+
+
+def _pretrained(name: str, preset: str, data: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:
+    """The task with the model in a folder, and its weights."""
+    if name != "language":
+        raise ConfigError("--from", str(folder), "a .safetensors file (folders are models of language)")
+    known = _known(name, preset)
+    path = data if data is None or data in language.NAMED else absolute(data)
+    task, weights = language.on_folder(known, path, folder)
+    return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path or "")), weights
 
 
 def _from_scratch(name: str, preset: str, data: str | None) -> Task:
@@ -70,9 +85,7 @@ def _from_scratch(name: str, preset: str, data: str | None) -> Task:
         return task
     if name not in TASKS:
         raise ConfigError("task", name, f"{', '.join(TASKS)}, or FILE.py:NAME")
-    known = preset.removesuffix(BF16)
-    if known not in TASKS[name]:
-        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
+    known = _known(name, preset)
     if data is None:
         return _at_preset(_tuned(TASKS[name][known]), preset)
     if name not in ON_DATA:
@@ -80,6 +93,14 @@ def _from_scratch(name: str, preset: str, data: str | None) -> Task:
     path = data if data.partition("?")[0] in NAMED_DATA.get(name, ()) else absolute(data)
     task = _tuned(ON_DATA[name](known, path), path)
     return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path))
+
+
+def _known(name: str, preset: str) -> str:
+    """The preset without `+bf16`. ConfigError if the task has none of this name."""
+    known = preset.removesuffix(BF16)
+    if known not in TASKS[name]:
+        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
+    return known
 
 
 def _tuned(task: Task, data: str = "") -> Task:

@@ -52,7 +52,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Facts that a file of `write_weights` says of itself; empty for others. SafetensorError or OSError if it is broken."""
+    """Facts that a file of `write_weights` says of itself; empty for others. SafetensorError if it is broken."""
     with safe_open(path, framework="pt") as file:
         said = (file.metadata() or {}).get(ABOUT)
     return msgspec.json.decode(said) if said else {}
