@@ -9,10 +9,12 @@ from fp4dse.dse import ConfigError, Recipe, StoreError
 from fp4dse.results import open_store, summarize
 from fp4dse.sweeps import weights as of_sweeps
 from fp4dse.sweeps.arguments import parse_tasks
-from fp4dse.sweeps.rows import result_rows
+from fp4dse.sweeps.rerun import find_job
+from fp4dse.sweeps.rows import failed_rows, result_rows
 from fp4dse.sweeps.setting import find_setting
 from fp4dse.sweeps.weights import about, checkpoint, checkpoint_of_row
 from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks.worker import task_of
 from tests.commands.running import call
 
 ASKED = ("regression", "smoke")
@@ -99,6 +101,16 @@ def test_a_job_says_where_its_weights_are_and_which(start):
 def test_a_row_that_is_not_there_is_one_line(store, more, word):
     with pytest.raises(ConfigError, match=word):
         checkpoint_of_row(store, **{"recipe": "bf16", "seed": 0, **more})
+
+
+def test_a_failed_lane_from_weights_is_not_tried_again_from_scratch(start, tmp_path):
+    setting = find_setting([(*ASKED, "", str(start))])
+    [job, *_] = setting.plan([BF16], [0], None, set()).jobs
+    store = open_store(tmp_path / "store", create=True)
+    store.add(failed_rows(job, "the machine's fault", setting.context(job)), "failed")
+    found, _ = find_job(store.runs()["run_id"][0], store)
+    with pytest.raises(ConfigError, match="digest: found"):
+        task_of(found)
 
 
 def test_a_loss_that_comes_out_otherwise_is_said(store, start, monkeypatch):
