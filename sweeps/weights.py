@@ -51,10 +51,10 @@ def checkpoint(
 
     torch.set_num_threads(threads)
     weights, result = make_weights(get_task(*asked), lane, device, report)
-    about = {name: context[name] for name in (*KEY, "start_digest", "steps") if name not in _OF_LANE}
-    about |= {"run_id": run_id, "config_id": lane.recipe.config_id, "recipe": lane.recipe.label()}
-    about |= {"lr": lane.lr, "seed": lane.seed, "val_loss": result.val_loss, "digest": digest_of(weights)}
-    write_weights(path, weights, about)
+    said = {name: context[name] for name in (*KEY, "start_digest", "steps") if name not in _OF_LANE}
+    said |= {"run_id": run_id, "config_id": lane.recipe.config_id, "recipe": lane.recipe.label()}
+    said |= {"lr": lane.lr, "seed": lane.seed, "val_loss": result.val_loss, "digest": digest_of(weights)}
+    write_weights(path, weights, said)
     return path
 
 
