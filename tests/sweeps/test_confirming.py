@@ -134,7 +134,7 @@ def test_tasks_can_be_chosen_and_are_refused_by_name(store):
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("dataset_digest", "0123", "--data with the data of the sweep"),
+        ("dataset_digest", "0123", "--data and --from as in the sweep"),
         ("rev_task", 99, "a sweep by this version first"),
         ("device_class", "another", "what it was screened on, another"),
     ],
