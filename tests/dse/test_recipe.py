@@ -18,6 +18,7 @@ replace = msgspec.structs.replace
 IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
+    "arcquant": "40e7d169baae860f",
     "averis": "afbe2c7760f2be27",
     "bf16": "dcabd31f7251d4dd",
     "four-over-six": "907349e54cc789c6",
@@ -52,6 +53,7 @@ IDS = {
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
     "tetrajet2": "cbd5eed885c01051",
+    "tetrajet2-outcontrol": "2052b4342b8fe6a1",
     "tetrajet2-reset": "b928454db046aef6",
     "tseng-mxfp4": "1bf3c6fd14f77ac4",
     "ue5m3-graphcore": "e7a473ddca7fb3d8",
@@ -93,7 +95,7 @@ def test_every_shipped_recipe_has_its_id_pinned():
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, averis, bf16, .*ue5m3-sr"
+        ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, arcquant, averis, bf16, .*ue5m3-sr"
     ):
         Recipe.named("nvfp5")
 
