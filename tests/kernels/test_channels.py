@@ -81,7 +81,7 @@ def forward(x: torch.Tensor, w: torch.Tensor, channels: Held | Corrected, q: Qua
     share=st.sampled_from([0.01, 0.1, 0.3, 0.99]),
     by=st.sampled_from(["norm", "amax", "mean"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_forward_product_is_the_sum_of_its_parts(data, tokens, inputs, share, by):
     channels = replace(data.draw(st.sampled_from(KINDS)), share=share, by=by)
     q = data.draw(st.sampled_from([NV, QUANTIZERS["mxfp4"], ROW, replace(NV, tensor_scale=TensorScale(over="row"))]))
@@ -95,7 +95,7 @@ def test_the_forward_product_is_the_sum_of_its_parts(data, tokens, inputs, share
 @pytest.mark.parametrize("rotation", [None, Hadamard(size=32, signs="none")], ids=["plain", "rotated"])
 @pytest.mark.parametrize("dim", ["one step", "after another"])
 def test_columns_of_the_weight_gradient_are_those_of_the_forward_product(path, rotation, dim):
-    """Held channels in their format, not rotated; the others as in a layer without any. Their choice is the forward's."""
+    """Held channels in their format, not rotated; the others as in a layer without any. Their choice is fprop's."""
     channels = Held(format=MX8, share=0.2)
     x, w, g = tensors(24, 40, 7)
     numerics = LaneNumerics([with_channels(channels, NV, rotation)] * 2, [0, 1])
