@@ -25,7 +25,7 @@ def choice_fault(r: Recipe) -> ConfigError | None:
 
 
 def forward_fault(r: Recipe) -> ConfigError | None:
-    """What the forward operands do not have beside channels that are treated apart."""
+    """A thing that the forward operands do not have beside channels that are treated apart."""
     channels = r.fprop.channels
     if channels is None:
         return None
@@ -42,7 +42,7 @@ def forward_fault(r: Recipe) -> ConfigError | None:
 
 
 def wgrad_fault(r: Recipe) -> ConfigError | None:
-    """What the operands of the weight's gradient do not have where a part of it is in another format."""
+    """A thing that the operands of the weight's gradient do not have where a part of it is in another format."""
     channels = r.fprop.channels
     if not isinstance(channels, Held) or not channels.wgrad:
         return None

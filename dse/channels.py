@@ -51,7 +51,7 @@ class Held(Chosen, frozen=True, tag_field="kind", tag="held"):
 
 
 class Corrected(Chosen, frozen=True, tag_field="kind", tag="corrected"):
-    """What an operand's quantizer loses on these channels is quantized by it once more, and multiplied with the other
+    """The error of an operand's quantizer on these channels is quantized by it once more, and multiplied with the other
     operand: channels appended to the contraction.
 
     of  `x`: the error of x (ARCQuant, 2601.07475). `both`: also that of w, without the product of the two errors (HCP,

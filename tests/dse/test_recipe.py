@@ -240,6 +240,7 @@ COLUMN_TYPES = {
     "outliers": {str, type(None)},
     "rotation": {str},
     "source": {str},
+    "channels": {str},
     "estimator": {str},
     "precise": {str},
     "layers": {str},
@@ -262,6 +263,7 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe = {f"{stage}_rotation": "rotation" for stage in STAGES} | {
         f"{stage}_source": "source" for stage in SHARED
     }
+    of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
     of_recipe |= {name: name for name in words}

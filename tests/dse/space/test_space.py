@@ -242,7 +242,7 @@ MISTAKES = {
         'axes."fprop.g" = ["nvfp4"]',
         "axes.fprop.g",
         "'fprop.g'",
-        f"fprop, then one of x, w, rotation, *, {FIELDS}",
+        f"fprop, then one of x, w, rotation, channels, *, {FIELDS}",
     ),
     "unknown field": ('axes."*.round" = ["nearest"]', "axes.*.round", "'*.round'", FIELDS),
     "unknown field of an operand": ('axes."*.x.round" = ["nearest"]', "axes.*.x.round", "'*.x.round'", FIELDS),
