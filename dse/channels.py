@@ -65,7 +65,7 @@ Channels = Held | Corrected | None
 CHANNEL_NAMES: dict[str, Held | Corrected | None] = {
     "none": None,
     "outcontrol": Held(format=Quantizer(element="e4m3", block=32, scale=E8M0(rule="rceil")), steps=50.0),
-    "arc": Corrected(share=0.0625, by="amax"),
+    "arc": Corrected(share=0.0625, by="amax", steps=1000.0),
 }
 
 

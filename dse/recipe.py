@@ -210,7 +210,7 @@ class Recipe(Part, frozen=True):
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
             ),
             attention=r.attention.layout,
-            channels="" if r.fprop.channels is None else channels_name(r.fprop.channels),
+            channels="" if r.fprop.channels is None else repr(r.fprop.channels),
         )
 
     def label(self) -> str:

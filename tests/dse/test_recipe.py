@@ -18,7 +18,7 @@ replace = msgspec.structs.replace
 IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
-    "arcquant": "40e7d169baae860f",
+    "arcquant": "8a2b9e75c96440f5",
     "averis": "afbe2c7760f2be27",
     "bf16": "dcabd31f7251d4dd",
     "four-over-six": "907349e54cc789c6",
@@ -309,7 +309,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         passages = [
             (through, q.element, through.scale_rounding != STE() and stored(q.scale)) for through, q in passages
         ]
-        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate
+        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate, r.fprop.channels
         return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
 
     def stored(scale):
