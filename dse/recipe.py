@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fp4dse.dse.attention import Attention
+from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
@@ -121,7 +122,7 @@ class Recipe(Part, frozen=True):
         precise, layers = canonical_rules(self.precise, self.layers) if self.layers else (self.precise, ())
         attention = self.attention if self.attention == _PLAIN_ATTENTION else self.attention.canonical()
         quantizes = bool(layers) or attention != _PLAIN_ATTENTION
-        fprop = _canonical_stage(self.fprop, False)
+        fprop = _canonical_channels(_canonical_stage(self.fprop, False), self.wgrad)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
         estimator = _canonical_estimator(self.estimator, fprop)
@@ -209,6 +210,7 @@ class Recipe(Part, frozen=True):
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
             ),
             attention=r.attention.layout,
+            channels="" if r.fprop.channels is None else repr(r.fprop.channels),
         )
 
     def label(self) -> str:
@@ -221,6 +223,7 @@ class Recipe(Part, frozen=True):
         words = with_exceptions({slot: r.slot(slot).format_label() for slot in SLOTS})
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += grouped({stage: rotation_name(of) if (of := r.rotation(stage)) else "" for stage in STAGES})
+        words += [f"channels {channels_name(r.fprop.channels)}"] if r.fprop.channels else []
         words += grouped({slot: "from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"})
         passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).phrase())}
         both = r.estimator.x == r.estimator.w
@@ -251,6 +254,7 @@ class Recipe(Part, frozen=True):
             out[f"{prefix}_outliers"] = (outlier_words(q.outliers) or "none") if block_scaled else None
         for stage in STAGES:
             out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
+        out["fprop_channels"] = channels_name(r.fprop.channels)
         for stage in SHARED:
             out[f"{stage}_source"] = r.source(stage)
         for operand in STAGES["fprop"]:
@@ -301,9 +305,21 @@ def _canonical_stage(stage: Part, forward_is_untouched: bool) -> Part:
     changes: dict[str, object] = dict(operands)
     if all(q.is_plain for q in operands.values()):
         changes["rotation"] = None  # nothing is quantized: no effect
+        if "channels" in stage.__struct_fields__:
+            changes["channels"] = None
     if forward_is_untouched:
         changes["source"] = "master"  # the forward's copy is the operand itself
     return _replaced(stage, **changes)
+
+
+def _canonical_channels(fprop: Any, wgrad: Wgrad) -> Any:
+    """The forward product with the one spelling of its channels: where the weight's gradient is plain, nothing of it is
+    in another format."""
+    if not isinstance(fprop.channels, Held):
+        return fprop
+    of_wgrad = fprop.channels.wgrad and not (wgrad.g.is_plain and wgrad.x.is_plain)
+    channels = msgspec.structs.replace(fprop.channels, format=fprop.channels.format.canonical(), wgrad=of_wgrad)
+    return _replaced(fprop, channels=channels)
 
 
 @lru_cache(maxsize=65536)
@@ -342,6 +358,7 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     estimators: tuple[str, ...] = ("", "")  # x, w, with the element; empty = straight through
     around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default
     attention: str = ""  # layouts of the core's operands; empty = none is quantized
+    channels: str = ""  # those that are treated apart; empty = none
 
 
 @lru_cache(maxsize=65536)

@@ -31,7 +31,7 @@ QUERIES = (
 )
 COLUMNS = 24
 """Costs that are at least this part of the axis apart count as columns."""
-_FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
+_FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "channels", "range", "arithmetic", "source")
 
 
 def listing(found: Findings) -> str:

@@ -43,7 +43,7 @@ _STAGE_SETS = {
     frozenset(("dgrad", "wgrad")): "backward",
     frozenset(("fprop",)): "fprop",
 }
-_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers source block arithmetic range"
+_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers channels source block arithmetic range"
 _RANK = {field: i for i, field in enumerate([*_TELLING.split(), "tensor_amax"])}
 
 
