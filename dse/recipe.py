@@ -284,7 +284,7 @@ def _at(recipe: Recipe, place: Place) -> Recipe:
     is_precise = not recipe.is_plain and recipe.precise.why(place) is not None
     here = _in_bf16(recipe.base) if is_precise else recipe.base
     for rule in rules:
-        here = here.changed(rule)
+        here = _in_bf16(here) if rule.is_bf16 else here.changed(rule)
     is_bf16 = rules and all(here.slot(slot).element == "bf16" for slot in SLOTS)
     return (_in_bf16(here) if is_bf16 else here).canonical()
 

@@ -2,7 +2,8 @@
 
 A rule applies to the layers that meet all of its conditions, and changes what it names there. Where two rules change
 the same, the later one holds; what neither names is the recipe's own. Layers that the recipe keeps precise
-(precision.py) are BF16 before the rules apply, so a rule may quantize them after all.
+(precision.py) are BF16 before the rules apply, so a rule may quantize them after all. They have no rotation then but
+the rule's; nor have layers that an earlier rule made BF16 in all six operands, which is another spelling of the same.
 """
 
 from __future__ import annotations
