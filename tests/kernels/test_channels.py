@@ -81,7 +81,7 @@ def forward(x: torch.Tensor, w: torch.Tensor, channels: Held | Corrected, q: Qua
     share=st.sampled_from([0.01, 0.1, 0.3, 0.99]),
     by=st.sampled_from(["norm", "amax", "mean"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_the_forward_product_is_the_sum_of_its_parts(data, tokens, inputs, share, by):
     channels = replace(data.draw(st.sampled_from(KINDS)), share=share, by=by)
     q = data.draw(st.sampled_from([NV, QUANTIZERS["mxfp4"], ROW, replace(NV, tensor_scale=TensorScale(over="row"))]))
