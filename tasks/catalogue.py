@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks import diffusion, language, regression, vision
+from fp4dse.tasks import diffusion, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
@@ -19,6 +19,7 @@ TASKS: dict[str, dict[str, Task]] = {
     "vision": vision.PRESETS,
     "diffusion": diffusion.PRESETS,
     "language": language.PRESETS,
+    "rl": rl.PRESETS,
 }
 """Task name -> preset name -> task."""
 

@@ -33,6 +33,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     samples: int | None = None
     origin: tuple[str, ...] = ()
     rates: dict[str, float] = {}
+    rolls_out: bool = False
 
 
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:
