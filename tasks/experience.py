@@ -28,13 +28,15 @@ def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
 class Experience(Protocol):
     """The samples of a population's lanes, made anew every `every` steps and learned from in between.
 
-    error  float32 [L], the share of the last samples that failed: it stands where other tasks have a training loss
+    error      float32 [L], the share of the last samples that failed: it stands where other tasks have a training loss
+    fallbacks  sentences for paths that were wanted and not taken, beside those of the training's own
 
     Tensors keep their place, so that captured steps find them.
     """
 
     every: int
     error: Tensor
+    fallbacks: tuple[str, ...]
 
     def collect(self) -> None:
         """Make new samples at the present step."""

@@ -86,6 +86,7 @@ class Population:
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.experience = task.experience(self.model, self.numerics, self.draws) if task.experience else None
+        self.fallbacks += self.experience.fallbacks if self.experience else ()
         self.recorder = Recorder(task.steps) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)

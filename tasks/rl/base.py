@@ -27,7 +27,7 @@ from fp4dse.tasks.engine import checkpoint
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import Lane
 from fp4dse.tasks.language.decoder import Decoder, Shape
-from fp4dse.tasks.rl.chains import OPERATORS, Chains
+from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
 from fp4dse.tasks.task import Problem, Task
 
@@ -110,7 +110,7 @@ def worked_answers(chains: Chains, lessons: Lessons, seeds: Tensor, prompts: Ten
 
 def _problem(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int]) -> Problem:
     keys = seed_keys(seeds)
-    draws = Draws(keys, torch.zeros((), dtype=torch.int64))
+    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
     prompts = chains.prompts(draws, 0, lessons.examples)
     answers = worked_answers(chains, lessons, keys, prompts, draws)
     x, y = prompts.to(torch.int8), answers.to(torch.int8)

@@ -20,6 +20,8 @@ from fp4dse.tasks.draws import Draws
 
 OPERATORS = 3
 """+, -, *: tokens behind the digits, in this order."""
+HELD_OUT, EXAMPLES = 1 << 31, (1 << 31) + 1
+"""Steps of the draws of held-out problems and of worked examples: no training has so many."""
 
 
 class Chains(msgspec.Struct, frozen=True):

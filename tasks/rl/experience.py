@@ -58,6 +58,8 @@ class Rollouts:
         self.plan, self.model, self.numerics, self.draws = plan, model, numerics, draws
         self.every = plan.minibatches
         self.sampler = CachedDecoder(model, self._of_rollout(), plan.chains.prompt_length + plan.chains.answer_length)
+        own = self.sampler.numerics is not numerics
+        self.fallbacks = tuple(f"rollout: {reason}" for reason in self.sampler.numerics.fallbacks if own)
         lanes, device, chains = numerics.lanes, numerics.seeds.device, plan.chains
         b, t = plan.prompts * plan.samples, chains.answer_length
         self.inputs = torch.zeros(lanes, b, chains.prompt_length + t - 1, dtype=torch.int64, device=device)

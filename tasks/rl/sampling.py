@@ -69,7 +69,7 @@ class CachedDecoder:
             h, x = added_rms_norm(h, self._product(block.out, mixed.reshape(x.shape)), block.norm2)
             branch = self._product(block.mlp.down, swiglu(self._product(block.mlp.up, x)))
         assert branch is not None
-        _, x = added_rms_norm(h[:, :, -1:], branch[:, :, -1:], model.norm)
+        _, x = added_rms_norm(h[:, :, -1:].contiguous(), branch[:, :, -1:].contiguous(), model.norm)
         return self._product(model.head, x)[:, :, 0].to(torch.float32)
 
     def _product(self, layer: QuantLinear, x: Tensor) -> Tensor:
