@@ -1,16 +1,21 @@
 """Reinforcement learning of lanes side by side: rewards rise, lanes stay apart, and nothing is lost between steps."""
 
+import re
+import tomllib
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rl import base
 from fp4dse.tasks.rl.presets import _PRESETS
 
@@ -97,6 +102,19 @@ def test_training_goes_on_from_a_checkpoint_between_two_minibatches(tmp_path):
     assert train(task, LANES[:2], checkpoint=tmp_path / "c.pt").lanes == whole
 
 
+def test_a_lane_goes_on_alone_between_two_minibatches():
+    task = replace(SMOKE, steps=4)
+    plain = train(task, LANES[1:]).lanes
+
+    def second(losses, *_):
+        assert all(0 <= loss <= 1 for loss in losses), "rungs go by the share of wrong answers"
+        return [False, True]
+
+    dropped, stayed = train(task, LANES[1:], pruning=Pruning([Rung(3, 0.5)], second)).lanes
+    assert (dropped.status, dropped.pruned_step) == ("pruned", 3)
+    assert stayed == plain[1]
+
+
 def test_ratios_of_the_first_minibatch_are_one_and_weights_are_bounded():
     population = Population(SMOKE, LANES, "cpu")
     population.train_step(0)
@@ -143,6 +161,23 @@ def test_other_tasks_refuse_a_rollout():
     for field, asked in ("rollout", recipe("bf16", "mxfp4")), ("tis", recipe(tis=2.0)):
         with pytest.raises(ConfigError, match=rf"training.{field}: .*nothing with regression"):
             train(task, [Lane(asked, 1e-3, 0)])
+
+
+def test_a_quantized_attention_core_needs_a_rollout_of_its_own():
+    mxfp4 = Recipe.named("mxfp4")
+    core = replace(mxfp4, attention=Attention(scores=Scores(mxfp4.fprop.x, mxfp4.fprop.x)))
+    task = replace(SMOKE, steps=1, pretrain=None)
+    with pytest.raises(ConfigError, match=r"training.rollout: found 'trainer'; accepted: a rollout of its own"):
+        train(task, [Lane(core, 1e-3, 0)])
+    own = replace(core, training=Training(rollout=ROLLOUT_NAMES["mxfp4"]))
+    assert train(task, [Lane(own, 1e-3, 0)]).lanes[0].status == "done"
+
+
+def test_the_table_of_the_docs_is_a_recipes():
+    page = (Path(__file__).parents[3] / "docs" / "rl.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = recipe_from_dict(recipe_to_dict(Recipe.named("bf16")) | tomllib.loads(table))
+    assert found == recipe("bf16", "mxfp4-rceil-w4a16", 2.0)
 
 
 def test_a_rollout_in_a_recipe():
