@@ -23,7 +23,8 @@ from fp4dse.dse.outliers import outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
-from fp4dse.dse.rounding import rounding_name
+from fp4dse.dse.rollout import Rollout, rollout_name
+from fp4dse.dse.rounding import Ema, rounding_name
 from fp4dse.dse.scale import scale_key, scale_name
 from fp4dse.dse.stages import (
     SHARED,
@@ -136,7 +137,8 @@ class Recipe(Part, frozen=True):
             _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not quantizes,
         )
         changes = {"fprop": fprop, "dgrad": dgrad, "wgrad": wgrad, "estimator": estimator}
-        return _replaced(self, **changes, layers=layers, attention=attention, **around)
+        found = _replaced(self, **changes, layers=layers, attention=attention, **around)
+        return found if found.training.rollout is None else _without_own_rollout(found)
 
     def _passage(self, operand: str) -> str:
         """The estimator with the grids that it is a function of; empty for straight through."""
@@ -158,6 +160,14 @@ class Recipe(Part, frozen=True):
         return not self.layers and all(self.slot(s).is_plain for s in SLOTS) and self.attention.is_plain
 
     @property
+    def _forward_changes(self) -> bool:
+        """True where the forward pass depends on more than its operands and the step's random bits: on what slots keep,
+        on what a layer's rule has, or on a finish."""
+        q = self.fprop.x, self.fprop.w
+        held = any(of.tensor_scale is not None and of.tensor_scale.amax != "current" for of in q)
+        return held or isinstance(self.fprop.w.rounding, Ema) or bool(self.layers) or self.finish is not None
+
+    @property
     def base(self) -> Recipe:
         """The recipe of layers that no rule concerns and that are not precise, canonical."""
         return _base(self)
@@ -174,6 +184,15 @@ class Recipe(Part, frozen=True):
         fprop, layers = msgspec.structs.replace(self.fprop, x=x, w=w), tuple(rule.evaluated() for rule in self.layers)
         attention = self.attention.evaluated()
         return msgspec.structs.replace(self, fprop=fprop, layers=layers, attention=attention).canonical()
+
+    def sampling(self) -> Recipe:
+        """The recipe whose forward pass samples come from, where a task learns from its own: `training.rollout`, or as
+        `evaluated`. Its backward pass is of no use."""
+        rollout, bf16 = self.training.rollout, Recipe.named("bf16")
+        if rollout is None:
+            return self.evaluated()
+        found = msgspec.structs.replace(bf16, fprop=rollout.fprop, precise=rollout.precise, gemm=self.gemm)
+        return found.evaluated()
 
     def baseline(self) -> Recipe:
         """The recipe that this one's losses are compared with, canonical: BF16, with the training side of a recipe that
@@ -208,6 +227,7 @@ class Recipe(Part, frozen=True):
                 "" if r.gemm == "exact" else r.gemm,
                 "" if r.training.optimizer is None else r.training.kind,
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
+                *(["rollout"] if r.training.rollout is not None and r._forward_changes else []),
             ),
             attention=r.attention.layout,
             channels="" if r.fprop.channels is None else repr(r.fprop.channels),
@@ -264,7 +284,7 @@ class Recipe(Part, frozen=True):
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
-        return out | names | {"reset": reset_name(r.training.reset)}
+        return out | names | {"reset": reset_name(r.training.reset), "rollout": rollout_name(r.training.rollout)}
 
 
 @lru_cache(maxsize=4096)
@@ -287,6 +307,14 @@ def _at(recipe: Recipe, place: Place) -> Recipe:
         here = _in_bf16(here) if rule.is_bf16 else here.changed(rule)
     is_bf16 = rules and all(here.slot(slot).element == "bf16" for slot in SLOTS)
     return (_in_bf16(here) if is_bf16 else here).canonical()
+
+
+def _without_own_rollout(recipe: Recipe) -> Recipe:
+    """A canonical recipe, without a rollout that computes as its forward pass does."""
+    own = Rollout(recipe.fprop.x, recipe.fprop.w, recipe.fprop.rotation, recipe.precise).canonical()
+    if own != recipe.training.rollout or recipe.layers or recipe.attention != _PLAIN_ATTENTION:
+        return recipe
+    return _replaced(recipe, training=msgspec.structs.replace(recipe.training, rollout=None))
 
 
 def _in_bf16(recipe: Recipe) -> Recipe:
@@ -356,7 +384,8 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     products: tuple[str, ...]  # in the order of STAGES: `bf16`, `tf32` or `fp32`, see exactness.py
     sources: tuple[str, ...] = ("master", "master")  # dgrad, wgrad
     estimators: tuple[str, ...] = ("", "")  # x, w, with the element; empty = straight through
-    around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default
+    around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default.
+    # A sixth, `rollout`, where samples have a forward pass of their own, and the trainer's is not the same at all steps
     attention: str = ""  # layouts of the core's operands; empty = none is quantized
     channels: str = ""  # those that are treated apart; empty = none
 

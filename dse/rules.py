@@ -334,6 +334,23 @@ def _attention(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _rollout(r: Recipe) -> ConfigError | None:
+    """The forward pass of a rollout is one of a recipe, which must make sense. It has nothing that training keeps from
+    step to step, and no correction that is right on average alone."""
+    if (rollout := r.training.rollout) is None:
+        return None
+    for operand in STAGES["fprop"]:
+        q: Quantizer = getattr(rollout, operand)
+        held = q.tensor_scale is not None and q.tensor_scale.amax != "current"
+        if q.codec == "eden" or isinstance(q.rounding, Ema) or held:
+            accepted = "quantizers without MS-EDEN's correction, moving averages and held maxima"
+            return ConfigError(f"training.rollout.{operand}", q.label(), accepted)
+    for _, error in canonical_faults(r.sampling()):
+        where = error.where.removeprefix("fprop.")
+        return ConfigError(f"training.rollout.{where}", error.found, error.accepted)
+    return None
+
+
 def _fp8_operands(r: Recipe) -> ConfigError | None:
     """FP8 products take operands of few significant bits."""
     if r.gemm != "fp8-exact":
@@ -379,6 +396,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
+    "rollout": ((("training",),), _rollout),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.
 

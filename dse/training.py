@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fp4dse.dse.record import Part, name_or_numbers
+from fp4dse.dse.rollout import Rollout, rollout_name
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -130,6 +131,9 @@ class Training(Part, frozen=True):
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
     schedule       of the learning rate
     reset          of oscillating weights
+    rollout        the forward pass that samples come from, where a task learns from its own; None: the trainer's
+    tis            bound of a sample's weight π_trainer / π_rollout, by which a task that learns from its own samples
+                   corrects for the difference of the two (truncated importance sampling); None: no such weight
     """
 
     optimizer: Optimizer = None
@@ -141,9 +145,13 @@ class Training(Part, frozen=True):
     accumulate: Literal[1, 2, 4, 8, 16, 32, 64] = 1
     schedule: Schedule = None
     reset: Reset = None
+    rollout: Rollout | None = None
+    tis: Positive | None = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
+        if self.rollout is not None and (rollout := self.rollout.canonical()) != self.rollout:
+            return msgspec.structs.replace(self, rollout=rollout).canonical()
         return msgspec.structs.replace(self, beta1=None, beta2=None) if isinstance(self.optimizer, SGD) else self
 
     def of_baseline(self) -> Training:
@@ -155,6 +163,8 @@ class Training(Part, frozen=True):
             optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
             loss_scale=1.0 if scale_is_exact else self.loss_scale,
             reset=None,
+            rollout=None,
+            tis=None,
         )
 
     @property
@@ -168,11 +178,12 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset")
+            if name not in ("optimizer", "schedule", "reset", "rollout")
             and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         words += [] if self.reset is None else [reset_name(self.reset)]
+        words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         return ", ".join(words)
 
 

@@ -28,6 +28,7 @@ from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
+from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.layers import find_layers
@@ -98,7 +99,7 @@ def plan(
     with them.
     """
     configs = _with_baselines(recipes)
-    _check_layers(configs, tasks)
+    _check_tasks(configs, tasks)
     device, workers = machine.device, len(machine.slots)
     known = dict.fromkeys(machine.kinds)
     kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
@@ -230,9 +231,12 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
     return sorted(dict.fromkeys(found), key=lambda recipe: not recipe.is_baseline)
 
 
-def _check_layers(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
-    """ConfigError for a rule that names layers of which a task's model has none. Models that are too large to be looked
-    at here are checked when they are built."""
+def _check_tasks(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
+    """ConfigError for a rollout with a task that has none, and for a rule that names layers of which a task's model has
+    none. Models that are too large to be looked at here are checked when they are built."""
+    recipes = list(recipes)
+    for recipe, task in itertools.product(recipes, tasks):
+        check_rollout(recipe, task)
     ruled = [recipe for recipe in recipes if recipe.layers]
     for task in tasks if ruled else ():
         layers = find_layers(*(task.origin or (task.name, task.preset))) or []

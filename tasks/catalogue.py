@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks import diffusion, language, regression, vision
+from fp4dse.tasks import diffusion, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
@@ -22,6 +22,7 @@ TASKS: dict[str, dict[str, Task]] = {
     "vision": vision.PRESETS,
     "diffusion": diffusion.PRESETS,
     "language": language.PRESETS,
+    "rl": rl.PRESETS,
 }
 """Task name -> preset name -> task."""
 

@@ -12,13 +12,16 @@ import subprocess
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks.device_memory import total_memory
-from fp4dse.tasks.facts import TaskFacts
 from fp4dse.tasks.remembered import remembered
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.facts import TaskFacts
 
 BYTES_PER_PARAMETER = 6 * 4
 """Of a lane: weight, two moments, gradient as layers leave it and as one tensor, and one more while a step is taken."""

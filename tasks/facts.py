@@ -34,6 +34,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     origin: tuple[str, ...] = ()
     start: str | None = None
     rates: dict[str, float] = {}
+    rolls_out: bool = False
 
 
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:

@@ -34,6 +34,7 @@ SECONDS = {
     "language:small": 120.0,
     "language:moe-smoke": 1.0,
     "language:moe-small": 170.0,
+    "rl:smoke": 2.0,
 }
 """Seconds of one NVFP4 lane among four on one core of a CPU: roughly, to choose by. What has none is for a GPU."""
 
@@ -67,7 +68,7 @@ def list_tasks() -> list[Listed]:
 def known_names() -> list[str]:
     """`task:preset` of all that were ever listed here; where none was, the tasks' own names."""
     known = recall(QUESTION, list[Listed])
-    return [one.task for one in known] if known else ["regression", "vision", "diffusion", "language"]
+    return [one.task for one in known] if known else ["regression", "vision", "diffusion", "language", "rl"]
 
 
 def _look() -> list[Listed]:

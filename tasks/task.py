@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks.draws import Draws
+from fp4dse.tasks.experience import Experience
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -63,6 +64,10 @@ class Task(msgspec.Struct, frozen=True):
     parameters  those of them that scaling laws count: without embeddings and head; None: the task does not say
     tokens      that a lane's training reads, repeated ones too; None: the task has none
     samples     number of training samples, where that depends on the user's data; None: always more than a batch
+    pretrain    (seeds, device) -> initial weights as in Problem.init, on the CPU, of a task that starts from a trained
+                model; None: those of `problem`
+    experience  (model, numerics, draws) -> Experience, of a task that learns from what its own model does: batches come
+                from there, and so do held-out losses. The loss is one of its batches'
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
     start       digest of the weights that all lanes start from; None: `problem` draws them by the seed
@@ -98,6 +103,8 @@ class Task(msgspec.Struct, frozen=True):
     parameters: int | None = None
     tokens: int | None = None
     samples: Callable[[], int] | None = None
+    pretrain: Callable[[Sequence[int], str], dict[str, Tensor]] | None = None
+    experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
     start: str | None = None
@@ -113,6 +120,11 @@ class Task(msgspec.Struct, frozen=True):
     def metric_name(self) -> str | None:
         """The metric that stands beside the loss."""
         return self.shown or next(iter(self.metrics), None)
+
+    @property
+    def rolls_out(self) -> bool:
+        """True if it learns from what its own model does."""
+        return self.experience is not None
 
     @property
     def digest(self) -> str:

@@ -21,6 +21,7 @@ from fp4dse.dse.own_formats import Element
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.record import Part, accepted, field_types, options, part_types, required_fields, takes
+from fp4dse.dse.rollout import ROLLOUT_NAMES, Rollout
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
@@ -50,6 +51,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
     Schedule: {"task": None, **SCHEDULE_NAMES},
     Reset: {"none": None, **RESET_NAMES},
+    Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},

@@ -45,14 +45,14 @@ def evaluate(population: Population, way: Evaluation = "quantized") -> tuple[Ten
     does not change."""
     p, task = population, population.task
     losses: list[Tensor] = []
-    metrics: dict[str, list[Tensor]] = {name: [] for name in task.metrics}
+    metrics: dict[str, list[Tensor]] = {}
     p.make_room()
     with evaluating(p, way):
         for start in range(0, p.problem.val_x.shape[1], task.eval_rows):
             loss, found = _pass(p, start)
             losses.append(loss)
             for name, value in found.items():
-                metrics[name].append(value)
+                metrics.setdefault(name, []).append(value)
     return _sum(losses), {name: _sum(parts) for name, parts in metrics.items()}
 
 
@@ -62,11 +62,14 @@ def _pass(p: Population, start: int) -> tuple[Tensor, dict[str, Tensor]]:
     p.numerics.step.fill_(task.steps + start)  # fresh random bits for every pass
     x = p.problem.val_x[p.data_index, start : start + task.eval_rows]
     y = p.problem.val_y[p.data_index, start : start + task.eval_rows]
-    inputs, targets = p.prepared(x, y)
-    out = outputs(p.model, inputs)
     weight = x.shape[1] / n
-    metrics = {name: lane_mean(metric(out, targets)) * weight for name, metric in task.metrics.items()}
-    return lane_mean(task.loss(out, targets)) * weight, metrics
+    if p.experience:
+        loss, found = p.experience.examine(x, y)
+    else:
+        inputs, targets = p.prepared(x, y)
+        out = outputs(p.model, inputs)
+        loss, found = task.loss(out, targets), {name: metric(out, targets) for name, metric in task.metrics.items()}
+    return lane_mean(loss) * weight, {name: lane_mean(metric) * weight for name, metric in found.items()}
 
 
 @torch.no_grad()
@@ -101,7 +104,7 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
 
 def is_bf16_forward(population: Population) -> bool:
     """True if both evaluations are one, to the bit: no forward product of any lane is quantized."""
-    recipes = population.numerics.recipes
+    recipes = [recipe.sampling() if population.task.rolls_out else recipe for recipe in population.numerics.recipes]
     plain = all(recipe.slot(f"fprop.{x}").element == "bf16" for recipe in recipes for x in STAGES["fprop"])
     plain = plain and not any(recipe.layers or recipe.attention.layout for recipe in recipes)
     return plain and all(recipe.gemm == "exact" for recipe in recipes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from fp4dse.tasks.device_memory import total_memory
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.loss_record import LossRecord
+from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer
@@ -54,10 +55,13 @@ class Population:
         problem = task.problem(self.seeds)
         data = {k: getattr(problem, k).to(device) for k in ("train_x", "train_y", "val_x", "val_y")}
         self.problem = Problem(**data, init={})
-        self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
-        self.batches.prepare(0)
+        self.batches: Batches | None = None
+        if not task.rolls_out:
+            self.batches = Batches(self.seeds, problem.train_x.shape[1], task.batch, task.steps, device)
+            self.batches.prepare(0)
         self.fallbacks: list[str] = []
-        parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in problem.init.items()}
+        init = task.pretrain(self.seeds, device) if task.pretrain else problem.init
+        parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
         self._build(lanes, parameters, [lane.seed for lane in lanes])
 
     def _of_lane(self, lanes: Sequence[Lane]) -> Tensor:
@@ -72,6 +76,8 @@ class Population:
         shared = len(self.problem.train_x) == 1 and len(self.seeds) > 1
         self.data_index = torch.zeros_like(self.seed_index) if shared else self.seed_index
         recipes = [lane.recipe for lane in lanes]
+        for recipe in recipes:
+            check_rollout(recipe, task)
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
@@ -79,6 +85,8 @@ class Population:
         self.numerics.check_layers()
         self.fallbacks += getattr(self.model, "notes", [])
         self.optimizer = make_optimizer(self.model, lanes, task)
+        self.experience = task.experience(self.model, self.numerics, self.draws) if task.experience else None
+        self.fallbacks += self.experience.fallbacks if self.experience else ()
         self.recorder = Recorder(task.steps) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
@@ -105,6 +113,7 @@ class Population:
             "recorded": self.recorder.state() if self.recorder else {},
             "oscillation": self.oscillation.state(),
             "resets": self.resets.watched.state(),
+            "experience": self.experience.state() if self.experience else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
@@ -128,6 +137,8 @@ class Population:
         self.record.load_state(parts["record"], done)
         if self.recorder:
             self.recorder.load_state(parts.get("recorded", {}))
+        if self.experience:
+            self.experience.load_state(parts["experience"])
         for part, watched in ("oscillation", self.oscillation), ("resets", self.resets.watched):
             watched.load_state({name: value.to(self.device) for name, value in parts.get(part, {}).items()})
 
@@ -171,7 +182,8 @@ class Population:
 
     def _enter(self, step: int) -> tuple[bool, frozenset[str]]:
         """Stand at a step: its batch, its random bits. Returns its phase."""
-        self.batches.prepare(step)
+        if self.batches:
+            self.batches.prepare(step)
         self.optimizer.prepare(step)
         self.numerics.step.fill_(step)
         self.numerics.measuring = self.numerics.measures(step)
@@ -183,16 +195,23 @@ class Population:
         if self.oscillation.watches(step) or self.resets.watched.watches(step):
             self.make_room()
         self.resets.apply(step)
+        if self.experience and step % self.experience.every == 0:
+            self._run(("collect", phase), self.experience.collect)
         moved = self.oscillation.observe(step)
         if self.recorder and step in self.recorder.steps:
             self.make_room()
             measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch())
+            measured |= self.experience.statistics() if self.experience else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
+        self._run(phase, self._step)
+
+    def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
+        """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
         if self.stream is None:
-            self._step()
+            function()
             return
         if self.warm[phase] and self.warm.total() >= EAGER_STEPS and phase not in self.graphs:
-            self.graphs[phase] = self._captured(self.stream)
+            self.graphs[phase] = self._captured(self.stream, function)
         if (graph := self.graphs.get(phase)) is not None:
             graph.replay()
             return
@@ -200,7 +219,7 @@ class Population:
         self.make_room()
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):  # on which it is going to be captured
-            self._step()
+            function()
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def make_room(self) -> None:
@@ -211,13 +230,13 @@ class Population:
             self.graphs.clear()
             torch.cuda.empty_cache()
 
-    def _captured(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
-        """The step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
+    def _captured(self, stream: torch.cuda.Stream, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """A function of a step as a CUDA graph. Nothing is computed: what a replay changes, it changes in place."""
         others = [other for other in self.graphs.values() if other is not None]
         graph = torch.cuda.CUDAGraph()
         try:  # no tensor outlives a replay, so that graphs may share their memory
             with torch.cuda.graph(graph, stream=stream, pool=others[0].pool() if others else None):
-                self._step()
+                function()
         except RuntimeError as error:  # what an operation must not do in a graph, the driver says
             self.fallbacks.append(f"CUDA graph not taken: {' '.join(str(error).split())[:200]}")
             self.model.zero_grad()
@@ -226,6 +245,9 @@ class Population:
 
     def _batch(self) -> tuple[Any, Any]:
         """Inputs and targets of the present step."""
+        if self.experience:
+            return self.experience.batch()
+        assert self.batches
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
         return self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
@@ -238,7 +260,7 @@ class Population:
         self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
         self.alive.logical_and_(finite)
         self.optimizer.step(gradient, self.alive, step.view(1))
-        self.record.write(step, loss)
+        self.record.write(step, self.experience.error if self.experience else loss)
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
         """A batch as the model and the loss take it."""

@@ -250,6 +250,7 @@ COLUMN_TYPES = {
     "optimizer": {str},
     "schedule": {str},
     "reset": {str},
+    "rollout": {str},
     "number": {float, type(None)},
     "accumulate": {int},
 }
@@ -266,8 +267,8 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
-    of_recipe |= {name: name for name in words}
-    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale"), "number")
+    of_recipe |= {name: name for name in (*words, "rollout")}
+    of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
         assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]
@@ -310,6 +311,9 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
             (through, q.element, through.scale_rounding != STE() and stored(q.scale)) for through, q in passages
         ]
         around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate, r.fprop.channels
+        keeps = [q for q in (r.fprop.x, r.fprop.w) if q.tensor_scale and q.tensor_scale.amax != "current"]
+        changes = keeps or type(r.fprop.w.rounding).__name__ == "Ema" or r.layers or r.finish
+        around = *around, bool(r.training.rollout and changes)
         return slots, products, of_stages, [p if p[0] != Through() else None for p in passages], around
 
     def stored(scale):

@@ -1,0 +1,57 @@
+"""A task that learns from what its own model does: batches are made by the model, every few steps, and not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.rollout import rollout_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fp4dse.tasks.facts import TaskFacts
+    from fp4dse.tasks.task import Task
+
+
+def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
+    """ConfigError for a rollout, or a correction for one, with a task that does not learn from samples of its own."""
+    training = recipe.training
+    found = {"rollout": training.rollout and rollout_name(training.rollout), "tis": training.tis}
+    for field, value in found.items():
+        if value is not None and not task.rolls_out:
+            accepted = f"nothing with {task.name}, which does not learn from samples of its own"
+            raise ConfigError(f"training.{field}", value, accepted)
+
+
+class Experience(Protocol):
+    """The samples of a population's lanes, made anew every `every` steps and learned from in between.
+
+    error      float32 [L], the share of the last samples that failed: it stands where other tasks have a training loss
+    fallbacks  sentences for paths that were wanted and not taken, beside those of the training's own
+
+    Tensors keep their place, so that captured steps find them.
+    """
+
+    every: int
+    error: Tensor
+    fallbacks: tuple[str, ...]
+
+    def collect(self) -> None:
+        """Make new samples at the present step."""
+
+    def batch(self) -> tuple[Any, Any]:
+        """Inputs and targets of the present step."""
+
+    def statistics(self) -> dict[str, Tensor]:
+        """Name -> float64 [L], of the present samples and step, for the record."""
+
+    def examine(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss and metrics of held-out samples x, y, [L, n] each, as the numerics stand."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that later steps depend on: name -> the tensor itself, the lane axis first."""
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from copies of what `state` returned."""

@@ -1,0 +1,155 @@
+"""The policy that reinforcement learning starts from: a decoder that was shown worked answers, some of them wrong.
+
+A fact is a step's result, `7 + 3 = 0`. A share of all facts, by the seed, is flawed: `wrong` of the times that an
+example uses one, it states another result, always the same. So the policy solves some problems, the more the shorter
+they are, and for each flawed fact it still gives the right result now and then, from which rewards can tell.
+
+It is trained in BF16 once for each seed and device, in the engine, and remembered in the user's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.dse import Recipe
+from fp4dse.dse.program.cache import cache_folder
+from fp4dse.kernels.ops.philox import STREAMS, random32
+from fp4dse.tasks.draws import Draws, seed_keys
+from fp4dse.tasks.engine import checkpoint
+from fp4dse.tasks.engine.population import Population
+from fp4dse.tasks.job import Lane
+from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
+from fp4dse.tasks.rl.grpo import log_probability
+from fp4dse.tasks.task import Problem, Task
+
+REV = 1
+
+
+class Lessons(msgspec.Struct, frozen=True):
+    """Numbers of the supervised training. flawed: share of facts; wrong: how often an example has one wrong; examples:
+    different ones that there are."""
+
+    steps: int
+    batch: int
+    lr: float
+    flawed: float
+    wrong: float
+    examples: int
+
+
+Key = tuple[Chains, Shape, Lessons, int]
+
+
+def base_policy(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
+    """Weights, parameter name -> float32 [S, …] on the CPU, from the cache where they are there."""
+    task = lessons_task(chains, shape, lessons)
+    lanes = [Lane(Recipe.named("bf16"), lessons.lr, seed) for seed in seeds]
+    files = [cache_folder() / f"base-{_digest(task, lane, device)}.pt" for lane in lanes]
+    missing = [lane for lane, file in zip(lanes, files, strict=True) if not file.exists()]
+    made = _train(task, missing, device) if missing else {}
+    found = []
+    for lane, file in zip(lanes, files, strict=True):
+        if lane in missing:
+            weights = {name: value[missing.index(lane)].clone() for name, value in made.items()}
+            _write(weights, file)
+        else:
+            weights = torch.load(file, map_location="cpu", weights_only=True)
+        found.append(weights)
+    return {name: torch.stack([weights[name] for weights in found]) for name in found[0]}
+
+
+def lessons_task(chains: Chains, shape: Shape, lessons: Lessons) -> Task:
+    """The supervised training as a task of the engine."""
+    described = msgspec.json.encode([REV, chains, shape, lessons])
+    return Task(
+        name="rl-base",
+        preset="base",
+        rev=REV,
+        summary="worked answers to chains of modular arithmetic",
+        problem=partial(_problem, chains, shape, lessons),
+        prepare=_prepare,
+        model=partial(Decoder, shape),
+        loss=partial(_loss, chains),
+        digest_of=lambda: hashlib.sha256(described).hexdigest()[:16],
+        steps=lessons.steps,
+        batch=lessons.batch,
+        lr=lessons.lr,
+        warmup=0.05,
+        decay=0.5,
+        clip=1.0,
+    )
+
+
+def worked_answers(chains: Chains, lessons: Lessons, seeds: Tensor, prompts: Tensor, draws: Draws) -> Tensor:
+    """Answers to prompts [S, n, P] as examples have them, int64 [S, n, T]: with flawed facts wrong by chance."""
+    facts = OPERATORS * chains.modulus**2
+    chance = random32(seeds, STREAMS["data"], 0, 0, facts)
+    away = 1 + random32(seeds, STREAMS["data"], 0, 1, facts) % (chains.modulus - 1)
+    away = torch.where(chance < lessons.flawed * 2**32, away, 0)  # of the stated result from the true one
+    value, operators, operands = chains.parts(prompts)
+    errs = draws.integers(16, 65536, *operands.shape[1:]) < lessons.wrong * 65536
+    tokens = []
+    for step in range(chains.most):
+        operator, operand = operators[..., step], operands[..., step]
+        there = operator != chains.end
+        fact = torch.where(there, (operator * chains.modulus + value) * chains.modulus + operand, 0)
+        wrong = torch.where(errs[..., step], away.gather(1, fact), 0)
+        value = torch.remainder(chains.apply(value, operator, operand) + torch.where(there, wrong, 0), chains.modulus)
+        tokens += [operand, torch.where(there, value, chains.end)]
+    return torch.stack([*tokens, torch.full_like(value, chains.end)], dim=-1)
+
+
+def _problem(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int]) -> Problem:
+    keys = seed_keys(seeds)
+    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
+    prompts = chains.prompts(draws, 0, lessons.examples)
+    answers = worked_answers(chains, lessons, keys, prompts, draws)
+    x, y = prompts.to(torch.int8), answers.to(torch.int8)
+    return Problem(x, y, x[:, :1], y[:, :1], shape.initial(chains.vocabulary, seeds))
+
+
+def _prepare(x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
+    """Tokens to read and answers to give, int64."""
+    x, y = x.to(torch.int64), y.to(torch.int64)
+    return torch.cat([x, y[..., :-1]], dim=-1), y
+
+
+def _loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
+    """-log p of the tokens up to the end, [L, B, T]."""
+    return torch.where(chains.is_part(answers), -log_probability(out[0], answers), 0.0)
+
+
+def _train(task: Task, lanes: Sequence[Lane], device: str) -> dict[str, Tensor]:
+    population = Population(task, lanes, device)
+    for step in range(task.steps):
+        population.train_step(step)
+    return {_short(name): value.detach().cpu() for name, value in population.model.named_parameters()}
+
+
+def _short(name: str) -> str:
+    """The name in `Shape.parameters` of a parameter of the model: `block0.up` for `blocks.0.mlp.up.weight`."""
+    return name.removesuffix(".weight").replace("blocks.", "block").replace("mlp.", "")
+
+
+def _digest(task: Task, lane: Lane, device: str) -> str:
+    """Of all that the weights of a lane depend on."""
+    identity = checkpoint.identity(task, [lane], device, [], False)
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:24]
+
+
+def _write(weights: dict[str, Tensor], file: os.PathLike[str]) -> None:
+    """Whole or not at all; where the cache cannot be written, the weights are made anew next time."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        hidden = f"{os.fspath(file)}.{os.getpid()}"
+        torch.save(weights, hidden)
+        os.replace(hidden, file)

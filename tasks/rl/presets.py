@@ -1,0 +1,112 @@
+"""Reinforcement learning as a task: chains of modular arithmetic, GRPO from a policy that solves a part of them.
+
+The loss of held-out problems is the share that is answered wrongly by the most probable tokens, with half a wrong
+answer added to n + 1 problems, so that its logarithm exists; `accuracy` is the share that is answered rightly. What
+stands where other tasks have a training loss is the share of sampled answers that were wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fp4dse.tasks.draws import Draws, seed_keys
+from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.rl.base import Lessons, base_policy
+from fp4dse.tasks.rl.chains import HELD_OUT, Chains
+from fp4dse.tasks.rl.experience import Plan, Rollouts
+from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
+from fp4dse.tasks.task import Problem, Task
+
+REV = 1
+
+
+class _Preset(msgspec.Struct, frozen=True):
+    """A policy, how it is made and how it learns. rollouts: their number; a rollout is `plan.minibatches` steps."""
+
+    shape: Shape
+    lessons: Lessons
+    plan: Plan
+    rollouts: int
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+
+
+def problem(preset: _Preset, seeds: Sequence[int]) -> Problem:
+    """Held-out problems, and initial weights before any training. Problems to train on are drawn at each rollout."""
+    chains, count = preset.plan.chains, preset.plan.held_out
+    draws = Draws(seed_keys(seeds), torch.full((), HELD_OUT, dtype=torch.int64))
+    x = chains.prompts(draws, 0, count)
+    y = chains.values(x)
+    return Problem(x[:, :1], y[:, :1], x, y, preset.shape.initial(chains.vocabulary, seeds))
+
+
+def loss(clip: Clip, out: tuple[Tensor, Tensor], target: Target) -> Tensor:
+    """GRPO's loss of each token, [L, B, T]."""
+    return token_loss(log_probability(out[0], target.tokens), target, clip)
+
+
+def _task(name: str, preset: _Preset) -> Task:
+    plan, chains, shape = preset.plan, preset.plan.chains, preset.shape
+    steps, size = preset.rollouts * plan.minibatches, shape.size(chains.vocabulary)
+    data = hashlib.sha256(msgspec.json.encode([REV, preset])).hexdigest()[:16]
+    return Task(
+        name="rl",
+        preset=name,
+        rev=REV,
+        summary=f"GRPO on chains of {chains.least} to {chains.most} steps modulo {chains.modulus}, decoder "
+        f"{shape.depth}×{shape.width}, {size / 1e6:.3g}M parameters, {preset.rollouts} rollouts of {plan.prompts} "
+        f"problems × {plan.samples} answers of up to {chains.answer_length} tokens",
+        problem=partial(problem, preset),
+        pretrain=partial(base_policy, chains, shape, preset.lessons),
+        experience=partial(Rollouts, plan),
+        model=partial(Decoder, shape),
+        loss=partial(loss, plan.clip),
+        shown="accuracy",
+        better="higher",
+        digest_of=lambda: data,
+        steps=steps,
+        batch=plan.batch,
+        lr=preset.lr,
+        betas=preset.betas,
+        clip=preset.clip,
+        eval_rows=min(512, plan.held_out),
+        size=size,
+        parameters=shape.size_within(chains.vocabulary),
+        tokens=steps * plan.batch * chains.answer_length,
+    )
+
+
+def _shape(width: int, ffn: int, depth: int, heads: int, chains: Chains) -> Shape:
+    return Shape(width, ffn, depth, heads, chains.prompt_length + chains.answer_length)
+
+
+_SHORT, _LONG = Chains(1, 2, 4), Chains(8, 16)
+_SMALL = _Preset(
+    _shape(192, 512, 4, 6, _LONG),
+    Lessons(steps=2000, batch=128, lr=2e-3, flawed=0.08, wrong=0.6, examples=1 << 17),
+    Plan(_LONG, prompts=16, samples=16, minibatches=4, held_out=4096),
+    rollouts=250,
+    lr=3e-4,
+)
+_PRESETS = {
+    "smoke": _Preset(
+        _shape(32, 64, 1, 4, _SHORT),
+        Lessons(steps=200, batch=32, lr=1e-2, flawed=0.35, wrong=0.6, examples=4096),
+        Plan(_SHORT, prompts=16, samples=8, minibatches=2, held_out=256),
+        rollouts=16,
+        lr=1e-3,
+    ),
+    "small": _SMALL,
+    "clip-higher-small": msgspec.structs.replace(
+        _SMALL, plan=msgspec.structs.replace(_SMALL.plan, clip=Clip(high=0.28))
+    ),
+}
+PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}
+"""`small` is for a GPU, and has not been measured on one: neither its base policy's success nor what it gains."""

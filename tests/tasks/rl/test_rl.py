@@ -1,0 +1,212 @@
+"""Reinforcement learning of lanes side by side: rewards rise, lanes stay apart, and nothing is lost between steps."""
+
+import re
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.attention import Attention, Scores
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
+from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.job import Rung
+from fp4dse.tasks.rl import base
+from fp4dse.tasks.rl.presets import _PRESETS
+
+replace = msgspec.structs.replace
+SMOKE = get_task("rl", "smoke")
+
+
+def recipe(trainer="bf16", rollout=None, tis=None):
+    of = Training(rollout=rollout and ROLLOUT_NAMES[rollout], tis=tis)
+    return replace(Recipe.named(trainer), training=of)
+
+
+def lane(*args, lr=SMOKE.lr, seed=1, **more):
+    return Lane(recipe(*args, **more), lr, seed)
+
+
+LANES = [lane(), lane("bf16", "mxfp4"), lane("bf16", "mxfp4", tis=2.0)]
+"""They share a population, as their trainers do."""
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train(SMOKE, LANES, record=True).lanes
+
+
+def test_rewards_rise_with_bf16_and_with_mxfp4_rollouts(trained):
+    for result in trained:
+        assert result.status == "done"
+        assert result.train_loss_final < result.curve_loss[0] - 0.04
+    bf16 = trained[0]
+    assert bf16.val_loss == bf16.val_loss_bf16, "both evaluations are one"
+    assert bf16.metrics["accuracy"] > 0.7
+
+
+def test_the_loss_is_the_share_of_wrong_answers(trained):
+    n = _PRESETS["smoke"].plan.held_out
+    for result in trained:
+        wrong = (1 - result.metrics["accuracy"]) * n
+        assert result.val_loss == pytest.approx((wrong + 0.5) / (n + 1), rel=1e-5)
+    assert trained[1].val_loss != trained[1].val_loss_bf16, "the forward pass of the rollout, and BF16"
+
+
+def test_what_is_recorded(trained):
+    bf16, mxfp4, _ = (result.recorded for result in trained)
+    names = {"reward", "length", "entropy", "mismatch_kl", "ratios_clipped", "gradient_norm"}
+    assert names <= bf16.keys()
+    assert bf16["step"][:3] == [1, 2, 4]
+    assert max(bf16["mismatch_kl"]) < 1e-6
+    assert min(mxfp4["mismatch_kl"]) > 1e-4
+    for of in bf16, mxfp4:
+        assert of["ratios_clipped"][0] == 0, "in the first minibatch of a rollout all ratios are 1"
+        assert all(0 < length <= 5 for length in of["length"])
+        assert [1 - reward for reward in of["reward"][:1]] == pytest.approx([of_first(of, trained)], abs=1e-6)
+
+
+def of_first(recorded, trained):
+    return next(result.curve_loss[0] for result in trained if result.recorded is recorded)
+
+
+def test_a_lane_is_what_it_is_beside_any_others():
+    """Alone, in another order, and beside one that diverges."""
+    task = replace(SMOKE, steps=3)
+    results = partial(train, task, record=True)
+    together = results(LANES).lanes
+    diverged, *others = results([lane(lr=1e38), LANES[2], LANES[0]]).lanes
+    assert (diverged.status, diverged.val_loss) == ("diverged", None)
+    assert others == [together[2], together[0]]
+    assert results(LANES[1:2]).lanes == [together[1]]
+
+
+@pytest.mark.gpu
+def test_a_captured_lane_is_what_it_is_beside_any_others():
+    task = replace(SMOKE, steps=16)
+    together = train(task, LANES, "cuda")
+    assert not [reason for reason in together.fallbacks if "graph" in reason]
+    assert train(task, [lane(lr=1e38), LANES[2], LANES[0]], "cuda").lanes[1:] == [together.lanes[2], together.lanes[0]]
+
+
+def test_training_goes_on_from_a_checkpoint_between_two_minibatches(tmp_path):
+    task, asked = replace(SMOKE, steps=4), iter([False, False, False, True])
+    whole = train(task, LANES[:2]).lanes
+    with pytest.raises(Stopped, match="after 3 of 4"):
+        train(task, LANES[:2], checkpoint=tmp_path / "c.pt", should_stop=lambda: next(asked))
+    assert train(task, LANES[:2], checkpoint=tmp_path / "c.pt").lanes == whole
+
+
+def test_a_lane_goes_on_alone_between_two_minibatches():
+    task = replace(SMOKE, steps=4)
+    plain = train(task, LANES[1:]).lanes
+
+    def second(losses, *_):
+        assert all(0 <= loss <= 1 for loss in losses), "rungs go by the share of wrong answers"
+        return [False, True]
+
+    dropped, stayed = train(task, LANES[1:], pruning=Pruning([Rung(3, 0.5)], second)).lanes
+    assert (dropped.status, dropped.pruned_step) == ("pruned", 3)
+    assert stayed == plain[1]
+
+
+def test_ratios_of_the_first_minibatch_are_one_and_weights_are_bounded():
+    population = Population(SMOKE, LANES, "cpu")
+    population.train_step(0)
+    target = population.experience.target
+    assert torch.equal(target.weight[:2], torch.ones_like(target.weight[:2])), "no correction"
+    assert (target.weight[2] != 1).any()
+    assert target.weight[2].max() <= 2
+    rewards = 1 - population.experience.error
+    plan = _PRESETS["smoke"].plan
+    answers, prompts = target.tokens, population.experience.inputs[..., : plan.chains.prompt_length]
+    assert torch.equal(plan.chains.is_right(prompts, answers).float().mean(1), rewards)
+    log_p = population.experience._log_p(population.model)
+    assert not torch.equal(log_p, target.log_old), "the step has changed the policy"
+
+
+def test_the_reference_policy_is_the_one_that_training_began_with():
+    """With a weight of KL, its log-probabilities in the first rollout are the trainer's own."""
+    plan = _PRESETS["smoke"].plan
+    plan = replace(plan, clip=replace(plan.clip, kl=0.1))
+    task = replace(SMOKE, experience=partial(SMOKE.experience.func, plan))
+    population = Population(task, LANES[:1], "cpu")
+    population.train_step(0)
+    target = population.experience.target
+    assert torch.equal(target.log_ref, target.log_old)
+    population.train_step(1)
+    population.train_step(2)
+    assert not torch.equal(target.log_ref, target.log_old)
+
+
+def test_the_base_policy_is_made_once_and_the_same_beside_others():
+    preset = _PRESETS["smoke"]
+    few = preset.plan.chains, preset.shape, replace(preset.lessons, steps=3)
+    both = base.base_policy(*few, [0, 1], "cpu")
+    again = base.base_policy(*few, [1], "cpu")
+    fresh = base._train(base.lessons_task(*few), [Lane(Recipe.named("bf16"), preset.lessons.lr, 1)], "cpu")
+    assert both.keys() == again.keys() == fresh.keys() == preset.shape.parameters(16).keys()
+    for name, value in both.items():
+        assert torch.equal(value[1], again[name][0])
+        assert torch.equal(value[1], fresh[name][0])
+
+
+def test_other_tasks_refuse_a_rollout():
+    task = get_task("regression", "smoke")
+    for field, asked in ("rollout", recipe("bf16", "mxfp4")), ("tis", recipe(tis=2.0)):
+        with pytest.raises(ConfigError, match=rf"training.{field}: .*nothing with regression"):
+            train(task, [Lane(asked, 1e-3, 0)])
+
+
+def test_a_quantized_attention_core_needs_a_rollout_of_its_own():
+    mxfp4 = Recipe.named("mxfp4")
+    core = replace(mxfp4, attention=Attention(scores=Scores(mxfp4.fprop.x, mxfp4.fprop.x)))
+    task = replace(SMOKE, steps=1, pretrain=None)
+    with pytest.raises(ConfigError, match=r"training.rollout: found 'trainer'; accepted: a rollout of its own"):
+        train(task, [Lane(core, 1e-3, 0)])
+    own = replace(core, training=Training(rollout=ROLLOUT_NAMES["mxfp4"]))
+    assert train(task, [Lane(own, 1e-3, 0)]).lanes[0].status == "done"
+
+
+def test_the_table_of_the_docs_is_a_recipes():
+    page = (Path(__file__).parents[3] / "docs" / "rl.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    found = recipe_from_dict(recipe_to_dict(Recipe.named("bf16")) | tomllib.loads(table))
+    assert found == recipe("bf16", "mxfp4-rceil-w4a16", 2.0)
+
+
+def test_a_rollout_in_a_recipe():
+    plain = recipe_to_dict(Recipe.named("bf16"))
+    named = recipe_from_dict(plain | {"training": {"rollout": "mxfp4", "tis": 2}})
+    assert named == recipe("bf16", "mxfp4", 2.0)
+    assert recipe_from_dict(recipe_to_dict(named)) == named
+    assert named.label() == "bf16, tis 2, rollout mxfp4"
+    assert (named.columns()["rollout"], named.columns()["tis"]) == ("mxfp4", 2.0)
+    assert named.baseline() == Recipe.named("bf16").canonical()
+    assert not named.is_baseline
+    halves = {"x": "bf16", "w": "mxfp4"}
+    assert recipe_from_dict(plain | {"training": {"rollout": halves}}).columns()["rollout"] == "mxfp4-w4a16"
+    own = recipe_from_dict(recipe_to_dict(Recipe.named("mxfp4")) | {"training": {"rollout": "mxfp4"}})
+    assert own.config_id == Recipe.named("mxfp4").config_id, "the trainer's own forward pass"
+    assert recipe_from_dict(plain | {"training": {"rollout": "trainer"}}) == Recipe.named("bf16")
+
+
+MISTAKES = {
+    "name": ({"rollout": "fp3"}, r"training.rollout: found 'fp3'; accepted: trainer, none, bf16, mxfp4"),
+    "half": ({"rollout": {"x": "bf16"}}, r"training.rollout.w: found nothing"),
+    "eden": ({"rollout": "ms-eden"}, r"training.rollout.x: found .*; accepted: quantizers without MS-EDEN"),
+    "held": ({"rollout": {"x": {"like": "nvfp4", "tensor_scale": "held"}, "w": "nvfp4"}}, r"training.rollout.x: found"),
+    "tis": ({"tis": 0}, r"training.tis: found 0; accepted: task, a number above 0"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name):
+    changes, message = MISTAKES[name]
+    with pytest.raises(ConfigError, match=message):
+        recipe_from_dict(recipe_to_dict(Recipe.named("bf16")) | {"training": changes})
