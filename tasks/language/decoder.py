@@ -159,16 +159,19 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         lanes, batch, length, _ = x.shape
+        mixed = self.qkv.numerics.attention(self.qkv.layer, *self.heads(self.qkv(x), cos, sin), causal=True)
+        mixed = mixed.view(lanes, batch, self.shape.of_heads[0], length, -1).transpose(2, 3)
+        out: Tensor = self.out(mixed.reshape(lanes, batch, length, -1))
+        return out
+
+    def heads(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, as many heads of each, of what the layer `qkv` returns, [L, B, T, ·]: rotated by
+        their position, [L·B·heads, T, d] each."""
         heads, kv_heads, _ = self.shape.of_heads
-        qkv = self.qkv(x)
         if kv_heads < heads or self.shape.qk_norm:
             gains = (self.q_norm, self.k_norm) if self.shape.qk_norm else None
             qkv = equal_heads(qkv, heads, kv_heads, gains, self.shape.eps)
-        apart = heads_apart(qkv, heads, cos, sin)  # lanes folded into the batch
-        mixed = self.qkv.numerics.attention(self.qkv.layer, *apart, causal=True)
-        mixed = mixed.view(lanes, batch, heads, length, -1).transpose(2, 3)
-        out: Tensor = self.out(mixed.reshape(lanes, batch, length, -1))
-        return out
+        return heads_apart(qkv, heads, cos, sin)
 
 
 class Decoder(nn.Module):
