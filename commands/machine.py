@@ -173,7 +173,7 @@ def bench_statistics(
     from fp4dse.results.bench.statistics import bench
     from fp4dse.results.bench.studies import SIZES
     from fp4dse.results.stats.effects import EFFECTS_READ
-    from fp4dse.results.stats.summary import SUMMARIZED
+    from fp4dse.results.stats.verdict import VERDICTS_READ
 
     own = {"scaling": bench_scaling, "published": bench_published}
     for name in size:
@@ -181,7 +181,7 @@ def bench_statistics(
             raise ConfigError("--size", name, ", ".join([*SIZES, *own]))
     if studies < 1:
         raise ConfigError("--studies", studies, "a whole number above 0")
-    runs = open_store(store).runs([*dict.fromkeys([*SUMMARIZED, *EFFECTS_READ])]) if store else None
+    runs = open_store(store).runs([*dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ])]) if store else None
     lines = list(bench([name for name in size if name in SIZES], studies, seed, runs))
     lines += [line for name in size if name in own for line in own[name](studies, seed)]
     print_rows(["studies", "what", "value", "error", "target", "drawn"], lines, as_json)

@@ -32,6 +32,10 @@ NewStore = Annotated[str | None, _text("Folder or s3:// URL. Default: runs/SPACE
 Preset = Annotated[str | None, _text("Preset of tasks named without one. Default: small.")]
 ConfirmSeeds = Annotated[int, typer.Option(help="Fresh seeds a candidate: half of them choose, the others estimate.")]
 Data = Annotated[str | None, _text("Your data for the task: a PATH, or TABLE:COLUMN.")]
+Start = Annotated[
+    str | None,
+    _text("Weights to start from: a .safetensors file, or a model's folder.", "--from"),
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=offer(lambda: ["cpu", "cuda"]))]
 Jobs = Annotated[int | None, typer.Option(help="Workers at a time. Default: one a core, or one a GPU.")]
 Budget = Annotated[str | None, typer.Option(help="Stop after 90s, 30m, 1h30m, with all that is finished saved.")]

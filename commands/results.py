@@ -12,7 +12,7 @@ import typer
 
 from fp4dse.commands.completing import offer
 from fp4dse.commands.options import AsJson, Chip, Device, Model, StorePath
-from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, size_text
+from fp4dse.commands.printing import print_answer, print_facts, print_json, print_rows, print_tables, size_text
 from fp4dse.commands.topics import new_app, open_given, under
 from fp4dse.dse import ConfigError
 from fp4dse.dse.cost import model_names
@@ -158,6 +158,32 @@ def compare(
         if margin is None:
             for line in lines.to_dict("records"):
                 print(f"{line['task']} ({line['preset']}): {Margin(line['margin'], line['margin_of']).sentence()}.")
+
+
+@command(epilog="Example: fp4dse answer docs/study/questions.toml --store docs/study/store")
+def answer(
+    questions: Annotated[Path, typer.Argument(help="A .toml file, written before the training (docs/results.md).")],
+    store: StorePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer questions that were written down before: effects over pairs of recipes, and what they settle by the rule.
+
+    As JSON: {"effects": [...], "answers": [...]}, with differences as log ratios.
+    """
+    from fp4dse.results.stats.answers import answers, effects_of
+    from fp4dse.results.stats.questions import load_questions
+    from fp4dse.results.text.answer_tables import answer_rows, effect_tables
+    from fp4dse.results.text.frames import records
+
+    asked = load_questions(questions)
+    effects = effects_of(open_given(store).runs(), asked)
+    found = answers(effects, asked)
+    if as_json:
+        print_json({"effects": records(effects), "answers": records(found)})
+        return
+    print_tables(effect_tables(effects, asked))
+    print()
+    print_rows(["question", "effect", "answer", "why"], answer_rows(found))
 
 
 @command(epilog="Example: fp4dse dashboard --store runs/zoo/store")

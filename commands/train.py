@@ -29,6 +29,7 @@ from fp4dse.commands.options import (
     Rungs,
     Seeds,
     SpaceName,
+    Start,
     StorePath,
     TaskNames,
 )
@@ -78,6 +79,7 @@ def sweep(
     axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
     data: Data = None,
+    start: Start = None,
     preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
@@ -122,7 +124,7 @@ def sweep(
     found = arguments.find_space(space, axis, model, chip)
     warn_overridden(found)
     asked: dict[str, Any] = {
-        "tasks": arguments.parse_tasks(task, preset, data),
+        "tasks": arguments.parse_tasks(task, preset, data, start),
         "seeds": arguments.parse_seeds(seeds) if seeds else None,
         "lrs": arguments.parse_lrs(lr),
         "halving": arguments.parse_halving(rungs, keep),
@@ -175,6 +177,7 @@ def confirm(
         ),
     ] = [],  # noqa: B006
     data: Data = None,
+    start: Start = None,
     device: Device = "cpu",
     jobs: Jobs = None,
     budget: Budget = None,
@@ -195,13 +198,14 @@ def confirm(
 
     opened = open_given(store, model, chip)
     where: dict[str, Any] = {
-        "tasks": arguments.parse_tasks(task, None, data) or None,
+        "tasks": arguments.parse_tasks(task, None, data, start) or None,
         "device": device,
         "jobs": jobs,
         "executor": executor,
     }
-    if data is not None and not task:
-        raise ConfigError("--data", data, "the --task that it is for, too")
+    for name, given in (("--data", data), ("--from", start)):
+        if given is not None and not task:
+            raise ConfigError(name, given, "the --task that it is for, too")
     budget_s = arguments.parse_duration(budget)
     limits: dict[str, Any] = {"options": arguments.parse_options(option), "progress": True}
     if dry_run:
@@ -223,6 +227,7 @@ def search(
     axis: Axes = [],  # noqa: B006
     task: TaskNames = ["regression"],  # noqa: B006
     data: Data = None,
+    start: Start = None,
     preset: Preset = None,
     seeds: Seeds = None,
     lr: Rates = [],  # noqa: B006
@@ -256,7 +261,7 @@ def search(
         sampler=sampler,
         trials=trials,
         objectives=[name.strip() for name in objectives.split(",")],
-        tasks=arguments.parse_tasks(task, preset, data),
+        tasks=arguments.parse_tasks(task, preset, data, start),
         seeds=arguments.parse_seeds(seeds) if seeds else None,
         lrs=arguments.parse_lrs(lr),
         store=store or stores.default_store(found.name),

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fp4dse.dse.exactness import operand_format
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.record import Part
+from fp4dse.dse.rounding import Stochastic
 
 BF16 = Quantizer(element="bf16")
 
@@ -113,10 +115,10 @@ class Attention(Part, frozen=True, omit_defaults=True):
 
     @property
     def layout(self) -> str:
-        """The part that fixes tensor shapes and control flow; empty for the default."""
+        """The part that fixes tensor shapes, control flow and the path of the core; empty for the default."""
         if self.is_plain:
             return ""
-        words = [self.operand(slot).layout or "-" for slot in ATTENTION_SLOTS]
+        words = [_layout(self.operand(slot).canonical()) for slot in ATTENTION_SLOTS]
         return ",".join([*words, *(["smooth"] if self.smooth_k else []), self.weights])
 
     def label(self) -> str:
@@ -144,6 +146,18 @@ ATTENTION_SLOTS = tuple(f"{name}.{operand}" for name, operands in ATTENTION_PROD
 """The twelve operands."""
 FORWARD = ("scores", "context")
 """Products of the forward pass."""
+
+
+def _layout(q: Quantizer) -> str:
+    """The layout of an operand, and what decides on the products that take it and on the kernels of the core, whose
+    sums have an order of their own: lanes that share a population must all have the same."""
+    if q.is_plain:
+        return "-" if q == BF16 else str(q.element)
+    words = [q.layout, "" if (held := operand_format(q)) == "bf16" else held]
+    words += ["stochastic scales"] if q.stochastic_scales else []
+    if q.block == "tensor":
+        words += [q.adapt if q.adapt != "none" else "", "stochastic" if isinstance(q.rounding, Stochastic) else ""]
+    return " ".join(filter(None, words))
 
 
 def _by_product(labels: dict[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from fp4dse.dse.attention import Attention
+from fp4dse.dse.channels import Held, channels_name
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import STE, Estimator, Through
 from fp4dse.dse.exactness import product_format
@@ -122,7 +123,7 @@ class Recipe(Part, frozen=True):
         precise, layers = canonical_rules(self.precise, self.layers) if self.layers else (self.precise, ())
         attention = self.attention if self.attention == _PLAIN_ATTENTION else self.attention.canonical()
         quantizes = bool(layers) or attention != _PLAIN_ATTENTION
-        fprop = _canonical_stage(self.fprop, False)
+        fprop = _canonical_channels(_canonical_stage(self.fprop, False), self.wgrad)
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
         estimator = _canonical_estimator(self.estimator, fprop)
@@ -229,6 +230,7 @@ class Recipe(Part, frozen=True):
                 *(["rollout"] if r.training.rollout is not None and r._forward_changes else []),
             ),
             attention=r.attention.layout,
+            channels="" if r.fprop.channels is None else repr(r.fprop.channels),
         )
 
     def label(self) -> str:
@@ -241,6 +243,7 @@ class Recipe(Part, frozen=True):
         words = with_exceptions({slot: r.slot(slot).format_label() for slot in SLOTS})
         words += grouped({slot: r.slot(slot).modifier_label() for slot in SLOTS})
         words += grouped({stage: rotation_name(of) if (of := r.rotation(stage)) else "" for stage in STAGES})
+        words += [f"channels {channels_name(r.fprop.channels)}"] if r.fprop.channels else []
         words += grouped({slot: "from forward" for stage, slot in SHARED.items() if r.source(stage) == "forward"})
         passages = {x: text for x in STAGES["fprop"] if (text := getattr(r.estimator, x).phrase())}
         both = r.estimator.x == r.estimator.w
@@ -271,6 +274,7 @@ class Recipe(Part, frozen=True):
             out[f"{prefix}_outliers"] = (outlier_words(q.outliers) or "none") if block_scaled else None
         for stage in STAGES:
             out[f"{stage}_rotation"] = rotation_name(r.rotation(stage))
+        out["fprop_channels"] = channels_name(r.fprop.channels)
         for stage in SHARED:
             out[f"{stage}_source"] = r.source(stage)
         for operand in STAGES["fprop"]:
@@ -300,7 +304,7 @@ def _at(recipe: Recipe, place: Place) -> Recipe:
     is_precise = not recipe.is_plain and recipe.precise.why(place) is not None
     here = _in_bf16(recipe.base) if is_precise else recipe.base
     for rule in rules:
-        here = here.changed(rule)
+        here = _in_bf16(here) if rule.is_bf16 else here.changed(rule)
     is_bf16 = rules and all(here.slot(slot).element == "bf16" for slot in SLOTS)
     return (_in_bf16(here) if is_bf16 else here).canonical()
 
@@ -329,9 +333,21 @@ def _canonical_stage(stage: Part, forward_is_untouched: bool) -> Part:
     changes: dict[str, object] = dict(operands)
     if all(q.is_plain for q in operands.values()):
         changes["rotation"] = None  # nothing is quantized: no effect
+        if "channels" in stage.__struct_fields__:
+            changes["channels"] = None
     if forward_is_untouched:
         changes["source"] = "master"  # the forward's copy is the operand itself
     return _replaced(stage, **changes)
+
+
+def _canonical_channels(fprop: Any, wgrad: Wgrad) -> Any:
+    """The forward product with the one spelling of its channels: where the weight's gradient is plain, nothing of it is
+    in another format."""
+    if not isinstance(fprop.channels, Held):
+        return fprop
+    of_wgrad = fprop.channels.wgrad and not (wgrad.g.is_plain and wgrad.x.is_plain)
+    channels = msgspec.structs.replace(fprop.channels, format=fprop.channels.format.canonical(), wgrad=of_wgrad)
+    return _replaced(fprop, channels=channels)
 
 
 @lru_cache(maxsize=65536)
@@ -371,6 +387,7 @@ class Signature(msgspec.Struct, frozen=True, order=True):
     around: tuple[str, ...] = ("", "", "", "", "")  # precise, finish, gemm, optimizer, accumulate; empty = the default.
     # A sixth, `rollout`, where samples have a forward pass of their own, and the trainer's is not the same at all steps
     attention: str = ""  # layouts of the core's operands; empty = none is quantized
+    channels: str = ""  # those that are treated apart; empty = none
 
 
 @lru_cache(maxsize=65536)

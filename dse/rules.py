@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from fp4dse.dse.attention import ATTENTION_SLOTS
+from fp4dse.dse.channel_rules import choice_fault, forward_fault, product_fault, wgrad_fault
+from fp4dse.dse.channels import Held
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
@@ -363,6 +365,14 @@ def _fp8_operands(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _channel_format(r: Recipe) -> ConfigError | None:
+    """The other format of channels must make sense, as any quantizer."""
+    if isinstance(r.fprop.channels, Held):
+        for _, error in quantizer_faults(r.fprop.channels.format):
+            return ConfigError(f"fprop.channels.format.{error.where}", error.found, error.accepted)
+    return None
+
+
 View = tuple[str, ...]
 """Fields of a recipe that a rule looks at together."""
 
@@ -379,6 +389,11 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "blocks-are-whole": ((("precise",),), _whole_blocks),
     "shares-and-averages": ((("finish", "training"),), _shares),
     "fp8-holds-operands": ((), _fp8_operands),
+    "channels-are-a-share": ((("fprop",),), choice_fault),
+    "channels-of-forward": (_FORWARD, forward_fault),
+    "channels-of-wgrad": ((("fprop", "wgrad"),), wgrad_fault),
+    "channels-in-a-product": ((("fprop", "gemm"),), product_fault),
+    "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
     "rollout": ((("training",),), _rollout),

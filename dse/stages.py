@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
+from fp4dse.dse.channels import Channels
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.record import Part
 
@@ -44,11 +45,12 @@ re-quantized from the forward's quantized copy."""
 
 
 class Fprop(Part, frozen=True):
-    """Y = X Wᵀ, contraction over the input width."""
+    """Y = X Wᵀ, contraction over the input width. `channels` of it may be treated apart."""
 
     x: Quantizer
     w: Quantizer
     rotation: Hadamard | None = None
+    channels: Channels = None
 
 
 class Dgrad(Part, frozen=True):

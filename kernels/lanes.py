@@ -19,8 +19,8 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
-from fp4dse.kernels.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
 from fp4dse.kernels.quant.operand.records import Saved, Use

@@ -6,7 +6,7 @@ give some of them another one in a layer: those are computed apart there, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,48 +27,75 @@ class Group(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The groups of a layer, which together are all lanes.
-
-    order    int64 [L]: the lanes, group after group; None where they lie so already
-    places   int64 [L]: where each lane lies in `order`
-    """
+    """The groups of a layer, which together are all lanes. where: the lanes of each, as an index of the lane axis: a
+    slice where they lie side by side, else int64 [lanes]."""
 
     groups: tuple[Group, ...]
-    order: Tensor | None
-    places: Tensor | None
+    where: tuple[slice | Tensor, ...]
 
-    def cut(self, x: Tensor) -> Sequence[Tensor]:
-        """x [L, …] as a tensor for each group."""
-        if self.order is not None:
-            x = _Reordered.apply(x, self.order, self.places)
-        return x.split([len(group.lanes) for group in self.groups])
+    def cut(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [L, …] as a tensor for each group; not to be written to."""
+        return _cut(x, self.where)
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of `cut`."""
-        x = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-        if self.places is None:
-            return x
-        return _Reordered.apply(x, self.places, self.order)
+        return _join(self.where, *parts)
 
 
 def make_split(groups: Sequence[Group], device: torch.device) -> Split:
     """The split into these groups."""
-    order = [lane for group in groups for lane in group.lanes]
-    if order == sorted(order):
-        return Split(tuple(groups), None, None)
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return Split(tuple(groups), *(torch.tensor(of, device=device) for of in (order, places)))
+    return Split(tuple(groups), tuple(_index(group.lanes, device) for group in groups))
 
 
-class _Reordered(Function):
-    """x[order] of x [L, …]; places: the inverse of order. Gradients are put back without a sum."""
+def _index(lanes: tuple[int, ...], device: torch.device) -> slice | Tensor:
+    whole = range(lanes[0], lanes[-1] + 1)
+    return slice(whole.start, whole.stop) if lanes == tuple(whole) else torch.tensor(lanes, device=device)
+
+
+def _taken(x: Tensor, where: Sequence[slice | Tensor]) -> tuple[Tensor, ...]:
+    return tuple(x[lanes] if isinstance(lanes, slice) else x.index_select(0, lanes) for lanes in where)
+
+
+def _put(parts: Sequence[Tensor], where: Sequence[slice | Tensor]) -> Tensor:
+    """Each part where it belongs, in one pass over it."""
+    first = parts[0]
+    out = first.new_empty(sum(len(part) for part in parts), *first.shape[1:])
+    for part, lanes in zip(parts, where, strict=True):
+        if isinstance(lanes, slice):
+            out[lanes] = part
+        else:
+            out.index_copy_(0, lanes, part)
+    return out
+
+
+class _Cut(Function):
+    """x [L, …] as tensors of some lanes each; their gradients are put back without a sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor, places: Tensor) -> Tensor:
-        ctx.places = places
-        return x.index_select(0, order)
+    def forward(ctx: Any, x: Tensor, where: tuple[slice | Tensor, ...]) -> tuple[Tensor, ...]:
+        ctx.where = where
+        return _taken(x, where)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        return g.index_select(0, ctx.places), None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _put(gradients, ctx.where), None
+
+
+class _Join(Function):
+    """The inverse of `_Cut`."""
+
+    @staticmethod
+    def forward(ctx: Any, where: tuple[slice | Tensor, ...], *parts: Tensor) -> Tensor:
+        ctx.where = where
+        return _put(parts, where)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[None, *tuple[Tensor, ...]]:
+        return None, *_taken(g, ctx.where)
+
+
+_cut: Callable[..., tuple[Tensor, ...]] = _Cut.apply
+_join: Callable[..., Tensor] = _Join.apply
+"""`apply` with the types that torch does not give it."""

@@ -9,6 +9,10 @@ of both operands quantized to A and B, the product is
     (A + p vᵀ) (B + q uᵀ)ᵀ = A Bᵀ + p (B v)ᵀ + (A u) qᵀ + (v · u) p qᵀ
 
 of which all but the first are products of a matrix and a vector in FP32, and outer products.
+
+Channels that are treated apart (dse/channels.py) are put first in the operands that have them: x and w of fprop, whose
+product is the sum of that of the channels held in another format and that of the others; x of wgrad, where the two
+products are the columns of the result. Only the others are padded to the stage's blocks and rotated.
 """
 
 from __future__ import annotations
@@ -20,16 +24,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import STAGES, Hadamard, Recipe
+from fp4dse.dse import SLOTS, STAGES, Hadamard, Quantizer, Recipe
+from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.gemm import GEMMS, pick, product
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
-from fp4dse.kernels.quant.operand.kinds import make_slot
-from fp4dse.kernels.quant.operand.records import Mean, Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.quant.operand.choice import Choice
+from fp4dse.kernels.quant.operand.kinds import make_slot, slot_of
+from fp4dse.kernels.quant.operand.records import Apart, Mean, Operand, Rotation, Saved, SavedInput, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
+from fp4dse.kernels.quant.spec.channels import in_order, put_back
 
 
 class Stage(msgspec.Struct):
@@ -40,6 +47,8 @@ class Stage(msgspec.Struct):
     rotation      of both operands, or None
     gemm          name of the backend (gemm.GEMMS)
     gemm_why_not  why backends before it were passed over
+    choice        of channels that are treated apart, None where there are none
+    held          the stage of channels that are held in another format, not rotated; None where there are none
     """
 
     name: str
@@ -47,6 +56,8 @@ class Stage(msgspec.Struct):
     rotation: Hadamard | None
     gemm: str
     gemm_why_not: tuple[str, ...]
+    choice: Choice | None = None
+    held: Stage | None = None
 
     @property
     def unit(self) -> int:
@@ -66,6 +77,24 @@ class Stage(msgspec.Struct):
 
     def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
+        if self.choice is None:
+            return self._operand(name, x, use, rotation)
+        x, order, count, held = x.detach(), None, 0, None
+        first = x  # of a gradient, which has no such channels, both products take all
+        if name != "g":
+            dim = use.dim if self.name == "fprop" else 3 - use.dim
+            is_new = self.name == "fprop" and name == "x"
+            order = self.choice.of_forward(x, use) if is_new else self.choice.last(x, dim, use)
+            x = in_order(x, order, dim)
+            count = self.choice.channels.count(x.shape[dim])
+            if self.held is not None:
+                first, x = (part.contiguous() for part in x.split([count, x.shape[dim] - count], dim))
+        if self.held is not None and (name == "g" or count):
+            held = self.held.operand(name, first, replace(use, counting=False), None)
+        return self._operand(name, x, use, rotation)._replace(apart=Apart(order, count, held))
+
+    def _operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
+        """The operand of channels that are not treated apart."""
         gemm, length, x, mean = GEMMS[self.gemm], x.shape[use.dim], x.detach(), None
         if self.slots[name].is_centred:
             x, mean = self._centred(x, use, rotation)
@@ -79,11 +108,26 @@ class Stage(msgspec.Struct):
         return operand.whole() if gemm.whole else operand
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
-        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S]. What clamping cut off meets the other operand unquantized, a
-        mean meets it quantized."""
-        out = None
-        for s in a.terms:
-            for t in b.terms:
+        """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart."""
+        out = self._multiply(a, b)
+        if a.apart is None or b.apart is None:
+            return out
+        held = None
+        if self.held is not None and a.apart.held is not None and b.apart.held is not None:
+            held = self.held.multiply(a.apart.held, b.apart.held)
+        if self.name == "fprop":
+            return out if held is None else out + held
+        assert b.apart.order is not None
+        return put_back(out if held is None else torch.cat([held, out], 2), b.apart.order, 2)
+
+    def _multiply(self, a: Operand, b: Operand) -> Tensor:
+        """The same of what is not held apart. What clamping cut off meets the other operand unquantized, a mean meets
+        it quantized; errors of channels do not meet each other."""
+        out, no_errors = None, self.choice is not None and isinstance(self.choice.channels, Corrected)
+        for i, s in enumerate(a.terms):
+            for j, t in enumerate(b.terms):
+                if i and j and no_errors:
+                    continue
                 part = product(GEMMS[self.gemm], (s.values, t.values), (s.factor, t.factor))
                 out = part if out is None else out + part
         assert out is not None
@@ -113,6 +157,7 @@ class Stage(msgspec.Struct):
     def input_dtype(self, name: str, dtype: torch.dtype) -> torch.dtype:
         """The smallest dtype that an operand of this dtype may be rounded to beforehand, with the same product."""
         rounds_first = self.slots[name].only_bf16 and not self.rotation
+        rounds_first = rounds_first and self.choice is None  # which follows from x as it is
         return torch.bfloat16 if rounds_first and not self._other(name).multiplies_rest else dtype
 
     def _centred(self, x: Tensor, use: Use, rotation: Rotation | None) -> tuple[Tensor, Mean]:
@@ -147,4 +192,28 @@ def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, back
         slots = {operand: make_slot(recipes, f"{name}.{operand}", device, backend) for operand in operands}
         rotation = recipes[0].canonical().rotation(name)
         stages[name] = Stage(name, slots, rotation, *pick(str(device), a, b, gemm))
+    channels = recipes[0].canonical().fprop.channels
+    if channels is None:
+        return stages
+    choice = Choice(channels, stages["fprop"].slots["x"].state)
+    apart = ["fprop"] if isinstance(channels, Corrected) or not channels.wgrad else ["fprop", "wgrad"]
+    for name in apart:
+        held = _held_stage(name, recipes, channels, gemm, device, backend) if isinstance(channels, Held) else None
+        stages[name].choice, stages[name].held = choice, held
+        stages[name].gemm_why_not += held.gemm_why_not if held else ()
     return stages
+
+
+def _held_stage(
+    name: str, recipes: Sequence[Recipe], channels: Held, gemm: str, device: torch.device, backend: Backend
+) -> Stage:
+    """The stage of channels that are held in another format: in it, but for operands that are plain."""
+    quantizers: dict[str, list[Quantizer]] = {}
+    for operand in STAGES[name]:
+        own = [recipe.slot(f"{name}.{operand}").canonical() for recipe in recipes]
+        quantizers[operand] = own if own[0].is_plain else [channels.format.canonical()] * len(own)
+    slots = {
+        operand: slot_of(of, SLOTS.index(f"{name}.{operand}"), device, backend) for operand, of in quantizers.items()
+    }
+    a, b = quantizers.values()
+    return Stage(name, slots, None, *pick(str(device), a, b, gemm))

@@ -28,6 +28,7 @@ FIELDS = {
     "outliers": "how outliers are treated",
     "rotation": "rotation of both operands",
     "source": "what its operands are quantized from",
+    "channels": "input channels that are treated apart: held in another format, or with their error; none without any",
 }
 AROUND = {
     "precise": "layers that stay as in BF16, by their place in the model",

@@ -25,7 +25,8 @@ from fp4dse.results.stats.paired import SETTING, learning_rates
 from fp4dse.results.stats.pooled import pooled_effects
 from fp4dse.results.stats.scaling import scaling
 from fp4dse.results.stats.sizes import SIZES_READ
-from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
+from fp4dse.results.stats.summary import noise_floor, summarize
+from fp4dse.results.stats.verdict import VERDICTS_READ
 
 
 def front(runs: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +126,7 @@ def for_paper(name: str, answer: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-VIEWS_READ = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *SIZES_READ, "lane_s"]))
+VIEWS_READ = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *SIZES_READ, "lane_s"]))
 """The columns of runs that views are made from."""
 
 _TEXTS = {

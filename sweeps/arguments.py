@@ -132,20 +132,26 @@ def find_recipe(text: str, store: str | None) -> Recipe:
     return recipe_from_dict(msgspec.json.decode(runs.loc[runs["config_id"].eq(config_id), "recipe"].iloc[0]))
 
 
-def parse_tasks(texts: Iterable[str], preset: str | None = None, data: str | None = None) -> list[tuple[str, ...]]:
+def parse_tasks(
+    texts: Iterable[str], preset: str | None = None, data: str | None = None, start: str | None = None
+) -> list[tuple[str, ...]]:
     """`task`, `task:preset` or `FILE.py:NAME` each, as get_task is asked; whether they exist is asked elsewhere."""
     asked: list[tuple[str, ...]] = []
     texts = list(texts)
     for text in texts:
         task, colon, own = text.rpartition(":")
         pair = (task, own) if colon else (own, DEFAULT_PRESET if preset is None else preset)
-        asked.append(pair if data is None else (*pair, data))
+        more = (data or "", start) if start else (data,) if data else ()
+        asked.append((*pair, *more))
         if asked.count(asked[-1]) > 1:
             raise ConfigError("--task", text, f"each task and preset once ({':'.join(pair)} is there twice)")
     if preset is not None and all(":" in text for text in texts):
         raise ConfigError("--preset", preset, "nothing where every --task names its own")
-    if data is not None and len({task for task, *_ in asked}) > 1:
+    several = len({task for task, *_ in asked}) > 1
+    if data is not None and several:
         raise ConfigError("--data", data, "data for one task (several --task are given)")
+    if start is not None and several:
+        raise ConfigError("--from", start, "weights for one task (several --task are given)")
     return asked
 
 

@@ -220,7 +220,7 @@ def _trained_here(runs: pd.DataFrame, task: str, preset: str, setting: Setting) 
         same = rows[rows[name].eq(context[name])]
         if same.empty:
             theirs = ", ".join(sorted(set(rows[name].astype(str))))
-            fix = "--data with the data of the sweep" if name == "dataset_digest" else "a sweep by this version first"
+            fix = "--data and --from as in the sweep" if name == "dataset_digest" else "a sweep by this version first"
             raise ConfigError(f"{task}:{preset}, {name}", context[name], f"that of the rows, {theirs}: {fix}")
         rows = same
     kinds = [tuple(str({**context, **kind}[name]) for name in KIND) for kind in setting.classes]

@@ -104,7 +104,7 @@ def plan(
     known = dict.fromkeys(machine.kinds)
     kinds = [{"device_class": kind} for kind in known] if len(known) > 1 else [{}]
     asked = 0
-    populations: dict[tuple[Any, ...], list[tuple[bool, int, Lane]]] = {}
+    populations: dict[tuple[Any, ...], list[tuple[bool, list[str], int, Lane]]] = {}
     for order, recipe in enumerate(configs):
         baseline = recipe.is_baseline
         for task, (kind_number, kind) in itertools.product(tasks, enumerate(kinds if baseline else [{}])):
@@ -113,14 +113,15 @@ def plan(
             asked += len(lanes)
             if missing := [lane for lane in lanes if not is_stored(task, lane, *on)]:
                 key = (task.name, task.preset, baseline, kind_number, recipe.signature())
-                random = uses_random_bits(recipe)
-                populations.setdefault(key, []).extend((random, order, lane) for lane in missing)
+                turn = uses_random_bits(recipe), [rule.label() for rule in recipe.layers], order
+                populations.setdefault(key, []).extend((*turn, lane) for lane in missing)
     left = sum(len(members) for members in populations.values())
     of = {(task.name, task.preset): task for task in tasks}
     rungs = {(task.name, task.preset): halving.rungs(task.steps) if halving else [] for task in tasks}
     pieces = []
     for (name, preset, baseline, *_), members in populations.items():
-        members.sort(key=lambda member: member[:2])  # random bits cost time: keep recipes without them together
+        # random bits cost time, and so does gathering lanes of a layer that compute alike: keep both together
+        members.sort(key=lambda member: member[:3])
         most = sizes.get((name, preset)) or JOB_LANES[device][1]
         fewest = min(JOB_LANES[device][0], most)
         if rungs[name, preset]:  # lanes are ranked within their job: more lanes are worth more than a short end

@@ -70,7 +70,9 @@ def failed_jobs(store: Store) -> Iterator[tuple[Job, dict[str, Any], list[str]]]
             Lane(recipe_from_dict(msgspec.json.decode(recipe)), float(lr), int(seed))
             for recipe, lr, seed in zip(members["recipe"], members["lr"], members["seed"], strict=True)
         ]
-        job = Job(first["task"], first["preset"], lanes, first["device"], int(first["threads"]))
+        of = (first["task"], first["preset"])
+        where = {"device": first["device"], "threads": int(first["threads"])}
+        job = Job(*of, lanes, **where, origin=of, digest=first["dataset_digest"])
         source = {tuning_class(lane.recipe): of for lane, of in zip(lanes, members["lr_source"], strict=True)}
         context = {name: first[name] for name in [*CONTEXT, *ENVIRONMENT]} | {"lr_source": source}
         yield job, context, list(members["run_id"])

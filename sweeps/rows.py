@@ -42,6 +42,7 @@ def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]
         "steps": task.steps,
         "parameters": task.parameters,
         "tokens": task.tokens,
+        "start_digest": task.start,
     }
 
 

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 SEEDS = (0, 1, 2)
 """Where neither the command nor the space says."""
 Tasks = Sequence[tuple[str, ...]]
-"""Arguments of get_task: (task, preset), or (task, preset, data)."""
+"""Arguments of get_task: (task, preset), (task, preset, data), or (task, preset, data or an empty text, weights)."""
 
 
 @dataclass

@@ -24,8 +24,7 @@ from fp4dse.results.stats.factors import AXES, factors
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.stages import screened
-from fp4dse.results.stats.summary import SUMMARIZED
-from fp4dse.results.stats.verdict import Against, bf16_words, verdicts
+from fp4dse.results.stats.verdict import VERDICTS_READ, Against, bf16_words, verdicts
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.pareto_table import answers, metric_title
 from fp4dse.results.text.ratios import change_with_range
@@ -43,7 +42,7 @@ REPORT = "/report"
 """Where dashboard.py serves the store's report."""
 
 _AGAINST: dict[str, Against] = {"lower": "better", "higher": "worse", "same": "same", "open": "open"}
-_READ = [*dict.fromkeys([*SUMMARIZED, *AXES, OVERHEAD, "run_id", "created_at", "lane_s"])]
+_READ = [*dict.fromkeys([*VERDICTS_READ, *AXES, OVERHEAD, "run_id", "created_at", "lane_s"])]
 
 
 class TrialData(msgspec.Struct, frozen=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from fp4dse.dse import ConfigError
 from fp4dse.tasks import diffusion, language, regression, rl, vision
@@ -13,6 +15,7 @@ from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
 from fp4dse.tasks.task import Task
 from fp4dse.tasks.tuned import tuned
+from fp4dse.tasks.weights import read_weights, start_from
 
 TASKS: dict[str, dict[str, Task]] = {
     "regression": regression.PRESETS,
@@ -43,12 +46,37 @@ BF16 = "+bf16"
 """After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
 
 
-def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
+def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
     """The task at a preset, with `+bf16` behind it if wanted; on the user's data if `data` names some. For a file
-    `….py`, its object called `preset`.
+    `….py`, its object called `preset`. start: a file of weights that all lanes start from (weights.py), or for language
+    the folder of a pretrained decoder. An empty text is as good as None.
 
-    ConfigError names the known ones, or says what is wrong with the data.
+    ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
+    path = Path(start).resolve() if start else None
+    if path is not None and path.is_dir():
+        task, weights = _pretrained(name, preset, data or None, path)
+    else:
+        task = _from_scratch(name, preset, data or None)
+        if path is None:
+            return task
+        weights = read_weights(path)
+    origin = (*(task.origin or (name, preset)), "")[:3]
+    return msgspec.structs.replace(start_from(task, weights, path.name), origin=(*origin, str(path)))
+
+
+def _pretrained(name: str, preset: str, data: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:
+    """The task with the model in a folder, and its weights."""
+    if name != "language":
+        raise ConfigError("--from", str(folder), "a .safetensors file (folders are models of language)")
+    known = _known(name, preset)
+    path = data if data is None or data in language.NAMED else absolute(data)
+    task, weights = language.on_folder(known, path, folder)
+    return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path or "")), weights
+
+
+def _from_scratch(name: str, preset: str, data: str | None) -> Task:
+    """The task without `start`."""
     if name.endswith(".py"):
         if data is not None:
             raise ConfigError("--data", data, f"nothing: {name} names its own data")
@@ -58,9 +86,7 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
         return task
     if name not in TASKS:
         raise ConfigError("task", name, f"{', '.join(TASKS)}, or FILE.py:NAME")
-    known = preset.removesuffix(BF16)
-    if known not in TASKS[name]:
-        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
+    known = _known(name, preset)
     if data is None:
         return _at_preset(_tuned(TASKS[name][known]), preset)
     if name not in ON_DATA:
@@ -68,6 +94,14 @@ def get_task(name: str, preset: str = "small", data: str | None = None) -> Task:
     path = data if data.partition("?")[0] in NAMED_DATA.get(name, ()) else absolute(data)
     task = _tuned(ON_DATA[name](known, path), path)
     return msgspec.structs.replace(_at_preset(task, preset), origin=(name, preset, path))
+
+
+def _known(name: str, preset: str) -> str:
+    """The preset without `+bf16`. ConfigError if the task has none of this name."""
+    known = preset.removesuffix(BF16)
+    if known not in TASKS[name]:
+        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
+    return known
 
 
 def _tuned(task: Task, data: str = "") -> Task:

@@ -14,6 +14,8 @@ from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.task import Task
 
 PLAIN = Recipe.named("bf16")
+MOST_PARAMETERS = 50_000_000
+"""Of a model that is built only to look at it."""
 
 
 class Counting(LaneNumerics):

@@ -50,7 +50,7 @@ def check_task(task: TaskFacts, device: str) -> None:
     fits (what its parameters take, without activations and data)."""
     what = f"{task.name}:{task.preset}"
     if task.samples is not None and task.samples < task.batch:
-        found = task.origin[2] if len(task.origin) > 2 else None
+        found = (task.origin[2] or None) if len(task.origin) > 2 else None
         raise ConfigError(
             "--data", found, f"data with {task.batch} samples or more, a batch of {what} (found {task.samples})"
         )

@@ -32,6 +32,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     tokens: int | None = None
     samples: int | None = None
     origin: tuple[str, ...] = ()
+    start: str | None = None
     rates: dict[str, float] = {}
     rolls_out: bool = False
 

@@ -12,8 +12,6 @@ from fp4dse.tasks.remembered import remembered
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
-MOST_PARAMETERS = 50_000_000
-"""Of a model that is built only to look at it."""
 SAMPLES = 2
 
 
@@ -48,7 +46,7 @@ def layers_of(task: Task) -> list[Layer] | None:
     """The layers of a task's model, which is built for one seed and sees SAMPLES held-out samples."""
     import torch
 
-    from fp4dse.tasks.counting import counting_numerics
+    from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
     from fp4dse.tasks.draws import Draws
 
     if task.size > MOST_PARAMETERS:

@@ -47,7 +47,7 @@ class Task(msgspec.Struct, frozen=True):
                 are BF16 it makes float32 before
     metrics     name -> (outputs, targets) -> float32 [L, …], averaged over the held-out data; the first one is shown
     finish      (model, problem, draws, val_loss [L]) -> Finish, once, after training
-    digest_of   what identifies the data: hashed into `digest`
+    digest_of   what identifies the data, and the weights where they are given: hashed into `digest`
     lr          learning rate where nothing tells a better one; a lane may have another
     rates       class of recipes (dse/tuning.py) -> tuned learning rate; empty if the preset was never tuned
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
@@ -70,6 +70,7 @@ class Task(msgspec.Struct, frozen=True):
                 from there, and so do held-out losses. The loss is one of its batches'
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
+    start       digest of the weights that all lanes start from; None: `problem` draws them by the seed
     """
 
     name: str
@@ -106,6 +107,7 @@ class Task(msgspec.Struct, frozen=True):
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
+    start: str | None = None
     rates: dict[str, float] = {}
 
     def lr_factor(self, step: int) -> float:
@@ -126,5 +128,5 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """16 hex digits that stand for the data set."""
+        """16 hex digits that stand for the data set, and for the weights of `start`."""
         return self.digest_of()

@@ -101,19 +101,27 @@ def jobs_given() -> Iterator[tuple[str, str, str]]:
 
 
 def jobs_in(folder: Path, share: str) -> Iterator[tuple[str, str, str]]:
-    """The files of each job in a folder that has no result; those with a checkpoint first. SystemExit if a stop was
-    asked for. ConfigError on a folder that is not there, or a share that is none."""
+    """The files of each job in a folder that has no result: those with a checkpoint first, then baselines, without
+    which no gap can be shown, then the longest. SystemExit if a stop was asked for. ConfigError on a folder that is not
+    there, or a share that is none."""
     if not folder.is_dir():
         raise ConfigError("--folder", str(folder), "a folder with jobs")
     first, _, of = (int(part) if part.isdigit() else part for part in share.partition("/"))
     if not (isinstance(first, int) and isinstance(of, int) and first < of):
         raise ConfigError("--share", share, "N/OF with N from 0 to OF - 1: 0/2, 1/2")
-    waiting = [job.parent for job in sorted(folder.glob("*/job.json")) if not job.with_name("out.json").exists()]
-    mine = sorted(waiting[first::of], key=lambda job: not (job / CHECKPOINT).exists())
+    waiting = [file for file in folder.glob("*/job.json") if not file.with_name("out.json").exists()]
+    waiting.sort(key=_turn)
+    mine = sorted((file.parent for file in waiting[first::of]), key=lambda job: not (job / CHECKPOINT).exists())
     for job in mine:
         if Stopping.asked:
             sys.exit(STOPPED)
         yield str(job / "job.json"), str(job / "out.json"), str(job / "stderr.txt")
+
+
+def _turn(file: Path) -> tuple[bool, int, str]:
+    """A key by which jobs are sorted: a baseline's first, then those of many lanes; the same on all machines."""
+    lanes = msgspec.json.decode(file.read_bytes(), type=Job).lanes
+    return not lanes[0].recipe.is_baseline, -len(lanes), file.parent.name
 
 
 def next_line() -> str:

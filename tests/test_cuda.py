@@ -234,6 +234,8 @@ GRAPHED = [
     ["quartet2"],
     ["tetrajet-qema", "tetrajet"],
     ["tetrajet2"],
+    ["tetrajet2-outcontrol"],
+    ["arcquant"],
     ["tetrajet2-reset"],
     ["ue5m3-graphcore"],
     ["nvidia-nvfp4"],

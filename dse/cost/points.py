@@ -21,7 +21,7 @@ def points(recipe: Recipe) -> int:
     range, and what a backward operand is made from cost nothing. The rule for all others: what is done beyond a maximum
     and a rounding per block is one point for each kind. Encoding a block in several ways (`adapt`), scales that do not
     follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, averaging samples,
-    treating outliers.
+    treating outliers, in elements or in channels.
     """
     r = recipe.canonical()
     if r.is_plain:
@@ -40,6 +40,6 @@ def points(recipe: Recipe) -> int:
         any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
         any(isinstance(q.rounding, Ema) for q in slots),
         any(samples_of(q.rounding) > 1 for q in slots),
-        any(q.outliers for q in slots),
+        any(q.outliers for q in slots) or any(of.fprop.channels for of in everywhere),
     )
     return 1 + sum(techniques)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from fp4dse.dse.cost import operands, work
+from fp4dse.dse.cost.channels import channels_apart
 from fp4dse.dse.cost.chip import Chip, load_chip
 from fp4dse.dse.cost.model import Model, load_model, together, told_apart
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
@@ -226,6 +227,7 @@ def _pieces(recipe: Recipe, model: Model, chip: Chip) -> list[Seconds]:
         product("fprop", fprop, model, chip, gemm),
         product("dgrad", dgrad, model, chip, gemm),
         product("wgrad", wgrad, model, chip, gemm),
+        channels_apart(fprop, wgrad, model, chip, gemm),
         _tensor("x", fprop, wgrad, model, chip, gemm),
         _tensor("w", fprop, dgrad, model, chip, gemm),
         _tensor("g", dgrad, wgrad, model, chip, gemm),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from fp4dse.dse.channels import Corrected
 from fp4dse.dse.cost.work import cut_share, per_block
 from fp4dse.dse.estimator import STE, Clipped, Through, Trust
 from fp4dse.dse.quantizer import Quantizer, block_elements
@@ -14,7 +15,7 @@ from fp4dse.dse.stages import SLOTS
 
 def bits_per_element(recipe: Recipe) -> float:
     """Mean stored bits per operand element over the six slots."""
-    return sum(_bits(recipe.slot(s)) for s in SLOTS) / len(SLOTS)
+    return sum(_of_slot(recipe, s) for s in SLOTS) / len(SLOTS)
 
 
 def activation_bits(recipe: Recipe) -> float:
@@ -26,8 +27,9 @@ def activation_bits(recipe: Recipe) -> float:
     value and place, 32 bits each.
     """
     forward, backward = recipe.fprop.x, recipe.wgrad.x
-    kept = forward if recipe.wgrad.source == "forward" and forward.element != "none" else backward
-    bits = _bits(kept) + 32 * cut_share(kept.canonical())
+    slot = "fprop.x" if recipe.wgrad.source == "forward" and forward.element != "none" else "wgrad.x"
+    kept = forward if slot == "fprop.x" else backward
+    bits = _of_slot(recipe, slot) + 32 * cut_share(kept.canonical())
     through = Through() if forward.is_plain else recipe.estimator.x.canonical(forward.scale)
     if through == Through():
         return bits
@@ -39,6 +41,23 @@ def activation_bits(recipe: Recipe) -> float:
     if through.scale == "none" and mask:
         return bits + mask
     return bits if kept.is_plain else bits + 16
+
+
+def _of_slot(recipe: Recipe, slot: str) -> float:
+    """Stored bits of a slot's element; where channels are treated apart, those of their format, or of their error too.
+    The gradient of which a part of the product is in another format is stored in both."""
+    bits, channels = _bits(recipe.slot(slot)), recipe.fprop.channels
+    if channels is None or recipe.slot(slot).is_plain:
+        return bits
+    if isinstance(channels, Corrected):
+        return (
+            bits * (1 + channels.share) if slot == "fprop.x" or (slot == "fprop.w" and channels.of == "both") else bits
+        )
+    if slot == "wgrad.g":
+        return bits + _bits(channels.format) * channels.wgrad
+    if slot in ("fprop.x", "fprop.w") or (slot == "wgrad.x" and channels.wgrad):
+        return bits + channels.share * (_bits(channels.format) - bits)
+    return bits
 
 
 @lru_cache(maxsize=4096)

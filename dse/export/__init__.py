@@ -67,8 +67,7 @@ def export(recipe: Recipe, target: str, blocks: int | None = None) -> Export:
     if target == "te":
         return _te(recipe, assign(recipe, blocks), around)
     if target == "te_quant":
-        known = {of_layer(one.recipe).config_id: one for one in te_quant.settings()}
-        said = say(te_quant.assigned(recipe, blocks), lambda of: _look_up(of, known))
+        said = say(te_quant.assigned(recipe, blocks), lambda of: _look_up(of, _layers(target)))
         said = _without(said, te_quant.unsaid(said))
         return Export(target, te_quant.render(said, recipe, blocks), [*said.cannot, *around])
     said = say(assign(recipe, blocks), lambda of: _look_up(of, _layers(target)))
@@ -116,4 +115,5 @@ def _known(target: str) -> dict[str, Settings]:
 @cache
 def _layers(target: str) -> dict[str, Settings]:
     """config_id of a layer's recipe -> settings."""
-    return {of_layer(settings.recipe).config_id: settings for settings in LISTS[target]()}
+    listed = te_quant.settings if target == "te_quant" else LISTS[target]
+    return {of_layer(settings.recipe).config_id: settings for settings in listed()}

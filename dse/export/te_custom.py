@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
+from fp4dse.dse.channels import channels_name
 from fp4dse.dse.estimator import Estimator
 from fp4dse.dse.export import naming
 from fp4dse.dse.export.listed import BF16, Settings, call
@@ -70,6 +71,8 @@ def factory(recipe: Recipe) -> tuple[Factory, list[str]]:
     cannot: list[str] = []
     if recipe.estimator != Estimator():
         cannot.append("estimator (it has straight through)")
+    if recipe.fprop.channels is not None:
+        cannot.append(f"fprop channels {channels_name(recipe.fprop.channels)} (it has none)")
     if recipe.gemm != "exact":
         cannot.append(f"gemm {recipe.gemm} (it has exact)")
     rotations = {stage: recipe.rotation(stage) for stage in STAGES}

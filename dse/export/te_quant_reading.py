@@ -252,9 +252,11 @@ def _merge_blocks(matchers: list[_Matcher]) -> list[_Matcher]:
 
 def _recipe(matchers: list[_Matcher], base: str, first: int, last: int, where: str) -> Recipe:
     """The recipe of the base with a rule for each matcher, in reverse order, and BF16 blocks at the ends."""
-    rules = _rules(matchers, _fields(matchers, base))
+    effective = _effective(matchers)
+    fields = _fields({base, *(one.config for one, _ in effective), *(["bf16"] if first or last else [])})
+    rules = [_rule(one, blocks, fields) for one, blocks in reversed(effective)]
     ends = [LayerRule(first=float(first), last=float(last), **dict.fromkeys(QUANTIZERS, BF16))] if first or last else []  # type: ignore[arg-type]
-    over = {one.over for one in matchers if one.config != "bf16"}
+    over = {one.over for one, _ in effective if one.config != "bf16"}
     if ends and len(over) > 1:
         accepted = f"{OVERRIDE} in all configs that quantize or in none, where blocks at the ends are BF16"
         raise ConfigError(at_key(where, "configs"), OVERRIDE, accepted)
@@ -283,32 +285,33 @@ def _spelled(q: Quantizer) -> Quantizer:
     return usual if usual.canonical() == q.canonical() else q
 
 
-def _fields(matchers: list[_Matcher], base: str) -> tuple[str, ...]:
-    """The fields of rules: all quantizers, and what is not the same in all recipes that are there."""
-    names = {
-        base,
-        *(one.config for one in matchers if one.config != "bf16"),
-    }  # rotations and sources do nothing in BF16
+def _fields(names: Iterable[str]) -> tuple[str, ...]:
+    """The fields of rules among these configs: all quantizers, and what is not the same in all of them.
+
+    BF16 is one of them wherever some layers are: it has no rotation, so that a rule on top of it has to say its own.
+    """
     there = [recipes()[name] for name in sorted(names)]
     return tuple(field for field in CHANGES if field in QUANTIZERS or len({str(_value(of, field)) for of in there}) > 1)
 
 
-def _rules(matchers: list[_Matcher], fields: tuple[str, ...]) -> list[LayerRule]:
-    """A rule for each run of blocks of each matcher, the last matcher's first; none where earlier matchers hold in all
-    of its layers."""
-    rules: list[LayerRule] = []
+def _effective(matchers: list[_Matcher]) -> list[tuple[_Matcher, str]]:
+    """The matchers with each run of their blocks, without those in all of whose layers earlier ones hold."""
+    found: list[tuple[_Matcher, str]] = []
     held: set[tuple[str, int]] = set()
     for one in matchers:
-        of = of_layer(recipes()[one.config])
-        changed = QUANTIZERS if one.config == "bf16" else fields
-        changes: dict[str, Any] = {field: _value(of, field) for field in changed}
         leaves = [leaf for leaf, place in LEAVES.items() if place.words & set(one.words)]
         for blocks, run in _runs(one.blocks):
             layers = set(product(leaves, run))
             if not layers <= held:
-                rules.append(LayerRule(kind=one.words, blocks=blocks, **changes))
+                found.append((one, blocks))
             held |= layers
-    return rules[::-1]
+    return found
+
+
+def _rule(one: _Matcher, blocks: str, fields: tuple[str, ...]) -> LayerRule:
+    of = of_layer(recipes()[one.config])
+    changes: dict[str, Any] = {field: _value(of, field) for field in (QUANTIZERS if one.config == "bf16" else fields)}
+    return LayerRule(kind=one.words, blocks=blocks, **changes)
 
 
 def _value(recipe: Recipe, field: str) -> object:

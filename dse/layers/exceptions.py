@@ -79,6 +79,8 @@ def _changes(old: Recipe, new: Recipe) -> dict[str, Any]:
         is_plain = all(new.slot(f"{stage}.{operand}").is_plain for operand in operands)
         if not is_plain and new.rotation(stage) != old.rotation(stage):
             found[f"{stage}_rotation"] = new.rotation(stage) or "none"
+    if new.fprop.channels != old.fprop.channels and not (new.fprop.x.is_plain and new.fprop.w.is_plain):
+        found["fprop_channels"] = new.fprop.channels or "none"
     found |= {f"{stage}_source": new.source(stage) for stage in SHARED if new.source(stage) != old.source(stage)}
     for operand in STAGES["fprop"]:
         through = getattr(new.estimator, operand)

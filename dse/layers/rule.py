@@ -2,7 +2,8 @@
 
 A rule applies to the layers that meet all of its conditions, and changes what it names there. Where two rules change
 the same, the later one holds; what neither names is the recipe's own. Layers that the recipe keeps precise
-(precision.py) are BF16 before the rules apply, so a rule may quantize them after all.
+(precision.py) are BF16 before the rules apply, so a rule may quantize them after all. They have no rotation then but
+the rule's; nor have layers that an earlier rule made BF16 in all six operands, which is another spelling of the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fp4dse.dse.channels import Corrected, Held, channels_name
 from fp4dse.dse.errors import ALIKE, ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.layers.place import WORDS, Place
@@ -29,6 +31,7 @@ WHERE = ("kind", "name", "first", "last", "blocks")
 _BLOCKS = re.compile(r"-?\d+|(-?\d+)?:(-?\d+)?")
 
 Rotation = Hadamard | Literal["none"] | None
+ChannelsOrNone = Held | Corrected | Literal["none"] | None
 
 
 class LayerRule(Part, frozen=True, omit_defaults=True):
@@ -40,6 +43,7 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
              it: `2:6`, `-8:`, `0`. A layer in any of the three is meant; layers outside of blocks are not
     fprop_x … wgrad_x      the quantizer of an operand
     …_rotation, …_source   of a product; `none` for no rotation
+    fprop_channels   that are treated apart; `none` for none
     estimator_x, estimator_w   of gradients through the forward operands
     """
 
@@ -59,6 +63,7 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
     wgrad_rotation: Rotation = None
     dgrad_source: Source | None = None
     wgrad_source: Source | None = None
+    fprop_channels: ChannelsOrNone = None
     estimator_x: Through | None = None
     estimator_w: Through | None = None
 
@@ -134,6 +139,8 @@ class LayerRule(Part, frozen=True, omit_defaults=True):
         named = {at: of if of == "none" else rotation_name(of) for at, of in rotations.items() if of}
         words += grouped({at: "not rotated" if of == "none" else of for at, of in named.items()})
         words += grouped({SHARED[at]: f"from {of}" for at in SHARED if (of := getattr(self, f"{at}_source"))})
+        if of := self.fprop_channels:
+            words.append(f"channels {channels_name(None if of == 'none' else of)}")
         passages = {x: of for x in STAGES["fprop"] if (of := getattr(self, f"estimator_{x}")) is not None}
         words += [f"{x} {of.phrase() or 'straight through'}" for x, of in passages.items()]
         return f"{self.where()}: {', '.join(words)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from fp4dse.dse.channels import Held
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.layers.rule import CHANGES, QUANTIZERS, WHERE, LayerRule
 from fp4dse.dse.own_formats import Own
@@ -113,7 +114,8 @@ def _read_rule(data: dict[str, typing.Any], base: Recipe | None, where: str, *ke
             continue
         written = {"_".join(chain[:2]): chain for chain in path.chains}
         if not written.keys() <= set(CHANGES):
-            accepted = f"{', '.join(WHERE)}, recipe, or the path of a quantizer, rotation, source or estimator"
+            what = "a quantizer, rotation, source, estimator or channels"
+            accepted = f"{', '.join(WHERE)}, recipe, or the path of {what}"
             raise ConfigError(at_key(where, *keys, text), text, accepted)
         found = read_field(path, value, where, *keys, text)
         if base is None and (isinstance(found, Fields) or any(len(chain) > 2 for chain in written.values())):
@@ -145,7 +147,9 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, object]:
 def recipe_to_toml(recipe: Recipe) -> str:
     """TOML text that reads back to the same recipe, with parts by name where they have one."""
     rules = [of for rule in recipe.layers for name in rule.changes if isinstance(of := getattr(rule, name), Quantizer)]
-    own = file_names([*(recipe.slot(slot) for slot in SLOTS), *rules])
+    channels = [recipe.fprop.channels, *(rule.fprop_channels for rule in recipe.layers)]
+    formats = [of.format for of in channels if isinstance(of, Held)]
+    own = file_names([*(recipe.slot(slot) for slot in SLOTS), *rules, *formats])
     parts = {name: getattr(recipe, name) for name in Recipe.__struct_fields__}
     plain_fields = _toml_fields(recipe, own)
     lines = [f"{name} = {plain_fields[name]}" for name in plain_fields if not isinstance(parts[name], Part | tuple)]

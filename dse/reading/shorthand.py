@@ -1,6 +1,7 @@
 """Reading plain data as the records of a recipe. Shorthand that files may use is expanded here and nowhere else:
 
-* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation, relaxation or design may be given by name;
+* a quantizer, scale, tensor scale, rounding, outlier treatment, rotation, relaxation or design may be given by name,
+  and so may channels that are treated apart;
 * `{ like = "nvfp4", rounding = "stochastic" }` is a named quantizer with some fields changed.
 """
 
@@ -10,6 +11,7 @@ import typing
 
 import msgspec
 
+from fp4dse.dse.channels import CHANNEL_NAMES, Channels
 from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
@@ -42,6 +44,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Rounding: ROUNDING_NAMES,
     Outliers: OUTLIER_NAMES,
     Hadamard | None: ROTATION_NAMES,
+    Channels: CHANNEL_NAMES,
     Relaxation: RELAXATION_NAMES,
     ScaleRelaxation: SCALE_RELAXATION_NAMES,
     Design: DESIGN_NAMES,

@@ -41,7 +41,7 @@ class SeenOperand(msgspec.Struct, frozen=True):
     counts: dict[str, float]
 
 
-class _WatchedStage(Stage):
+class _WatchedStage(Stage, kw_only=True):
     """A stage that notes its operands in `seen`."""
 
     seen: list[SeenOperand]

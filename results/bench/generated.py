@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import Recipe, recipe_files
 from fp4dse.results.stats.factors import AXES
 from fp4dse.results.store.schema import ROW, SCHEMA_VERSION, recipe_columns
 
@@ -65,6 +65,28 @@ def generated(
     overhead = 0.3 + 0.6 * rng.random(count + 1)
     lanes = gap[:, None] + rng.normal(0, common, seeds) + rng.normal(0, noise, (count + 1, seeds))
     return as_runs(knobs, codes, 0.5 * np.exp(lanes), overhead, task)
+
+
+def screening(recipes: int, seeds: int = 3, task: str = "generated") -> pd.DataFrame:
+    """`generated`, and all named recipes that quantize beside them, as a study screens them.
+
+    Most of what makes a named recipe is a level that it has alone: factors have many levels, and their pairs ten
+    thousand.
+    """
+    runs = generated(seeds=seeds, recipes=recipes, seed=1, task=task)
+    rng = np.random.default_rng(2)
+    parts = [runs]
+    for i, (name, file) in enumerate(recipe_files().items()):
+        recipe = file.recipe.canonical()
+        if recipe.columns()["fprop_x_element"] == "bf16":
+            continue
+        facts: dict[str, object] = {**recipe_columns(recipe), "config_id": f"{10**8 + i:016x}", "recipe_label": name}
+        facts |= {"baseline_id": runs["baseline_id"].iloc[0], "is_baseline": False}
+        facts |= {"recipe_name": name, "overhead": 0.3 + 0.6 * rng.random(), "points": 2 + i % 5}
+        losses = runs["val_loss"].to_numpy()[:seeds] * np.exp(rng.normal(0.02, 0.03) + rng.normal(0, 0.01, seeds))
+        facts |= dict.fromkeys(["val_loss", "val_loss_bf16", "train_loss_min", "train_loss_final"], losses)
+        parts.append(runs.iloc[:seeds].assign(**facts))
+    return pd.concat(parts, ignore_index=True)
 
 
 def crossing(knobs: Sequence[str]) -> NDArray[np.intp]:

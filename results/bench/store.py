@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fp4dse.results.bench.generated import as_rows, generated
+from fp4dse.results.bench.generated import as_rows, generated, screening
 from fp4dse.results.stats.effects import effects
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance, hypervolume
@@ -26,6 +26,8 @@ ROWS = 1_000_000
 FILES = 20_000
 RECIPES = 6_666
 """With three seeds each."""
+SCREENED = 3_600
+"""Of a screening beside all named recipes, with three seeds each."""
 LANES_PER_FILE = 4
 POINTS = 64
 """Of a curve."""
@@ -34,7 +36,9 @@ GROUPED = "SELECT wgrad_rotation, fprop_x_scale, avg(val_loss), count(*) FROM ru
 WITH_GAP = "SELECT wgrad_rotation, avg(gap) FROM runs GROUP BY ALL"
 
 
-def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Iterator[dict[str, Any]]:
+def bench(
+    rows: int = ROWS, files: int = FILES, recipes: int = RECIPES, screened: int = SCREENED
+) -> Iterator[dict[str, Any]]:
     """Lines of what, seconds, cpu_s (of all threads) and target_s (None without one), as they are measured.
 
     Everything is generated under a temporary folder, about a gigabyte for a million rows, and removed.
@@ -52,6 +56,9 @@ def bench(rows: int = ROWS, files: int = FILES, recipes: int = RECIPES) -> Itera
     yield _timed(f"front with 1,000 resamples, {size}", lambda: front_chance(runs, "overhead"), 5.0)
     yield _timed(f"hypervolume with its interval, {size}", lambda: hypervolume(runs, "overhead"), 5.0)
     yield _timed(f"all effects and interactions, {size}", lambda: effects(runs), 5.0)
+    named = screening(screened)
+    size_named = f"{screened:,} recipes and all named ones × 3 seeds"
+    yield _timed(f"all effects and interactions, {size_named}", lambda: effects(named), 5.0)
     yield _timed(f"every recipe against the best, {size}", lambda: against(runs), None)
     yield _timed(f"stability selection, {size}", lambda: stability(runs), None)
 

@@ -15,10 +15,10 @@ from fp4dse.results.stats.paired import at_best_lr, outcomes
 from fp4dse.results.stats.stages import screened
 
 QUERIES = ("SELECT config_id, task, seed, curve_step, curve_loss FROM runs JOIN curves USING (run_id)",)
-ABOUT = """Training loss of BF16 and of the recipes on the front, the cheapest first, at their best learning rates.
-Line: mean over seeds. Band: lowest to highest seed."""
 MOST = 8
 """Members of the front that are drawn."""
+ABOUT = f"""Training loss of BF16 and of recipes on the front, the cheapest first, at their best learning rates; of more
+than {MOST}, as many from the cheapest to the dearest. Line: mean over seeds. Band: lowest to highest seed."""
 
 
 @for_each_setting
@@ -30,9 +30,12 @@ def curves(found: Findings) -> str:
 
 def front_curves(found: Findings) -> pd.DataFrame:
     """name, curve_step, curve_loss of the baseline and the front at their best learning rates. found: of a setting."""
-    front = found.front.head(MOST)
-    numbered = enumerate(zip(front["config_id"], front["label"], strict=True), 1)
-    names = {config_id: f"{n} {found.labels.of(label)}" for n, (config_id, label) in numbered}
+    front = found.front
+    if len(front) > MOST:
+        front = front.iloc[np.linspace(0, len(front) - 1, MOST).round().astype(int)]
+    names = {
+        config_id: found.labels.of(label) for config_id, label in zip(front["config_id"], front["label"], strict=True)
+    }
     names = {**dict.fromkeys(found.recipes.loc[found.recipes["is_baseline"], "config_id"], "BF16"), **names}
     runs = screened(found.runs)
     chosen = runs[at_best_lr(outcomes(runs)) & runs["config_id"].isin(list(names)) & runs["status"].eq("done")]

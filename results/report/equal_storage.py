@@ -32,7 +32,12 @@ def storage(found: Findings) -> str:
     """A table per setting (HTML): a line for each number of bits, fewest first."""
     best = found.matched.sort_values(["value", "gap"], kind="stable").drop_duplicates("value").head(MOST)
     rows = [_row(line, found.labels) for line in best.to_dict("records")]
-    columns = [("bits", "n"), ("best recipe", "label"), ("loss against BF16", "n"), ("next best", "label")]
+    columns = [
+        ("bits", "n"),
+        ("best recipe", "label"),
+        ("loss against BF16", "n"),
+        ("best other of as many bits", "label"),
+    ]
     columns += [("difference", "n"), ("verdict", "")]
     return table(columns, rows) if rows else "<p>No recipe that quantizes has a gap here.</p>"
 
@@ -40,7 +45,7 @@ def storage(found: Findings) -> str:
 def _row(line: dict[str, Any], labels: Labels) -> list[tuple[str, object]]:
     bits, gap = line["value"], line["gap"]
     best = called(line["label"], labels)
-    row: list[tuple[str, object]] = [(f"{bits:g}", bits), (best, line["label"]), (changed(gap), gap)]
+    row: list[tuple[str, object]] = [(f"{bits:.4g}", bits), (best, line["label"]), (changed(gap), gap)]
     if not line["rivals"]:
         return [*row, ("none", ""), ("–", None), ("alone", "alone")]
     finite = np.isfinite(line["difference"])

@@ -31,7 +31,7 @@ QUERIES = (
 )
 COLUMNS = 24
 """Costs that are at least this part of the axis apart count as columns."""
-_FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "range", "arithmetic", "source")
+_FIELDS = ("rounding", "rotation", "adapt", "scaling", "outliers", "channels", "range", "arithmetic", "source")
 
 
 def listing(found: Findings) -> str:
@@ -107,7 +107,8 @@ def choices(recipes: pd.DataFrame) -> list[tuple[str, dict[str, NDArray[np.bool_
     out."""
     out = []
     for heading, field in (("element format", "element"), ("scale format", "scale"), ("block", "block")):
-        out.append((heading, _having(recipes, [name for name in RECIPE_AXES if name.endswith(f"_{field}")])))
+        named = [name for name in RECIPE_AXES if name.endswith(f"_{field}") and not name.endswith("_tensor_scale")]
+        out.append((heading, _having(recipes, named)))
     techniques: dict[str, NDArray[np.bool_]] = {}
     scaled = [name for name in RECIPE_AXES if name.endswith("_tensor_scale")]
     techniques["tensor scale"] = recipes[scaled].notna().any(axis="columns").to_numpy()

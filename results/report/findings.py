@@ -17,8 +17,8 @@ from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
-from fp4dse.results.stats.summary import SUMMARIZED, noise_floor, summarize
-from fp4dse.results.stats.verdict import Verdict, confirmed_if_any, verdicts_from, with_chance
+from fp4dse.results.stats.summary import noise_floor, summarize
+from fp4dse.results.stats.verdict import VERDICTS_READ, Verdict, confirmed_if_any, verdicts_from, with_chance
 from fp4dse.results.store.schema import ROW
 from fp4dse.results.store.store import Store
 from fp4dse.results.text.labels import Labels, short_labels
@@ -36,7 +36,7 @@ MACHINE = ["device_name", "device", "threads", "dtype", "quantizer_backend", "ge
 SOFTWARE = ["torch_version", "python_version", "fp4dse_version", "git_commit"]
 _MORE = ["run_id", "failure", "fallbacks", "lane_s", "created_at", *MACHINE, *SOFTWARE]
 _MORE += [name for name in ("overhead", "overhead_of") if name in ROW.names]
-COLUMNS = list(dict.fromkeys([*SUMMARIZED, *EFFECTS_READ, *_MORE, *MEASURED]))
+COLUMNS = list(dict.fromkeys([*VERDICTS_READ, *EFFECTS_READ, *_MORE, *MEASURED]))
 """The columns of runs that a report reads."""
 
 

@@ -24,10 +24,10 @@ COMMAND = (
     "print(front_slots(open_store({path!r}).runs(), gaussian_statistics).to_string())"
 )
 """Python that prints the section's numbers."""
-ABOUT = """What the quantizer of each slot does to standard normal numbers: relative squared error in %, and below it
-the shares of elements that are clipped and flushed to zero. A rotation is not part of it. Recipes of the front, the
-cheapest first."""
 MOST = 12
+ABOUT = f"""What the quantizer of each slot does to standard normal numbers: relative squared error in %, and below it
+the shares of elements that are clipped and flushed to zero. A rotation is not part of it. The {MOST} cheapest
+recipes of the front, the cheapest first."""
 _SHOWN = ["bits", "mse", "clipped", "flushed"]
 
 

@@ -15,6 +15,9 @@ from fp4dse.results.stats.paired import SETTING
 from fp4dse.results.stats.stages import fresh, screened
 from fp4dse.results.text.ratios import counted
 
+MOST = 10
+"""Reasons that are listed."""
+
 
 def machines(found: Findings) -> str:
     """Each machine with its versions and the time that it took, and what did not go as wanted (HTML)."""
@@ -28,7 +31,7 @@ def machines(found: Findings) -> str:
         words = ["–" if pd.isna(line[name]) else str(line[name]) for name in [*MACHINE, *SOFTWARE]]
         rows.append([*row, *((escape(word), word) for word in words)])
     html = table(columns, rows)
-    html += _counts("Paths that were wanted and not taken", runs["fallbacks"].explode().dropna())
+    html += _counts("Paths that were wanted and not taken", _by_reason(runs[["run_id", "fallbacks"]]))
     return html + _counts("Lanes that failed (they are tried again by the same sweep)", runs["failure"].dropna())
 
 
@@ -73,12 +76,26 @@ def _ranges(seeds: list[int]) -> str:
     return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(str(seed) for seed in seeds)
 
 
+def _by_reason(runs: pd.DataFrame) -> pd.Series:
+    """A line a lane and reason, as `fprop, dgrad: tf32-exact not taken: why`. runs: run_id, and fallbacks, lists of
+    `stage: why` or `why`."""
+    long = runs.explode("fallbacks").dropna(subset="fallbacks")
+    parts = long["fallbacks"].astype(str).str.extract(r"^((?:fprop|dgrad|wgrad)(?=: ))?(?:: )?(.*)$")
+    keys = [long["run_id"].astype(object).rename("run"), parts[1].rename("why")]
+    stages = parts[0].fillna("").groupby(keys, sort=False).agg(lambda found: ", ".join(dict.fromkeys(found)))
+    why = stages.index.get_level_values("why")
+    return pd.Series(
+        [f"{stage}: {text}" if stage else text for stage, text in zip(stages, why, strict=True)], dtype=object
+    )
+
+
 def _counts(heading: str, sentences: pd.Series) -> str:
     if sentences.empty:
         return ""
-    lines = sentences.value_counts().head(20).items()
-    items = "".join(f"<li>{escape(text)} ({counted(n, 'lane')})</li>" for text, n in lines)
-    return f"<h3>{escape(heading)}</h3><ul>{items}</ul>"
+    lines = sentences.value_counts()
+    items = "".join(f"<li>{escape(str(text))} ({counted(n, 'lane')})</li>" for text, n in lines.head(MOST).items())
+    more = f"<p>And {counted(len(lines) - MOST, 'other reason')}.</p>" if len(lines) > MOST else ""
+    return f"<h3>{escape(heading)}</h3><ul>{items}</ul>{more}"
 
 
 def _duration(seconds: float) -> str:

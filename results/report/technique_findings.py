@@ -39,13 +39,19 @@ def helps(found: Findings) -> list[str]:
     pairs = found.marginal
     pairs = pairs.assign(standing=standing(pairs), size=pairs["difference"].abs())
     kinds = {kind: pairs[pairs["standing"].eq(kind)].sort_values("size", ascending=False) for kind in _STARTS}
+    kinds["partly"] = kinds["partly"].sort_values("matches", ascending=False, kind="stable")  # the least partial first
     says = [
         f"<b>{start}</b>: {'; '.join(map(_effect, kinds[kind].head(MOST).to_dict('records')))}."
         for kind, start in _STARTS.items()
         if len(kinds[kind])
     ]
     if len(pairs) and not (len(kinds["helps"]) or len(kinds["harms"])):
-        says.insert(0, "<b>What helps</b>: no single change of a technique is told apart from no change.")
+        untold = "no single change of a technique is told apart from no change"
+        if not pairs["untried"].eq("").any():
+            untold = "cannot be said in general: no two levels of a technique were tried with all the same others"
+        elif len(kinds["partly"]) or len(kinds["depends"]):
+            untold = "no single change of a technique that was tried throughout does the same in most pairs"
+        says.insert(0, f"<b>What helps</b>: {untold}.")
     return says
 
 

@@ -9,7 +9,7 @@
     margins          how close two losses must be to count as the same
     equal_cost       each recipe against the best other one of the same cost
     factors          the factors that a set of recipes varies
-    effects          mean effects and interactions of factors, by least_squares; pooled: over several tasks
+    effects          mean effects and interactions of factors, by least_squares in a row_space; pooled: over tasks
     marginal         the effect of one factor from pairs of recipes that differ in nothing else
     lasso            stability selection, for comparison with arXiv 2509.17791
     divergence       the share of recipes that diverged, by level

@@ -7,8 +7,9 @@ the sum over everything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,9 @@ from fp4dse.results.stats.intervals import CONFIDENCE, adjusted
 from fp4dse.results.stats.least_squares import Fit
 from fp4dse.results.stats.spread import shrunken
 
+Lines = dict[str, Any]
+"""Columns of a table: values, or the one of all lines. Of `level` there are as many as lines."""
+
 
 class Term(NamedTuple):
     """A factor, or a pair of them, in the model: which columns of the design it has, and how its levels are coded."""
@@ -27,7 +31,6 @@ class Term(NamedTuple):
     factors: tuple[Factor, ...]
     present: tuple[NDArray[np.intp], ...]
     coding: tuple[NDArray[np.float64], ...]
-    block: NDArray[np.float64]
     columns: slice
 
 
@@ -35,39 +38,56 @@ class Tried(NamedTuple):
     """The levels of the modelled factors that were tried with each other."""
 
     mains: list[Term]
-    pairs: list[Term]
-    """Interactions in the model."""
-    codes: list[NDArray[np.intp]]
-    """[recipes] of each of `mains`, those that finished."""
+    pairs: dict[tuple[str, str], Term]
+    """Interactions in the model, by the names of the two factors."""
+    met: dict[tuple[str, str], NDArray[np.bool_]]
+    """[levels, levels] of each two factors by name, either one first: True where a recipe that finished has both."""
 
     def cells(self) -> float:
         """The number of combinations."""
         return float(np.prod([len(term.present[0]) for term in self.mains]))
 
     def support(self, term: Term, level: int, reference: int) -> Iterator[tuple[Term, NDArray[np.bool_]]]:
-        """Each other factor, and at which of its levels both levels of `term` were tried."""
-        mine = next(codes for main, codes in zip(self.mains, self.codes, strict=True) if main is term)
-        for other, codes in zip(self.mains, self.codes, strict=True):
+        """Each other factor, and at which of its levels both levels of `term`, places in `present`, were tried."""
+        for other in self.mains:
             if other is not term:
-                with_, without = (np.isin(other.present[0], codes[mine == code]) for code in (level, reference))
-                yield other, with_ & without
+                met = self.met[term.factors[0].name, other.factors[0].name]
+                yield other, met[level] & met[reference]
 
     def between(self, term: Term, other: Term) -> tuple[Term | None, bool]:
         """Their interaction, and True if `term` comes first in it."""
-        names = {f.name for f in (*term.factors, *other.factors)}
-        found = next((pair for pair in self.pairs if {f.name for f in pair.factors} == names), None)
-        return found, found is not None and found.factors[0].name == term.factors[0].name
+        names = term.factors[0].name, other.factors[0].name
+        found = self.pairs.get(names)
+        return (found, True) if found else (self.pairs.get(names[::-1]), False)
 
 
 def estimates(
     model: Fit, contrasts: NDArray[np.float64], cannot: NDArray[np.bool_], complete: NDArray[np.float64]
-) -> pd.DataFrame:
-    """Values and the parts of their variance, for `with_intervals`; NaN where nothing can be told."""
-    parts = (contrasts @ model.coefficients, *model.variances(contrasts, complete))
+) -> Lines:
+    """Values and the parts of their variance, columns for `with_intervals`; NaN where nothing can be told.
+
+    contrasts: [m, p], of the coefficients; cannot, complete: [m].
+    """
+    told = contrasts[~cannot]
+    parts = np.full((4, len(contrasts)), np.nan)
+    parts[:, ~cannot] = told @ model.coefficients, *model.variances(told, complete[~cannot])
     names = ("effect", "seed_variance", "lane_variance", "misfit")
-    columns = {name: np.where(cannot, np.nan, part) for name, part in zip(names, parts, strict=True)}
-    out = pd.DataFrame({**columns, "freedom": model.freedom, "misfit_freedom": model.misfit_freedom})
-    return out.assign(basis="seeds" if model.by_seeds else "recipes")
+    basis = "seeds" if model.by_seeds else "recipes"
+    freedom = {"freedom": model.freedom, "misfit_freedom": model.misfit_freedom}
+    return {**dict(zip(names, parts, strict=True)), **freedom, "basis": basis}
+
+
+def as_frame(tables: Sequence[Lines]) -> pd.DataFrame:
+    """The lines of all tables, NaN where one lacks a column. One frame is made: a study has hundreds of tables."""
+    columns = {}
+    lengths = [len(lines["level"]) for lines in tables]
+    for name in dict.fromkeys(chain.from_iterable(tables)):
+        values = [np.asarray(lines.get(name, np.nan)) for lines in tables]
+        values = [part.astype(object) if part.dtype.kind == "U" else part for part in values]
+        column = np.concatenate([np.broadcast_to(v, n) for v, n in zip(values, lengths, strict=True)])
+        null = column.dtype == object and any(value is None for value in column)
+        columns[name] = pd.Series(column, dtype=object if null else None)
+    return pd.DataFrame(columns)
 
 
 def with_intervals(lines: pd.DataFrame) -> pd.DataFrame:

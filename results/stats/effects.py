@@ -42,10 +42,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError
-from fp4dse.results.stats.contrasts import Term, Tried, estimates, with_intervals
+from fp4dse.results.stats.contrasts import Lines, Term, Tried, as_frame, estimates, with_intervals
 from fp4dse.results.stats.factors import AXES, Factor, factors
-from fp4dse.results.stats.least_squares import Fit, fit, null_space, sum_to_zero, undetermined
+from fp4dse.results.stats.least_squares import Fit, fit, sum_to_zero, undetermined
 from fp4dse.results.stats.paired import DERIVED, NEEDED, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.row_space import RowSpace, row_space
 
 Response = Literal["gap", "rank"]
 EFFECTS_READ = list(dict.fromkeys([*NEEDED, *DERIVED, "recipe_label", "points", *AXES]))
@@ -92,7 +93,7 @@ def effects(runs: pd.DataFrame, response: Response = "gap") -> pd.DataFrame:
     for keys, table in factor_tables(runs, response):
         lines = [*_lines(table)]
         if lines:
-            line = with_intervals(pd.concat(lines, ignore_index=True))
+            line = with_intervals(as_frame(lines))
             parts.append(line.assign(**dict(zip(SETTING, keys, strict=True))))
     out = stacked(parts, COLUMNS)
     largest = out.groupby([*SETTING, "kind", "factor", "with_factor"], dropna=False)["share"].transform("max")
@@ -134,42 +135,43 @@ def factor_tables(runs: pd.DataFrame, response: Response = "gap") -> Iterator[tu
         yield keys, FactorTable(ids, y, diverged, [f for f in here if np.ptp(f.codes) > 0], base)
 
 
-def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
+def _lines(table: FactorTable) -> Iterator[Lines]:
     finished = np.asarray(np.isfinite(table.y).any(axis=1))
     y = table.y[finished]
     y = y[:, np.isfinite(y).any(axis=0)]
-    mains, start = [], 1
+    mains, blocks, places, start = [], [], [], 1
     for f in table.factors:
         present, codes = np.unique(f.codes[finished], return_inverse=True)
         if len(present) > 1:
             coding = sum_to_zero(len(present))
             columns = slice(start, start := start + len(present) - 1)
-            mains.append(Term((f,), (present,), (coding,), coding[codes], columns))
+            mains.append(Term((f,), (present,), (coding,), columns))
+            blocks.append(coding[codes])
+            places.append(codes)
     if len(y) < 2 or not mains:
         for f in table.factors:
             yield _without(table, f, "fewer than two recipes finished" if len(y) < 2 else "one level finished")
         return
     weight = _weights([term.factors[0].codes[finished] for term in mains])
-    design = np.hstack([np.ones((len(y), 1)), *(term.block for term in mains)])
+    design = np.hstack([np.ones((len(y), 1)), *blocks])
     unknown = undetermined(design, weight)
-    pairs, determined, free = [], [], design.shape[1]
-    for a, b in combinations(mains, 2):
-        block = (a.block[:, :, None] * b.block[:, None, :]).reshape(len(y), -1)
-        columns = slice(start, start := start + block.shape[1])
-        pairs.append(Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, block, columns))
-        cells = len(np.unique(a.factors[0].codes[finished] * 10**6 + b.factors[0].codes[finished]))
-        determined.append(max(cells - len(a.present[0]) - len(b.present[0]) + 1, 0))
+    pairs, met, determined, free = {}, {}, [], design.shape[1]
+    for (a, a_places), (b, b_places) in combinations(zip(mains, places, strict=True), 2):
+        names, n, m = (a.factors[0].name, b.factors[0].name), len(a.present[0]), len(b.present[0])
+        columns = slice(start, start := start + (n - 1) * (m - 1))
+        pairs[names] = Term(a.factors + b.factors, a.present + b.present, a.coding + b.coding, columns)
+        met[names] = np.bincount(a_places * m + b_places, minlength=n * m).reshape(n, m) > 0
+        met[names[::-1]] = met[names].T
+        determined.append(max(int(met[names].sum()) - n - m + 1, 0))
         free += determined[-1]
     joint = free < len(y)
-    if joint:
-        design = np.hstack([design, *(term.block for term in pairs)])
-    ridge = np.full(design.shape[1], RIDGE)
+    space = row_space(design, blocks if joint else [], weight)
+    ridge = np.full(space.coordinates.shape[1], RIDGE)
     ridge[: len(unknown)][~unknown] = 0.0
-    model = fit(design, y, weight, ridge)
+    model = fit(space.coordinates, y, weight, ridge)
     total = float(weight @ np.square(model.centred - np.average(model.centred, weights=weight)))
     note = "" if joint else f"interactions need {free + 1} recipes that finished, found {len(y)}"
-    untold = null_space(design, weight)
-    tried = Tried(mains, pairs if joint else [], [f.factors[0].codes[finished] for f in mains])
+    tried = Tried(mains, pairs if joint else {}, met)
     modelled = {term.factors[0].name: term for term in mains}
     for f in table.factors:
         if f.name not in modelled:
@@ -178,9 +180,9 @@ def _lines(table: FactorTable) -> Iterator[pd.DataFrame]:
             term = modelled[f.name]
             why = "it changes only together with others" if unknown[term.columns].any() else note
             lost = bool(unknown[term.columns].any())
-            yield _main(table, term, model, total, why, lost, tried, untold)
-    for term, known in zip(pairs, determined, strict=True) if joint else []:
-        yield _interaction(table, term, model, total, finished, not known, tried, untold)
+            yield _main(table, term, model, total, why, lost, tried, space)
+    for term, known in zip(pairs.values(), determined, strict=True) if joint else []:
+        yield _interaction(table, term, model, total, finished, not known, tried, space)
 
 
 def _main(
@@ -191,17 +193,17 @@ def _main(
     note: str,
     lost: bool,
     tried: Tried,
-    untold: NDArray[np.float64],
-) -> pd.DataFrame:
+    space: RowSpace,
+) -> Lines:
     f, present, coding = term.factors[0], term.present[0], term.coding[0]
     reference = int(np.flatnonzero(present == f.reference)[0]) if f.reference in present else 0
-    contrasts = np.zeros((len(present), len(model.coefficients)))
+    contrasts = np.zeros((len(present), len(space.basis)))
     contrasts[:, term.columns] = coding - coding[reference]
     notes, complete = [note] * len(present), np.full(len(present), 2 * len(present) / tried.cells())
     whole, none = np.ones(len(present), bool), np.zeros(len(present), bool)
-    for i, level in enumerate(present):
+    for i in range(len(present)):
         only = []
-        for other, both in tried.support(term, level, present[reference]):
+        for other, both in tried.support(term, i, reference):
             if both.all():
                 continue
             whole[i] = whole[reference] = False
@@ -218,26 +220,39 @@ def _main(
         if only and i != reference and not lost:
             support = f"{'not tried alike over' if none[i] else 'over'} {'; '.join(only)}"
             notes[i] = f"{note}; {support}" if note else support
-    cannot = lost | none | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
+    inside, untold = space.contrasts(contrasts)
+    cannot = lost | none | untold
     cannot[reference] = lost
     means = model.coefficients[0] + coding @ model.coefficients[term.columns] - table.baseline
-    out = estimates(model, contrasts, cannot, complete)
-    out.loc[reference, ["seed_variance", "lane_variance", "misfit"]] = np.nan
-    out = out.assign(level=[f.levels[i] for i in present], mean=np.where(lost | ~whole, np.nan, means), note=notes)
+    out = estimates(model, inside, cannot, complete)
+    for name in ("seed_variance", "lane_variance", "misfit"):
+        out[name][reference] = np.nan
     missing = sorted(set(f.codes) - set(present))
-    if missing:
-        out = pd.concat([out, pd.DataFrame({"level": [f.levels[i] for i in missing], "note": "no recipe finished"})])
-    counts = [f.codes == i for i in [*present, *missing]]
-    return out.assign(
-        kind="main",
-        factor=f.name,
-        with_factor=None,
-        with_level=None,
-        reference=f.levels[present[reference]],
-        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
-        recipes=[int(here.sum()) for here in counts],
-        diverged=[float(table.diverged[here].mean()) for here in counts],
-    )
+    levels, none_left = [*present, *missing], len(missing)
+    more = {name: np.append(values, [np.nan] * none_left) for name, values in out.items() if np.ndim(values)}
+    more["mean"] = np.append(np.where(lost | ~whole, np.nan, means), [np.nan] * none_left)
+    tried_with, diverged = _counts(f.codes, table.diverged)
+    return {
+        **out,
+        **more,
+        "level": [f.levels[i] for i in levels],
+        "note": [*notes, *["no recipe finished"] * none_left],
+        "kind": "main",
+        "factor": f.name,
+        "with_factor": None,
+        "with_level": None,
+        "reference": f.levels[present[reference]],
+        "share": _share(model, term, space, total) if not lost else np.nan,
+        "recipes": tried_with[levels],
+        "diverged": diverged[levels],
+    }
+
+
+def _counts(codes: NDArray[np.intp], diverged: NDArray[np.bool_], least: int = 0) -> tuple[NDArray[np.int_], Any]:
+    """Per code, of `least` at least, how many recipes have it, and the share of them that diverged, NaN of none."""
+    count = np.bincount(codes, minlength=least)
+    with np.errstate(invalid="ignore"):
+        return count, np.bincount(codes, diverged, least) / count
 
 
 def _interaction(
@@ -248,42 +263,48 @@ def _interaction(
     finished: NDArray[np.bool_],
     lost: bool,
     tried: Tried,
-    untold: NDArray[np.float64],
-) -> pd.DataFrame:
+    space: RowSpace,
+) -> Lines:
     (f, g), (rows, columns) = term.factors, term.present
-    contrasts = np.zeros((len(rows) * len(columns), len(model.coefficients)))
+    contrasts = np.zeros((len(rows) * len(columns), len(space.basis)))
     contrasts[:, term.columns] = np.einsum("ip,jq->ijpq", *term.coding).reshape(len(contrasts), -1)
     complete = np.full(len(contrasts), (len(rows) - 1) * (len(columns) - 1) / tried.cells())
-    cannot = lost | (np.abs(contrasts @ untold).max(axis=1, initial=0.0) > 1e-6)
-    out = estimates(model, contrasts, cannot, complete)
-    cells = [(i, j) for i in rows for j in columns]
-    here = [(f.codes == i) & (g.codes == j) for i, j in cells]
-    empty = np.array([not (cell & finished).any() for cell in here])
-    return out.assign(
-        kind="interaction",
-        factor=f.name,
-        level=[f.levels[i] for i, _ in cells],
-        with_factor=g.name,
-        with_level=[g.levels[j] for _, j in cells],
-        reference=None,
-        share=model.rise(term.columns) / total if not lost and total > 0 else np.nan,
-        mean=np.nan,
-        recipes=[int(cell.sum()) for cell in here],
-        diverged=[float(table.diverged[cell].mean()) if cell.any() else np.nan for cell in here],
-        note=np.where(empty, "no recipe finished", np.where(cannot, "too few of these pairs finished", "")),
-    )
+    inside, untold = space.contrasts(contrasts)
+    cannot = lost | untold
+    levels = len(g.levels)
+    cell, cells = f.codes * levels + g.codes, (rows[:, None] * levels + columns).ravel()
+    recipes, diverged = _counts(cell, table.diverged, len(f.levels) * levels)
+    empty = ~np.isin(cells, cell[finished])
+    return {
+        **estimates(model, inside, cannot, complete),
+        "kind": "interaction",
+        "factor": f.name,
+        "level": [f.levels[i] for i in rows for _ in columns],
+        "with_factor": g.name,
+        "with_level": [g.levels[j] for _ in rows for j in columns],
+        "reference": None,
+        "share": _share(model, term, space, total) if not lost else np.nan,
+        "mean": np.nan,
+        "recipes": recipes[cells],
+        "diverged": diverged[cells],
+        "note": np.where(empty, "no recipe finished", np.where(cannot, "too few of these pairs finished", "")),
+    }
 
 
-def _without(table: FactorTable, f: Factor, why: str) -> pd.DataFrame:
+def _share(model: Fit, term: Term, space: RowSpace, total: float) -> float:
+    """The share of a term; see the top."""
+    rise = model.rise(space.basis[term.columns], RIDGE * model.weight)
+    return rise / total if total > 0 else np.nan
+
+
+def _without(table: FactorTable, f: Factor, why: str) -> Lines:
     """A factor that is in no model: its levels, and how often they diverged."""
     levels = np.unique(f.codes)
-    here = [f.codes == i for i in levels]
-    names = {"kind": "main", "factor": f.name, "level": [f.levels[i] for i in levels]}
-    names["reference"] = f.levels[f.reference]
-    counts = {"recipes": [int(cell.sum()) for cell in here], "diverged": [table.diverged[cell].mean() for cell in here]}
-    return pd.DataFrame({**dict.fromkeys(COLUMNS[len(SETTING) :]), **names, **counts, "note": why}).astype(
-        dict.fromkeys(["effect", "low", "high", "p", "q", "error", "freedom", "share", "mean"], float)
-    )
+    recipes, diverged = _counts(f.codes, table.diverged)
+    names: Lines = {"kind": "main", "factor": f.name, "level": [f.levels[i] for i in levels], "with_factor": None}
+    names |= {"with_level": None, "reference": f.levels[f.reference], "effect": np.nan, "share": np.nan}
+    counts = {"recipes": recipes[levels], "diverged": diverged[levels]}
+    return {**names, **counts, "mean": np.nan, "basis": None, "note": why}
 
 
 def _weights(codes: list[NDArray[np.intp]]) -> NDArray[np.float64]:

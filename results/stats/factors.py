@@ -10,6 +10,7 @@ the axis's name and values (`*`: mxfp4, nvfp4, and not `*.scale`: e8m0, e4m3).
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ _STAGE_SETS = {
     frozenset(("dgrad", "wgrad")): "backward",
     frozenset(("fprop",)): "fprop",
 }
-_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers source block arithmetic range"
+_TELLING = "rotation rounding element scale tensor_scale adapt scaling outliers channels source block arithmetic range"
 _RANK = {field: i for i, field in enumerate([*_TELLING.split(), "tensor_amax"])}
 
 
@@ -80,10 +81,12 @@ def factors(recipes: pd.DataFrame) -> list[Factor]:
             kept.append(key)
             carried[key] = []
     least_telling = sorted(kept, key=lambda key: -min(_RANK.get(_field(column), 99) for column in parts[key]))
+    by_pairs = _determined(kept, codes) if kept else {}
     for key in least_telling:
-        if pair := _determined(key, kept, codes):
+        carriers = (one for pair, one in by_pairs[key].items() if set(pair) <= set(kept))
+        if carrier := next(carriers, None):
             kept.remove(key)
-            carried[pair].extend([*parts[key], *carried[key]])
+            carried[carrier].extend([*parts[key], *carried[key]])
     found = [_named_by_axis(_factor(recipes, parts[key], carried[key]), recipes) for key in kept]
     return sorted(found, key=lambda factor: AXES.index(factor.columns[0]))
 
@@ -93,21 +96,33 @@ def _follows(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
     return len(np.unique(a * (b.max() + 1) + b)) == int(b.max()) + 1
 
 
-def _determined(key: bytes, kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]) -> bytes | None:
-    """One of two other factors whose levels together determine this one's, if the two were not fully crossed.
+def _determined(
+    kept: list[bytes], codes: dict[bytes, NDArray[np.intp]]
+) -> dict[bytes, dict[tuple[bytes, bytes], bytes]]:
+    """For each factor the pairs of two others, in the order of `kept`, whose levels together determine its, if it was
+    not fully crossed with one of them; and which one that is.
 
     So the range of stochastic rounding, which formats without a tensor scale lack, follows from rounding and tensor
     scale. A third factor of a fractional design follows from two others as well, but is crossed with each.
     """
-    others = [other for other in kept if other != key]
-    for i, a in enumerate(others):
-        for b in others[i + 1 :]:
-            if _follows(codes[key], pd.factorize(codes[a] * (codes[b].max() + 1) + codes[b])[0]):
-                for one in (a, b):
-                    cells = np.unique(codes[key] * (codes[one].max() + 1) + codes[one])
-                    if len(cells) < (codes[key].max() + 1) * (codes[one].max() + 1):
-                        return one
-    return None
+    levels = [int(codes[key].max()) + 1 for key in kept]
+    table = np.stack([codes[key] for key in kept], axis=1).astype(np.min_scalar_type(max(levels)))  # [recipes, factors]
+    out: dict[bytes, dict[tuple[bytes, bytes], bytes]] = {key: {} for key in kept}
+    for i, j in combinations(range(len(kept)), 2):
+        cell, cells = pd.factorize(codes[kept[i]] * levels[j] + codes[kept[j]])
+        sample = np.empty(len(cells), np.intp)
+        sample[cell] = np.arange(len(cell))  # a recipe of each cell
+        for k in np.flatnonzero((table[sample[cell]] == table).all(axis=0)):
+            loose = [one for one in (i, j) if k not in (i, j) and not _crossed(codes[kept[k]], codes[kept[one]])]
+            if loose:
+                out[kept[k]][kept[i], kept[j]] = kept[loose[0]]
+    return out
+
+
+def _crossed(a: NDArray[np.intp], b: NDArray[np.intp]) -> bool:
+    """True if all levels of a were tried with all of b."""
+    n, m = int(a.max()) + 1, int(b.max()) + 1
+    return len(np.unique(a * m + b)) == n * m
 
 
 def _factor(recipes: pd.DataFrame, columns: list[str], carries: list[str]) -> Factor:

@@ -78,12 +78,11 @@ def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
 def adjusted(p: ArrayLike) -> NDArray[np.float64]:
     """p-values for a false discovery rate (Benjamini and Hochberg 1995): of all that is below 0.05, one in twenty is
     chance. NaN stays."""
-    from scipy.stats import false_discovery_control
-
     p = np.asarray(p, float)
-    out, known = np.full(p.shape, np.nan), np.isfinite(p)
-    if known.any():
-        out[known] = false_discovery_control(np.clip(p[known], 0, 1))
+    out, known = np.full(p.shape, np.nan), np.flatnonzero(np.isfinite(p))
+    order = known[np.argsort(-p[known])]  # the largest first
+    steps = np.clip(p[order], 0, 1) * len(order) / np.arange(len(order), 0, -1)
+    out[order] = np.clip(np.minimum.accumulate(steps), 0, 1)
     return out
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 Array = NDArray[np.float64]
+_ROUNDING = 1e-9
 
 
 class Fit(NamedTuple):
@@ -45,6 +46,8 @@ class Fit(NamedTuple):
     """[p, p]"""
     reach: Array
     """[p, recipes]: how much a recipe's mean moves each coefficient."""
+    weight: float
+    """Of all recipes."""
     lane: float
     """Variance of one lane within recipes and seeds; NaN with one seed."""
     lanes: Array
@@ -70,10 +73,16 @@ class Fit(NamedTuple):
         rest = np.where(untried > 1e-6 * complete, self.misfit * untried, 0.0)
         return np.square(self.estimate(contrasts)[1]), self.lane * (weights / self.lanes).sum(axis=1), rest
 
-    def rise(self, columns: slice) -> float:
-        """The increase of the sum of squares if these columns are left out."""
-        part = self.coefficients[columns]
-        return float(part @ np.linalg.solve(self.inverse[columns, columns], part))
+    def rise(self, columns: Array, slack: float = 1.0) -> float:
+        """The increase of the sum of squares if some columns are left out.
+
+        columns: [any, p], by orthonormal coordinates that the coefficients are of (row_space.py), or rows of ones and
+        zeros. slack: the ridge, times the sum of weights, of directions of the columns that are no coordinate.
+        """
+        part = columns @ self.coefficients
+        beside = np.eye(len(columns)) - columns @ columns.T
+        beside[np.abs(beside) < _ROUNDING] = 0.0
+        return float(part @ np.linalg.solve(columns @ self.inverse @ columns.T + beside / slack, part))
 
 
 def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
@@ -89,7 +98,7 @@ def fit(design: Array, y: Array, weight: Array, ridge: Array) -> Fit:
     error = w * (adjusted - (design @ coefficients)[:, None])
     reach = cho_solve(factor, design.T * weight)
     lanes = present.sum(axis=1).astype(float)
-    facts = (centred, inverse, reach)
+    facts = (centred, inverse, reach, float(weight.sum()))
     if seeds == 1:
         influence = cho_solve(factor, (design * error).T)
         return Fit(coefficients, influence, float(len(design) - p), False, *facts, np.nan, lanes, 0.0, np.inf)

@@ -19,7 +19,7 @@ from fp4dse.results.stats.factors import Factor
 from fp4dse.results.stats.intervals import CONFIDENCE, adjusted, mean_interval
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import SETTING, stacked
-from fp4dse.results.stats.spread import shrunken
+from fp4dse.results.stats.spread import lane_variance, pooled_beside_lanes
 
 
 def marginal(runs: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +33,7 @@ def marginal(runs: pd.DataFrame) -> pd.DataFrame:
     the matches speak of what both were tried with alone). Lowest difference first."""
     parts = []
     for keys, table in factor_tables(runs):
-        lane = _lane_variance(table.y)
+        lane = lane_variance(table.y)
         lines = []
         for f in table.factors:
             cell = _cells(table, f)
@@ -74,25 +74,11 @@ def _compared(
     }
 
 
-def _lane_variance(y: NDArray[np.float64]) -> float:
-    """Variance of one lane beside its recipe's mean and its seed's. y: [recipes, seeds]"""
-    whole = y[np.isfinite(y).all(axis=1)]
-    if len(whole) < 2 or y.shape[1] < 2:
-        return np.nan
-    left = whole - whole.mean(axis=1, keepdims=True)
-    return float(np.square(left - left.mean(axis=0)).sum() / ((len(whole) - 1) * (y.shape[1] - 1)))
-
-
 def _with_intervals(lines: pd.DataFrame) -> pd.DataFrame:
     """low, high, p and q: variances over seeds pooled over the levels, as far as they are alike beside independent
     lanes; q is p adjusted for all levels."""
-    variance, freedom = lines["variance"].to_numpy(float), lines["freedom"].to_numpy(float)
-    alone = lines["alone"].to_numpy(float)
-    usable = (alone > 0) & (freedom > 0) & np.isfinite(variance)
-    if usable.sum() > 1:
-        variance, freedom = variance.copy(), freedom.copy()
-        ratio, freedom[usable] = shrunken(variance[usable] / alone[usable], freedom[usable])
-        variance[usable] = ratio * alone[usable]
+    columns = (lines[name].to_numpy(float) for name in ("variance", "alone", "freedom"))
+    variance, freedom = pooled_beside_lanes(*columns)
     difference, known = lines["difference"].to_numpy(float), freedom > 0
     error, freedom = np.where(known, np.sqrt(variance), np.nan), np.where(known, freedom, np.nan)
     half = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error

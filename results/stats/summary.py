@@ -10,7 +10,6 @@ from fp4dse.dse.cost import BAND, OVERHEAD_OF
 from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval, p_value
 from fp4dse.results.stats.paired import (
     DERIVED,
-    MARGINS,
     MEASURED,
     NEEDED,
     OVERHEAD,
@@ -34,7 +33,7 @@ LABELS = [
     "metric_name",
     "metric_better",
 ]
-SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of", *MARGINS]))
+SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of"]))
 """The columns that `summarize` reads."""
 
 

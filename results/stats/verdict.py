@@ -20,11 +20,14 @@ from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import front_chance
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
-from fp4dse.results.stats.summary import summarize
+from fp4dse.results.stats.summary import SUMMARIZED, summarize
 from fp4dse.results.text.ratios import counted
+
+VERDICTS_READ = [*SUMMARIZED, *MARGINS]
+"""The columns that verdicts are from."""
 
 Against = Literal["worse", "better", "same", "open", "unknown"]
 
@@ -161,7 +164,7 @@ def front_words(p_front: float) -> str:
 
 
 def verdicts(runs: pd.DataFrame) -> list[Verdict]:
-    """One for each setting of some runs, in the order of `summarize`. runs: summary.SUMMARIZED at least."""
+    """One for each setting of some runs, in the order of `summarize`. runs: VERDICTS_READ at least."""
     rows = rows_at_best_lr(runs)
     recipes = with_chance(summarize(rows), front_chance(rows))
     return verdicts_from(rows, recipes, against(rows), learning_rates(runs), confirmed_if_any(runs))

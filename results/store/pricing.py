@@ -40,11 +40,13 @@ def _recipe(text: str) -> Recipe:
         parts = _PARTS.decode(text)
     except msgspec.DecodeError:
         raise ConfigError("recipe", text, "a recipe as JSON") from None
-    if "layers" in parts or not set(parts) <= set(Recipe.__struct_fields__):
+    if parts.get("layers", _NO_RULES) != _NO_RULES or not set(parts) <= set(Recipe.__struct_fields__):
         return recipe_from_dict(msgspec.json.decode(text))
     return Recipe(**{name: _part(name, bytes(part)) for name, part in parts.items()})
 
 
+_NO_RULES = msgspec.Raw(b"[]")
+"""Rows have the list of rules also where it is empty."""
 _PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

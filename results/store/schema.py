@@ -38,7 +38,7 @@ KEY: dict[str, Column] = {
     "lr": Column(REAL, "learning rate, its highest value where it has a schedule"),
     "task": Column(TEXT, "what is learned"),
     "preset": Column(TEXT, "how big"),
-    "dataset_digest": Column(TEXT, "over the data as they were trained on"),
+    "dataset_digest": Column(TEXT, "over the data as they were trained on, and over the weights of `--from`"),
     "seed": Column(WHOLE, "of initial weights, data order and stochastic rounding"),
     "device_class": Column(TEXT, "what of the device can change bits"),
     "software_class": Column(TEXT, "what of the software can change bits"),
@@ -118,6 +118,7 @@ OUTCOME: dict[str, Column] = {
         "which nobody tuned), `given` (--lr or the space) or `searched` (sweep --tune; of a fresh "
         "seed, by the screened ones); null in old rows",
     ),
+    "start_digest": Column(TEXT, "over the weights that all lanes started from (`--from`); null: drawn by the seed"),
     "steps": Column(COUNT, "optimizer steps"),
     "parameters": Column(REAL, "of the model, without embeddings and head; null if the task does not say"),
     "tokens": Column(REAL, "that the whole training reads, repeated ones too; null if the task has none"),

@@ -18,6 +18,7 @@ from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Recipe, recipe_fr
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
 from fp4dse.dse.layers.rule import QUANTIZERS as QUANTIZER_FIELDS
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.kernels import dispatch
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline
@@ -182,16 +183,20 @@ def _by_layer(device: str) -> list[Measure]:
 
     def rules() -> tuple[float, str]:
         uniform = {name: step_us(task, uniform_recipe(name), lanes, device, 10) for name in FORMATS}
-        mixed = Population(with_steps(task, TIMED_STEPS), lanes_of(task, by_layer(), lanes), device)
+        planned = sorted(lanes_of(task, by_layer(), lanes), key=lambda lane: [r.label() for r in lane.recipe.layers])
+        mixed = Population(with_steps(task, TIMED_STEPS), planned, device)
         us = 1e6 * step_seconds(mixed, LEAST_S, 10, WARM_UP)
         note = ", ".join(f"{name} {each / lanes:.1f}" for name, each in uniform.items())
         return us / max(uniform.values()), f"{us / lanes:.1f} µs a lane and step; {note}"
 
-    def core(name: str) -> Callable[[], float]:
-        return lambda: (
-            step_us(get_task("language", "10M-256"), with_core(name), 16, device, 10)
-            / step_us(get_task("language", "10M-256"), Recipe.named("nvfp4"), 16, device, 10)
-        )
+    def core(name: str) -> tuple[float, str]:
+        task = get_task("language", "10M-256")
+        dispatch.refusals()  # of what was measured before
+        us = step_us(task, with_core(name), 16, device, 10)
+        refused = [reason for reason in dispatch.refusals() if reason.startswith("attention_core")]
+        how, why = dispatch.OPERATIONS["attention_core"].implementation(device)
+        note = "; ".join(refused) or f"attention_core: computed by {how}{f' ({why})' if why else ''}"
+        return us / step_us(task, Recipe.named("nvfp4"), 16, device, 10), note
 
     return [
         Measure(
@@ -202,7 +207,10 @@ def _by_layer(device: str) -> list[Measure]:
         ),
         *(
             Measure(
-                f"language:10M-256, nvfp4 with a core in {name} against a plain core, L = 16", "×", "≤ 1.25", core(name)
+                f"language:10M-256, nvfp4 with a core in {name} against a plain core, L = 16",
+                "×",
+                "≤ 1.25",
+                partial(core, name),
             )
             for name in ("fp8", "nvfp4")
         ),

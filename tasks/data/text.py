@@ -2,7 +2,7 @@
 
 Text is cut into paragraphs (at blank lines; rows of a Parquet column are taken whole), of which each is kept once:
 documentation repeats itself, and what is trained on must not be held out too. Every tenth is held out. A token is a
-byte, unless a `tokenizer.json` lies beside the files: then it is what that makes of the text.
+byte, unless a `tokenizer.json` lies beside the files, or another one is named: then it is what that makes of the text.
 
 Token files are bare little-endian integers, `NAME.bin`, with what they mean in `NAME.json`:
 
@@ -55,18 +55,21 @@ class Corpus(msgspec.Struct, frozen=True):
 
 
 @cache
-def standard_library() -> Corpus:
-    """The documentation in pydoc_data.topics, as bytes. It differs between Python versions, and so does the digest."""
+def standard_library(tokenizer: Path | None = None) -> Corpus:
+    """The documentation in pydoc_data.topics, as bytes, or as tokens of a tokenizer.json. It differs between Python
+    versions, and so does the digest."""
     train, held_out = split_paragraphs(paragraphs(topics[name] for name in sorted(topics)))
-    return _of_bytes("the standard library's documentation", train, held_out)
+    return _tokens("the standard library's documentation", tokenizer, train, held_out)
 
 
-def read_corpus(path: str) -> Corpus:
+def read_corpus(path: str, tokenizer: Path | None = None) -> Corpus:
     """The corpus at a `--data` path: a file of text, a `.parquet` file (`FILE:COLUMN`; default column: text), a `.bin`
-    file of tokens, or a folder of text or Parquet files. ConfigError on what cannot be read, or holds too little."""
+    file of tokens, or a folder of text or Parquet files. tokenizer: a tokenizer.json that text goes through; None: one
+    beside it, if there is any. ConfigError on what cannot be read, or holds too little."""
     file, column = split_column(path)
     files = _files_of(file)
-    return _read(path, tuple(files), column or COLUMN, fingerprint([*files, *_beside(files)]))
+    read_by = [*files, *_beside(files), *([tokenizer] if tokenizer else [])]
+    return _read(path, tuple(files), column or COLUMN, tokenizer, fingerprint(read_by))
 
 
 def paragraphs(texts: Iterable[str]) -> list[str]:
@@ -112,7 +115,7 @@ def _beside(files: list[Path]) -> list[Path]:
 
 
 @cache
-def _read(path: str, files: tuple[Path, ...], column: str, _: Fingerprint) -> Corpus:
+def _read(path: str, files: tuple[Path, ...], column: str, tokenizer: Path | None, _: Fingerprint) -> Corpus:
     if files[0].suffix == ".bin":
         return _read_tokens(path, files[0])
     if files[0].suffix == ".parquet":
@@ -122,8 +125,12 @@ def _read(path: str, files: tuple[Path, ...], column: str, _: Fingerprint) -> Co
     if len(parts) < HELD_OUT:
         raise ConfigError("--data", path, f"text with {HELD_OUT} different paragraphs or more (found {len(parts)})")
     train, held_out = split_paragraphs(parts)
-    tokenizer = files[0].parent / "tokenizer.json"
-    return _of_tokenizer(path, tokenizer, train, held_out) if tokenizer.exists() else _of_bytes(path, train, held_out)
+    beside = files[0].parent / "tokenizer.json"
+    return _tokens(path, tokenizer or (beside if beside.exists() else None), train, held_out)
+
+
+def _tokens(name: str, tokenizer: Path | None, train: list[str], held_out: list[str]) -> Corpus:
+    return _of_tokenizer(name, tokenizer, train, held_out) if tokenizer else _of_bytes(name, train, held_out)
 
 
 def _read_text(file: Path) -> str:

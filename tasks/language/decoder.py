@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder with a lane axis (2302.13971): pre-norm blocks of attention and SwiGLU, no bias, untied head.
+"""A Llama-shaped decoder with a lane axis (2302.13971): pre-norm blocks of attention and SwiGLU.
 
     h = E[tokens]
     h = h + Out · attention(RoPE(Q x), RoPE(K x), V x)         x = RMSnorm(h)
@@ -6,7 +6,8 @@
     logits = Head · RMSnorm(h)
 
 Q, K and V are one product, and so are Gate and Up. Every product with a weight is a QuantLinear that knows its place;
-the attention core and the look-up of embeddings are not quantized.
+the attention core and the look-up of embeddings are not quantized. Grouped heads, their norms (heads.py), biases of the
+attention's products and a head tied to the embedding are there for models of others (folder.py).
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics, QuantLinear
 from fp4dse.kernels.ops.embedding import embedding
 from fp4dse.kernels.ops.philox import STREAMS, normal
-from fp4dse.kernels.ops.rms_norm import added_rms_norm
-from fp4dse.kernels.ops.rope import heads_apart, rope_tables
+from fp4dse.kernels.ops.rms_norm import EPS, added_rms_norm
+from fp4dse.kernels.ops.rope import Rope, heads_apart, rope_tables
 from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.language.experts import Experts
+from fp4dse.tasks.language.heads import equal_heads
 
 
 class Shape(msgspec.Struct, frozen=True):
     """width: of the residual stream; ffn: of the MLP's inside; context: tokens in a window; experts: 0 for a dense MLP,
-    else how many MLPs a block has."""
+    else how many MLPs a block has.
+
+    kv_heads: of keys and values, None: as many as of queries; head_width: None: width / heads; qkv_bias, out_bias: of
+    the two products of attention; qk_norm: an RMS norm over each head's query and key; tied: the head's weight is the
+    embedding's; rope: its angles; eps: of norms.
+    """
 
     width: int
     ffn: int
@@ -39,19 +46,37 @@ class Shape(msgspec.Struct, frozen=True):
     heads: int
     context: int
     experts: int = 0
+    kv_heads: int | None = None
+    head_width: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    rope: Rope = Rope()
+    eps: float = EPS
+
+    @property
+    def of_heads(self) -> tuple[int, int, int]:
+        """Heads of queries, heads of keys and of values, and the width of each."""
+        return self.heads, self.kv_heads or self.heads, self.head_width or self.width // self.heads
 
     def parameters(self, vocabulary: int) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape of one lane."""
         shapes: dict[str, tuple[int, ...]] = {"embed": (vocabulary, self.width)}
+        heads, kv_heads, size = self.of_heads
         for i in range(self.depth):
-            shapes |= {f"block{i}.norm1": (self.width,), f"block{i}.qkv": (3 * self.width, self.width)}
-            shapes |= {f"block{i}.out": (self.width, self.width), f"block{i}.norm2": (self.width,)}
+            shapes |= {f"block{i}.norm1": (self.width,), f"block{i}.qkv": ((heads + 2 * kv_heads) * size, self.width)}
+            shapes |= {f"block{i}.out": (self.width, heads * size), f"block{i}.norm2": (self.width,)}
+            shapes |= {f"block{i}.qkv_bias": ((heads + 2 * kv_heads) * size,)} if self.qkv_bias else {}
+            shapes |= {f"block{i}.out_bias": (self.width,)} if self.out_bias else {}
+            shapes |= {f"block{i}.{of}_norm": (size,) for of in "qk"} if self.qk_norm else {}
             if self.experts:
                 shapes[f"block{i}.router"] = (self.experts, self.width)
             for mlp in [f"expert{e}." for e in range(self.experts)] or [""]:
                 shapes[f"block{i}.{mlp}up"] = (2 * self.ffn, self.width)
                 shapes[f"block{i}.{mlp}down"] = (self.width, self.ffn)
-        return {**shapes, "norm": (self.width,), "head": (vocabulary, self.width)}
+        shapes["norm"] = (self.width,)
+        return shapes if self.tied else {**shapes, "head": (vocabulary, self.width)}
 
     def size(self, vocabulary: int) -> int:
         """Parameters of one lane."""
@@ -60,16 +85,16 @@ class Shape(msgspec.Struct, frozen=True):
     def size_within(self, vocabulary: int) -> int:
         """Those of them between embedding and head, which scaling laws count; of experts all."""
         found = self.parameters(vocabulary)
-        return self.size(vocabulary) - prod(found["embed"]) - prod(found["head"])
+        return self.size(vocabulary) - prod(found["embed"]) - (0 if self.tied else prod(found["head"]))
 
     def initial(self, vocabulary: int, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """Initial weights, float32 [S, …]: gains 1, weights N(0, 1/fan_in), those that end a branch smaller by
-        sqrt(2 · depth) (GPT-2), embeddings N(0, 1/16), the head N(0, 1/16 fan_in)."""
+        """Initial weights, float32 [S, …]: gains 1, biases 0, weights N(0, 1/fan_in), those that end a branch smaller
+        by sqrt(2 · depth) (GPT-2), embeddings N(0, 1/16), the head N(0, 1/16 fan_in)."""
         keys = seed_keys(seeds)
         out = {}
         for site, (name, shape) in enumerate(self.parameters(vocabulary).items()):
             if len(shape) == 1:
-                out[name] = torch.ones(len(keys), *shape)
+                out[name] = torch.full((len(keys), *shape), 0.0 if name.endswith("bias") else 1.0)
                 continue
             std = shape[1] ** -0.5
             if name.endswith((".out", "down")):
@@ -103,12 +128,15 @@ class Block(nn.Module):
         self, shape: Shape, i: int, parameters: dict[str, Tensor], numerics: LaneNumerics, layers: Iterator[int]
     ) -> None:
         super().__init__()
-        name, self.heads = f"block{i}.", shape.heads
+        name, self.shape = f"block{i}.", shape
         self.norm1, self.norm2 = (nn.Parameter(parameters[f"{name}norm{n}"]) for n in (1, 2))
         place = Place("attention", i, shape.depth)
         qkv, out = f"{name}qkv", f"{name}out"
-        self.qkv = QuantLinear(parameters[qkv], None, numerics, next(layers), place.within("qkv", qkv))
-        self.out = QuantLinear(parameters[out], None, numerics, next(layers), place.within("attention-out", out))
+        of_qkv, of_out = (parameters.get(f"{of}_bias") for of in (qkv, out))
+        self.qkv = QuantLinear(parameters[qkv], of_qkv, numerics, next(layers), place.within("qkv", qkv))
+        self.out = QuantLinear(parameters[out], of_out, numerics, next(layers), place.within("attention-out", out))
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (nn.Parameter(parameters[f"{name}{of}_norm"]) for of in "qk")
         inside = Place("mlp", i, shape.depth, expert=shape.experts > 0)
         prefixes = [f"{name}expert{e}." for e in range(shape.experts)] or [name]
         mlps = [Mlp(parameters, prefix, numerics, layers, inside) for prefix in prefixes]
@@ -123,17 +151,23 @@ class Block(nn.Module):
     def forward(
         self, h: Tensor, branch: Tensor | None, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        h, x = added_rms_norm(h, branch, self.norm1)
-        h, x = added_rms_norm(h, self._attention(x, cos, sin), self.norm2)
+        eps = self.shape.eps
+        h, x = added_rms_norm(h, branch, self.norm1, eps)
+        h, x = added_rms_norm(h, self._attention(x, cos, sin), self.norm2, eps)
         y, balance = self.experts(x) if self.experts is not None else (self.mlp(x), None)
         return h, y, balance
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        lanes, batch, length, width = x.shape
-        apart = heads_apart(self.qkv(x), self.heads, cos, sin)  # lanes folded into the batch
+        lanes, batch, length, _ = x.shape
+        heads, kv_heads, _ = self.shape.of_heads
+        qkv = self.qkv(x)
+        if kv_heads < heads or self.shape.qk_norm:
+            gains = (self.q_norm, self.k_norm) if self.shape.qk_norm else None
+            qkv = equal_heads(qkv, heads, kv_heads, gains, self.shape.eps)
+        apart = heads_apart(qkv, heads, cos, sin)  # lanes folded into the batch
         mixed = self.qkv.numerics.attention(self.qkv.layer, *apart, causal=True)
-        mixed = mixed.view(lanes, batch, self.heads, length, -1).transpose(2, 3)
-        out: Tensor = self.out(mixed.reshape(lanes, batch, length, width))
+        mixed = mixed.view(lanes, batch, heads, length, -1).transpose(2, 3)
+        out: Tensor = self.out(mixed.reshape(lanes, batch, length, -1))
         return out
 
 
@@ -147,9 +181,12 @@ class Decoder(nn.Module):
         self.embed = nn.Parameter(parameters["embed"])
         self.blocks = nn.ModuleList(Block(shape, i, parameters, numerics, layers) for i in range(shape.depth))
         self.norm = nn.Parameter(parameters["norm"])
-        self.head = QuantLinear(parameters["head"], None, numerics, next(layers), Place("head", name="head"))
-        self.numerics = numerics
-        self.cos, self.sin = rope_tables(shape.context, shape.width // shape.heads, numerics.seeds.device)
+        weight = parameters["embed" if shape.tied else "head"]
+        self.head = QuantLinear(weight, None, numerics, next(layers), Place("head", name="head"))
+        if shape.tied:
+            self.head.weight = self.embed
+        self.numerics, self.eps = numerics, shape.eps
+        self.cos, self.sin = rope_tables(shape.context, shape.of_heads[2], numerics.seeds.device, shape.rope)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         h, branch = embedding(self.embed, tokens).to(self.numerics.dtype), None
@@ -157,7 +194,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             h, branch, balance = block(h, branch, self.cos, self.sin)
             balances += [] if balance is None else [balance]
-        _, x = added_rms_norm(h, branch, self.norm)
+        _, x = added_rms_norm(h, branch, self.norm, self.eps)
         logits = self.head(x)
         if not balances or not self.numerics.training:
             return logits, torch.zeros(len(tokens), device=tokens.device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import msgspec
 import torch
@@ -24,6 +25,7 @@ from fp4dse.tasks.data.python_source import installed_python
 from fp4dse.tasks.data.text import BYTES, Corpus, read_corpus, standard_library
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.language.folder import Pretrained, read_folder
 from fp4dse.tasks.losses import cross_entropy
 from fp4dse.tasks.task import Finish, Problem, Task
 
@@ -94,10 +96,12 @@ def _task(
     vocabulary: int,
     metrics: dict[str, Callable[..., Tensor]],
     samples: Callable[[], int] | None = None,
+    shape: Shape | None = None,
 ) -> Task:
-    """The preset on text of which name and vocabulary are known; it is read when it is needed."""
+    """The preset on text of which name and vocabulary are known; it is read when it is needed. shape: in place of the
+    preset's."""
     found = _PRESETS[preset]
-    shape = found.shape
+    shape = shape or found.shape
     size = shape.size(vocabulary)
     experts = f" with {shape.experts} experts" if shape.experts else ""
     return Task(
@@ -161,14 +165,18 @@ _PRESETS = {
 
 
 def _on_corpus(
-    preset: str, corpus: Callable[[], Corpus], name: str, vocabulary: int = BYTES, bytes_per_token: float = 1.0
+    preset: str,
+    corpus: Callable[[], Corpus],
+    name: str,
+    vocabulary: int = BYTES,
+    bytes_per_token: float = 1.0,
+    shape: Shape | None = None,
 ) -> Task:
     """The preset on a text that has an end."""
     context = _PRESETS[preset].shape.context
     in_bits = partial(bits, bytes_per_token)
-    return _task(
-        preset, corpus, name, vocabulary, {"bits_per_byte": in_bits}, lambda: (len(corpus().train) - 1) // context
-    )
+    samples = lambda: (len(corpus().train) - 1) // context  # noqa: E731
+    return _task(preset, corpus, name, vocabulary, {"bits_per_byte": in_bits}, samples, shape)
 
 
 def _on_grammar(preset: str) -> Task:
@@ -197,8 +205,33 @@ def on_data(preset: str, path: str) -> Task:
     window."""
     if path in NAMED:
         return NAMED[path](preset)
-    corpus, context = read_corpus(path), _PRESETS[preset].shape.context
+    return _on_text(preset, path, read_corpus(path))
+
+
+def on_folder(preset: str, path: str | None, folder: Path) -> tuple[Task, dict[str, Tensor]]:
+    """The preset with a pretrained decoder in place of its own, on the user's text or, without any, on the standard
+    library's documentation; and the decoder's weights. ConfigError on what cannot be read, or does not fit together."""
+    model = read_folder(folder, _PRESETS[preset].shape.context)
+    if path in NAMED:
+        raise ConfigError("--data", path, f"text for the tokenizer of {model.name}, or its tokens (.bin)")
+    corpus = standard_library(model.tokenizer) if path is None else read_corpus(path, model.tokenizer)
+    tokens = path is not None and path.endswith(".bin")
+    if not tokens and model.tokenizer is None and model.vocabulary != BYTES:
+        raise ConfigError("--from", str(folder), "a folder with the tokenizer.json of the model, or tokens for --data")
+    if corpus.vocabulary > model.vocabulary:
+        accepted = f"tokens below {model.vocabulary}, the vocabulary of {model.name}"
+        raise ConfigError("--data", path, f"{accepted} (found {corpus.vocabulary})")
+    return _on_text(preset, path, corpus, model), model.weights()
+
+
+def _on_text(preset: str, path: str | None, corpus: Corpus, model: Pretrained | None = None) -> Task:
+    """The preset, or a pretrained decoder, on a text that is read. ConfigError if less than a window is held out."""
+    context = _PRESETS[preset].shape.context
     if len(corpus.held_out) <= context:
         accepted = f"{context + 1} held-out tokens or more, a window (a tenth of the text has {len(corpus.held_out)})"
         raise ConfigError("--data", path, accepted)
-    return _on_corpus(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)
+    if model is None:
+        return _on_corpus(preset, lambda: corpus, corpus.name, corpus.vocabulary, corpus.bytes_per_token)
+    corpus = msgspec.structs.replace(corpus, vocabulary=model.vocabulary)
+    of = f"{model.name} on {corpus.name}"
+    return _on_corpus(preset, lambda: corpus, of, model.vocabulary, corpus.bytes_per_token, model.shape)

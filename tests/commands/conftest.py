@@ -7,7 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.running import FEW, Answer, call, swept, worker_mode
+from tests.commands.running import FEW, Answer, call, short_reports, swept, worker_mode
+
+
+@pytest.fixture
+def whole_report():
+    """For tests that read the report."""
+
+
+@pytest.fixture(autouse=True)
+def short_report(request, monkeypatch):
+    """A page of one line for the others: most of what a small sweep takes goes into its report."""
+    if "whole_report" not in request.fixturenames:
+        short_reports(monkeypatch)
 
 
 @pytest.fixture
@@ -26,19 +38,20 @@ def run(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def once_finished(tmp_path_factory) -> Path:
-    """The folder in which `swept` has run."""
+    """The folder in which `swept` has run, with a report of one line."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "few.toml").write_text(FEW)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.chdir(folder)
         worker_mode(patch, "ok")
+        short_reports(patch)
         assert swept(call) == 0
     return folder
 
 
 @pytest.fixture
 def finished(run, once_finished, tmp_path) -> None:
-    """The folder of `run` as `swept` leaves it: most of such a sweep's time goes into its report."""
+    """The folder of `run` as `swept` leaves it."""
     shutil.copytree(once_finished, tmp_path, dirs_exist_ok=True)
 
 

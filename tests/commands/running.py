@@ -37,6 +37,10 @@ def worker_mode(monkeypatch, mode):
         monkeypatch.setitem(function.__kwdefaults__, "worker", (*FAKE, mode))
 
 
+def short_reports(monkeypatch):
+    monkeypatch.setattr("fp4dse.results.report.write_report", lambda _, page, **__: Path(page).write_text("<html>"))
+
+
 def assert_one_line(answer: Answer, code: int, *words: str):
     assert answer.code == code
     assert len(answer.err.splitlines()) == 1

@@ -17,7 +17,7 @@ def test_status_shows_the_latest_sweep(run, finished):
     assert (state["done"], state["alive"], state["ended"]) == (10, False, "finished")
 
 
-def test_report_can_be_written_anywhere(run, finished):
+def test_report_can_be_written_anywhere(run, finished, whole_report):
     assert run("report", "--out", "here.html").code == 0
     assert Path("here.html").exists()
 

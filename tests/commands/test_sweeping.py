@@ -3,23 +3,9 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from fp4dse import cli
 from fp4dse.results import open_store
 from tests.commands.running import FEW, assert_one_line, swept, worker_mode
-
-
-@pytest.fixture
-def whole_report():
-    """For tests that read the report after a sweep."""
-
-
-@pytest.fixture(autouse=True)
-def short_report(request, monkeypatch):
-    """A page of one line for the others: most of what a small sweep takes goes into its report."""
-    if "whole_report" not in request.fixturenames:
-        monkeypatch.setattr("fp4dse.results.report.write_report", lambda _, page, **__: page.write_text("<html>"))
 
 
 def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run, whole_report):

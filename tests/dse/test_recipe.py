@@ -18,6 +18,7 @@ replace = msgspec.structs.replace
 IDS = {
     "alto-mxfp4": "ee449e1df91b1287",
     "amd-mxfp4": "3e319edf410ff8e0",
+    "arcquant": "8a2b9e75c96440f5",
     "averis": "afbe2c7760f2be27",
     "bf16": "dcabd31f7251d4dd",
     "four-over-six": "907349e54cc789c6",
@@ -52,6 +53,7 @@ IDS = {
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
     "tetrajet2": "cbd5eed885c01051",
+    "tetrajet2-outcontrol": "2052b4342b8fe6a1",
     "tetrajet2-reset": "b928454db046aef6",
     "tseng-mxfp4": "1bf3c6fd14f77ac4",
     "ue5m3-graphcore": "e7a473ddca7fb3d8",
@@ -93,7 +95,7 @@ def test_every_shipped_recipe_has_its_id_pinned():
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, averis, bf16, .*ue5m3-sr"
+        ConfigError, match=r"recipe: found 'nvfp5'; accepted: alto-mxfp4, amd-mxfp4, arcquant, averis, bf16, .*ue5m3-sr"
     ):
         Recipe.named("nvfp5")
 
@@ -238,6 +240,7 @@ COLUMN_TYPES = {
     "outliers": {str, type(None)},
     "rotation": {str},
     "source": {str},
+    "channels": {str},
     "estimator": {str},
     "precise": {str},
     "layers": {str},
@@ -261,6 +264,7 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe = {f"{stage}_rotation": "rotation" for stage in STAGES} | {
         f"{stage}_source": "source" for stage in SHARED
     }
+    of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
     of_recipe |= {name: name for name in (*words, "rollout")}
@@ -306,7 +310,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         passages = [
             (through, q.element, through.scale_rounding != STE() and stored(q.scale)) for through, q in passages
         ]
-        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate
+        around = r.precise, r.finish, r.gemm, type(r.training.optimizer), r.training.accumulate, r.fprop.channels
         keeps = [q for q in (r.fprop.x, r.fprop.w) if q.tensor_scale and q.tensor_scale.amax != "current"]
         changes = keeps or type(r.fprop.w.rounding).__name__ == "Ema" or r.layers or r.finish
         around = *around, bool(r.training.rollout and changes)

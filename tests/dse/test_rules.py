@@ -1,12 +1,14 @@
 """What a rule sees of a recipe is enough to answer as if it saw all of it."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
 from fp4dse.dse.attention import Attention, Scores
+from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
@@ -29,6 +31,22 @@ HOSTILE = Space(
 )
 
 
+CHANNELS: list[tuple[str, Held | Corrected, dict[str, Any]]] = [
+    ("nvfp4", Held(share=1.5), {}),
+    ("wang-dge-occ", Held(), {}),
+    ("tetrajet2", Corrected(), {"gemm": "bf16-rounded"}),
+    ("tetrajet2", Corrected(of="both"), {"gemm": "bf16-rounded"}),
+    ("averis", Held(), {}),
+    ("nvfp4", Held(format=msgspec.structs.replace(QUANTIZERS["nvfp4"], scaling="quest")), {}),
+]
+"""Channels that a recipe does not go together with, most of them."""
+
+
+def with_channels(name: str, channels: Held | Corrected, **more: Any) -> Recipe:
+    recipe = Recipe.named(name)
+    return msgspec.structs.replace(recipe, fprop=msgspec.structs.replace(recipe.fprop, channels=channels), **more)
+
+
 def everything() -> list[Recipe]:
     """Shipped recipes, and every third combination of shipped spaces and of hostile values, rejected or not."""
     shipped = {path.stem: path for path in SPACES.glob("*.toml")}
@@ -39,6 +57,7 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), layers=contradicting))
     clamped = msgspec.structs.replace(QUANTIZERS["nvfp4"], outliers=OUTLIER_NAMES["occ"])
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=clamped))))
+    named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
 

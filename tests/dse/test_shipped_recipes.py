@@ -3,6 +3,7 @@
 import pytest
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe, recipe_files
+from fp4dse.dse.channels import channels_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
@@ -20,6 +21,7 @@ def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -
 SLOTS_OF = {
     "alto-mxfp4": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-rceil SR"),
     "amd-mxfp4": slots("mxfp4"),
+    "arcquant": slots("nvfp4", g="nvfp4 16/17 SR"),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
@@ -54,6 +56,7 @@ SLOTS_OF = {
     "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
     "tetrajet2": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
+    "tetrajet2-outcontrol": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
     "tetrajet2-reset": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
     "tseng-mxfp4": slots("bf16", backward="mxfp4 3/4 SR"),
     "ue5m3-graphcore": slots(
@@ -86,6 +89,7 @@ ROTATIONS_OF = {
     "te-mxfp8-nvfp4": ["none", "none", "fixed16"],
     "te-nvfp4-1d": ["none", "none", "fixed16"],
     "tetrajet2": ["none", "rht16", "rht16"],
+    "tetrajet2-outcontrol": ["none", "rht16", "rht16"],
     "tetrajet2-reset": ["none", "rht16", "rht16"],
     "tseng-mxfp4": ["none", "rht64", "rht64"],
     "ufp4": ["rht16", "rht16", "rht16"],
@@ -94,7 +98,7 @@ ROTATIONS_OF = {
 
 BOTH, W, X = ("forward", "forward"), ("forward", "master"), ("master", "forward")
 SOURCES_OF = dict.fromkeys(
-    ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-reset"], BOTH
+    ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-outcontrol", "tetrajet2-reset"], BOTH
 ) | {
     "hopper-moe-fp4": X,
     "rl-row-scaled": BOTH,
@@ -109,6 +113,9 @@ LAYERS_OF = {
     "zhou-mixed": ["linear+mlp+conv: forward fp4-row"],
 }
 """Recipe -> its rules for layers."""
+
+CHANNELS_OF = {"arcquant": "arc", "tetrajet2-outcontrol": "outcontrol"}
+"""Recipe -> input channels that are treated apart."""
 
 ENDS = Precise(first=0.032, last=0.129)
 AROUND_OF = {
@@ -150,6 +157,7 @@ def test_a_recipe_has_the_six_slots_of_its_paper(name):
     rotations = [rotation_name(recipe.rotation(stage)) for stage in STAGES]
     assert rotations == ROTATIONS_OF.get(name, ["none", "none", "none"])
     assert tuple(recipe.source(stage) for stage in SHARED) == SOURCES_OF.get(name, ("master", "master"))
+    assert channels_name(recipe.fprop.channels) == CHANNELS_OF.get(name, "none")
     assert [rule.label() for rule in recipe.layers] == LAYERS_OF.get(name, [])
 
 

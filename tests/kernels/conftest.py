@@ -50,9 +50,10 @@ def place(request):
         # what the interpreter lacks: maxima that keep NaN, quick reductions, and assembly
         for module in ("trees", "blocks"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
-        patch.setattr(modules["attention_kernels"], "_plus", tl.standard._sum_combine)
-        patch.setattr(modules["attention_kernels"], "_higher", tl.standard._elementwise_max)
-        for module in ("codecs", "estimators", "launch", "squares", "tiles"):
+        for module in ("attention_kernels", "forward"):
+            patch.setattr(modules[module], "_plus", tl.standard._sum_combine)
+            patch.setattr(modules[module], "_higher", tl.standard._elementwise_max)
+        for module in ("backward", "codecs", "estimators", "inner", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)
         patch.setattr(modules["numbers"], "toward_zero", _toward_zero)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, ATTENTION_SLOTS, Attention
-from fp4dse.kernels.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.ops.attention import attention
+from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import backend
 from fp4dse.kernels.quant.quantize import quantize
 from fp4dse.tasks.catalogue import get_task
@@ -174,6 +174,39 @@ def test_models_train_with_it(preset):
     assert quantized.val_loss != plain.val_loss
     assert abs(quantized.val_loss - plain.val_loss) < 0.1 * plain.val_loss
     assert quantized.val_loss_bf16 != quantized.val_loss
+
+
+@pytest.mark.parametrize("amax", ["previous", "history"])
+def test_the_backward_pass_has_the_weights_of_the_forward_pass(amax):
+    """Whatever maxima scales follow. Where do and v are unit matrices, dv is Pᵀ and o is P."""
+    unit = torch.eye(16).expand(HEADS, -1, -1)
+    late = recipe("bf16", {"like": "nvfp4", "tensor_scale": {"amax": amax, "steps": 1}}, ("scores.q", "scores.k"))
+    numerics = LaneNumerics([late], [0])
+    for step in range(2):
+        numerics.step.fill_(step)
+        q, k = torch.randn(2, HEADS, 16, 16, generator=torch.Generator().manual_seed(step)) * (1 + 9 * step)
+        out, _, _, dv = passes(lambda q, k, v: numerics.attention(7, q, k, v, True), [q, k, unit, unit])
+        assert torch.equal(out, dv.mT)
+
+
+def test_lanes_share_a_population_only_if_their_cores_take_one_path():
+    """Sums have an order of each path's own, so that the company would change bits else."""
+    layouts = [
+        recipe("bf16", q, ("dk.s",)).attention.layout
+        for q in (
+            "nvfp4",
+            {"like": "nvfp4", "scale": {"format": "bf16"}},
+            {"like": "nvfp4", "scale": {"format": "fp32"}},
+            {"like": "e4m3-b16", "scale": {"format": "e4m3", "rounding": "stochastic"}},
+            "fp8",
+            {"like": "fp8", "rounding": "stochastic"},
+        )
+    ]
+    assert len(set(layouts)) == len(layouts)
+    alike = [{"like": q, "rounding": r} for q in ("nvfp4", "e4m3-b16") for r in ("nearest", "stochastic")]
+    assert len({recipe("bf16", q, ("dk.s",)).attention.layout for q in alike}) == 1
+    untouched = recipe("bf16", "fp8", ("dk.q",), dv={"p": "none"}).attention.layout
+    assert untouched != recipe("bf16", "fp8", ("dk.q",)).attention.layout
 
 
 def test_a_plain_core_is_the_default():

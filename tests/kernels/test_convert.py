@@ -140,7 +140,9 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    "recipe", [NVFP4, SR, QUARTET, Recipe.named("wang-dge-occ"), Recipe.named("averis")], ids=lambda r: r.label()[:12]
+    "recipe",
+    [NVFP4, SR, QUARTET, *map(Recipe.named, ("wang-dge-occ", "averis", "tetrajet2-outcontrol", "arcquant"))],
+    ids=lambda r: r.label()[:12],
 )
 def test_a_converted_layer_is_the_lane_layer(recipe):
     """With the seed and the layer number of a lane: its output and gradients, but for the order of a sum."""

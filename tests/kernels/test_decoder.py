@@ -12,6 +12,7 @@ from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from tests.kernels.comparing import comparer, randn, same, take_kernels
 
+GROUPED = {"kv_heads": 1, "head_width": 12, "qkv_bias": True, "out_bias": True, "qk_norm": True, "tied": True}
 DECODER = "rms_norm", "rope", "swiglu", "embedding"
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -80,9 +81,9 @@ def test_sums_by_token(place, monkeypatch, rows, size, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("experts", [0, 4])
-def test_a_decoder(place, monkeypatch, experts, dtype):
-    shape, seeds, vocabulary = Shape(32, 48, 2, 2, 16, experts), [0, 1], 20
+@pytest.mark.parametrize("more", [{}, {"experts": 4}, GROUPED], ids=["dense", "experts", "grouped"])
+def test_a_decoder(place, monkeypatch, more, dtype):
+    shape, seeds, vocabulary = Shape(32, 48, 2, 2, 16, **more), [0, 1], 20
     tokens = torch.randint(vocabulary, (2, 2, 16), generator=torch.Generator().manual_seed(1)).to(place.device)
 
     def trained():

@@ -21,6 +21,7 @@ from fp4dse.kernels.ops.philox import random16
 from fp4dse.kernels.quant import descriptor
 from fp4dse.kernels.quant.backend import PLAIN, Backend, _compiled
 from fp4dse.kernels.quant.call import Call
+from fp4dse.kernels.quant.operand.kinds import slot_of
 from fp4dse.kernels.quant.reading import columns_read, constant_of
 from fp4dse.kernels.quant.spec import estimators
 from fp4dse.kernels.quant.spec.codecs import CODECS, SCALES
@@ -192,6 +193,15 @@ def test_a_column_that_one_kernel_of_whole_operands_does_not_read_is_refused(pla
     """The gradient through a quantizer makes the operand again: it must know what the forward pass knows."""
     monkeypatch.setattr(triton_tiles, "quantized", reads_it)  # of the forward kernel alone
     assert refusal(WITH_OPERAND.why_not_operand, NVFP4).startswith("to_odd: found 1; accepted: 0 (")
+
+
+@pytest.mark.parametrize("q", [NVFP4, Quantizer.named("fp8")], ids=["blocks", "tensor"])
+def test_a_column_that_the_attention_core_does_not_read_is_refused(planted, q):
+    slots = import_module("fp4dse.kernels.ops.attention_core.slots")
+    lanes = [q.canonical(), replace(q, rounding=Nearest(ties="away")).canonical()]
+    of = [slot_of(lanes[:n], 0, torch.device("cpu"), PLAIN) for n in (1, 2)]
+    assert slots.why_not_slot(of[0], inner=True) is None
+    assert slots.why_not_slot(of[1], inner=True).startswith("to_odd: found 1; accepted: 0 (")
 
 
 @pytest.mark.parametrize(("feature", "taken"), [("ties", True), ("", False), ("scales", False)])

@@ -27,9 +27,9 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.scale import One, TensorScale
 from fp4dse.dse.stages import Dgrad, Fprop, Hadamard, Wgrad
 from fp4dse.kernels import LaneNumerics, quantize
-from fp4dse.kernels.attention_core import AttentionCore
 from fp4dse.kernels.gemm import GEMMS, pick, product
 from fp4dse.kernels.ops import products
+from fp4dse.kernels.ops.attention_core import AttentionCore
 from fp4dse.kernels.quant.backend import backend
 
 replace = msgspec.structs.replace

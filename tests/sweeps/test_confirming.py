@@ -1,5 +1,6 @@
 """Candidates are trained again with fresh seeds, once each, and what was screened stays what it was."""
 
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
@@ -40,9 +41,19 @@ def fresh_rows(store: Store) -> pd.DataFrame:
     return runs[runs["stage"].eq("confirm")]
 
 
+@pytest.fixture(scope="module")
+def once_screened(tmp_path_factory) -> Path:
+    """The folder in which `screen` has run."""
+    folder = tmp_path_factory.mktemp("screened")
+    screen(folder)
+    return folder
+
+
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return screen(tmp_path)
+def store(once_screened, tmp_path) -> Store:
+    """A copy of what was screened."""
+    shutil.copytree(once_screened, tmp_path, dirs_exist_ok=True)
+    return open_store(tmp_path / "store")
 
 
 def test_each_candidate_is_trained_once_on_each_fresh_seed_at_the_rate_that_its_screened_seeds_chose(store, tmp_path):
@@ -69,7 +80,7 @@ def test_more_seeds_are_added_to_those_that_there_are(store):
 
 
 def test_seeds_that_were_screened_are_not_fresh(tmp_path):
-    store = screen(tmp_path, seeds=[100, 102, 7])
+    store = screen(tmp_path, tasks=TASKS[:1], seeds=[100, 102, 7])
     assert plan_confirm(store, seeds=4).seeds == [101, 103, 104, 105]
 
 
@@ -123,15 +134,14 @@ def test_tasks_can_be_chosen_and_are_refused_by_name(store):
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("dataset_digest", "0123", "--data with the data of the sweep"),
+        ("dataset_digest", "0123", "--data and --from as in the sweep"),
         ("rev_task", 99, "a sweep by this version first"),
         ("device_class", "another", "what it was screened on, another"),
     ],
 )
 def test_rows_that_cannot_be_compared_with_new_ones_are_refused_with_the_column_that_differs(
-    tmp_path, monkeypatch, column, value, words
+    store, monkeypatch, column, value, words
 ):
-    store = screen(tmp_path, tasks=TASKS[:1])
     runs = store.runs(confirming._READ)
     monkeypatch.setattr(Store, "runs", lambda self, *_, **__: runs.assign(**{column: value}))
     monkeypatch.setattr("fp4dse.sweeps.setting.Setting.learn_classes", lambda *_: None)

@@ -19,7 +19,7 @@ TASKS = [("regression", "smoke")]
 def swept(tmp_path_factory):
     """Two recipes and their baselines, tuned and swept."""
     store = str(tmp_path_factory.mktemp("tuned") / "store")
-    return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store), open_store(store)
+    return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store, jobs=1), open_store(store)
 
 
 def rows(store) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def test_the_best_rate_lies_inside_what_was_tried(swept):
 def test_the_same_command_trains_nothing_again(swept):
     _, store = swept
     before = len(rows(store))
-    again = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=str(store.path))
+    again = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=str(store.path), jobs=1)
     assert (again.done, again.left) == (0, 0)
     assert len(rows(store)) == before
 
@@ -65,7 +65,7 @@ def test_statistics_are_of_the_reported_rows_alone(swept):
 
 def test_a_grid_of_ones_own_is_taken_as_it_is(tmp_path):
     store = str(tmp_path / "store")
-    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], lrs=[1e-3, 2e-3], store=store)
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], lrs=[1e-3, 2e-3], store=store, jobs=1)
     runs = rows(open_store(store))
     assert set(of_stage(runs, TUNE)["lr"]) == {1e-3, 2e-3}
     assert set(screened(runs)["lr"]) <= {1e-3, 2e-3}
@@ -79,6 +79,6 @@ def test_a_budget_that_ends_while_rates_are_tuned_says_so(tmp_path):
 
 def test_without_tuning_a_recipe_has_the_rate_of_its_class(tmp_path):
     store = str(tmp_path / "store")
-    run_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=store)
+    run_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=store, jobs=1)
     task = find_facts(*TASKS[0])
     assert set(rows(open_store(store))["lr"]) == {rate_of(task, RECIPES[0]), rate_of(task, Recipe.named("bf16"))}

@@ -15,13 +15,21 @@ from fp4dse.sweeps.rerun import failed_jobs, find_job, run_one
 FAKE = str(Path(__file__).with_name("fake_worker.py"))
 
 
-@pytest.fixture
-def failed(tmp_path):
-    """A store into which a sweep of two jobs went, both of which failed."""
+@pytest.fixture(scope="module")
+def once_failed(tmp_path_factory):
+    """The folder of a store into which a sweep of two jobs went, both of which failed."""
+    folder = tmp_path_factory.mktemp("failed")
     worker = (sys.executable, FAKE, "crash")
     arguments = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "jobs": 1, "backoff_s": 0.01}
-    result = run_sweep([Recipe.named("nvfp4")], store=tmp_path / "store", worker=worker, **arguments)
+    result = run_sweep([Recipe.named("nvfp4")], store=folder / "store", worker=worker, **arguments)
     assert result.failed == 4
+    return folder
+
+
+@pytest.fixture
+def failed(once_failed, tmp_path):
+    """A copy of that store."""
+    shutil.copytree(once_failed, tmp_path, dirs_exist_ok=True)
     return open_store(tmp_path / "store")
 
 

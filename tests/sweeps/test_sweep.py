@@ -419,7 +419,7 @@ def test_the_recipes_of_a_sweep_may_be_a_list(tmp_path):
 
 def test_real_workers_train_what_is_planned(tmp_path):
     """Nothing is faked: BF16 and NVFP4 learn, and BF16 comes out ahead on the teacher-student task."""
-    asked = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "record": True}
+    asked = {"tasks": [("regression", "smoke")], "seeds": [0, 1], "record": True, "jobs": 1}
     result = run_sweep([Recipe.named("nvfp4")], store=tmp_path / "store", **asked)
     assert (result.done, result.failed, result.stopped) == (4, 0, None)
     runs = open_store(tmp_path / "store").runs(curves=True)

@@ -5,8 +5,9 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.tasks import Lane, get_task
+from fp4dse.tasks.counting import MOST_PARAMETERS
 from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.layers import MOST_PARAMETERS, find_layers, layers_of
+from fp4dse.tasks.layers import find_layers, layers_of
 from tests.tasks.plain_net import task_of
 
 SMALL = [("regression", "smoke"), ("language", "smoke"), ("language", "moe-smoke"), ("vision", "smoke")]

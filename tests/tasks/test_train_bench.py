@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe
-from fp4dse.kernels import quantize
+from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
 from fp4dse.tasks.bench import baseline, speed
 from fp4dse.tasks.bench.speed import Measure, Row, with_amax
@@ -36,6 +36,25 @@ def test_a_task_that_is_not_there_is_skipped_with_the_reason():
     assert row.value is None
     assert row.reached is None
     assert "found 'poetry'" in row.note
+
+
+def test_the_row_of_the_attention_core_says_which_path_was_taken(monkeypatch):
+    monkeypatch.setattr(speed, "step_us", lambda *_: 1.0)
+    rows = [measure.value() for measure in speed._by_layer("cpu") if "a core in" in measure.what]
+    assert len(rows) == 2
+    assert all(value == 1.0 for value, _ in rows)
+    assert all(
+        note.startswith("attention_core: computed by torch (Triton kernels not taken on cpu") for _, note in rows
+    )
+
+    def refused(*_):
+        dispatch._REFUSED["attention_core"] = "q: found none; accepted: some"
+        return 1.0
+
+    monkeypatch.setattr(speed, "step_us", refused)
+    (_, note), _ = (m.value() for m in speed._by_layer("cpu") if "a core in" in m.what)
+    assert note == "attention_core: computed by torch (q: found none; accepted: some)"
+    dispatch.refusals()
 
 
 def test_rows_come_as_they_are_measured_and_only_those_that_are_asked_for(monkeypatch):

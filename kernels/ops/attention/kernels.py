@@ -21,7 +21,7 @@ def _higher(a, b):
 
 
 @triton.jit
-def _load(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
+def load_rows(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr):
     """Rows of x [length, SIZE] as [rows, D], zero where there is nothing. Not MASKED: all rows exist."""
     columns = tl.arange(0, D)
     at = x_ptr + rows[:, None] * SIZE + columns[None, :]
@@ -33,7 +33,7 @@ def _load(x_ptr, rows, length, SIZE: tl.constexpr, D: tl.constexpr, MASKED: tl.c
 
 
 @triton.jit
-def _store(x_ptr, x, rows, length, SIZE: tl.constexpr, D: tl.constexpr):
+def store_rows(x_ptr, x, rows, length, SIZE: tl.constexpr, D: tl.constexpr):
     """[rows, D] into rows of x [length, SIZE], in its dtype."""
     columns = tl.arange(0, D)
     mask = (rows[:, None] < length) & (columns[None, :] < SIZE)
@@ -73,7 +73,7 @@ def _maxima_and_sums(
     """m and total of these rows after more keys, from `first` to `last`."""
     for start in range(first, last, KEYS):
         keys = start + tl.arange(0, KEYS)
-        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
+        k = load_rows(k_ptr, keys, length, SIZE, D, MASKED)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
         higher = tl.maximum(m, tl.reduce(s, 1, _higher))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -104,8 +104,8 @@ def _outputs(
     """out + P v over keys from `first` to `last`."""
     for start in range(first, last, KEYS):
         keys = start + tl.arange(0, KEYS)
-        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
-        v = _load(v_ptr, keys, length, SIZE, D, MASKED)
+        k = load_rows(k_ptr, keys, length, SIZE, D, MASKED)
+        v = load_rows(v_ptr, keys, length, SIZE, D, MASKED)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
         p = tl.exp2(s - m[:, None]) * inverse[:, None]
         out = tl.dot(p.to(tl.bfloat16), v, out)
@@ -137,17 +137,17 @@ def forward_kernel(
         block = blocks - 1 - block  # those that see most begin first
     rows = block * QUERIES + tl.arange(0, QUERIES)
     begin = matrix * length * SIZE
-    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
+    q = load_rows(q_ptr + begin, rows, length, SIZE, D, True)
     k_ptr, v_ptr = k_ptr + begin, v_ptr + begin
     out = tl.full((QUERIES, D), 0.0, tl.float32)
     if ONE:
         keys = tl.arange(0, KEYS)
-        k = _load(k_ptr, keys, length, SIZE, D, True)
+        k = load_rows(k_ptr, keys, length, SIZE, D, True)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, True)
         m = tl.reduce(s, 1, _higher)
         p = tl.exp2(s - m[:, None])
         inverse = 1.0 / tl.reduce(p, 1, _plus)
-        v = _load(v_ptr, keys, length, SIZE, D, True)
+        v = load_rows(v_ptr, keys, length, SIZE, D, True)
         out = tl.dot((p * inverse[:, None]).to(tl.bfloat16), v, out)
     else:
         m = tl.full((QUERIES,), float("-inf"), tl.float32)
@@ -159,7 +159,7 @@ def forward_kernel(
         inverse = 1.0 / total
         out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, 0, whole, length, FACTOR, SIZE, D, KEYS, CAUSAL, False)
         out = _outputs(out, q, k_ptr, v_ptr, m, inverse, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True)
-    _store(out_ptr + begin, out, rows, length, SIZE, D)
+    store_rows(out_ptr + begin, out, rows, length, SIZE, D)
     tl.store(m_ptr + matrix * length + rows, m, rows < length)
     tl.store(inverse_ptr + matrix * length + rows, inverse, rows < length)
 
@@ -168,10 +168,10 @@ def forward_kernel(
 def prepare_kernel(g_ptr, out_ptr, low_ptr, mean_ptr, total, SIZE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """The gradient g [total, SIZE] in BF16, and its product with out, summed over each row."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    g = _load(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
-    out = _load(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
+    g = load_rows(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
+    out = load_rows(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
     tl.store(mean_ptr + rows, tl.reduce(g * out, 1, _plus), rows < total)
-    _store(low_ptr, g, rows, total, SIZE, D)
+    store_rows(low_ptr, g, rows, total, SIZE, D)
 
 
 @triton.jit
@@ -199,8 +199,8 @@ def _toward_keys(
     """dk + dSᵀ q and dv + Pᵀ do over queries from `first` to `last`; Pᵀ and dSᵀ are made transposed."""
     for start in range(first, last, QUERIES):
         rows = start + tl.arange(0, QUERIES)
-        q = _load(q_ptr, rows, length, SIZE, D, MASKED)
-        g = _load(g_ptr, rows, length, SIZE, D, MASKED)
+        q = load_rows(q_ptr, rows, length, SIZE, D, MASKED)
+        g = load_rows(g_ptr, rows, length, SIZE, D, MASKED)
         m = tl.load(m_ptr + rows, rows < length, 0.0)
         inverse = tl.load(inverse_ptr + rows, rows < length, 0.0)
         mean = tl.load(mean_ptr + rows, rows < length, 0.0)
@@ -237,8 +237,8 @@ def keys_kernel(
     matrix, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     keys = block * KEYS + tl.arange(0, KEYS)
     begin, row = matrix * length * SIZE, matrix * length
-    k = _load(k_ptr + begin, keys, length, SIZE, D, True)
-    v = _load(v_ptr + begin, keys, length, SIZE, D, True)
+    k = load_rows(k_ptr + begin, keys, length, SIZE, D, True)
+    v = load_rows(v_ptr + begin, keys, length, SIZE, D, True)
     q_ptr, g_ptr = q_ptr + begin, g_ptr + begin
     m_ptr, inverse_ptr, mean_ptr = m_ptr + row, inverse_ptr + row, mean_ptr + row
     dk, dv = tl.full((KEYS, D), 0.0, tl.float32), tl.full((KEYS, D), 0.0, tl.float32)
@@ -258,8 +258,8 @@ def keys_kernel(
         dk, dv, k, v, q_ptr, g_ptr, m_ptr, inverse_ptr, mean_ptr, keys, whole, length,
         length, FACTOR, SIZE, D, QUERIES, CAUSAL, True,
     )  # fmt: skip
-    _store(dk_ptr + begin, dk * SCALE, keys, length, SIZE, D)
-    _store(dv_ptr + begin, dv, keys, length, SIZE, D)
+    store_rows(dk_ptr + begin, dk * SCALE, keys, length, SIZE, D)
+    store_rows(dv_ptr + begin, dv, keys, length, SIZE, D)
 
 
 @triton.jit
@@ -286,8 +286,8 @@ def _toward_queries(
     """dq + dS k over keys from `first` to `last`."""
     for start in range(first, last, KEYS):
         keys = start + tl.arange(0, KEYS)
-        k = _load(k_ptr, keys, length, SIZE, D, MASKED)
-        v = _load(v_ptr, keys, length, SIZE, D, MASKED)
+        k = load_rows(k_ptr, keys, length, SIZE, D, MASKED)
+        v = load_rows(v_ptr, keys, length, SIZE, D, MASKED)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
         p = tl.exp2(s - m[:, None]) * inverse[:, None]
         ds = p * (tl.dot(g, tl.trans(v)) - mean[:, None])
@@ -321,8 +321,8 @@ def queries_kernel(
         block = blocks - 1 - block
     rows = block * QUERIES + tl.arange(0, QUERIES)
     begin, row = matrix * length * SIZE, matrix * length + rows
-    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
-    g = _load(g_ptr + begin, rows, length, SIZE, D, True)
+    q = load_rows(q_ptr + begin, rows, length, SIZE, D, True)
+    g = load_rows(g_ptr + begin, rows, length, SIZE, D, True)
     m = tl.load(m_ptr + row, rows < length, 0.0)
     inverse = tl.load(inverse_ptr + row, rows < length, 0.0)
     mean = tl.load(mean_ptr + row, rows < length, 0.0)
@@ -336,7 +336,7 @@ def queries_kernel(
     dq = _toward_queries(
         dq, q, g, k_ptr, v_ptr, m, inverse, mean, rows, whole, last, length, FACTOR, SIZE, D, KEYS, CAUSAL, True
     )
-    _store(dq_ptr + begin, dq * SCALE, rows, length, SIZE, D)
+    store_rows(dq_ptr + begin, dq * SCALE, rows, length, SIZE, D)
 
 
 @triton.jit
@@ -362,17 +362,17 @@ def whole_kernel(
     """All gradients of one matrix of at most ROWS queries. g and out: as they came; the rest as in `keys_kernel`."""
     matrix, rows = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
     begin, row = matrix * length * SIZE, matrix * length + rows
-    g = _load(g_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
-    out = _load(out_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
+    g = load_rows(g_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
+    out = load_rows(out_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
     mean, low = tl.reduce(g * out, 1, _plus), g.to(tl.bfloat16)
-    q = _load(q_ptr + begin, rows, length, SIZE, D, True)
-    k = _load(k_ptr + begin, rows, length, SIZE, D, True)
-    v = _load(v_ptr + begin, rows, length, SIZE, D, True)
+    q = load_rows(q_ptr + begin, rows, length, SIZE, D, True)
+    k = load_rows(k_ptr + begin, rows, length, SIZE, D, True)
+    v = load_rows(v_ptr + begin, rows, length, SIZE, D, True)
     m = tl.load(m_ptr + row, rows < length, 0.0)
     inverse = tl.load(inverse_ptr + row, rows < length, 0.0)
     s = _scores(q, k, rows[:, None], rows[None, :], length, FACTOR, CAUSAL, True)
     p = tl.exp2(s - m[:, None]) * inverse[:, None]
     ds = (p * (tl.dot(low, tl.trans(v)) - mean[:, None])).to(tl.bfloat16)
-    _store(dv_ptr + begin, tl.dot(tl.trans(p.to(tl.bfloat16)), low), rows, length, SIZE, D)
-    _store(dk_ptr + begin, tl.dot(tl.trans(ds), q) * SCALE, rows, length, SIZE, D)
-    _store(dq_ptr + begin, tl.dot(ds, k) * SCALE, rows, length, SIZE, D)
+    store_rows(dv_ptr + begin, tl.dot(tl.trans(p.to(tl.bfloat16)), low), rows, length, SIZE, D)
+    store_rows(dk_ptr + begin, tl.dot(tl.trans(ds), q) * SCALE, rows, length, SIZE, D)
+    store_rows(dq_ptr + begin, tl.dot(ds, k) * SCALE, rows, length, SIZE, D)

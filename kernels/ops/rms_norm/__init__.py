@@ -26,13 +26,13 @@ class _RmsNorm(Function):
     """(h + branch, its norm); (None, the norm of h) where there is no branch."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, branch: Tensor | None, gain: Tensor) -> tuple[Tensor | None, Tensor]:
+    def forward(ctx: Any, h: Tensor, branch: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor | None, Tensor]:
         if kernels := _RMS_NORM.kernels(h):
-            h, y, inverse = kernels.rms_norm(h, gain, EPS, branch)
+            h, y, inverse = kernels.rms_norm(h, gain, eps, branch)
         else:
             h = h if branch is None else h + branch
             wide = h.to(torch.float32)
-            inverse = 1.0 / sqrt(_row_mean(wide * wide) + EPS)  # [L, …, 1]
+            inverse = 1.0 / sqrt(_row_mean(wide * wide) + eps)  # [L, …, 1]
             y = (wide * inverse * _beside(gain, h)).to(h.dtype)
         ctx.save_for_backward(h, inverse, gain)
         ctx.adds = branch is not None
@@ -51,17 +51,17 @@ class _RmsNorm(Function):
             g = g * _beside(gain, h)
             dh = ((g - normal * _row_mean(g * normal)) * inverse).to(h.dtype)
             dh = dh if passing is None else dh + passing
-        return dh, (dh if ctx.adds else None), d_gain
+        return dh, (dh if ctx.adds else None), d_gain, None
 
 
-def rms_norm(x: Tensor, gain: Tensor) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float = EPS) -> Tensor:
     """x [L, …, D] with mean square 1 along its rows, times gain [L, D]."""
-    return _RmsNorm.apply(x, None, gain)[1]
+    return _RmsNorm.apply(x, None, gain, eps)[1]
 
 
-def added_rms_norm(h: Tensor, branch: Tensor | None, gain: Tensor) -> tuple[Tensor, Tensor]:
+def added_rms_norm(h: Tensor, branch: Tensor | None, gain: Tensor, eps: float = EPS) -> tuple[Tensor, Tensor]:
     """h + branch, or h where there is none, and its RMS norm times gain [L, D]; h, branch [L, …, D]."""
-    return (h, rms_norm(h, gain)) if branch is None else _RmsNorm.apply(h, branch, gain)
+    return (h, rms_norm(h, gain, eps)) if branch is None else _RmsNorm.apply(h, branch, gain, eps)
 
 
 def _row_mean(x: Tensor) -> Tensor:

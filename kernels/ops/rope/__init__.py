@@ -1,26 +1,51 @@
 """Heads of attention, whose queries and keys are turned by rotary position embedding (RoPE, 2104.09864).
 
-Pairs (x_i, x_{i + d/2}) are turned by the angle t · base^(-2i/d). Computed in FP32 and rounded once, to the dtype that
-came in.
+Pairs (x_i, x_{i + d/2}) are turned by the angle t · base^(-2i/d), or a slower one (`Rope`).
+Computed in FP32 and rounded once, to the dtype that came in.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
 
-BASE = 10_000.0
 _ROPE = Operation(__name__)
 
 
-def rope_tables(length: int, size: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+class Rope(msgspec.Struct, frozen=True):
+    """Frequencies of the angles. With a factor above 1, as in Llama 3.1 (2407.21783, and Meta's code): a frequency that
+    turns less than `low` times within `length` positions is divided by it, one of more than `high` turns stays, and
+    between these it goes linearly from one to the other."""
+
+    base: float = 10_000.0
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    length: float = 8192.0
+
+    def frequencies(self, size: int) -> Tensor:
+        """Angle from one position to the next of each pair of a head of this size, float64 [size / 2]."""
+        usual = self.base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        if self.factor == 1.0:
+            return usual
+        turns = usual * self.length / (2 * math.pi)
+        share = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return usual * (share + (1.0 - share) / self.factor)
+
+
+USUAL = Rope()
+
+
+def rope_tables(length: int, size: int, device: torch.device | str = "cpu", of: Rope = USUAL) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angles, float32 [length, size / 2] each, made on the CPU so that devices agree."""
-    frequency = BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    frequency = of.frequencies(size)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return angle.cos().to(torch.float32).to(device), angle.sin().to(torch.float32).to(device)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import Tensor
 
 from fp4dse.dse import SLOTS, Quantizer, Recipe
+from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
 from fp4dse.dse.outliers import Clamp, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
+from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import of_one_sample, samples_of
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
@@ -21,6 +24,7 @@ from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.paths import encode, quantized, why_not_whole
 from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Term, Use
 from fp4dse.kernels.quant.operand.slot import Slot
+from fp4dse.kernels.quant.spec.blocks import pad
 from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
 from fp4dse.kernels.quant.triton.limits import why_not_through
 
@@ -32,8 +36,14 @@ def make_slot(recipes: Sequence[Recipe], name: str, device: torch.device, backen
     """The slot of that name (`dse.SLOTS`) for recipes of equal structural signature, one a lane."""
     quantizers = [recipe.slot(name).canonical() for recipe in recipes]
     stage, operand = name.split(".")
-    estimator = getattr(recipes[0].canonical().estimator, operand) if stage == "fprop" else Through()
-    return slot_of(quantizers, SLOTS.index(name), device, backend, estimator)
+    if stage != "fprop":
+        return slot_of(quantizers, SLOTS.index(name), device, backend)
+    first = recipes[0].canonical()
+    slot = slot_of(quantizers, SLOTS.index(name), device, backend, getattr(first.estimator, operand))
+    channels = first.fprop.channels
+    if isinstance(channels, Corrected) and isinstance(slot, Scaled) and channels.of in (operand, "both"):
+        return Repeated(slot, channels)
+    return slot
 
 
 def slot_of(
@@ -160,6 +170,26 @@ class Residual(Slot):
         elif second.factor is not None:
             factor = second.factor.view(len(error), -1) * self.alphas
         return operand._replace(terms=[*operand.terms, Term(second.values, factor)])
+
+
+class Repeated(Slot):
+    """A Scaled, and again of what that lost in the first channels of the contraction (ARCQuant, 2601.07475)."""
+
+    def __init__(self, scaled: Scaled, channels: Corrected) -> None:
+        super().__init__(scaled.quantizers)
+        self.scaled, self.channels = scaled, channels
+
+    def quantize(self, x: Tensor, use: Use) -> Operand:
+        operand = self.scaled.quantize(x.to(torch.float32), use)
+        count, size = self.channels.count(use.length or x.shape[use.dim]), operand.raw.shape[2]
+        if not count:
+            return operand
+        error = pad((operand.raw - operand.decoded())[:, :, :count], 2, self.unit)
+        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count)).terms
+        values, factor = F.pad(second.values, (0, size - error.shape[2])), second.factor
+        if factor is not None and factor.ndim == 3:
+            factor = F.pad(factor, (0, size // MACRO_BLOCK - factor.shape[2]), value=1.0)
+        return operand._replace(terms=[*operand.terms, Term(laid_out(values, use.dim), factor)])
 
 
 class Estimated(Slot):

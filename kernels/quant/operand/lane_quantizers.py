@@ -30,6 +30,7 @@ NO_KERNEL = "the backend has no such kernel"
 class LaneQuantizers:
     """Canonical quantizers of equal layout (`Quantizer.layout`), one a lane.
 
+    each           one a lane
     first          one of them: block, codec, and what has a tensor factor of its own, are the same in all
     number         of the slot, a key of its random numbers
     why_not_operand, why_not_by_scales   why the backend's kernels of these names do not take them, None if they do
@@ -38,7 +39,8 @@ class LaneQuantizers:
     """
 
     def __init__(self, quantizers: Sequence[Quantizer], number: int, device: torch.device, backend: Backend) -> None:
-        first = self.first = quantizers[0]
+        self.each, first = tuple(quantizers), quantizers[0]
+        self.first = first
         self.number, self.backend = number, backend
         self.block, self.edge = first.block, tile(first.block)
         self.tables = descriptor(quantizers, device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
+from fp4dse.kernels.quant.spec.channels import put_back
 
 TERM = 1 << 28
 """Added to a site for each term of an operand after the first."""
@@ -130,6 +131,18 @@ class Mean(NamedTuple):
     columns: Tensor
 
 
+class Apart(NamedTuple):
+    """Channels of an operand that are treated apart.
+
+    order  of all channels, [L, K] (spec/channels.py); None for a gradient, which has none of them
+    held   the first `chosen` channels, in another format: the operand is of the others. None: it is of all
+    """
+
+    order: Tensor | None
+    chosen: int
+    held: Operand | None
+
+
 class Operand(NamedTuple):
     """A quantized operand [L, R, C], the sum of its terms.
 
@@ -137,6 +150,7 @@ class Operand(NamedTuple):
     rest   float32, what clamping cut off, in lanes that multiply it too; None where no lane does
     saved  for the backward pass through the quantizer; None where gradients pass straight through
     mean   what was taken off before, None where nothing was: raw and terms are without it
+    apart  channels that are treated apart, None where there are none: all else is without those held
     """
 
     terms: list[Term]
@@ -144,6 +158,7 @@ class Operand(NamedTuple):
     rest: Tensor | None = None
     saved: Saved | None = None
     mean: Mean | None = None
+    apart: Apart | None = None
 
     def decoded(self) -> Tensor:
         """The sum of the terms, float32 [L, R, C]; without `rest` and `mean`."""
@@ -159,7 +174,15 @@ class Operand(NamedTuple):
         return self._replace(terms=[Term(self.decoded(), None)])
 
     def restored(self, rotation: Rotation | None, length: int) -> Tensor:
-        """`decoded`, rotated back and without padding, and the mean: float32 [L, R, length]."""
+        """`decoded`, rotated back and without padding, the mean and the channels that are held apart, each in its
+        place: float32 [L, R, length]."""
+        if self.apart is not None:
+            order, chosen, held = self.apart
+            assert order is not None  # a gradient is not restored
+            others, parts = self._replace(apart=None), []
+            if held is not None:
+                parts, length = [held.restored(None, chosen)], length - chosen
+            return put_back(torch.cat([*parts, others.restored(rotation, length)], 2), order, 2)
         values = self.decoded()
         values = (rotation.rotate_back(values, 2) if rotation else values)[:, :, :length]
         return values if self.mean is None else values + self.mean.taken

@@ -5,6 +5,7 @@
     Sampled     a Scaled several times with other random bits, averaged
     Clamped     a Scaled of the operand without its largest elements, which may be multiplied apart
     Residual    a Scaled of the operand, and again of what that lost
+    Repeated    a Scaled of the operand, and again of what that lost in some channels
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
     Estimated   a Scaled whose gradient does not pass straight through
 

@@ -18,6 +18,7 @@ POINTS = {
     "ue5m3-sr": 3,
     "mxfp4-sr-rht": 3,
     "quartet2": 5,  # tensor scaling, rotation, four-over-six, corrected scales
+    "arcquant": 4,  # tensor scaling, stochastic rounding, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
     "wang-dge-occ": 3,  # a relaxation, outliers
     "tetrajet-qema": 3,  # stochastic rounding, an average

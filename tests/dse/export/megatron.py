@@ -6,6 +6,7 @@ override that.
 """
 
 from fnmatch import fnmatch
+from functools import lru_cache
 
 import yaml
 
@@ -32,7 +33,7 @@ FORMATS = {
 
 def computes(text, leaf, block, blocks, base="nvfp4", first=0, last=0):
     """The recipe of a layer under a file's text."""
-    data = yaml.safe_load(text)
+    data = _loaded(text)
     quantized = base != "bf16" and first <= block < blocks - last
     matchers = [of for of in (data["matchers"] or {}).values() if of["enabled"]]
     name = NAMES[leaf].format(block)
@@ -48,3 +49,9 @@ def computes(text, leaf, block, blocks, base="nvfp4", first=0, last=0):
         return recipes()["bf16"]
     [(key, value)] = training.items()
     return recipes()[FORMATS[key, value, form]]
+
+
+@lru_cache(maxsize=16)
+def _loaded(text):
+    """The file as tables; a layer at a time asks for it."""
+    return yaml.safe_load(text)

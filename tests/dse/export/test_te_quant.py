@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict, recipe_to_toml
@@ -66,9 +66,12 @@ PLACES = st.fixed_dictionaries(
 
 @given(
     st.lists(st.tuples(PLACES, st.sampled_from(sorted(OTHERS))), max_size=4),
-    st.just({}),  # rules over precise ends do not read back to the same yet
+    st.sampled_from([{}, {"attention": True}, {"last": 2}, {"attention": True, "last": 2}, {"first": 1}]),
     st.sampled_from(["te-nvfp4", "bf16"]),
 )
+@example([({"kind": ["attention"]}, "nvfp4")], {"attention": True, "last": 2}, "te-nvfp4")
+@example([({"kind": ["attention"]}, "nvfp4")], {"first": 1}, "te-nvfp4")
+@example([({"kind": ["attention"]}, "nvfp4")], {"attention": True}, "te-nvfp4")
 @settings(deadline=None, max_examples=20)
 def test_a_file_computes_the_recipe_and_reads_back_to_what_computes_the_same(rules, precise, base):
     try:

@@ -106,6 +106,18 @@ def test_bf16_at_the_ends_is_what_precise_is_short_for():
     assert spelled.config_id == msgspec.structs.replace(NVFP4, precise=precise).config_id
 
 
+@pytest.mark.parametrize("first", [{"kind": "mlp"}, {"blocks": "0:"}, {"first": 1}])
+def test_what_quantizes_a_layer_in_bf16_begins_without_rotation_in_every_spelling(first):
+    """Rules that are folded into `precise`, and rules that are not, mean the same."""
+    recipe = ruled("te-nvfp4", {**first, "*": "bf16"}, {"name": "block0.up", "*": "nvfp4"})
+    assert recipe.wgrad.rotation is not None
+    for place in MODEL:
+        assert recipe.at(place) == recipe.canonical().at(place)
+    (up,) = (place for place in MODEL if place.name == "block0.up")
+    assert not recipe.at(up).is_plain
+    assert recipe.at(up).wgrad.rotation is None
+
+
 def test_only_leading_rules_are_folded():
     """Behind another rule, BF16 takes back what that one made of precise layers."""
     recipe = ruled("nvfp4", {"kind": "attention", "*": "mxfp4"}, {"kind": "attention", "blocks": "0", "*": "bf16"})
@@ -145,7 +157,7 @@ def test_rules_read_back_from_toml_and_json_and_canonical_forms_are_fixed_points
         },
     )
     paths = st.sampled_from(["*", "forward", "wgrad", "backward.g", "dgrad.w"])
-    what = st.dictionaries(paths, names, min_size=1, max_size=2)
+    what = st.just({"*": "bf16"}) | st.dictionaries(paths, names, min_size=1, max_size=2)
     more = st.fixed_dictionaries(
         {}, optional={"wgrad.rotation": st.sampled_from(["none", "rht16"]), "dgrad.source": st.just("forward")}
     )

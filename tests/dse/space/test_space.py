@@ -242,7 +242,7 @@ MISTAKES = {
         'axes."fprop.g" = ["nvfp4"]',
         "axes.fprop.g",
         "'fprop.g'",
-        f"fprop, then one of x, w, rotation, *, {FIELDS}",
+        f"fprop, then one of x, w, rotation, channels, *, {FIELDS}",
     ),
     "unknown field": ('axes."*.round" = ["nearest"]', "axes.*.round", "'*.round'", FIELDS),
     "unknown field of an operand": ('axes."*.x.round" = ["nearest"]', "axes.*.x.round", "'*.x.round'", FIELDS),
@@ -302,7 +302,7 @@ MISTAKES = {
         "16, 32",
     ),
     "unknown rotation": ('axes."wgrad.rotation" = ["rht8"]', "axes.wgrad.rotation[0]", "'rht8'", "none, rht16"),
-    "unknown recipe": ('axes.recipe = ["nvfp5"]', "axes.recipe[0]", "'nvfp5'", "amd-mxfp4, averis"),
+    "unknown recipe": ('axes.recipe = ["nvfp5"]', "axes.recipe[0]", "'nvfp5'", "amd-mxfp4, arcquant"),
     "recipe of a wrong type": ("axes.recipe = [4]", "axes.recipe[0]", "4", "the name of a recipe or a .toml file"),
     "rule without reason": (
         '[[forbid]]\nwhen = { "*" = "nvfp4" }',

@@ -52,6 +52,6 @@ def test_the_error_of_a_figure_is_that_of_a_mean_over_studies():
 
 
 def test_the_bench_has_a_line_for_each_target():
-    lines = {line["what"]: line for line in bench(["48"], 12)}
+    lines = {line["what"]: line for line in bench(["48"], 6)}
     assert lines["interval of a recipe's gap covers"]["value"] > 0.9
     assert lines["null studies with an effect told"]["target"] == "≤ 0.05"

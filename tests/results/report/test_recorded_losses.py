@@ -7,7 +7,8 @@ import pytest
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.stages import SLOTS
-from fp4dse.results import write_report
+from fp4dse.results import open_store
+from fp4dse.results.report import PANELS, read_findings
 from fp4dse.results.report.recorded_losses import PANEL
 
 STEPS = [1.0, 2.0, 4.0]
@@ -26,6 +27,10 @@ def recorded(level: float, slots=SLOTS) -> list[tuple[str, list[float | None]]]:
 
 @pytest.fixture
 def trained(store, row):
+    return filled(store, row)
+
+
+def filled(store, row):
     """Two recipes and one with a plain backward pass, all on a front; two seeds each."""
     for seed in (0, 1):
         rows = [row("bf16", seed, 0.5), row("mxfp4", seed, 0.9, recorded=recorded(0.1))]
@@ -35,11 +40,15 @@ def trained(store, row):
     return store
 
 
-def section(store) -> str | None:
-    page = store.path.parent / "report.html"
-    write_report(store, page)
-    found = re.search(r'(?s)<section id="lost">(.*?)</section>', page.read_text())
-    return found and found[1]
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory, row):
+    """The section of such a store."""
+    return section(filled(open_store(tmp_path_factory.mktemp("trained") / "store", create=True), row))
+
+
+def section(store) -> str:
+    """HTML; empty if the report has none."""
+    return PANEL.html(read_findings(store))
 
 
 def cells(text: str) -> dict[str, list[str]]:
@@ -52,21 +61,21 @@ def cells(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in plain}
 
 
-def test_a_slot_has_the_shares_of_the_last_step_mean_over_seeds(trained):
-    found = cells(section(trained))
+def test_a_slot_has_the_shares_of_the_last_step_mean_over_seeds(shown):
+    found = cells(shown)
     assert found["nvfp4"][:4] == ["flushed | clipped", "5.0 % | 0.6 %", "10.0 % | 1.2 %", "15.0 % | 1.9 %"]
     assert found["nvfp4"][-1] == "3 (0 of 2 steps below √3)"
     assert found[HALF.label()][-1] == "1.8 (0 of 2 steps below √3)"
 
 
-def test_slots_without_a_block_scale_are_a_dash(trained):
-    line = cells(section(trained))[HALF.label()]
+def test_slots_without_a_block_scale_are_a_dash(shown):
+    line = cells(shown)[HALF.label()]
     assert line[1] == "3.0 % | 0.4 %"
     assert line[3:7] == ["–"] * 4
 
 
-def test_bars_are_the_steps_on_one_scale(trained):
-    bars = re.findall(r'<span class="strip" title="([^"]*)">((?:<i[^>]*></i>)*)</span>', section(trained))
+def test_bars_are_the_steps_on_one_scale(shown):
+    bars = re.findall(r'<span class="strip" title="([^"]*)">((?:<i[^>]*></i>)*)</span>', shown)
     assert len(bars) == 2 * (6 + 6 + 2)  # the plain slots have none
     assert {len(re.findall("<i", drawn)) for _, drawn in bars} == {len(STEPS)}
     heights = [float(h) for _, drawn in bars for h in re.findall(r"height:(\d+)%", drawn)]
@@ -76,6 +85,7 @@ def test_bars_are_the_steps_on_one_scale(trained):
 
 
 def test_its_numbers_are_the_answer_of_the_query_beside_it(trained):
+    assert PANEL in PANELS
     text = section(trained)
     assert html.escape(PANEL.queries[0]) in text or PANEL.queries[0].replace("'", "'\"'\"'") in html.unescape(text)
     answer = trained.sql(PANEL.queries[0])
@@ -95,7 +105,7 @@ def test_a_recipe_that_recorded_nothing_is_left_out(trained, row):
 
 def test_without_recordings_there_is_no_section(store, row):
     store.add([row("bf16", 0, 0.5), row("nvfp4", 0, 0.55)], "job")
-    assert section(store) is None
+    assert section(store) == ""
 
 
 def test_a_task_without_recordings_says_so_beside_one_with(trained, row):

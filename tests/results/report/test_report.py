@@ -9,13 +9,16 @@ import sys
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from plotly.graph_objects import Figure
 from plotly.offline import get_plotlyjs
 
 from fp4dse.dse import Recipe, Space, StoreError
 from fp4dse.results import divergence, open_store, summarize, write_report
+from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
+from fp4dse.results.report.provenance import _by_reason
 from fp4dse.results.store.parquet import read_all
 from fp4dse.results.store.spaces import record_space
 
@@ -200,10 +203,37 @@ def test_what_all_recipes_have_stands_in_its_head(store, row, tmp_path):
     assert shown.index("All recipes have") < shown.index("Use")
 
 
+def test_an_answer_that_saves_no_time_says_so_and_names_what_does(store, row, tmp_path):
+    bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
+    slow = msgspec.structs.replace(bf16, dgrad=msgspec.structs.replace(bf16.dgrad, w=nvfp4.dgrad.w))
+    losses = ((bf16, 0.5), (slow, 0.501), (nvfp4, 0.7))
+    store.add([row(recipe, seed, loss + 0.001 * seed) for recipe, loss in losses for seed in range(3)], "job")
+    shown = report_of(store, tmp_path)
+    assert "It saves no time against BF16. Of what does, the lowest loss has nvfp4," in shown
+
+
+def test_paths_that_stages_did_not_take_for_one_reason_are_one_line_a_lane():
+    why = [f"{stage}: fp8 not taken: too small" for stage in ("fprop", "dgrad")]
+    runs = pd.DataFrame({"run_id": ["a", "b", "c"], "fallbacks": [[*why, "no compiler"], why[:1], None]})
+    assert _by_reason(runs).value_counts().to_dict() == {
+        "fprop, dgrad: fp8 not taken: too small": 1,
+        "no compiler": 1,
+        "fprop: fp8 not taken: too small": 1,
+    }
+
+
+def test_a_tensor_scale_is_no_scale_format():
+    recipes = pd.DataFrame([Recipe.named(name).columns() for name in ("nvfp4", "mxfp4")])
+    found = dict(choices(recipes))
+    assert not any(value[0].isdigit() for value in found["scale format"])
+    assert "tensor scale" in found["technique"]
+
+
 def test_curves_are_the_front_against_bf16(own):
     names = [t["name"] for f in figures(own) for t in f["data"] if t.get("line", {}).get("dash") and t.get("name")]
     assert names.count("BF16") == 2
-    assert any(name.startswith("1 ") for name in names)
+    assert len(names) > 2
+    assert not any(name[0].isdigit() for name in names)  # the numbers are of the chart, whose front is another
 
 
 def test_texts_from_the_store_cannot_become_markup(html, store, row, tmp_path):

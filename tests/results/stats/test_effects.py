@@ -114,7 +114,7 @@ def test_a_share_is_what_r_squared_falls_by_and_within_0_and_1_in_any_design(see
 
     first = slice(1, 1 + blocks[0].shape[1])
     falls = (left(np.delete(design, first, axis=1)) - left(design)) / total
-    assert model.rise(first) / total == pytest.approx(falls, abs=1e-9)
+    assert model.rise(np.eye(design.shape[1])[first]) / total == pytest.approx(falls, abs=1e-9)
     assert 0 <= falls <= 1
 
 

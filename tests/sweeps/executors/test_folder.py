@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_search, run_sweep
 from fp4dse.sweeps.arguments import find_space
+from fp4dse.tasks.job import Job
+from fp4dse.tasks.worker import jobs_in
 
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("mxfp4")]
 TASKS = [("regression", "smoke")]
@@ -30,11 +34,17 @@ def losses(folder: Path) -> dict:
     return {(row.config_id, row.seed): row.val_loss for row in rows.itertuples()}
 
 
+def of_baseline(job: Path) -> bool:
+    return all(lane.recipe.is_baseline for lane in msgspec.json.decode(job.read_bytes(), type=Job).lanes)
+
+
 def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_path):
     first = sweep(tmp_path / "away")
     assert (first.left, first.done, first.exit_code) == (9, 0, 0)
     assert "6 jobs with 9 lanes wait in" in first.stopped  # two lanes a job, of three recipes with three lanes each
     jobs = sorted(path.parent.name for path in (tmp_path / "away" / "jobs").glob("*/job.json"))
+    baselines = {str(path) for path in (tmp_path / "away" / "jobs").glob("*/job.json") if of_baseline(path)}
+    assert {job for job, *_ in islice(jobs_in(tmp_path / "away" / "jobs", "0/1"), len(baselines))} == baselines
     work(tmp_path / "away", "--share", "0/2")
     assert len(list((tmp_path / "away" / "jobs").glob("*/out.json"))) == 3
     second = sweep(tmp_path / "away")
@@ -44,7 +54,7 @@ def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_p
     third = sweep(tmp_path / "away")
     assert (third.left, third.stored, third.stopped) == (0, 9, None)
     assert not list((tmp_path / "away" / "jobs").glob("*"))
-    sweep(tmp_path / "here", executor="local", options={})
+    sweep(tmp_path / "here", executor="local", options={}, jobs=1)
     assert losses(tmp_path / "away") == losses(tmp_path / "here")
 
 

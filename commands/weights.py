@@ -1,0 +1,128 @@
+"""Commands that make weights to start from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fp4dse.commands import completing
+from fp4dse.commands.completing import offer
+from fp4dse.commands.options import AsJson, Data, Device, Start
+from fp4dse.commands.printing import print_facts
+from fp4dse.commands.topics import new_app
+from fp4dse.dse import ConfigError, recipe_files
+from fp4dse.tasks.job import Progress
+
+app = new_app()
+weights_app = new_app(help="Weights to start from (--from).")
+app.add_typer(weights_app, name="weights", rich_help_panel="Train")
+
+Seed = Annotated[int, typer.Option(help="Seed of the lane.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate. Default: the task's for the recipe's class.")]
+Out = Annotated[
+    Path | None, typer.Option(help="A .safetensors file. Default: runs/weights/TASK-PRESET-RECIPE-SEED.safetensors.")
+]
+
+
+@weights_app.command("make", epilog="Example: fp4dse weights make language:smoke --out start.safetensors")
+def make(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="TASK, TASK:PRESET, or FILE.py:NAME of your own.",
+            autocompletion=offer(completing.tasks),
+        ),
+    ],
+    recipe: Annotated[str, typer.Option(help="A name, or a .toml file.", autocompletion=offer(recipe_files))] = "bf16",
+    seed: Seed = 0,
+    lr: Rate = None,
+    data: Data = None,
+    start: Start = None,
+    device: Device = "cpu",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train one lane and write its weights: for --from of sweep, search and confirm. They are cached.
+
+    Whoever repeats it on such a machine gets the same bytes.
+    """
+    from fp4dse.dse import load_recipe
+    from fp4dse.sweeps.arguments import parse_lrs, parse_tasks
+    from fp4dse.sweeps.weights import checkpoint
+    from fp4dse.tasks import Lane, find_facts
+    from fp4dse.tasks.facts import rate_of
+
+    _check(out)
+    begin = time.monotonic()
+    [asked] = parse_tasks([task], None, data, start)
+    found = load_recipe(recipe)
+    [rate] = (parse_lrs([str(lr)]) if lr is not None else None) or [rate_of(find_facts(*asked), found)]
+    _hand_out(checkpoint(asked, Lane(found, rate, seed), device, _report), recipe, out, begin, as_json)
+
+
+@weights_app.command("export", epilog="Example: fp4dse weights export runs/few/store --recipe bf16 --seed 0")
+def export(
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
+    recipe: Annotated[str, typer.Option(help="A name, a .toml file, or a label or config_id of the store.")] = "bf16",
+    seed: Seed = 0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the one that the store has.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the store's tasks, TASK:PRESET. Default: the only one.", autocompletion=offer(completing.tasks)
+        ),
+    ] = None,
+    data: Data = None,
+    start: Start = None,
+    device: Device = "cpu",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the weights of a lane that a store has: they are trained again, and must come to the same loss.
+
+    Rows hold no weights. A task with data or a start of its own is named as it was swept.
+    """
+    from fp4dse.results import open_store
+    from fp4dse.sweeps.arguments import parse_tasks
+    from fp4dse.sweeps.weights import checkpoint_of_row
+
+    _check(out)
+    begin = time.monotonic()
+    for option, given in (("--data", data), ("--from", start)):
+        if given is not None and task is None:
+            raise ConfigError(option, given, "the --task that it is for, too")
+    asked = None if task is None else parse_tasks([task], None, data, start)[0]
+    path = checkpoint_of_row(open_store(store), recipe, seed, asked=asked, lr=lr, device=device, report=_report)
+    _hand_out(path, recipe, out, begin, as_json)
+
+
+def _check(out: Path | None) -> None:
+    if out is not None and out.suffix != ".safetensors":
+        raise ConfigError("--out", str(out), "a path that ends in .safetensors")
+
+
+def _report(progress: Progress) -> None:
+    from fp4dse.sweeps.progress import job_line
+
+    if sys.stderr.isatty():
+        print(f"\r{job_line(progress)}\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _hand_out(path: Path, recipe: str, out: Path | None, begin: float, as_json: bool) -> None:
+    """Copy a checkpoint to where it was asked for, and say what it is."""
+    from fp4dse.sweeps.weights import about, copy_to
+
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    said: dict[str, Any] = about(path)
+    name = f"{said['task']}-{said['preset']}-{Path(recipe).stem}-{said['seed']}.safetensors"
+    target = out or Path("runs") / "weights" / name.replace("/", "-")
+    copy_to(path, target)
+    shown = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
+    facts = {"file": str(target), **{key: said[key] for key in shown}, "seconds": round(time.monotonic() - begin, 1)}
+    print_facts(facts, as_json)

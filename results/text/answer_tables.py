@@ -1,0 +1,45 @@
+"""Answers to questions as tables for people: what each effect is on each task, and what follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fp4dse.results.stats.questions import Questions
+from fp4dse.results.text.ratios import change_with_range
+
+EVALUATED = {"quantized": "loss", "bf16": "loss in BF16"}
+"""Evaluation -> the heading of what the loss changes by."""
+
+
+def effect_tables(effects: pd.DataFrame, questions: Questions) -> dict[str, list[dict[str, Any]]]:
+    """Title -> rows, a question each, of lines of `effects_of`."""
+    tables = {}
+    for question in questions.questions:
+        rows = []
+        mine = effects[effects["question"].eq(question.id)]
+        for (task, preset, device, effect), lines in mine.groupby(
+            ["task", "preset", "device_class", "effect"], sort=False, observed=True
+        ):
+            row = {"task": f"{task}:{preset}", "device": device, "effect": effect, "pairs": int(lines["pairs"].iloc[0])}
+            for line in lines.to_dict("records"):
+                heading = EVALUATED[line["evaluation"]]
+                row[heading] = change_with_range(line["difference"], line["low"], line["high"])
+                row[f"{heading}: it"] = line["tells"]
+            rows.append(row)
+        if len({row["device"] for row in rows}) < 2:
+            rows = [{name: value for name, value in row.items() if name != "device"} for row in rows]
+        tables[f"{question.id}  {question.asks} Claimed: it {question.claim}."] = rows
+    return tables
+
+
+def answer_rows(answers: pd.DataFrame) -> list[dict[str, str]]:
+    """A row for each effect, of the lines of `answers`; what both evaluations answer alike stands once."""
+    rows = []
+    for (question, effect), lines in answers.groupby(["question", "effect"], sort=False):
+        found = {line["evaluation"]: (line["answer"], line["why"]) for line in lines.to_dict("records")}
+        own, other = found["quantized"], found["bf16"]
+        apart = "" if own == other else f"; evaluated in BF16 {other[0]}: {other[1]}"
+        rows.append({"question": question, "effect": effect, "answer": own[0], "why": own[1] + apart})
+    return rows
