@@ -159,16 +159,20 @@ class Block(nn.Module):
 
     def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         lanes, batch, length, _ = x.shape
-        heads, kv_heads, _ = self.shape.of_heads
-        qkv = self.qkv(x)
-        if kv_heads < heads or self.shape.qk_norm:
-            gains = (self.q_norm, self.k_norm) if self.shape.qk_norm else None
-            qkv = equal_heads(qkv, heads, kv_heads, gains, self.shape.eps)
-        apart = heads_apart(qkv, heads, cos, sin)  # lanes folded into the batch
+        heads = self.shape.of_heads[0]
+        apart = heads_apart(self.heads_of(self.qkv(x)), heads, cos, sin)  # lanes folded into the batch
         mixed = self.qkv.numerics.attention(self.qkv.layer, *apart, causal=True)
         mixed = mixed.view(lanes, batch, heads, length, -1).transpose(2, 3)
         out: Tensor = self.out(mixed.reshape(lanes, batch, length, -1))
         return out
+
+    def heads_of(self, qkv: Tensor) -> Tensor:
+        """Queries, keys and values of the product, normalized if they are to be, with as many heads of each."""
+        heads, kv_heads, _ = self.shape.of_heads
+        if kv_heads == heads and not self.shape.qk_norm:
+            return qkv
+        gains = (self.q_norm, self.k_norm) if self.shape.qk_norm else None
+        return equal_heads(qkv, heads, kv_heads, gains, self.shape.eps)
 
 
 class Decoder(nn.Module):

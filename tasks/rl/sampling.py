@@ -62,19 +62,21 @@ class CachedDecoder:
         h, branch = embedding(model.embed, tokens).to(self.numerics.dtype), None
         for number, block in enumerate(model.blocks):
             assert isinstance(block, Block)
-            h, x = added_rms_norm(h, branch, block.norm1)
-            q, k, v = heads_apart(self._product(block.qkv, x), block.heads, cos, sin)
+            h, x = added_rms_norm(h, branch, block.norm1, model.eps)
+            heads = block.shape.of_heads[0]
+            q, k, v = heads_apart(block.heads_of(self._product(block.qkv, x)), heads, cos, sin)
             mixed = self._attention(number, q, k, v, at)
-            mixed = mixed.view(*tokens.shape[:2], block.heads, tokens.shape[2], -1).transpose(2, 3)
-            h, x = added_rms_norm(h, self._product(block.out, mixed.reshape(x.shape)), block.norm2)
+            mixed = mixed.view(*tokens.shape[:2], heads, tokens.shape[2], -1).transpose(2, 3)
+            mixed = mixed.reshape(*tokens.shape, -1)
+            h, x = added_rms_norm(h, self._product(block.out, mixed), block.norm2, model.eps)
             branch = self._product(block.mlp.down, swiglu(self._product(block.mlp.up, x)))
         assert branch is not None
-        _, x = added_rms_norm(h[:, :, -1:].contiguous(), branch[:, :, -1:].contiguous(), model.norm)
+        _, x = added_rms_norm(h[:, :, -1:].contiguous(), branch[:, :, -1:].contiguous(), model.norm, model.eps)
         return self._product(model.head, x)[:, :, 0].to(torch.float32)
 
     def _product(self, layer: QuantLinear, x: Tensor) -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1])
-        y = product(rows, layer.weight, None, self.numerics, layer.layer)
+        y = product(rows, layer.weight, layer.bias, self.numerics, layer.layer)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _attention(self, block: int, q: Tensor, k: Tensor, v: Tensor, at: int) -> Tensor:
