@@ -88,6 +88,7 @@ def start_from(task: Task, weights: Mapping[str, Tensor], where: str) -> Task:
         model=partial(_started, task.model, weights, where),
         digest_of=partial(_joined, task.digest_of, start),
         start=start,
+        pretrain=None,
         rates={},
     )
     if task.size <= MOST_PARAMETERS:

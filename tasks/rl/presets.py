@@ -62,7 +62,8 @@ def _task(name: str, preset: _Preset) -> Task:
         rev=REV,
         summary=f"GRPO on chains of {chains.least} to {chains.most} steps modulo {chains.modulus}, decoder "
         f"{shape.depth}×{shape.width}, {size / 1e6:.3g}M parameters, {preset.rollouts} rollouts of {plan.prompts} "
-        f"problems × {plan.samples} answers of up to {chains.answer_length} tokens",
+        f"problems × {plan.samples} answers of up to {chains.answer_length} tokens, ratios clipped at "
+        f"{1 - plan.clip.low:g} and {1 + plan.clip.high:g}",
         problem=partial(problem, preset),
         pretrain=partial(base_policy, chains, shape, preset.lessons),
         experience=partial(Rollouts, plan),

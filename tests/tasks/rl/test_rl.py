@@ -18,6 +18,7 @@ from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rl import base
 from fp4dse.tasks.rl.presets import _PRESETS
+from fp4dse.tasks.weights import start_from
 
 replace = msgspec.structs.replace
 SMOKE = get_task("rl", "smoke")
@@ -154,6 +155,15 @@ def test_the_base_policy_is_made_once_and_the_same_beside_others():
     for name, value in both.items():
         assert torch.equal(value[1], again[name][0])
         assert torch.equal(value[1], fresh[name][0])
+
+
+def test_other_weights_take_the_place_of_the_base_policy():
+    untrained = Population(replace(SMOKE, pretrain=None), [lane(seed=5)], "cpu").model
+    weights = {name: value[0].clone() for name, value in untrained.state_dict().items()}
+    population = Population(start_from(replace(SMOKE, steps=1), weights, "five"), [lane(seed=0)], "cpu")
+    for name, value in population.model.state_dict().items():
+        assert torch.equal(value[0], weights[name])
+    population.train_step(0)
 
 
 def test_other_tasks_refuse_a_rollout():

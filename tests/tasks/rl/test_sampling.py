@@ -1,5 +1,6 @@
 """Answers with kept keys and values are those of a plain loop that reads everything anew for each token."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,9 @@ SHAPE = Shape(32, 64, 2, 4, CHAINS.prompt_length + CHAINS.answer_length)
 LANES, SAMPLES = 3, 8
 
 
-def decoder(recipe):
+def decoder(recipe, shape=SHAPE):
     seeds = range(LANES)
-    model = Decoder(SHAPE, SHAPE.initial(CHAINS.vocabulary, seeds), LaneNumerics([recipe] * LANES, seeds))
+    model = Decoder(shape, shape.initial(CHAINS.vocabulary, seeds), LaneNumerics([recipe] * LANES, seeds))
     model.numerics.training, model.numerics.evaluation = False, "quantized"
     return model
 
@@ -47,11 +48,16 @@ def plain_loop(model, prompts, noise):
     return tokens[..., prompts.shape[2] :], torch.cat(found, -1)
 
 
+GROUPED = msgspec.structs.replace(SHAPE, kv_heads=2, qkv_bias=True, out_bias=True, qk_norm=True, tied=True)
+"""As in other models: fewer heads of keys, biases, norms of heads, one table of embeddings."""
+
+
+@pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["plain", "grouped"])
 @pytest.mark.parametrize("name", ["bf16", "mxfp4"])
-def test_a_cache_changes_no_answer_and_no_probability(name):
+def test_a_cache_changes_no_answer_and_no_probability(name, shape):
     """Nothing here has a scale over more than a row. On the CPUs that were tried the bits are the same; libraries may
     add up products of other sizes in other orders."""
-    model, (prompts, noise) = decoder(Recipe.named(name)), problems()
+    model, (prompts, noise) = decoder(Recipe.named(name), shape), problems()
     answers, log_p = plain_loop(model, prompts, noise)
     found = sample(CachedDecoder(model, model.numerics, SHAPE.context), prompts, CHAINS.answer_length, noise)
     assert torch.equal(found.answers, answers)
