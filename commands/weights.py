@@ -68,7 +68,12 @@ def make(
 @weights_app.command("export", epilog="Example: fp4dse weights export runs/few/store --recipe bf16 --seed 0")
 def export(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Folder or URL of the store.")],
-    recipe: Annotated[str, typer.Option(help="A name, a .toml file, or a label or config_id of the store.")] = "bf16",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="A name, a .toml file, or a label or config_id of the store.", autocompletion=offer(recipe_files)
+        ),
+    ] = "bf16",
     seed: Seed = 0,
     lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the one that the store has.")] = None,
     task: Annotated[

@@ -11,7 +11,10 @@ from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.rollout import Rollout
+from fp4dse.dse.rounding import Ema
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
+from fp4dse.dse.training import Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
 
@@ -57,6 +60,8 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), layers=contradicting))
     clamped = msgspec.structs.replace(QUANTIZERS["nvfp4"], outliers=OUTLIER_NAMES["occ"])
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=clamped))))
+    moving = msgspec.structs.replace(QUANTIZERS["nvfp4"], rounding=Ema())
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(moving, moving))))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

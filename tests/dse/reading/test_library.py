@@ -42,7 +42,14 @@ def mended(recipe: Recipe) -> Recipe:
             plain = {"tensor_scale": None, "scaling": "amax", "adapt": "none", "arithmetic": "fp32", "outliers": None}
             q = replace(q, element=element, scale=scale, **plain)
         recipe = replace(recipe, **{stage: replace(getattr(recipe, stage), **{operand: q})})
-    return replace(recipe, estimator=Estimator()) if recipe.validate() else recipe
+    without = {
+        "estimator": Estimator(),
+        "fprop": replace(recipe.fprop, channels=None),
+        "training": replace(recipe.training, rollout=None),
+    }
+    for field, value in without.items():
+        recipe = replace(recipe, **{field: value}) if recipe.validate() else recipe
+    return recipe
 
 
 VALID = st.from_type(Recipe).map(mended).filter(lambda recipe: not recipe.validate())

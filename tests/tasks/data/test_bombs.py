@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fp4dse.dse import ConfigError, bounds
+from fp4dse.dse import ConfigError
+from fp4dse.dse.program import bounds
 from fp4dse.tasks.data.images import load_images
 from fp4dse.tasks.data.tabular import read_table
 from fp4dse.tasks.data.user_files import read_column
