@@ -51,7 +51,7 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
 
 
 def _lanes(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each task: recipes, seeds, lanes, how many diverged, GPU-seconds by the clock of the workers."""
+    """A row for each task and kind of device: recipes, seeds, lanes, and how many diverged."""
     rows = []
     for (task, preset, device), lanes in runs.groupby(["task", "preset", "device_class"], observed=True):
         rows.append(

@@ -7,6 +7,7 @@ change by paths (paths.py): `[[layers]] kind = "attention", "*" = "mxfp8"`.
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -84,6 +85,14 @@ def read_value(path: RecipePath, value: object, folder: Path, where: str, *keys:
     if path.type == _RULES:
         return value if isinstance(value, tuple) else _read_rules(value, None, where, *keys)
     return read_field(path, value, where, *keys)
+
+
+def read_places(data: Mapping[str, typing.Any], folder: Path, where: str, *keys: str) -> dict[str, typing.Any]:
+    """path -> value, as `read_value` gives it."""
+    return {
+        text: read_value(parse_path(text, where, *keys, text), value, folder, where, *keys, text)
+        for text, value in data.items()
+    }
 
 
 _RULES = field_types(Recipe)["layers"]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
 from fp4dse.dse.errors import ConfigError, at_key
-from fp4dse.dse.reading.library import load_recipe, read_value
+from fp4dse.dse.reading.library import load_recipe, read_places, read_value
 from fp4dse.dse.reading.own_names import expanded
 from fp4dse.dse.reading.paths import Kind, parse_path, value_text
 from fp4dse.dse.reading.shorthand import read
@@ -125,7 +125,7 @@ def resolve(
         "name": file.name,
         "summary": file.summary,
         "base": load_recipe(base, folder, at_key(where, "base")) if isinstance(base, str) else base,
-        "fixed": _read_places(file.fixed, folder, where, "fixed"),
+        "fixed": read_places(file.fixed, folder, where, "fixed"),
         "axes": {text: _read_axis(text, axis, folder, where) for text, axis in file.axes.items()},
         "forbid": [_read_rule(rule, Forbid, folder, where, f"forbid[{i}]") for i, rule in enumerate(file.forbid)],
         "require": [_read_rule(rule, Require, folder, where, f"require[{i}]") for i, rule in enumerate(file.require)],
@@ -205,14 +205,6 @@ def _read_conditions(data: Mapping[str, Any], folder: Path, where: str, *keys: s
             raise ConfigError(at_key(where, *keys, text), given, "a value, or a list with at least one")
         out[text] = [read_value(path, value, folder, where, *keys, text) for value in values]
     return out
-
-
-def _read_places(data: Mapping[str, Any], folder: Path, where: str, key: str) -> dict[str, Any]:
-    """path -> value."""
-    return {
-        text: read_value(parse_path(text, where, key, text), value, folder, where, key, text)
-        for text, value in data.items()
-    }
 
 
 def _read_joined(entry: object, space_type: SpaceType, folder: Path, find: Finder, where: str, key: str) -> Any:

@@ -20,7 +20,7 @@ each = { "*.scale" = ["e4m3", "ue5m3"] }         the effect once for each value
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +29,7 @@ import msgspec
 from fp4dse.dse import ConfigError, Recipe
 from fp4dse.dse.errors import at_key
 from fp4dse.dse.reading.files import read_toml
-from fp4dse.dse.reading.library import read_value
+from fp4dse.dse.reading.library import read_places
 from fp4dse.dse.reading.paths import RecipePath, holds, parse_path, value_text, write
 
 Values = tuple[tuple[RecipePath, Any], ...]
@@ -134,5 +134,5 @@ def _effects(table: _QuestionTable, path: Path, number: int) -> Iterator[Effect]
 
 
 def _values(of: Mapping[str, Any], path: Path, *keys: str) -> Values:
-    found: Iterable[tuple[str, RecipePath]] = ((text, parse_path(text, str(path), *keys, text)) for text in of)
-    return tuple((key, read_value(key, of[text], path.parent, str(path), *keys, text)) for text, key in found)
+    found = read_places(of, path.parent, str(path), *keys)
+    return tuple((parse_path(text, str(path)), value) for text, value in found.items())

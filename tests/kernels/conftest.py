@@ -51,8 +51,8 @@ def place(request):
         for module in ("trees", "blocks"):
             patch.setattr(modules[module], "plus", tl.standard._sum_combine)
         for module in ("attention_kernels", "forward"):
-            patch.setattr(modules[module], "_plus", tl.standard._sum_combine)
-            patch.setattr(modules[module], "_higher", tl.standard._elementwise_max)
+            patch.setattr(modules[module], "plus", tl.standard._sum_combine)
+            patch.setattr(modules[module], "higher_of", tl.standard._elementwise_max)
         for module in ("backward", "codecs", "estimators", "inner", "launch", "squares", "tiles"):
             patch.setattr(modules[module], "block_maximum", _maximum_of_bits)
         patch.setattr(modules["tiles"], "pair_maximum", _maximum_of_pairs)

@@ -11,12 +11,12 @@ import triton.language as tl
 
 
 @triton.jit
-def _plus(a, b):
+def plus(a, b):
     return a + b
 
 
 @triton.jit
-def _higher(a, b):
+def higher_of(a, b):
     return tl.maximum(a, b)
 
 
@@ -75,9 +75,9 @@ def _maxima_and_sums(
         keys = start + tl.arange(0, KEYS)
         k = load_rows(k_ptr, keys, length, SIZE, D, MASKED)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, MASKED)
-        higher = tl.maximum(m, tl.reduce(s, 1, _higher))
+        higher = tl.maximum(m, tl.reduce(s, 1, higher_of))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp2(m - base) + tl.reduce(tl.exp2(s - base[:, None]), 1, _plus)
+        total = total * tl.exp2(m - base) + tl.reduce(tl.exp2(s - base[:, None]), 1, plus)
         m = higher
     return m, total
 
@@ -144,9 +144,9 @@ def forward_kernel(
         keys = tl.arange(0, KEYS)
         k = load_rows(k_ptr, keys, length, SIZE, D, True)
         s = _scores(q, k, rows[:, None], keys[None, :], length, FACTOR, CAUSAL, True)
-        m = tl.reduce(s, 1, _higher)
+        m = tl.reduce(s, 1, higher_of)
         p = tl.exp2(s - m[:, None])
-        inverse = 1.0 / tl.reduce(p, 1, _plus)
+        inverse = 1.0 / tl.reduce(p, 1, plus)
         v = load_rows(v_ptr, keys, length, SIZE, D, True)
         out = tl.dot((p * inverse[:, None]).to(tl.bfloat16), v, out)
     else:
@@ -170,7 +170,7 @@ def prepare_kernel(g_ptr, out_ptr, low_ptr, mean_ptr, total, SIZE: tl.constexpr,
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     g = load_rows(g_ptr, rows, total, SIZE, D, True).to(tl.float32)
     out = load_rows(out_ptr, rows, total, SIZE, D, True).to(tl.float32)
-    tl.store(mean_ptr + rows, tl.reduce(g * out, 1, _plus), rows < total)
+    tl.store(mean_ptr + rows, tl.reduce(g * out, 1, plus), rows < total)
     store_rows(low_ptr, g, rows, total, SIZE, D)
 
 
@@ -364,7 +364,7 @@ def whole_kernel(
     begin, row = matrix * length * SIZE, matrix * length + rows
     g = load_rows(g_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
     out = load_rows(out_ptr + begin, rows, length, SIZE, D, True).to(tl.float32)
-    mean, low = tl.reduce(g * out, 1, _plus), g.to(tl.bfloat16)
+    mean, low = tl.reduce(g * out, 1, plus), g.to(tl.bfloat16)
     q = load_rows(q_ptr + begin, rows, length, SIZE, D, True)
     k = load_rows(k_ptr + begin, rows, length, SIZE, D, True)
     v = load_rows(v_ptr + begin, rows, length, SIZE, D, True)

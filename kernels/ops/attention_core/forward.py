@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fp4dse.kernels.ops.attention.kernels import load_rows, store_rows
+from fp4dse.kernels.ops.attention.kernels import higher_of, load_rows, plus, store_rows
 from fp4dse.kernels.ops.attention_core.inner import (
     base_2,
     load_along,
@@ -16,16 +16,6 @@ from fp4dse.kernels.ops.attention_core.inner import (
     scores_of,
     slot_of,
 )
-
-
-@triton.jit
-def _plus(a, b):
-    return a + b
-
-
-@triton.jit
-def _higher(a, b):
-    return tl.maximum(a, b)
 
 
 @triton.jit
@@ -59,9 +49,9 @@ def statistics_kernel(
         keys = start + tl.arange(0, KEYS)
         k = load_rows(k_ptr + begin, keys, length, WIDTH, D, True)
         s = scores_of(q, k, factor, rows[:, None], keys[None, :], length, CAUSAL)
-        higher = tl.maximum(m, tl.reduce(s, 1, _higher))
+        higher = tl.maximum(m, tl.reduce(s, 1, higher_of))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp2(m - base) + tl.reduce(tl.exp2(s - base[:, None]), 1, _plus)
+        total = total * tl.exp2(m - base) + tl.reduce(tl.exp2(s - base[:, None]), 1, plus)
         m = higher
     tl.store(m_ptr + matrix * length + rows, m, rows < length)
     tl.store(inverse_ptr + matrix * length + rows, 1.0 / total, rows < length)
