@@ -118,12 +118,13 @@ def posterior(spread: Spread, gaps: Array, factors: Sequence[NDArray[np.intp]]) 
     level_error, own_error = _level_noise(spread, gaps, parts)
     if recipes < LEAST_RECIPES or not np.isfinite(own_error).all() or not (own_error > 0).all():
         return unmoved(spread)
-    coefficients, covariance, own = _fitted(design, spread.mean, np.square(own_error))
+    coefficients, normal, own = _fitted(design, spread.mean, np.square(own_error))
+    shared = np.zeros(normal.shape)
     for columns in blocks:
         size = columns.stop - columns.start
-        covariance[columns, columns] += level_error**2 * (np.eye(size) - 1 / (size + 1))
+        shared[columns, columns] = level_error**2 * (np.eye(size) - 1 / (size + 1))
+    covariance, precision = _uncertainty(normal, shared)
     effects = _effects(coefficients, covariance, blocks)
-    precision = np.asarray(np.linalg.inv(covariance), float)
     return Posterior(spread, own, own_error, design, coefficients, precision, effects, blocks)
 
 
@@ -161,7 +162,7 @@ def _shares(log_density: Array, shares: Array) -> tuple[Array, Array]:
 
 
 def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, Mixture]:
-    """Coefficients, their covariance, and what recipes have of their own."""
+    """Coefficients, the matrix of their normal equations, and what recipes have of their own."""
     coefficients = np.asarray(np.linalg.lstsq(design, mean, rcond=None)[0], float)
     widths = _widths(math.sqrt(float(np.median(variance))) / 4, 2 * float(np.abs(mean - design @ coefficients).max()))
     total = np.square(widths) + variance[:, None]  # [recipes, widths]
@@ -174,10 +175,22 @@ def _fitted(design: Array, mean: Array, variance: Array) -> tuple[Array, Array, 
         coefficients = np.asarray(np.linalg.lstsq(weighted @ design, weighted @ mean, rcond=None)[0], float)
         if np.abs(shares - before).max() < 1e-4:
             break
-    normal = weighted @ design
-    slack = 1e-9 * np.trace(normal) / len(normal) * np.eye(len(normal))  # factors that are a mixture of others
-    covariance: Array = np.linalg.inv(normal + slack)
-    return coefficients, covariance, Mixture(widths, member)
+    return coefficients, weighted @ design, Mixture(widths, member)
+
+
+def _uncertainty(normal: Array, shared: Array) -> tuple[Array, Array]:
+    """Covariance (normal⁻¹ + shared) of the coefficients and its inverse, positive semidefinite whatever was rounded.
+
+    Factors that are a mixture of others leave directions of which the data say nothing: an inverse of the inverse would
+    have negative variances there.
+    """
+    values, vectors = np.linalg.eigh(normal)
+    slack = 1e-9 * float(np.trace(normal)) / len(normal)
+    values = np.maximum(values, 0.0) + slack
+    root = vectors * np.sqrt(values)
+    covariance = np.asarray((vectors / values) @ vectors.T + shared)
+    precision = root @ np.linalg.solve(np.eye(len(normal)) + root.T @ shared @ root, root.T)
+    return covariance, np.asarray((precision + precision.T) / 2)
 
 
 def _effects(coefficients: Array, covariance: Array, blocks: Sequence[slice]) -> Mixture:
