@@ -148,6 +148,11 @@ FORWARD = ("scores", "context")
 """Products of the forward pass."""
 
 
+def stages_of(product: str) -> set[str]:
+    """The stages of linear layers that a product of the core follows in the recipe's finish: BF16 once all are."""
+    return {"fprop"} if product in FORWARD else {"dgrad", "wgrad"}
+
+
 def _layout(q: Quantizer) -> str:
     """The layout of an operand, and what decides on the products that take it and on the kernels of the core, whose
     sums have an order of their own: lanes that share a population must all have the same."""

@@ -34,7 +34,7 @@ class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matrix     of the matrix peak, for units that `formats` does not have
     formats    unit -> its own share: products of narrow formats stay farther from their peak
-    attention  of the BF16 matrix peak, by the core of attention; None: as `matrix`
+    attention  of the matrix peak, by the core of attention, measured in BF16; None: as `matrix` and `formats`
     """
 
     matrix: Number
@@ -118,11 +118,11 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
             return self.matrix[unit].value * self.achieved.formats.get(unit, self.achieved.matrix).value
         return 2 * self.vector.value * self.achieved.vector.value
 
-    @property
-    def attention_flops(self) -> float:
-        """FLOP/s that the core of attention reaches, in BF16."""
+    def attention_flops(self, unit: str) -> float:
+        """FLOP/s that the core of attention reaches in this unit: of every unit's peak the share that it does of
+        BF16's."""
         reached = self.achieved.attention
-        return self.matrix["bf16"].value * reached.value if reached else self.flops("bf16")
+        return self.matrix[unit].value * reached.value if reached and unit in self.matrix else self.flops(unit)
 
 
 def chip_names() -> list[str]:

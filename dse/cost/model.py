@@ -38,13 +38,15 @@ class Linear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`count` attention cores over `context` tokens, causal or not, with heads of `head` channels, `width` in all."""
+    """`count` attention cores over `context` tokens, causal or not, with heads of `head` channels, `width` in all.
+    kv: channels of all keys, where heads share them; 0: as many as queries have."""
 
     width: int
     head: int
     context: int
     count: int
     causal: bool = True
+    kv: int = 0
 
 
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

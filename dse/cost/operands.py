@@ -126,7 +126,7 @@ def seconds(kernel: Kernel, chip: Chip) -> dict[str, float]:
 def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
     """The pass that finds the maxima of the whole tensor, for uses that need them first. Without rotations there is one
     maximum; rotated along different axes, the tensor has two."""
-    shares = {use.slot: _current(use.quantizer) for use in uses}
+    shares = {use.slot: current(use.quantizer) for use in uses}
     per_step = max(shares.values(), default=0.0)
     items: list[Item] = []
     plain_found = False
@@ -146,7 +146,7 @@ _IN_PASSING = ("previous", "history")
 """Maxima that are taken while the operand is quantized, for later steps."""
 
 
-def _current(q: Quantizer) -> float:
+def current(q: Quantizer) -> float:
     """Maxima of the whole tensor taken per step before it is quantized: 1, 1/steps for a held one, or 0."""
     if q.is_plain:
         return 0.0
@@ -205,6 +205,12 @@ def _added(use: Use, chip: Chip) -> Iterator[tuple[str, Work]]:
     yield "outliers", work.outliers(q, chip, use.unit)
     if use.rotation:
         yield "rotation", work.rotation(use.rotation)
+
+
+def in_registers(use: Use, chip: Chip) -> Work:
+    """The work of an operand that is made and multiplied in one kernel: nothing is read or written for it."""
+    done = sum((item.work for item in _techniques(use, chip)), Work())
+    return msgspec.structs.replace(done, read=0.0, write=0.0)
 
 
 def one_encoding(a: Use, b: Use) -> bool:

@@ -5,6 +5,7 @@ The count is the released analysis's axis, kept so that results can be compared;
 
 from __future__ import annotations
 
+from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.estimator import STE
 from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.rounding import Ema, Stochastic, samples_of
@@ -21,13 +22,14 @@ def points(recipe: Recipe) -> int:
     range, and what a backward operand is made from cost nothing. The rule for all others: what is done beyond a maximum
     and a rounding per block is one point for each kind. Encoding a block in several ways (`adapt`), scales that do not
     follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, averaging samples,
-    treating outliers, in elements or in channels.
+    treating outliers, in elements, in channels or in the mean of keys. Operands of the attention core count, too.
     """
     r = recipe.canonical()
     if r.is_plain:
         return 0
     everywhere = [r, *(r.changed(rule).canonical() for rule in r.layers)]
     slots = [of.slot(s) for of in everywhere for s in SLOTS]
+    slots += [r.attention.operand(s) for s in ATTENTION_SLOTS]
     throughs = [through for of in everywhere for through in (of.estimator.x, of.estimator.w)]
     techniques = (
         any(of.rotation(stage) for of in everywhere for stage in STAGES),
@@ -40,6 +42,6 @@ def points(recipe: Recipe) -> int:
         any(q.scaling != "amax" or isinstance(q.scale, E6M2) for q in slots),
         any(isinstance(q.rounding, Ema) for q in slots),
         any(samples_of(q.rounding) > 1 for q in slots),
-        any(q.outliers for q in slots) or any(of.fprop.channels for of in everywhere),
+        any(q.outliers for q in slots) or any(of.fprop.channels for of in everywhere) or r.attention.smooth_k,
     )
     return 1 + sum(techniques)

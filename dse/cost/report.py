@@ -13,7 +13,9 @@ from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
 from fp4dse.dse.cost.step import (
+    CORE,
     KEPT,
+    REST,
     UNMODELLED,
     estimator_work,
     is_bf16,
@@ -123,7 +125,8 @@ def _parted(recipe: Recipe, quantized: Model, kept: Model, chip: Chip) -> dict[s
     """Seconds by part, with those of the layers `kept` as one part."""
     seconds, there = step_cost(recipe, quantized, chip).seconds, step_cost(recipe, kept, chip)
     products = seconds["products"] + seconds[KEPT]
-    return {**seconds, "products": products, KEPT: there.total - there.seconds["rest"] - there.seconds[UNMODELLED]}
+    apart = sum(there.seconds[name] for name in (CORE, REST, UNMODELLED))
+    return {**seconds, "products": products, KEPT: there.total - apart}
 
 
 def operations(recipe: Recipe, chip: Chip) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ For every layer with a weight [N, K] and M rows:
     products    products.py
     operands    the passes of operands.py over X (M·K), W (N·K, once an optimizer step) and dY (M·N)
     estimator   a pass over dX and, once an optimizer step, over dW
-    the rest    attention core, element-wise layers, optimizer: the same for every recipe, BF16 among them
+    core        attention cores, core.py
+    the rest    element-wise layers, optimizer: the same for every recipe, BF16 among them
     unmodelled  communication, idle time and all else, a share of BF16's step: the same seconds for every recipe
 
 Every layer computes as `Recipe.at` says of its place. Those that are precise are BF16's, and so are the stages of the
@@ -24,6 +25,7 @@ import msgspec
 from fp4dse.dse.cost import operands, work
 from fp4dse.dse.cost.channels import channels_apart
 from fp4dse.dse.cost.chip import Chip, load_chip
+from fp4dse.dse.cost.core import core
 from fp4dse.dse.cost.model import Model, load_model, together, told_apart
 from fp4dse.dse.cost.operands import TECHNIQUES, tensor_uses
 from fp4dse.dse.cost.products import Seconds, Stage, product
@@ -37,15 +39,15 @@ from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
 from fp4dse.dse.stages import SHARED, Fprop
 
-COST_REV = 4
+COST_REV = 5
 """Raised when counts, rates or shapes change, so that overheads of several revisions are not compared unnoticed."""
 DEFAULT_MODEL, DEFAULT_CHIP = "llama-8b", "gb200"
 
 BF16 = load_recipe("bf16")
 """The recipe that precise layers and stages compute as."""
 KEPT = "layers in BF16"
-UNMODELLED = "unmodelled"
-PARTS = ("products", *TECHNIQUES, KEPT, "rest", UNMODELLED)
+CORE, REST, UNMODELLED = "attention core", "rest", "unmodelled"
+PARTS = ("products", *TECHNIQUES, KEPT, CORE, REST, UNMODELLED)
 """Parts of a step's time; KEPT: all that is done for layers that the recipe keeps precise."""
 
 
@@ -71,7 +73,7 @@ class Cost(msgspec.Struct, frozen=True):
 def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP, scenario: str = MID) -> float:
     """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
     shape, device = load_model(model), under(load_chip(chip), scenario)
-    return (_layers(recipe, shape, device) + _same(shape, device)) / _bf16(shape, device)
+    return _total(recipe, shape, device) / _bf16(shape, device)
 
 
 class CostTarget(Part, frozen=True):
@@ -122,8 +124,13 @@ def step_cost(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> 
         for piece in _pieces(r, part, chip):
             for name, seconds in piece:
                 out[KEPT if kept else name] += share * seconds
-    out["rest"], out[UNMODELLED] = _rest(model, chip), _unmodelled(model, chip)
+    out[CORE] = core(recipe, model, chip)
+    out[REST], out[UNMODELLED] = _rest(model, chip), _unmodelled(model, chip)
     return Cost(out)
+
+
+def _total(recipe: Recipe, model: Model, chip: Chip) -> float:
+    return _layers(recipe, model, chip) + core(recipe, model, chip) + _same(model, chip)
 
 
 def _layers(recipe: Recipe, model: Model, chip: Chip) -> float:
@@ -138,7 +145,7 @@ def _seconds(recipe: Recipe, model: Model, chip: Chip) -> float:
 
 @lru_cache
 def _bf16(model: Model, chip: Chip) -> float:
-    return _layers(BF16, model, chip) + _same(model, chip)
+    return _total(BF16, model, chip)
 
 
 def _same(model: Model, chip: Chip) -> float:
@@ -148,7 +155,7 @@ def _same(model: Model, chip: Chip) -> float:
 
 @lru_cache
 def _unmodelled(model: Model, chip: Chip) -> float:
-    return chip.rest * (_layers(BF16, model, chip) + _rest(model, chip))
+    return chip.rest * (_layers(BF16, model, chip) + core(BF16, model, chip) + _rest(model, chip))
 
 
 def _shares(recipe: Recipe, model: Model) -> list[Share]:
@@ -292,11 +299,6 @@ def _rest(model: Model, chip: Chip) -> float:
     """Seconds of everything that no recipe changes."""
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     total = model.parameters * model.bytes_per_parameter / bandwidth / model.micro_batches
-    for core in model.attention:
-        scores = model.tokens * core.context / (2 if core.causal else 1)
-        products = 3.5 * 4 * scores * core.width / chip.attention_flops  # two forward, five backward
-        exponentials = 2 * scores * core.width / core.head / (chip.special.value * chip.achieved.vector.value)
-        total += core.count * (max(products, exponentials) + 2 * chip.launch.value)
     for item in model.traffic:
         total += item.count * (2 * item.passes * item.width * model.tokens / bandwidth + 2 * chip.launch.value)
     return total

@@ -23,6 +23,7 @@ from functools import lru_cache
 
 import msgspec
 
+from fp4dse.dse.attention import ATTENTION_SLOTS
 from fp4dse.dse.cost.chip import UNITS, Chip
 from fp4dse.dse.exactness import OPERAND_FORMATS, Grid, element_grid, operand_grid
 from fp4dse.dse.own_formats import Own, element_format, element_name
@@ -105,6 +106,9 @@ def notes(recipe: Recipe, chip: Chip) -> list[str]:
                 slots_of.setdefault(text, []).append(slot)
         for text, slots in slots_of.items():
             found.setdefault(text, where + ("all slots" if len(slots) == len(SLOTS) else ", ".join(slots)))
+    for slot in ATTENTION_SLOTS:
+        for text in _notes(recipe.attention.operand(slot).canonical(), chip, recipe.gemm):
+            found.setdefault(text, "attention core")
     return [f"{where}: {text}" for text, where in found.items()]
 
 

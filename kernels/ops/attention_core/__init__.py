@@ -23,7 +23,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse.attention import ATTENTION_PRODUCTS, FORWARD, Attention
+from fp4dse.dse.attention import ATTENTION_PRODUCTS, Attention, stages_of
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.dispatch import Operation
@@ -148,8 +148,7 @@ class CoreUse(NamedTuple):
 
     def product(self, name: str) -> Product:
         """The product of this name, in BF16 in the steps in which the recipe's stages are."""
-        stages = {"fprop"} if name in FORWARD else {"dgrad", "wgrad"}
-        return self.core.plain if stages <= self.numerics.precise_stages else self.core.products[name]
+        return self.core.plain if stages_of(name) <= self.numerics.precise_stages else self.core.products[name]
 
     def multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """The product of this name of a [N, R, C] and b [N, S, C], float32 [N, R, S]."""
