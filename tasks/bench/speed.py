@@ -16,12 +16,13 @@ import torch
 
 from fp4dse.dse import QUANTIZERS, SLOTS, STAGES, ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
+from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.layers.rule import QUANTIZERS as QUANTIZER_FIELDS
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.kernels import dispatch
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline
+from fp4dse.tasks.bench import baseline, compiled
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds
 from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.regression import teacher_task
@@ -66,7 +67,7 @@ def bench(device: str, only: Sequence[str] = ()) -> Iterator[Row]:
     measures = (
         _on_cpu()
         if torch.device(device).type == "cpu"
-        else [*_mlp(device), *_decoders(device), *_by_layer(device), *_eager(device)]
+        else [*_mlp(device), *_decoders(device), *_by_layer(device), *_eager(device), *_against_compiled(device)]
     )
     chosen = [m for m in measures if not only or any(word.lower() in m.what.lower() for word in only)]
     if not chosen:
@@ -236,6 +237,54 @@ def _eager(device: str) -> list[Measure]:
 
     what = "{}:small, nvfp4 held, L = 32 against one at a time in eager torch"
     return [Measure(what.format(name), "×", "≥ 50", partial(gain, name)) for name in ("vision", "diffusion")]
+
+
+def _against_compiled(device: str) -> list[Measure]:
+    """The strongest peer, of equal lanes (compiled.py), beside the engine: its time over ours, or for one large decoder
+    ours over its."""
+    held = with_amax(Recipe.named("nvfp4"), "held")
+    everywhere = msgspec.structs.replace(Recipe.named("nvfp4-sr-rht"), precise=Precise(False, False, False))
+    bf16 = Recipe.named("bf16")
+
+    @cache
+    def peer(task: str, lanes: int, quantized: compiled.Quantized) -> float:
+        return compiled.step_us(get_task(*task.split(":")), lanes, device, quantized)
+
+    @cache
+    def ours(task: str, lanes: int, recipe: Recipe) -> float:
+        return step_us(get_task(*task.split(":")), recipe, lanes, device, 20)
+
+    def gain(task: str, lanes: int, recipe: Recipe) -> tuple[float, str]:
+        theirs, mine = (
+            peer(task, lanes, "nothing" if recipe == bf16 else "blocks") / lanes,
+            ours(task, lanes, recipe) / lanes,
+        )
+        return theirs / mine, f"µs a lane and step: {theirs:.1f} compiled, {mine:.1f} ours"
+
+    def share(recipe: Recipe, quantized: compiled.Quantized) -> tuple[float, str]:
+        theirs, mine = peer("language:350M", 1, quantized), ours("language:350M+bf16", 1, recipe)
+        return mine / theirs, f"ms a step: {theirs / 1000:.1f} compiled, {mine / 1000:.1f} ours"
+
+    populations = (
+        ("regression:mlp", 64, "≥ 2", "≥ 1.2"),
+        ("vision:small", 64, "≥ 1.5", ""),
+        ("language:10M", 16, "≥ 1.5", ""),
+    )
+    rows = []
+    for task, lanes, fp4, plain in populations:
+        for name, recipe, reach in (("nvfp4 held", held, fp4), ("bf16", bf16, plain)):
+            what = f"{task}, {name}, L = {lanes}, against equal lanes by torch.compile"
+            rows.append(Measure(what, "×", reach, partial(gain, task, lanes, recipe)))
+    nvidia = with_amax(Recipe.named("nvidia-nvfp4"), "held")
+    what = "language:350M+bf16, {}, step over that of torch.compile in {}"
+    return [
+        *rows,
+        Measure(what.format("bf16", "BF16"), "×", "≤ 1", partial(share, bf16, "nothing")),
+        Measure(what.format("nvidia-nvfp4 held", "BF16"), "×", "≤ 1.15", partial(share, nvidia, "nothing")),
+        Measure(
+            what.format("nvfp4-sr-rht in all layers", "NVFP4 to nearest"), "×", "≤ 1", partial(share, everywhere, "all")
+        ),
+    ]
 
 
 def _on_cpu() -> list[Measure]:

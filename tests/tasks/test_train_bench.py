@@ -1,13 +1,16 @@
 """The training benchmark: its baseline does what it stands for, and what cannot be measured says why."""
 
+import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import SLOTS, ConfigError, Recipe
+from fp4dse.dse import QUANTIZERS, SLOTS, ConfigError, Recipe
 from fp4dse.kernels import dispatch, quantize
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, speed
+from fp4dse.tasks.bench import baseline, compiled, speed
 from fp4dse.tasks.bench.speed import Measure, Row, with_amax
+from fp4dse.tasks.engine.lane_counts import lanes_of
+from fp4dse.tasks.engine.population import Population, with_steps
 
 
 def test_the_baseline_quantizes_as_the_engine_does():
@@ -76,3 +79,41 @@ def test_rows_come_as_they_are_measured_and_only_those_that_are_asked_for(monkey
 @pytest.mark.parametrize(("value", "reach", "reached"), [(1.0, "≤ 2", True), (3.0, "≤ 2", False), (3.0, "≥ 2", True)])
 def test_rows_say_whether_they_reach_what_is_asked(value, reach, reached):
     assert Row("what", value, "×", reach).reached is reached
+
+
+def test_the_compiled_peer_quantizes_as_the_engine_does_without_a_tensor_scale():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 96, generator=generator) * torch.exp2(torch.randint(-4, 8, (64, 1), generator=generator))
+    q = msgspec.structs.replace(QUANTIZERS["nvfp4"], tensor_scale=None)
+    ours, theirs = quantize(x, q).values, compiled.nvfp4(x).float()
+    assert (ours != theirs).float().mean() < 5e-3  # a quotient in place of a product, near a tie
+    assert (ours - theirs).abs().sum() < 1e-3 * ours.abs().sum()
+
+
+@pytest.mark.parametrize("name", ["regression", "language", "vision"])
+def test_the_compiled_peer_has_the_model_of_the_task_and_learns(name):
+    task = get_task(name, "smoke")
+    peer = compiled.Peer(task, 2, "cpu", quantized="nothing", compiled=False)
+    population = Population(with_steps(task, 2), lanes_of(task, [Recipe.named("bf16")], 1), "cpu")
+    problem, rows = task.problem([0]), torch.arange(task.batch)
+    x, y = problem.train_x[:, rows], problem.train_y[:, rows]
+    inputs, targets = task.prepare(x, y, population.draws) if task.prepare else (x, y)
+    ours = task.loss(population.model(inputs), targets).mean()
+    two = rows.expand(2, -1)
+    theirs = peer.loss_of(peer.parameters, peer.x[two], peer.y[two]) / 2
+    assert theirs.item() == pytest.approx(ours.item(), rel=0.02)
+    losses = [peer.step().item() for _ in range(12)]
+    assert sum(losses[-3:]) < sum(losses[:3])
+
+
+def test_the_compiled_peer_names_the_tasks_that_it_has():
+    with pytest.raises(ConfigError, match="found 'diffusion:smoke'"):
+        compiled.Peer(get_task("diffusion", "smoke"), 2, "cpu", quantized="all", compiled=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantized", ["nothing", "blocks"])
+def test_the_compiled_peer_learns_in_a_graph(quantized):
+    peer = compiled.Peer(get_task("regression", "smoke"), 4, "cuda", quantized)
+    losses = [peer.step().item() for _ in range(60)]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
