@@ -182,7 +182,7 @@ def cost(
     found, shape, on = find_recipe(recipe, store), load_model(target.model), load_chip(target.chip)
     facts = report.summary(found, shape, on, extra_tokens)
     parts, work, layers = report.split(found, shape, on), report.operations(found, on), []
-    software = report.by_scenario(found, shape, on)
+    software, rollout = report.by_scenario(found, shape, on), report.rollout(found, shape, on)
     if measure:
         from fp4dse.kernels.layer_time import layer_rows, layer_times, measured_overhead
         from fp4dse.results.text.frames import plain
@@ -192,13 +192,15 @@ def cost(
         times = list(layer_times(found, shape, device))
         facts["measured"], layers = plain(measured_overhead(times)), layer_rows(times, found, shape, on)
     if as_json:
-        print_json({**facts, "scenarios": software, "split": parts, "operations": work, "measured_layers": layers})
+        tables = {"scenarios": software, "split": parts, "operations": work, "rollout": rollout}
+        print_json({**facts, **tables, "measured_layers": layers})
         return
     print_facts({name: short(value, 4) for name, value in facts.items()})
     tables = {
         "The step by how good the software is:": software,
         "The step by part:": parts,
         "Bytes and instructions per element of the tensor:": work,
+        f"A token of a rollout for so many sequences of {report.CONTEXT:,} tokens at once:": rollout,
         f"This project's layers on {device}, emulating FP4: one lane, forward and backward:": layers,
     }
     print_tables(

@@ -9,6 +9,7 @@ import msgspec
 
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.decoding import token_seconds
 from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
@@ -80,6 +81,21 @@ def by_scenario(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]
         mine, bf16 = (step_cost(r, model, chip, name).total for r in (recipe, Recipe.named("bf16")))
         times = {"step_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "overhead": mine / bf16}
         rows.append({"scenario": name, **times, "assumes": scenario.summary})
+    return rows
+
+
+SEQUENCES, CONTEXT = (1, 16, 128), 4096
+"""Of the rollouts that are shown: answers that are sampled at once, and their tokens so far."""
+
+
+def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
+    """Sampling with the recipe's rollout, or its own forward pass: for so many sequences at once µs for a token of
+    each, BF16's, the gain, and tokens a second of all. Empty for models that read no tokens one after another."""
+    rows = []
+    for sequences in SEQUENCES if model.attention and model.attention[0].causal else ():
+        mine, bf16 = (token_seconds(r, model, chip, sequences, CONTEXT) for r in (recipe, Recipe.named("bf16")))
+        times = {"token_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "faster": bf16 / mine}
+        rows.append({"sequences": sequences, **times, "tokens_per_s": sequences / mine})
     return rows
 
 

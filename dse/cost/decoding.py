@@ -1,0 +1,73 @@
+"""The modelled time of sampling: one more token for each of a number of sequences, forward only.
+
+    a layer    max( 2·B·N·K / rate of its unit, stored bytes of W and of B rows of X and Y / bandwidth ) + launch
+    operands   the passes of operands.py over X; W was quantized once, after the last update
+    attention  keys and values of the context are read, in BF16, or multiplied, whichever takes longer; + launch
+    the rest   a third of the element-wise traffic of a training step, and a launch for each
+
+W is read as it is stored and decoded in registers where the unit takes wider operands, as inference kernels do, so few
+sequences cost what the bytes of W cost. Nothing else overlaps. `Recipe.sampling` says what the forward pass is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fp4dse.dse.cost import operands, work
+from fp4dse.dse.cost.chip import Chip
+from fp4dse.dse.cost.model import Model
+from fp4dse.dse.cost.operands import Use
+from fp4dse.dse.cost.scenario import MID, under
+from fp4dse.dse.cost.step import layers_by_recipe
+from fp4dse.dse.cost.units import product_unit
+from fp4dse.dse.quantizer import Quantizer
+from fp4dse.dse.recipe import GemmChoice, Recipe
+from fp4dse.dse.record import unlabelled
+from fp4dse.dse.stages import Fprop
+
+FORWARD_SHARE = 1 / 3
+"""Of the passes of a training step that Traffic counts."""
+
+
+def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, context: int, scenario: str = MID) -> float:
+    """Seconds until each of `sequences` sequences of `context` tokens has one more."""
+    chip = under(chip, scenario)
+    sampling = recipe.sampling()
+    layers = sum(_layers(r.fprop, part, chip, r.gemm, sequences) for r, part in layers_by_recipe(sampling, model))
+    return layers + _rest(model, chip, sequences, context)
+
+
+@lru_cache(maxsize=4096)
+def _layers(fprop: Fprop, model: Model, chip: Chip, gemm: GemmChoice, rows: int) -> float:
+    x, w = (unlabelled(q.canonical()) for q in (fprop.x, fprop.w))
+    unit = product_unit(x, w, chip, gemm)
+    bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
+    kernels = operands.passes([Use("fprop.x", x, None if x.is_plain and w.is_plain else fprop.rotation, unit)], chip)
+    per_element = sum(sum(operands.seconds(kernel, chip).values()) for kernel in kernels) * chip.passes
+    launches = 1 + sum(kernel.per_step for kernel in kernels)
+    total = 0.0
+    for linear in model.linears:
+        weights = linear.inputs * linear.outputs
+        moved = weights * _stored(w) + rows * (linear.inputs * _stored(x) + linear.outputs * 2)
+        formed = max(2 * rows * weights / chip.flops(unit), moved / bandwidth)
+        total += linear.count * (formed + per_element * rows * linear.inputs + launches * chip.launch.value)
+    return total
+
+
+def _stored(q: Quantizer) -> float:
+    """Bytes of an element."""
+    return 2.0 if q.is_plain else work.stored_bytes(q)
+
+
+@lru_cache(maxsize=256)
+def _rest(model: Model, chip: Chip, rows: int, context: int) -> float:
+    bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
+    total = 0.0
+    for core in model.attention:
+        read = rows * context * 2 * (core.kv or core.width) * 2 / bandwidth
+        multiplied = 4 * rows * context * core.width / chip.attention_flops("bf16")
+        total += core.count * (max(read, multiplied) + chip.launch.value)
+    for item in model.traffic:
+        moved = 2 * FORWARD_SHARE * item.passes * item.width * rows
+        total += item.count * (moved / bandwidth + chip.launch.value)
+    return total

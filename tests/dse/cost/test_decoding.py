@@ -1,0 +1,54 @@
+"""The price of a token of a rollout: the bytes of weights and cache, then the rate of the units."""
+
+import msgspec
+import pytest
+
+from fp4dse.dse import Recipe
+from fp4dse.dse.cost import load_chip, load_model, report
+from fp4dse.dse.cost.chip import Number
+from fp4dse.dse.cost.decoding import token_seconds
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+
+BF16, MODEL = Recipe.named("bf16"), load_model("llama-8b")
+WEIGHTS = sum(linear.count * linear.inputs * linear.outputs for linear in MODEL.linears)
+FAST = Number(1e30, "")
+BYTES_ALONE = msgspec.structs.replace(
+    load_chip("h200"), vector=FAST, special=FAST, convert=FAST, launch=Number(0, ""), matrix={"bf16": FAST}
+)
+BANDWIDTH = BYTES_ALONE.bandwidth.value * BYTES_ALONE.achieved.bandwidth.value
+
+
+def with_rollout(name: str) -> Recipe:
+    return msgspec.structs.replace(BF16, training=msgspec.structs.replace(BF16.training, rollout=ROLLOUT_NAMES[name]))
+
+
+def test_one_sequence_takes_what_the_bytes_of_weights_take():
+    cache = 32 * 4096 * 2 * 1024 * 2
+    found = token_seconds(BF16, MODEL, BYTES_ALONE, 1, 4096)
+    assert found == pytest.approx((2 * WEIGHTS + cache) / BANDWIDTH, rel=0.01)
+    head = 4096 * 128256
+    quantized = token_seconds(with_rollout("nvfp4-w4a16"), MODEL, BYTES_ALONE, 1, 4096)
+    assert quantized == pytest.approx((4.5 / 8 * (WEIGHTS - head) + 2 * head + cache) / BANDWIDTH, rel=0.01)
+
+
+def test_sequences_add_their_cache_and_nothing_of_the_weights():
+    one, many = (token_seconds(BF16, MODEL, BYTES_ALONE, n, 4096) for n in (1, 65))
+    assert many - one == pytest.approx(64 * 32 * 4096 * 2 * 1024 * 2 / BANDWIDTH, rel=0.05)
+
+
+def test_many_sequences_are_limited_by_products_where_units_count():
+    chip = load_chip("gb200")
+    plain, fp4 = (token_seconds(r, MODEL, chip, 4096, 1) for r in (BF16, with_rollout("nvfp4")))
+    only_weights = token_seconds(with_rollout("nvfp4-w4a16"), MODEL, chip, 4096, 1)
+    assert fp4 < 0.7 * plain
+    assert only_weights == pytest.approx(plain, rel=0.02)
+
+
+def test_a_recipe_without_a_rollout_samples_with_its_forward_pass():
+    recipe = Recipe.named("nvfp4-sr")
+    rows = report.rollout(recipe, MODEL, load_chip("h200"))
+    assert [row["sequences"] for row in rows] == list(report.SEQUENCES)
+    assert rows == report.rollout(with_rollout("nvfp4"), MODEL, load_chip("h200"))
+    assert all(row["faster"] == 1 for row in report.rollout(BF16, MODEL, load_chip("h200")))
+    assert report.rollout(recipe, load_model("vit-b"), load_chip("h200")) == []
+    assert report.rollout(recipe, load_model("mlp"), load_chip("h200")) == []
