@@ -138,7 +138,9 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
     first = ~group.duplicated()
     rates = work.loc[first, keys].set_index(group[first])
     seeds = loss.count()
-    rates = rates.assign(empty=seeds.eq(0), diverged=work["diverged"].groupby(group).sum(), fewer=-seeds, loss=loss.mean())
+    rates = rates.assign(
+        empty=seeds.eq(0), diverged=work["diverged"].groupby(group).sum(), fewer=-seeds, loss=loss.mean()
+    )
     ranked = rates.sort_values(["empty", "diverged", "fewer", "loss", "lr"])
     return group.isin(ranked.drop_duplicates(["setting", "config_id"]).index)
 
@@ -222,7 +224,8 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs if "gap_matched" in runs else runs.assign(gap_matched=runs["gap"])
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}
-    rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
+    rows, best = runs.assign(**added), at_best_lr(work).to_numpy()
+    rows = rows if best.all() else rows[best]  # most studies have one rate, and a selection copies every column
     rows = rows.assign(**_compared(rows))
     if not rows["pruned"].any():
         return rows
