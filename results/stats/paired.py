@@ -98,7 +98,7 @@ def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna
 
 
 def _dense(number: NDArray[np.int64], sort: bool) -> tuple[NDArray[np.int64], int]:
-    """The numbers renumbered from 0 without holes, in their order or in that of their first appearance; and how many."""
+    """The numbers without holes, from 0, in their order or in that of their first appearance; and how many."""
     dense, found = pd.factorize(number, sort=sort)
     return dense, len(found)
 
