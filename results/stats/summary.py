@@ -97,7 +97,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     matched = mean_interval(by_seed(rows, rows["in_match"], recipe)[1])
     out[["gap_matched", "gap_matched_low", "gap_matched_high"]] = matched[["mean", "low", "high"]].to_numpy()
     diverged = out["diverged"].gt(0)
-    for name in ("gap", "gap_bf16", "gap_matched"):
+    for name in ("gap", "gap_bf16", "gap_matched") if diverged.any() else ():
         out.loc[diverged, [name, f"{name}_low", f"{name}_high"]] = [np.inf, np.nan, np.nan]
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
     out["note"] = np.select(
