@@ -32,7 +32,7 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(n > 0, np.nansum(x, axis=1) / n, np.nan)
         std = np.sqrt(np.where(n > 1, np.nansum((x - mean[:, None]) ** 2, axis=1) / (n - 1), np.nan))
-    half = _half_width(std, n)
+    half = half_width(std, n)
     low, high = mean - half, mean + half
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
         rows = np.flatnonzero(n == size)
@@ -60,7 +60,7 @@ def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
     return pd.Series(_p_value(mean.to_numpy(float), std.to_numpy(float), n.to_numpy(float)), mean.index)
 
 
-def _half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
+def half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
     """Half of the 95 % t-interval of a mean; NaN where n < 2."""
     from scipy.special import stdtrit
 
