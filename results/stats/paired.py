@@ -76,7 +76,7 @@ was not trained with it."""
 
 def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna: bool = True) -> pd.Series:
     """A number for each combination of values in these columns, from 0, in the order of the values or, not sorted, of
-    the rows. -1 where a value is missing, if `dropna`; else missing values are equal, and the last.
+    the rows. NaN where a value is missing, if `dropna`; else missing values are equal, and the last.
 
     A group-by of pandas has these numbers too, but makes much more before it tells them.
     """
@@ -91,10 +91,11 @@ def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna
         if most * count >= 1 << 62:
             number, most = _dense(number, sort)
         number, most = number * count + codes, most * count
-    if dropna:
-        number[~missing] = _dense(number[~missing], sort)[0]
-        return pd.Series(np.where(missing, -1, number), rows.index)
-    return pd.Series(_dense(number, sort)[0], rows.index)
+    if not (dropna and missing.any()):
+        return pd.Series(_dense(number, sort)[0], rows.index)
+    found = pd.Series(np.nan, rows.index)
+    found[~missing] = _dense(number[~missing], sort)[0]
+    return found
 
 
 def _dense(number: NDArray[np.int64], sort: bool) -> tuple[NDArray[np.int64], int]:
@@ -135,7 +136,7 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
     keys = ["setting", "config_id", "lr"]
     group = numbered(work, keys, sort=False)
     loss = work["loss"].groupby(group)
-    first = ~group.duplicated()
+    first = group.notna() & ~group.duplicated()
     rates = work.loc[first, keys].set_index(group[first])
     seeds = loss.count()
     rates = rates.assign(
