@@ -22,6 +22,7 @@ from fp4dse.dse import StoreError
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.store.atomic import writing
+from fp4dse.results.store.pricing import PRICED
 from fp4dse.results.text.ratios import change, counted
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import GRACE_S
@@ -214,9 +215,12 @@ def failure(job: Job, name: str, reason: str, store: str) -> Failure:
     return Failure(reason=reason, lanes=len(job.lanes), jobs=1, job=name, recipe=recipe, command=command)
 
 
+_READ = [name for name in SUMMARIZED if name not in PRICED]
+
+
 def best_gaps(store: Store, setting: Setting) -> list[str]:
     """Per task, the quantizing recipe with the lowest gap to BF16 in this setting, as a sentence."""
-    table = summarize(store.runs(SUMMARIZED))
+    table = summarize(store.runs(_READ), "points")  # overheads would take the recipes
     lines = []
     for (task, preset), context in setting.contexts.items():
         here = (table[SHARED] == [context[name] for name in SHARED]).all(axis="columns")

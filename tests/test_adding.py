@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -296,7 +297,8 @@ def copied(to: Path, *left_out: str) -> Path:
     for name in filter(None, listed.split("\0")):
         if not name.startswith("docs/") and (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, to / name)
+            shutil.copy2(ROOT / name, to / name)
+            _copy_compiled(ROOT / name, to / name)
     (to / "typings").mkdir()
     (to / "typings/fp4dse").symlink_to("..")
     for kind, edits in ADDED.items():
@@ -304,6 +306,15 @@ def copied(to: Path, *left_out: str) -> Path:
             for place, text in changes:
                 _add(to / name, place, text)
     return to
+
+
+def _copy_compiled(file: Path, to: Path) -> None:
+    """Python takes it where the time of change is the same, and need not compile the whole tree again."""
+    compiled = Path(cache_from_source(str(file)))
+    if file.suffix == ".py" and compiled.exists():
+        there = Path(cache_from_source(str(to)))
+        there.parent.mkdir(exist_ok=True)
+        shutil.copy2(compiled, there)
 
 
 def _add(file: Path, place: str | None, text: str) -> None:

@@ -13,6 +13,7 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,19 @@ def packages_on_disk() -> dict[str, Path]:
 
 def modules() -> list[Path]:
     return [*(ROOT / name for name in TOP), *(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))]
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    """Several tests ask for the same modules, and parsing all of them takes seconds."""
+    return ast.parse(source)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def parsed_no_more():
+    """The trees of a few hundred modules are much to keep for the rest of the session."""
+    yield
+    parsed.cache_clear()
 
 
 def test_the_tests_see_this_tree():
@@ -78,7 +92,7 @@ NO_TORCH = ("dse", "results")
 def imports_of(file: Path) -> set[str]:
     """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
     names = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -144,7 +158,7 @@ class Tree:
     def __init__(self, root: Path) -> None:
         files = [*(root / name for name in TOP), *(file for room in ROOMS for file in (root / room).rglob("*.py"))]
         dotted = {".".join(("fp4dse", *file.relative_to(root).with_suffix("").parts)): file for file in files}
-        self.trees = {name.removesuffix(".__init__"): ast.parse(file.read_text()) for name, file in dotted.items()}
+        self.trees = {name.removesuffix(".__init__"): parsed(file.read_text()) for name, file in dotted.items()}
         self.imports = {name: list(self._imports(tree)) for name, tree in self.trees.items()}
 
     def _imports(self, node: ast.AST, functions: Functions = ()) -> Iterator[tuple[str, Functions]]:
@@ -473,7 +487,7 @@ def with_more_parameters(files: dict[str, str]) -> set[str]:
     `*` and `**` are a parameter each; of a custom operator `*` is a whole record. A kernel is a function for Triton
     that one place launches: `name[grid](…)`.
     """
-    trees = {name: ast.parse(source) for name, source in files.items()}
+    trees = {name: parsed(source) for name, source in files.items()}
     launches: dict[str, list[ast.Call]] = {}
     for name, tree in trees.items():
         home = {
@@ -526,7 +540,7 @@ def without_types(source: str) -> set[str]:
     """Functions that say no type of a parameter or of their result, but for Triton's."""
     return {
         node.name
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef) and not decorated(node, "jit")
         for of in [node.args]
         for all_ in [[*of.posonlyargs, *of.args, *of.kwonlyargs, *filter(None, (of.vararg, of.kwarg))]]
@@ -552,7 +566,7 @@ def questions(source: str) -> list[str]:
     """Docstrings that begin with What, Whether, How or Which: of functions, classes, modules, and below constants."""
     texts = (
         node.value.value
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     )
     return [text for text in texts if re.match(r"\s*(What|Whether|How|Which)\b", text)]

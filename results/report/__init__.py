@@ -81,6 +81,7 @@ def write_report(
 
 def write_figures(store: Store, folder: str | Path, form: str = "pdf") -> list[Path]:
     """The report's pictures as files for a paper; returns their paths. See paper_figures.write_figures."""
+    paper_figures.check_form(form)  # before the store is read, which takes longer
     return paper_figures.write_figures(read_findings(store), folder, form)
 
 

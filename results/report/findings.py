@@ -14,7 +14,7 @@ from fp4dse.results.stats.divergence import divergence
 from fp4dse.results.stats.effects import EFFECTS_READ, effects
 from fp4dse.results.stats.equal_cost import matched
 from fp4dse.results.stats.equivalence import against
-from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.front_chance import chance_of
 from fp4dse.results.stats.marginal import marginal
 from fp4dse.results.stats.paired import MEASURED, OVERHEAD, SETTING, learning_rates, rows_at_best_lr
 from fp4dse.results.stats.summary import noise_floor, summarize
@@ -106,7 +106,8 @@ class Findings:
 def findings(runs: pd.DataFrame, store: Store, statistics: Statistics | None = None) -> Findings:
     """The findings of some runs. runs: COLUMNS of the store's runs, or of some of them, with at least one row."""
     rows = rows_at_best_lr(runs)
-    recipes = as_texts(with_chance(summarize(rows), front_chance(rows)))
+    recipes = summarize(rows)
+    recipes = as_texts(with_chance(recipes, chance_of(rows, recipes)))
     versus_best, rates = as_texts(against(rows)), as_texts(learning_rates(runs))
     new = as_texts(confirmed_if_any(runs))
     present = [name for name in AXES if name in runs and runs[name].notna().any()]

@@ -48,8 +48,7 @@ def write_figures(found: Findings, folder: str | Path, form: str = "pdf") -> lis
     form: png, svg or pdf. A figure that a setting has no numbers for is left out. ConfigError on another form.
     StoreError if the folder cannot be written.
     """
-    if form not in FORMS:
-        raise ConfigError("--format", form, ", ".join(FORMS))
+    check_form(form)
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -64,6 +63,12 @@ def write_figures(found: Findings, folder: str | Path, form: str = "pdf") -> lis
                     figure.savefig(path, metadata=_undated(form))
                     written.append(path)
     return written
+
+
+def check_form(form: str) -> None:
+    """ConfigError unless figures can be written in this form."""
+    if form not in FORMS:
+        raise ConfigError("--format", form, ", ".join(FORMS))
 
 
 def _undated(form: str) -> dict[str, Any]:

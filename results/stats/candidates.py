@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fp4dse.results.stats.front_chance import competing_recipes, costs_of
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, rows_at_best_lr, stacked
 from fp4dse.results.stats.spread import spread_over_seeds
+from fp4dse.results.stats.summary import summarize
 
 Array = NDArray[np.float64]
 REACH = 3.0
@@ -30,7 +31,8 @@ def candidates(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     band, in the scenario that is kindest to it), same_bits (other
     recipes that trained to the same bits). No lines for a setting where no recipe has two seeds.
     """
-    lines, parts = competing_recipes(rows_at_best_lr(runs), overhead)
+    rows = rows_at_best_lr(runs)
+    lines, parts = competing_recipes(rows, summarize(rows, overhead), overhead)
     columns = [*SETTING, "config_id", "label", "lr", overhead, "gap", "gap_low", "gap_high", "pairs"]
     columns += ["behind", "same_bits"]
     found = []

@@ -140,6 +140,8 @@ def differences(d: NDArray[np.float64], margin: float = MARGIN) -> pd.DataFrame:
 
 def without_claims(line: pd.DataFrame, excluded: NDArray[np.bool_], verdict: str = "diverged") -> pd.DataFrame:
     """The lines without numbers where one side diverged on a seed, or was dropped at a rung. line: of `differences`."""
+    if not excluded.any():
+        return line
     claims = ["difference", "low", "high", "p", "p_same", "more_seeds"]
     line.loc[excluded, claims] = np.nan
     return line.assign(verdict=line["verdict"].mask(excluded, verdict))

@@ -60,7 +60,14 @@ def front_chance(
     has two seeds; expected is the gap there. Order: SETTING, overhead, gap.
     """
     rows = rows_at_best_lr(runs)
-    competing, parts = competing_recipes(rows, overhead)
+    return chance_of(rows, summarize(rows, overhead), overhead, resamples, seed)
+
+
+def chance_of(
+    rows: pd.DataFrame, recipes: pd.DataFrame, overhead: str = OVERHEAD, resamples: int = RESAMPLES, seed: int = 0
+) -> pd.DataFrame:
+    """`front_chance` from frames that are at hand. rows: of `rows_at_best_lr`; recipes: of their `summarize`."""
+    competing, parts = competing_recipes(rows, recipes, overhead)
     competing = competing.assign(p_front=np.nan, expected=competing["gap"].astype(float))
     competing = competing.assign(expected_low=np.nan, expected_high=np.nan)
     for lines, spread, draws in _drawn(competing, parts, codes_of(rows), resamples, seed):
@@ -94,7 +101,8 @@ def hypervolume(
         if overhead not in REFERENCES:
             raise ConfigError("overhead", overhead, f"{', '.join(REFERENCES)}, or state the reference point")
         reference = (REFERENCES[overhead], GAP_REFERENCE)
-    competing, parts = competing_recipes(rows_at_best_lr(runs), overhead)
+    rows = rows_at_best_lr(runs)
+    competing, parts = competing_recipes(rows, summarize(rows, overhead), overhead)
     out = []
     for lines, spread, draws in _drawn(competing, parts, None, resamples, seed):
         area = float(hypervolumes(lines[overhead], spread.mean[None], reference)[0])
@@ -111,10 +119,9 @@ def hypervolume(
     return pd.DataFrame(out, columns=[*columns, "on_front"])
 
 
-def competing_recipes(rows: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
+def competing_recipes(rows: pd.DataFrame, lines: pd.DataFrame, overhead: str) -> tuple[pd.DataFrame, Parts]:
     """The lines of `summarize` that may be on a front, with costs that differ in their last digits made equal, and per
-    setting the recipes with their gaps by seed. rows: of `rows_at_best_lr`."""
-    lines = summarize(rows, overhead)
+    setting the recipes with their gaps by seed. rows: of `rows_at_best_lr`; lines: of their `summarize`."""
     lines = lines[lines["points"].gt(0) & np.isfinite(lines["gap"].astype(float)) & lines[overhead].notna()].copy()
     for name in costs_of(overhead):
         lines[name] = lines.groupby(list(SETTING), sort=False)[name].transform(equal_costs)

@@ -26,7 +26,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.stats.loss_law import fit_law, why_no_law
-from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, log_or_nan, rows_at_best_lr
+from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, log_or_nan, numbered, rows_at_best_lr
 from fp4dse.results.stats.sizes import GROUP, sizes
 
 MARGIN = 0.005
@@ -94,7 +94,7 @@ def margins(runs: pd.DataFrame) -> pd.DataFrame:
 def with_margins(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
     """The runs with MARGINS. bases: MARGINS_READ of plain BF16's rows, all of them."""
     found = _by_setting(bases[bases["is_baseline"].astype(bool)])
-    setting = runs.groupby(list(SETTING), sort=False, observed=True).ngroup()
+    setting = numbered(runs, SETTING, sort=False)
     first = runs.loc[~setting.duplicated(), list(SETTING)].itertuples(index=False, name=None)
     unknown = Margin(MARGIN, f"{ASSUMED}: BF16 did not finish here")
     each = [found.get(tuple(keys), unknown) for keys in first]
@@ -107,7 +107,8 @@ _TYPES = (("value", float), ("of", object))
 
 def _by_setting(bases: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
     """Setting -> its margin, where BF16 finished. bases: MARGINS_READ of plain BF16's rows."""
-    rows = rows_at_best_lr(bases)
+    beside_itself = {"baseline_loss": bases["val_loss"], "gap": 0.0, "gap_bf16": 0.0, "gap_matched": 0.0}
+    rows = rows_at_best_lr(bases.assign(**beside_itself))
     rows = rows[rows["loss"].notna()]
     laws = _by_law(rows)
     out = {}

@@ -74,6 +74,36 @@ log_loss is the log of the loss, less what the recipe's training side does to BF
 was not trained with it."""
 
 
+def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna: bool = True) -> pd.Series:
+    """A number for each combination of values in these columns, from 0, in the order of the values or, not sorted, of
+    the rows. NaN where a value is missing, if `dropna`; else missing values are equal, and the last.
+
+    A group-by of pandas has these numbers too, but makes much more before it tells them.
+    """
+    number, most = np.zeros(len(rows), np.int64), 1
+    missing = np.zeros(len(rows), bool)
+    for name in names:
+        codes, values = pd.factorize(rows[name], sort=sort)
+        lacks, count = codes < 0, len(values)
+        if lacks.any():
+            missing |= lacks
+            codes, count = np.where(lacks, count, codes), count + 1
+        if most * count >= 1 << 62:
+            number, most = _dense(number, sort)
+        number, most = number * count + codes, most * count
+    if not (dropna and missing.any()):
+        return pd.Series(_dense(number, sort)[0], rows.index)
+    found = pd.Series(np.nan, rows.index)
+    found[~missing] = _dense(number[~missing], sort)[0]
+    return found
+
+
+def _dense(number: NDArray[np.int64], sort: bool) -> tuple[NDArray[np.int64], int]:
+    """The numbers without holes, from 0, in their order or in that of their first appearance; and how many."""
+    dense, found = pd.factorize(number, sort=sort)
+    return dense, len(found)
+
+
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     """Per row, same index: setting (int), config_id, lr, seed, loss (NaN unless it finished), diverged, pruned, failed.
 
@@ -84,7 +114,7 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     finite = done & np.isfinite(loss)
     return pd.DataFrame(
         {
-            "setting": runs.groupby(list(SETTING)).ngroup(),
+            "setting": numbered(runs, SETTING),
             "config_id": runs["config_id"],
             "lr": runs["lr"],
             "seed": runs["seed"],
@@ -103,16 +133,15 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
     A rate without a finished seed loses to one with; then fewer diverged seeds win, then more finished seeds, then
     the lower mean loss, then the lower rate.
     """
-    group = work.groupby(["setting", "config_id", "lr"], sort=False).ngroup()
-    rates = work.groupby(group).agg(
-        setting=("setting", "first"),
-        config_id=("config_id", "first"),
-        lr=("lr", "first"),
-        seeds=("loss", "count"),
-        diverged=("diverged", "sum"),
-        loss=("loss", "mean"),
+    keys = ["setting", "config_id", "lr"]
+    group = numbered(work, keys, sort=False)
+    loss = work["loss"].groupby(group)
+    first = group.notna() & ~group.duplicated()
+    rates = work.loc[first, keys].set_index(group[first])
+    seeds = loss.count()
+    rates = rates.assign(
+        empty=seeds.eq(0), diverged=work["diverged"].groupby(group).sum(), fewer=-seeds, loss=loss.mean()
     )
-    rates = rates.assign(empty=rates["seeds"].eq(0), fewer=-rates["seeds"])
     ranked = rates.sort_values(["empty", "diverged", "fewer", "loss", "lr"])
     return group.isin(ranked.drop_duplicates(["setting", "config_id"]).index)
 
@@ -124,12 +153,14 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     without `baseline_id` everyone's own baseline is plain BF16 (is_baseline); one without `val_loss_bf16` has no
     gap_bf16.
     """
-    known = _with_baseline_id(runs)
-    of, own = [*SETTING, "seed"], [*SETTING, "baseline_id", "seed"]
+    known = _with_baseline_id(runs).reset_index(drop=True)
+    known["place"] = numbered(known, [*SETTING, "seed"], sort=False, dropna=False)
     is_plain = known["is_baseline"].astype(bool)
-    bases = baselines(known[known["config_id"].isin(known["baseline_id"].unique()) | is_plain])
+    bases = _baselines(known[known["config_id"].isin(known["baseline_id"].unique()) | is_plain])
+    bases["place"] = known["place"]
     plain = bases[bases["baseline_id"].isin(known.loc[is_plain, "config_id"].unique())]
-    usual = known[of].merge(plain.drop(columns="baseline_id"), how="left", on=of)
+    usual = known[["place"]].merge(plain, how="left", on="place")
+    own = ["place", "baseline_id"]
     matched = known[own].merge(bases, how="left", on=own)
     work = outcomes(runs)
     gaps = {
@@ -146,16 +177,21 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     """SETTING, baseline_id, seed, baseline_loss and baseline_loss_bf16: what runs of that setting, baseline and seed
     are compared with. Screened rows choose their rate for themselves. runs: those of baselines."""
+    return _baselines(runs).reset_index(drop=True)
+
+
+def _baselines(runs: pd.DataFrame) -> pd.DataFrame:
+    """The same with the index of their rows."""
     work = outcomes(runs)
     if STAGE in runs:
-        work["setting"] = runs.groupby([*SETTING, STAGE], dropna=False).ngroup()
+        work["setting"] = numbered(runs, [*SETTING, STAGE], dropna=False)
     found = runs[[*SETTING, "seed"]].assign(
         baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),
         baseline_loss=work["loss"],
         baseline_loss_bf16=_in_bf16(runs),
     )
     found = found[at_best_lr(work)].dropna(subset="baseline_loss")
-    return found.drop_duplicates([*SETTING, "baseline_id", "seed"]).reset_index(drop=True)
+    return found[~numbered(found, [*SETTING, "baseline_id", "seed"], sort=False, dropna=False).duplicated()]
 
 
 def _with_baseline_id(runs: pd.DataFrame) -> pd.DataFrame:
@@ -189,7 +225,8 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs if "gap_matched" in runs else runs.assign(gap_matched=runs["gap"])
     work = outcomes(runs)
     added = {name: work[name].to_numpy() for name in _JUDGED}
-    rows = runs.assign(**added)[at_best_lr(work).to_numpy()]
+    rows, best = runs.assign(**added), at_best_lr(work).to_numpy()
+    rows = rows if best.all() else rows[best]  # most studies have one rate, and a selection copies every column
     rows = rows.assign(**_compared(rows))
     if not rows["pruned"].any():
         return rows

@@ -17,6 +17,7 @@ from fp4dse.results.stats.paired import (
     at_best_lr,
     by_seed,
     log_or_nan,
+    numbered,
     outcomes,
     rows_at_best_lr,
 )
@@ -73,26 +74,21 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     if "baseline_id" not in rows:
         rows = rows.assign(baseline_id=None)
     kept = [*SETTING, "baseline_id", "is_baseline", "lr", "metric_name", "metric_better", "points"]
-    out = (
-        rows.groupby(["setting", "config_id"], sort=False)
-        .agg(
-            **{name: (name, "first") for name in kept},
-            cost=("cost", "mean"),
-            **{name: (name, "mean") for name in band},
-            label=("recipe_label", "first"),
-            name=("recipe_name", "first"),
-            bits=("bits_per_element", "first"),
-            seeds=("loss", "count"),
-            diverged=("diverged", "sum"),
-            pruned=("pruned", "sum"),
-            failed=("failed", "sum"),
-            val_loss=("loss", "mean"),
-            val_metric=("val_metric", "mean"),
-            unpaired=("unpaired", "sum"),
-        )
-        .reset_index()
+    recipe = numbered(rows, ["setting", "config_id"], sort=False)
+    kept += ["setting", "config_id", "recipe_label", "recipe_name", "bits_per_element"]
+    means, sums = ["cost", *band, "loss", "val_metric"], ["diverged", "pruned", "failed", "unpaired"]
+    out = pd.concat(
+        [
+            rows[list(dict.fromkeys(kept))].groupby(recipe).first(),
+            rows[means].groupby(recipe).mean(),
+            rows[sums].groupby(recipe).sum(),
+            rows["loss"].groupby(recipe).count().rename("seeds"),
+        ],
+        axis=1,
     )
-    recipe = rows.groupby(["setting", "config_id"], sort=False).ngroup()
+    out = out.rename(
+        columns={"loss": "val_loss", "recipe_label": "label", "recipe_name": "name", "bits_per_element": "bits"}
+    )
     found = mean_interval(by_seed(rows, rows["paired"], recipe)[1])  # in the order of out: groups count up
     out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
     out["pairs"] = out["pairs"].astype(int)
@@ -101,7 +97,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     matched = mean_interval(by_seed(rows, rows["in_match"], recipe)[1])
     out[["gap_matched", "gap_matched_low", "gap_matched_high"]] = matched[["mean", "low", "high"]].to_numpy()
     diverged = out["diverged"].gt(0)
-    for name in ("gap", "gap_bf16", "gap_matched"):
+    for name in ("gap", "gap_bf16", "gap_matched") if diverged.any() else ():
         out.loc[diverged, [name, f"{name}_low", f"{name}_high"]] = [np.inf, np.nan, np.nan]
     quantizes = out["points"].gt(0) & np.isfinite(out["gap"].astype(float))
     out["note"] = np.select(
@@ -147,8 +143,9 @@ def survival(finished: pd.Series, diverged: pd.Series) -> pd.DataFrame:
 
 def check_overhead(runs: pd.DataFrame, overhead: str) -> None:
     """ConfigError unless `overhead` is a column of numbers, and all of one kind if it was measured."""
-    numeric = [name for name in runs if pd.api.types.is_numeric_dtype(runs[name])]
-    if overhead not in numeric or pd.api.types.is_bool_dtype(runs[overhead]):
+    types = pd.api.types
+    if overhead not in runs or not types.is_numeric_dtype(runs[overhead]) or types.is_bool_dtype(runs[overhead]):
+        numeric = [name for name in runs if types.is_numeric_dtype(runs[name])]
         raise ConfigError("overhead", overhead, f"a column of numbers: {', '.join(map(str, numeric))}")
     if overhead == MEASURED[0] and MEASURED[1] in runs and runs[MEASURED[1]].nunique() > 1:
         found = "; ".join(sorted(runs[MEASURED[1]].dropna().unique()))
@@ -181,8 +178,9 @@ def _revision(of: str) -> int:
 def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
     """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting."""
     winners = candidates.sort_values("gap").drop_duplicates("setting")[["setting", "config_id"]]
+    rows = rows[["setting", "config_id", "seed", "paired"]]
     best = rows.merge(winners)[["setting", "seed", "paired"]].rename(columns={"paired": "best"})
-    pairs = rows[["setting", "config_id", "seed", "paired"]].merge(best, on=["setting", "seed"])
+    pairs = rows.merge(best, on=["setting", "seed"])
     difference = (pairs["paired"] - pairs["best"]).groupby([pairs["setting"], pairs["config_id"]], sort=False)
     p = p_value(difference.mean(), difference.std(), difference.count())
     lines = candidates[["setting", "config_id"]].merge(p.rename("p").reset_index(), how="left")

@@ -18,7 +18,7 @@ from fp4dse.dse.cost import BAND
 from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
-from fp4dse.results.stats.front_chance import front_chance
+from fp4dse.results.stats.front_chance import chance_of
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.rate_choice import Rates, rates_of
@@ -166,7 +166,8 @@ def front_words(p_front: float) -> str:
 def verdicts(runs: pd.DataFrame) -> list[Verdict]:
     """One for each setting of some runs, in the order of `summarize`. runs: VERDICTS_READ at least."""
     rows = rows_at_best_lr(runs)
-    recipes = with_chance(summarize(rows), front_chance(rows))
+    recipes = summarize(rows)
+    recipes = with_chance(recipes, chance_of(rows, recipes))
     return verdicts_from(rows, recipes, against(rows), learning_rates(runs), confirmed_if_any(runs))
 
 

@@ -31,6 +31,10 @@ ALL = pc.scalar(True)
 ROW_GROUP = 1 << 17
 """Rows of a part that a reader has to hold at once, even if it looks for a few of them."""
 
+VALUES_AT_ONCE = 1 << 17
+"""Values that `to_pandas` may hold twice: of long tables it converts one column after the other, so that texts and
+codes are never all held at once; of a short one all at once, as a call takes half a millisecond."""
+
 IDENTITY = ["run_id", "status", "created_at"]
 """The columns that decide which of several rows of a run counts."""
 
@@ -230,12 +234,13 @@ def to_pandas(table: pa.Table, categories: bool = False) -> pd.DataFrame:
     that compares numbers.
     """
     whole_numbers = {pa.int32(): pd.Int32Dtype()}.get
-    columns = {}
-    for name in table.column_names:  # one column after the other, so that texts and codes are never all held at once
-        one = table.select([name])
-        table = table.drop_columns([name])
-        values = one.to_pandas(types_mapper=whole_numbers, strings_to_categorical=categories)[name]
-        if isinstance(values.dtype, pd.CategoricalDtype):
-            values = values.cat.set_categories(sorted(values.cat.categories))
-        columns[name] = values
-    return pd.DataFrame(columns)
+    parts = []
+    while names := table.column_names[: max(1, VALUES_AT_ONCE // max(1, len(table)))]:
+        some = table.select(names)
+        table = table.drop_columns(names)
+        part = some.to_pandas(types_mapper=whole_numbers, strings_to_categorical=categories)
+        for name, values in part.items() if categories else ():
+            if isinstance(values.dtype, pd.CategoricalDtype):
+                part[name] = values.cat.set_categories(sorted(values.cat.categories))
+        parts.append(part)
+    return pd.concat(parts, axis=1) if parts else table.to_pandas()

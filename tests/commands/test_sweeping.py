@@ -18,7 +18,7 @@ def test_a_sweep_prints_the_front_and_writes_store_and_report_under_runs(run, wh
     assert "<html" in Path("runs/few/report.html").read_text()[:200].lower()
 
 
-def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_says_which(run, whole_report):
+def test_overheads_are_of_the_model_and_chip_that_were_asked_for_and_the_output_says_which(run):
     asked = ("--model", "llama-8b", "--chip", "gb300")
     costs = {name: json.loads(run("cost", name, *asked, "--json").out)["overhead"] for name in ("mxfp4", "nvfp4")}
     swept_so = swept(run, *asked, "--json")

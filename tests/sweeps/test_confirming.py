@@ -161,23 +161,14 @@ def test_one_seed_says_nobody_who_is_a_candidate(tmp_path):
         plan_confirm(screen(tmp_path, seeds=[0]))
 
 
-LATE_WORKER = (
-    sys.executable,
-    "-c",
-    "import runpy, time; time.sleep(3); runpy.run_module('fp4dse.tasks.worker', run_name='__main__')",
-)
-"""A worker that begins after the time of the sweep is up."""
-
-
-def test_a_real_sweep_is_confirmed_goes_on_after_its_time_was_up_and_its_report_has_both_answers(tmp_path):
-    where = {"store": tmp_path / "store", "tasks": [("regression", "smoke")], "jobs": 1}
-    run_sweep(SPACE, **where, seeds=[0, 1])
-    store = open_store(where["store"])
+def test_what_is_confirmed_goes_on_after_its_time_was_up_and_the_report_has_both_answers(tmp_path):
+    store = screen(tmp_path, tasks=TASKS[:1])
     screened_answer = verdicts(store.runs())[0].label
 
-    first = run_confirm(store, plan_confirm(store, seeds=4), jobs=1, worker=LATE_WORKER, budget_s=1.0)
+    planned = plan_confirm(store, seeds=4)
+    first = run_confirm(store, planned, jobs=1, worker=(sys.executable, FAKE, "slow=0.4"), budget_s=0.6)
     assert first.left
-    second = run_confirm(store, plan_confirm(store, seeds=4), jobs=1)
+    second = confirm(store)
     assert (second.left, second.stored) == (0, first.done)
     rows = fresh_rows(store)
     assert not rows.duplicated(["config_id", "seed"]).any()

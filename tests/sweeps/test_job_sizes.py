@@ -107,6 +107,7 @@ def test_where_time_is_up_the_best_so_far_counts(monkeypatch):
     monkeypatch.setattr(job_sizes, "LIMIT_S", 1.5)
     monkeypatch.setattr(job_sizes, "COMMAND", script("import time; print(8); print(16, flush=True); time.sleep(60)"))
     assert job_sizes.measure(JOB, {}, 1) == 16
+    monkeypatch.setattr(job_sizes, "LIMIT_S", 0.1)
     monkeypatch.setattr(job_sizes, "COMMAND", script("import time; time.sleep(60)"))
     assert job_sizes.measure(JOB, {}, 1) == job_sizes.TOO_LONG
 

@@ -1,5 +1,8 @@
 """`sweep --tune`: each recipe at the best of its own rates, chosen on seeds that are not reported."""
 
+import sys
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -13,13 +16,18 @@ from fp4dse.tasks.facts import rate_of
 
 RECIPES = [Recipe.named("nvfp4"), Recipe.named("nvfp4-stable-spam")]
 TASKS = [("regression", "smoke")]
+PRESET = rate_of(find_facts(*TASKS[0]), RECIPES[0])
+BEST, BEYOND = PRESET, 13 * PRESET
+"""The rates of the lowest loss: under the task's own optimizer, and under Stable-SPAM, where FACTORS end at 4."""
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+LOWEST = {"jobs": 1, "worker": (*FAKE, f"lowest={BEST},{BEYOND}")}
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Two recipes and their baselines, tuned and swept."""
+    """Two recipes and their baselines, tuned and swept, with losses whose lowest is known."""
     store = str(tmp_path_factory.mktemp("tuned") / "store")
-    return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store, jobs=1), open_store(store)
+    return run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=store, **LOWEST), open_store(store)
 
 
 def rows(store) -> pd.DataFrame:
@@ -37,7 +45,9 @@ def test_every_recipe_is_reported_at_the_rate_that_was_best_on_the_tuning_seeds(
     means = tuning.groupby(["config_id", "lr"])["val_loss"].mean()
     best = {config_id: of.droplevel(0).idxmin() for config_id, of in means.groupby("config_id")}
     assert dict(reported[["config_id", "lr"]].drop_duplicates().itertuples(index=False)) == best
-    assert len(best) == 4  # and plain BF16, and BF16 with Stable-SPAM
+    own, other = PRESET, 16 * PRESET  # of the powers of two the nearest
+    named = {RECIPES[0]: own, RECIPES[0].baseline(): own, RECIPES[1]: other, RECIPES[1].baseline(): other}
+    assert best == {recipe.config_id: rate for recipe, rate in named.items()}
 
 
 def test_the_best_rate_lies_inside_what_was_tried(swept):
@@ -51,7 +61,7 @@ def test_the_best_rate_lies_inside_what_was_tried(swept):
 def test_the_same_command_trains_nothing_again(swept):
     _, store = swept
     before = len(rows(store))
-    again = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=str(store.path), jobs=1)
+    again = run_tuned_sweep(RECIPES, tasks=TASKS, seeds=[0, 1], store=str(store.path), **LOWEST)
     assert (again.done, again.left) == (0, 0)
     assert len(rows(store)) == before
 
@@ -65,7 +75,7 @@ def test_statistics_are_of_the_reported_rows_alone(swept):
 
 def test_a_grid_of_ones_own_is_taken_as_it_is(tmp_path):
     store = str(tmp_path / "store")
-    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], lrs=[1e-3, 2e-3], store=store, jobs=1)
+    run_tuned_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], lrs=[1e-3, 2e-3], store=store, **LOWEST)
     runs = rows(open_store(store))
     assert set(of_stage(runs, TUNE)["lr"]) == {1e-3, 2e-3}
     assert set(screened(runs)["lr"]) <= {1e-3, 2e-3}
@@ -79,6 +89,6 @@ def test_a_budget_that_ends_while_rates_are_tuned_says_so(tmp_path):
 
 def test_without_tuning_a_recipe_has_the_rate_of_its_class(tmp_path):
     store = str(tmp_path / "store")
-    run_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=store, jobs=1)
+    run_sweep(RECIPES[:1], tasks=TASKS, seeds=[0], store=store, **LOWEST)
     task = find_facts(*TASKS[0])
     assert set(rows(open_store(store))["lr"]) == {rate_of(task, RECIPES[0]), rate_of(task, Recipe.named("bf16"))}

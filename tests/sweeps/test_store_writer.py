@@ -141,7 +141,7 @@ def test_a_store_that_was_deleted_under_a_sweep_is_begun_anew_with_what_the_fold
 
     monkeypatch.setenv("FAKE_LANES", "/dev/null")
     with pytest.raises((StoreError, OSError)):
-        sweep(store, "slow=1", jobs=1, progress=delete)
+        sweep(store, "slow=0.3", jobs=1, progress=delete)
     assert deleted
     (store / "jobs").mkdir(parents=True, exist_ok=True)  # as a job that is begun after it makes it
     result = sweep(store)

@@ -1,6 +1,7 @@
 """Checkpoints of lanes: made once, the same again, those of a store's rows, and starts of other sweeps."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,11 @@ def rows_of(asked, lrs=(LR,), seeds=(0, 1), names=("nvfp4",)) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def start() -> Path:
-    return checkpoint(ASKED, Lane(BF16, LR, 0))
+def start(tmp_path_factory) -> Iterator[Path]:
+    """In a cache of this process: a test deletes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield checkpoint(ASKED, Lane(BF16, LR, 0))
 
 
 @pytest.fixture(scope="module")

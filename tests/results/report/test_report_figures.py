@@ -6,15 +6,20 @@ import pytest
 
 from fp4dse import cli
 from fp4dse.dse import ConfigError
-from fp4dse.results.report import write_figures
+from fp4dse.results.report import paper_figures, read_findings, write_figures
 
 matplotlib = pytest.importorskip("matplotlib", reason="needs the extra `figures`")
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 
 
+@pytest.fixture(scope="module")
+def found(swept):
+    return read_findings(swept)
+
+
 @pytest.mark.parametrize("form", STARTS)
-def test_each_setting_has_its_four_figures_and_a_text_of_an_svg_is_a_text(swept, tmp_path, form):
-    written = write_figures(swept, tmp_path / "new" / "folder", form)
+def test_each_setting_has_its_four_figures_and_a_text_of_an_svg_is_a_text(found, tmp_path, form):
+    written = paper_figures.write_figures(found, tmp_path / "new" / "folder", form)
     whats = ("front", "effects", "interactions", "curves")
     tasks = ("regression-quickstart", "vision-quickstart")
     assert {path.name for path in written} == {f"{what}-{task}.{form}" for what in whats for task in tasks}

@@ -1,9 +1,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fp4dse.results import learning_rates
 from fp4dse.results.bench.generated import generated
+from fp4dse.results.stats.paired import numbered
 
 
 def test_learning_rates_say_what_was_chosen_from_which_grid(runs):
@@ -40,3 +43,27 @@ def test_with_one_rate_there_is_nothing_to_choose_and_with_one_seed_nothing_to_t
     assert np.isnan(one["optimism"].iloc[0])
     hole = learning_rates(runs(**{"bf16@0.001": [0.5, 0.5], "bf16@0.002": [0.6, None]}))
     assert np.isnan(hole["optimism"].iloc[0])
+
+
+VALUES = {
+    "texts": ["a", "b", "c"],
+    "numbers": [0.5, -1.0, 2.0],
+    "gaps": ["x", None],
+    "whole": [7, 3],
+}
+
+
+@given(st.lists(st.tuples(*map(st.sampled_from, VALUES.values())), max_size=30), st.booleans(), st.booleans())
+def test_combinations_have_the_numbers_of_a_group_by(rows, sort, dropna):
+    frame = pd.DataFrame(rows, columns=list(VALUES)).astype({"texts": "category"} if len(rows) % 2 else {})
+    names = list(VALUES)
+    expected = frame.groupby(names, sort=sort, dropna=dropna, observed=True).ngroup()
+    pd.testing.assert_series_equal(numbered(frame, names, sort, dropna), expected, check_dtype=False)
+
+
+def test_many_combinations_have_numbers_too():
+    """More than 64 bits have room for, were all combinations to be there."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.integers(0, 300, (300, 9)).astype(str), columns=list("abcdefghi"))
+    frame = pd.concat([frame, frame], ignore_index=True)
+    assert numbered(frame, list(frame)).tolist() == frame.groupby(list(frame)).ngroup().tolist()

@@ -67,7 +67,7 @@ def test_many_sweeps_leave_few_parts(store, row):
         store.compact(minimum=1)
         assert len(levels(store)) <= 4 + (seed + 1) // 9
     assert sorted(levels(store)) == [1, 2, 2, 2]
-    assert sorted(store.runs()["seed"]) == list(range(30))
+    assert sorted(store.runs(["seed"])["seed"]) == list(range(30))
 
 
 def test_large_parts_and_few_parts_are_left_alone(many, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_row_that_a_crash_left_in_two_parts_is_written_once(many, monkeypatch)
     for part, data in list(kept.items())[1:]:  # as if the process had died after it deleted the first of them
         part.write_bytes(data)
     assert len(rows_on_disk(store)) == 3 + 2
-    assert sorted(store.runs()["seed"]) == [0, 1, 2]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1, 2]
     monkeypatch.setattr(compaction, "JOIN_AT", 2)
     store.compact()
     assert levels(store) == [2]

@@ -65,13 +65,13 @@ def test_killed_between_any_two_file_operations_nothing_is_lost_or_doubled(tmp_p
             pass
         monkeypatch.undo()
         after = open_store(store.path)
-        seeds = sorted(after.runs()["seed"])
+        seeds = sorted(after.runs(["seed"])["seed"])
         assert seeds in ([0, 1, 2], [0, 1, 2, 9])
         if reached_the_end:
             assert (9 in seeds) == (write != "compact")
         after.add([row(seed=9)], "again")
         after.compact(minimum=1)
-        assert sorted(after.runs()["seed"]) == [0, 1, 2, 9]
+        assert sorted(after.runs(["seed"])["seed"]) == [0, 1, 2, 9]
         assert after.info()["torn"] == []
         assert not [p for p in after.path.rglob(".*.tmp") if p.parent.name in ("inbox", "parts")]
         if reached_the_end:
@@ -97,7 +97,7 @@ def test_compaction_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
         finally:
             monkeypatch.undo()
             monkeypatch.setattr("fp4dse.results.store.compaction.FILES_PER_PART", 2)
-        found = open_store(store.path).runs(curves=True)
+        found = open_store(store.path).runs(["seed", "curve_loss"])
         assert sorted(found["seed"]) == sorted([*range(7), *range(7)])
         assert found["curve_loss"].notna().all()
     assert deaths >= 8
@@ -122,7 +122,10 @@ def test_joining_of_parts_that_is_killed_again_and_again_loses_and_doubles_nothi
             deaths += 1
         finally:
             monkeypatch.undo()
-        for found in (open_store(store.path).runs(curves=True), store.sql("SELECT * FROM rows")):
+        for found in (
+            open_store(store.path).runs(["seed", "curve_loss"]),
+            store.sql("SELECT seed, curve_loss FROM rows"),
+        ):
             assert sorted(found["seed"]) == sorted([*range(10), *range(10)])
             assert found["curve_loss"].notna().all()
     assert deaths >= 8

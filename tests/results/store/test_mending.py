@@ -41,7 +41,7 @@ def test_mend_brings_back_what_is_whole_to_where_it_was(filled):
     mended = filled.mend()
     assert (sorted(mended["returned"]), mended["broken"]) == (sorted([*inbox, *parts]), [])
     assert (names(filled, "inbox"), names(filled, "parts")) == (inbox, parts)
-    assert sorted(filled.runs()["seed"]) == [0, 1]
+    assert sorted(filled.runs(["seed"])["seed"]) == [0, 1]
 
 
 def test_mend_sets_aside_what_is_broken_says_why_and_takes_an_intact_copy_back(filled, monkeypatch):
@@ -57,7 +57,7 @@ def test_mend_sets_aside_what_is_broken_says_why_and_takes_an_intact_copy_back(f
     for name, data in intact.items():
         (filled.path / "torn" / name).write_bytes(data)
     assert sorted(filled.mend()["returned"]) == sorted(intact)
-    assert sorted(filled.runs()["seed"]) == [0, 1]
+    assert sorted(filled.runs(["seed"])["seed"]) == [0, 1]
     assert filled.mend() == {"returned": [], "broken": []}
 
 
@@ -88,7 +88,7 @@ def test_columns_of_a_newer_version_are_kept_by_joins_and_merges_and_named_once(
     monkeypatch.setattr(compaction, "JOIN_AT", 2)
     store.add([row(seed=0)], "a")
     newer(1, pa.array(["new"]))
-    assert sorted(store.runs()["seed"]) == [0, 1]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1]
     assert "novelty" not in store.runs()
     store.compact(minimum=1)
     newer(2, pa.array(["newer"]))
@@ -108,7 +108,7 @@ def test_columns_of_one_name_and_two_types_stay_in_two_parts(store, newer):
     newer(1, pa.array([1.5]))
     assert store.compact(minimum=1) == 2
     assert len(names(store, "parts")) == 2
-    assert sorted(store.runs()["seed"]) == [0, 1]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1]
 
 
 # --- the files beside the rows -----------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def test_an_outage_is_waited_out_by_reader_and_writer(place, proxy, row, caplog)
         begin = time.monotonic()
         act()
         assert time.monotonic() - begin > 0.4
-    assert sorted(store.runs()["seed"]) == [0, 1]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1]
     assert "cannot be reached (" in caplog.text
     assert "reached again after" in caplog.text
 
@@ -220,7 +220,7 @@ def test_connections_that_are_cut_in_the_middle_lose_no_row(place, proxy, row, j
         if joined:
             store.compact(minimum=1)
     proxy.cut, proxy.times = 5000, 4
-    assert sorted(open_store(place).runs()["seed"]) == [0, 1, 2]
+    assert sorted(open_store(place).runs(["seed"])["seed"]) == [0, 1, 2]
     assert proxy.times == 0
     proxy.cut, proxy.times = 5000, 4
     store.compact(minimum=1)
@@ -244,4 +244,4 @@ def test_a_server_that_stays_away_is_an_error_and_nothing_is_moved_or_lost(place
         proxy.away = False
     again = open_store(place)
     assert again.info()["torn"] == []
-    assert again.runs()["seed"].tolist() == [0]
+    assert again.runs(["seed"])["seed"].tolist() == [0]

@@ -42,7 +42,7 @@ def test_rows_go_in_come_out_and_are_joined_once_each(url, row):
     for seed in range(3):
         store.add([row(seed=seed)], f"job {seed}")
     store.add([row(seed=0)], "job 0")
-    assert sorted(store.runs()["seed"]) == [0, 1, 2]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1, 2]
     assert store.compact(minimum=1) == 3
     again = open_store(url("a"))
     assert (again.info()["inbox_files"], again.info()["part_files"], again.info()["runs"]) == (0, 1, 3)
@@ -89,7 +89,7 @@ def test_stores_on_a_disk_and_behind_urls_merge_without_duplicates(url, row, tmp
     here.add([row(seed=0), row(seed=1)], "job")
     far.add([row(seed=1), row(seed=2)], "job")
     assert [target.merge(here), target.merge(far), target.merge(here), target.merge(far)] == [2, 1, 0, 0]
-    assert sorted(target.runs()["seed"]) == [0, 1, 2]
+    assert sorted(target.runs(["seed"])["seed"]) == [0, 1, 2]
     assert here.merge(target) == 1
 
 

@@ -126,7 +126,7 @@ def test_the_same_rows_added_twice_are_one_file(store, row):
 def test_jobs_of_the_same_name_do_not_overwrite_each_other(store, row):
     store.add([row(seed=0)], "job/../1")
     store.add([row(seed=1)], "job/../1")
-    assert sorted(store.runs()["seed"]) == [0, 1]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1]
 
 
 def test_done_are_the_lanes_that_need_no_training(store, row):
@@ -172,7 +172,7 @@ def test_merge_brings_the_rules_of_retirement_along(store, row, tmp_path):
     other.add([row(seed=0, rev_engine=1), row(seed=1, rev_engine=2)], "job")
     other.invalidate("engine", below=2)
     store.merge(other)
-    assert store.runs()["seed"].tolist() == [1]
+    assert store.runs(["seed"])["seed"].tolist() == [1]
     assert store.info()["retired"] == 1
     assert store.merge(other) == 0
     store.invalidate("engine", below=3)
@@ -317,8 +317,8 @@ def test_an_unreadable_inbox_file_is_left_out_reported_and_kept(store, row, capl
     bad = next((store.path / "inbox").glob("bad*"))
     bad.write_bytes(bad.read_bytes()[:-7] if content is None else content)
     with caplog.at_level(logging.WARNING):
-        assert store.runs()["seed"].tolist() == [0]
-        assert store.runs()["seed"].tolist() == [0]
+        assert store.runs(["seed"])["seed"].tolist() == [0]
+        assert store.runs(["seed"])["seed"].tolist() == [0]
     assert [str(bad) in message for message in caplog.messages] == [True]
     assert store.info()["torn"] == [str(bad)]
     assert store.done() == {run_id(row(seed=0))}
@@ -326,7 +326,7 @@ def test_an_unreadable_inbox_file_is_left_out_reported_and_kept(store, row, capl
     aside = store.path / "torn" / bad.name
     assert aside.exists()
     assert open_store(store.path).info()["torn"] == [str(aside)]
-    assert open_store(store.path).runs()["seed"].tolist() == [0]
+    assert open_store(store.path).runs(["seed"])["seed"].tolist() == [0]
 
 
 def test_a_broken_part_is_left_out_named_with_what_is_missing_and_moved_aside(store, row, caplog):
@@ -339,7 +339,7 @@ def test_a_broken_part_is_left_out_named_with_what_is_missing_and_moved_aside(st
     data = bytearray(part.read_bytes())
     data[200] ^= 1
     part.write_bytes(data)
-    assert store.runs()["seed"].tolist() == [0]
+    assert store.runs(["seed"])["seed"].tolist() == [0]
     [message] = caplog.messages
     assert str(part) in message
     assert "Missing now: 2 lanes. The same `fp4dse sweep` trains them again" in message
@@ -373,9 +373,9 @@ def test_a_write_that_the_disk_refuses_is_reported_and_leaves_nothing_behind(sto
         with pytest.raises(StoreError, match=says):
             store.compact(minimum=1)
     assert not list((store.path / "inbox").glob(".*"))
-    assert store.runs()["seed"].tolist() == [0]
+    assert store.runs(["seed"])["seed"].tolist() == [0]
     store.add([row(seed=1)], "job")
-    assert sorted(store.runs()["seed"]) == [0, 1]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1]
 
 
 def test_a_store_that_cannot_be_made_is_reported(tmp_path, monkeypatch):
@@ -414,7 +414,7 @@ def test_a_file_joined_into_a_part_while_reading_is_found_there(store, row, monk
         return files
 
     monkeypatch.setattr(reader, "list_files", list_then_compact)
-    assert sorted(store.runs()["seed"]) == [0, 1, 2]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1, 2]
     assert compacted
 
 
@@ -455,7 +455,7 @@ def test_the_holder_of_the_lock_may_write_as_often_as_it_likes(store, row):
         with pytest.raises(StoreError, match="is writing"):
             open_store(store.path).add([row(seed=2)], "job")
     open_store(store.path).add([row(seed=2)], "job")
-    assert sorted(store.runs()["seed"]) == [0, 1, 2]
+    assert sorted(store.runs(["seed"])["seed"]) == [0, 1, 2]
 
 
 def test_metrics_and_pictures_are_read_by_name_when_asked_for(tmp_path, row):

@@ -12,6 +12,7 @@ from fp4dse.dse import ConfigError, Recipe
 from fp4dse.results import open_store
 from fp4dse.sweeps import run_search, run_sweep
 from fp4dse.sweeps.arguments import find_space
+from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.worker import jobs_in
 
@@ -34,6 +35,18 @@ def losses(folder: Path) -> dict:
     return {(row.config_id, row.seed): row.val_loss for row in rows.itertuples()}
 
 
+def here() -> dict:
+    """What all lanes have when they are trained in this process."""
+    task, found = get_task(*TASKS[0]), {}
+    for recipe in (*RECIPES, Recipe.named("bf16")):
+        lanes = [Lane(recipe, task.lr, seed) for seed in (0, 1, 2)]
+        found |= {
+            (recipe.config_id, lane.seed): one.val_loss
+            for lane, one in zip(lanes, train(task, lanes).lanes, strict=True)
+        }
+    return found
+
+
 def of_baseline(job: Path) -> bool:
     return all(lane.recipe.is_baseline for lane in msgspec.json.decode(job.read_bytes(), type=Job).lanes)
 
@@ -54,8 +67,7 @@ def test_what_another_machine_trained_is_stored_as_if_it_were_trained_here(tmp_p
     third = sweep(tmp_path / "away")
     assert (third.left, third.stored, third.stopped) == (0, 9, None)
     assert not list((tmp_path / "away" / "jobs").glob("*"))
-    sweep(tmp_path / "here", executor="local", options={}, jobs=1)
-    assert losses(tmp_path / "away") == losses(tmp_path / "here")
+    assert losses(tmp_path / "away") == here()
 
 
 def test_the_folder_has_to_be_named(tmp_path):

@@ -121,11 +121,13 @@ def test_a_worker_that_falls_silent_is_killed(tmp_path):
 
 
 def test_the_time_in_which_the_driver_itself_stood_still_is_no_silence_and_no_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("fp4dse.sweeps.executors.local.DRIVER_GAP_S", 1.0)
-    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "hang"), limit_s=3.0, silence_s=2.0)
+    monkeypatch.setattr("fp4dse.sweeps.executors.local.DRIVER_GAP_S", 0.5)
+    executor = LocalExecutor(tmp_path / "jobs", [{}], (sys.executable, FAKE, "hang"), limit_s=1.5, silence_s=1.0)
     executor.start(job(), {})
     executor.poll(0.0)
-    time.sleep(4.0)
+    time.sleep(2.0)
+    assert executor.poll(0.0) == []
+    time.sleep(0.2)  # a job that was killed is back by then
     assert executor.poll(0.0) == []
     assert executor.running[0].worker.alive
     while not (outcomes := executor.poll(0.1)):
