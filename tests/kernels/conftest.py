@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,7 @@ def place(request):
         _mend_minimum(patch)
         _mend_dot(patch)
         _mend_bounds(patch)
+        _patch_once_a_launch(patch)
         with np.errstate(all="ignore"):
             yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
@@ -185,3 +187,18 @@ def _mend_bounds(patch):
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     patch.setattr(interpreter, "_patch_lang_tensor", mended)
+
+
+def _patch_once_a_launch(patch):
+    """The interpreter puts its own functions into triton.language again for every device function that is called."""
+    from triton.runtime import interpreter
+
+    original, modules = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    patch.setattr(interpreter, "_patch_lang", lambda _: original(modules))
+    patch.setattr(interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more))
+    of_scalar = cache(interpreter._get_np_dtype)
+    patch.setattr(
+        interpreter,
+        "_get_np_dtype",
+        lambda kind: np.dtype(np.uint64) if kind.scalar.is_ptr() else of_scalar(kind.scalar),
+    )
