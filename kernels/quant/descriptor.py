@@ -165,11 +165,14 @@ def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str]) -> list[str]
     """The needs of lanes in columns that an implementation does not heed, or with values that none was written for, a
     sentence a column: none, or it must refuse."""
     found = []
-    for columns, table in (FLOATS, floats), (INTS, ints):
+    for columns, table in (FLOATS, floats.cpu()), (INTS, ints.cpu()):
+        least, most = (end.tolist() for end in table.aminmax(dim=0))
         for number, (name, column) in enumerate(columns.items()):
             accepted = column.known if name in heeded else (column.plain,)
-            values = table[:, number].cpu()
-            others = values[~torch.isin(values, values.new_tensor(accepted))] if accepted else values[:0]
+            if not accepted or least[number] == most[number] in accepted:  # nearly always
+                continue
+            values = table[:, number]
+            others = values[~torch.isin(values, values.new_tensor(accepted))]
             if len(others):
                 of = ", ".join(f"{value:g}" for value in accepted)
                 found.append(f"{name}: found {float(others[0]):g}; accepted: {of} ({column.what})")
