@@ -198,16 +198,16 @@ def _hasten(patch):
     # for every device function that is called it would put its own functions into triton.language again
     launch, modules = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     patch.setattr(interpreter, "_patch_lang", lambda _: launch(modules))
-    patch.setattr(interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more))
+    patch.setattr(
+        interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
+    )
     # every integer sum and product again in int64, for an assertion that is off
     quiet = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", quiet)
     # types and shapes, of which there are few
     dtype_of = cache(interpreter._get_np_dtype)
     pointer = np.dtype(np.uint64)
-    patch.setattr(
-        interpreter, "_get_np_dtype", lambda kind: pointer if kind.scalar.is_ptr() else dtype_of(kind.scalar)
-    )
+    patch.setattr(interpreter, "_get_np_dtype", lambda kind: pointer if kind.scalar.is_ptr() else dtype_of(kind.scalar))
     shape_of = cache(lambda shape: (tl.core.tuple([tl.constexpr(n) for n in shape]), tl.constexpr(math.prod(shape))))
 
     def tensor(self, handle, kind):
