@@ -9,6 +9,7 @@ import inspect
 import math
 import re
 import sys
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,8 +69,7 @@ def place(request):
         _mend_minimum(patch)
         _mend_dot(patch)
         _mend_bounds(patch)
-        _hasten(patch)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _hastened(patch):
             yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
 
@@ -191,13 +191,14 @@ def _mend_bounds(patch):
     patch.setattr(interpreter, "_patch_lang_tensor", mended)
 
 
-def _hasten(patch):
-    """Less of what the interpreter does at every operation and throws away, or does again."""
+@contextmanager
+def _hastened(patch):
+    """Without what the interpreter does at every operation and throws away, or does again."""
     from triton.runtime import interpreter
 
-    # for every device function that is called it would put its own functions into triton.language again
-    launch, modules = interpreter._patch_lang, SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    patch.setattr(interpreter, "_patch_lang", lambda _: launch(modules))
+    # it would put its functions into triton.language for every launch, and for every device function that is called
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
     patch.setattr(
         interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
     )
@@ -223,3 +224,7 @@ def _hasten(patch):
         self.numel, self.name = size_of(self.shape), "a block"
 
     patch.setattr(tl.block_type, "__init__", block)
+    try:
+        yield
+    finally:
+        scope.restore()
