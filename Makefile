@@ -17,8 +17,9 @@ quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
 
 # One thread a worker: two workers that each take every core are slower than one, and threads that wait would spin.
+# Processes that tests start find the package compiled to bytecode, whatever the environment says.
 test: .venv/dev.stamp
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: .venv/dev.stamp
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 -m "slow and not gpu" $(ARGS)

@@ -13,14 +13,11 @@ settings.load_profile("fp4dse")
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """What tests make up is not remembered for the user. The processes of one `pytest -n` share it, so that native code
-    is built once."""
-    of_all = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        of_all = of_all.parent
-    (of_all / "cache").mkdir(exist_ok=True)
+    """What tests make up is not remembered for the user. Processes of one session share it, above all compiled code."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(of_all / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(shared / "cache"))
         yield
 
 

@@ -79,9 +79,10 @@ class Backend(msgspec.Struct, frozen=True):
     ) -> str | None:
         """The first column that some lane needs and code does not heed; not one that the codec has no use for."""
         known = {*heeded(codec, features_of(*tables))}
-        if unheeded(*tables, known):
-            known |= reference.unread(codec)
-        return next(iter(unheeded(*tables, known)), None)
+        found = unheeded(*tables, known)
+        if found:
+            found = unheeded(*tables, known | reference.unread(codec))
+        return next(iter(found), None)
 
 
 def why_not_compiled(device: str) -> str | None:

@@ -92,10 +92,9 @@ def descriptor(quantizers: Sequence[Quantizer], device: torch.device | str = "cp
     Of codec `table`, which all lanes then have, the first is [L, len(FLOATS) + LEVELS + BOUNDS].
     """
     canonical = [q.canonical() for q in quantizers]
-    rows = [_row(q) for q in canonical]
-    numbers = [[row[k] for k in FLOATS] + levels(q.element, q.rounding) for q, row in zip(canonical, rows, strict=True)]
-    floats = torch.tensor(numbers, dtype=torch.float64).to(torch.float32)
-    ints = torch.tensor([[int(row[k]) for k in INTS] for row in rows], dtype=torch.int32)
+    numbers = {q: _numbers(q) for q in dict.fromkeys(canonical)}  # of many lanes few are different
+    floats = torch.tensor([numbers[q][0] for q in canonical], dtype=torch.float64).to(torch.float32)
+    ints = torch.tensor([numbers[q][1] for q in canonical], dtype=torch.int32)
     return floats.to(device), ints.to(device)
 
 
@@ -124,6 +123,12 @@ def _by_chance(rounding: Stochastic) -> dict[str, float]:
     if rounding.samples != 1:
         raise ConfigError("rounding.samples", rounding.samples, "1 (of one encoding; slots average several)")
     return {"stochastic": 1, "random_shift": 16 - rounding.bits}
+
+
+def _numbers(q: Quantizer) -> tuple[list[float], list[int]]:
+    """A row of either table."""
+    row = _row(q)
+    return [row[k] for k in FLOATS] + levels(q.element, q.rounding), [int(row[k]) for k in INTS]
 
 
 def _row(q: Quantizer) -> dict[str, float]:
@@ -165,11 +170,14 @@ def unheeded(floats: Tensor, ints: Tensor, heeded: Collection[str]) -> list[str]
     """The needs of lanes in columns that an implementation does not heed, or with values that none was written for, a
     sentence a column: none, or it must refuse."""
     found = []
-    for columns, table in (FLOATS, floats), (INTS, ints):
+    for columns, table in (FLOATS, floats.cpu()), (INTS, ints.cpu()):
+        least, most = (end.tolist() for end in table.aminmax(dim=0))
         for number, (name, column) in enumerate(columns.items()):
             accepted = column.known if name in heeded else (column.plain,)
-            values = table[:, number].cpu()
-            others = values[~torch.isin(values, values.new_tensor(accepted))] if accepted else values[:0]
+            if not accepted or least[number] == most[number] in accepted:  # nearly always
+                continue
+            values = table[:, number]
+            others = values[~torch.isin(values, values.new_tensor(accepted))]
             if len(others):
                 of = ", ".join(f"{value:g}" for value in accepted)
                 found.append(f"{name}: found {float(others[0]):g}; accepted: {of} ({column.what})")

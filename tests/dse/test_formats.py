@@ -107,7 +107,8 @@ def exponent_by_definition(amax: np.float32, rule: str, element: FloatFormat) ->
         "nearest": lambda e: x * x < top * top * two ** (2 * e + 1),
         "encode": lambda e: two**element.emax / x >= 3 * two ** (-e - 2),  # not nearer to 2^(-e - 1)
     }[rule]
-    e = -200  # below every exponent that comes up
+    e = math.frexp(amax)[1] - element.emax - 4  # below the exponent that comes out
+    assert not fits(e)
     while not fits(e):
         e += 1
     return e

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
-from fp4dse.dse.rounding import Nearest, Stochastic
+from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
@@ -320,7 +320,7 @@ def test_recipes_share_a_signature_exactly_if_their_structure_agrees(pair):
         return scale_key(scale), getattr(scale, "convention", "")
 
     def layout(q):
-        return q.block, q.codec, q.factors_over, type(q.outliers)
+        return q.block, q.codec, q.factors_over, type(q.outliers), samples_of(q.rounding)
 
     a, b = pair
     assert (a.signature() == b.signature()) == (structure(a) == structure(b))

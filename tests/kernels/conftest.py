@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,7 +69,7 @@ def place(request):
         _mend_minimum(patch)
         _mend_dot(patch)
         _mend_bounds(patch)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _hastened(patch):
             yield SimpleNamespace(device="cpu", module=modules["launch"], **modules)
 
 
@@ -185,3 +189,42 @@ def _mend_bounds(patch):
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     patch.setattr(interpreter, "_patch_lang_tensor", mended)
+
+
+@contextmanager
+def _hastened(patch):
+    """Without what the interpreter does at every operation and throws away, or does again."""
+    from triton.runtime import interpreter
+
+    # it would put its functions into triton.language for every launch, and for every device function that is called
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
+    patch.setattr(
+        interpreter.InterpretedFunction, "__call__", lambda self, *args, **more: self.rewrite()(*args, **more)
+    )
+    # every integer sum and product again in int64, for an assertion that is off
+    quiet = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    patch.setattr(interpreter.interpreter_builder, "options", quiet)
+    # types and shapes, of which there are few
+    dtype_of = cache(interpreter._get_np_dtype)
+    pointer = np.dtype(np.uint64)
+    patch.setattr(interpreter, "_get_np_dtype", lambda kind: pointer if kind.scalar.is_ptr() else dtype_of(kind.scalar))
+    shape_of = cache(lambda shape: (tl.core.tuple([tl.constexpr(n) for n in shape]), tl.constexpr(math.prod(shape))))
+
+    def tensor(self, handle, kind):
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = shape_of(kind.shape if kind.is_block() else ())
+
+    patch.setattr(tl.tensor, "__init__", tensor)
+    size_of = cache(tl.core.validate_block_shape)
+
+    def block(self, element_ty, shape):
+        plain = type(shape) is tuple and all(type(n) is int for n in shape)
+        self.element_ty, self.shape = element_ty, shape if plain else tuple(tl.core._unwrap_shape(shape))
+        self.numel, self.name = size_of(self.shape), "a block"
+
+    patch.setattr(tl.block_type, "__init__", block)
+    try:
+        yield
+    finally:
+        scope.restore()

@@ -1,6 +1,7 @@
 """The quantized attention core: with BF16 operands it is ops/attention, operand by operand it is what a few lines say,
 and lanes do not depend on each other."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,6 +170,7 @@ def test_evaluation_and_the_finish_leave_the_core_as_they_leave_products():
 @pytest.mark.parametrize("preset", ["language:smoke", "vision:smoke", "diffusion:dit-smoke"])
 def test_models_train_with_it(preset):
     task = get_task(*preset.split(":"))
+    task = msgspec.structs.replace(task, steps=task.steps // 3, finish=None)
     lanes = [Lane(of, 1e-2, 0) for of in (Recipe.named("nvfp4"), recipe("nvfp4", "fp8", ATTENTION_SLOTS))]
     plain, quantized = (train(task, [lane], "cpu").lanes[0] for lane in lanes)
     assert quantized.val_loss != plain.val_loss

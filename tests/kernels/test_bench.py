@@ -31,7 +31,7 @@ def rows(capsys):
     return ended.value.code, json.loads(capsys.readouterr().out)
 
 
-def test_every_row_stands_beside_a_copy(capsys):
+def test_every_row_stands_beside_a_copy_and_a_peer_that_is_not_there_is_no_failure(capsys):
     code, table = rows(capsys)
     assert code == 0
     head = f"float32, {torch.get_num_threads()} threads: "
@@ -41,11 +41,6 @@ def test_every_row_stands_beside_a_copy(capsys):
         assert row["of_copy"] == pytest.approx(table[0]["time_us"] / row["time_us"])
     assert [row["wrong"] for row in table[:5]] == [0] * 5
     assert all(row["extra_memory"] >= 0 for row in table[1:-1])
-
-
-def test_a_peer_that_is_not_there_is_told_and_is_no_failure(capsys):
-    code, table = rows(capsys)
-    assert code == 0
     assert table[-1]["what"].endswith("nobody (not a package): MXFP4: not taken, no module nobodys_quantizer")
     assert table[-1]["time_us"] is None
 

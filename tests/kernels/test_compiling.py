@@ -69,21 +69,48 @@ def test_a_library_that_is_cut_off_is_built_again_and_standard_error_says_so(cac
     assert [file.name for file in cache.parent.iterdir()] == [cache.name]
 
 
-HAVE = "import sys; from fp4dse.kernels import native; sys.exit(native.why_not_native())"
+HAVE = """
+import os, sys
+from fp4dse.kernels import native
+
+def start():
+    child = os.fork()
+    if not child:
+        print(native.why_not_native() or "has it", file=sys.stderr, flush=True)
+        os._exit(0)
+    return child
+"""
+"""Of this program each fork asks for the library, and none has to import torch."""
+
+
+def run(script: str, *words: Path, **environment: str) -> str:
+    """Standard error of HAVE and the script."""
+    command, more = [sys.executable, "-c", HAVE + script, *map(str, words)], {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=more, timeout=120).stderr
 
 
 @linux
 def test_neither_garbage_nor_another_library_is_taken_for_ours(cache, tmp_path):
     """A process that has loaded another library by that name goes on without; the next one has ours."""
     subprocess.run([tmp_path / "c++", "-o", tmp_path / "ours"], check=True)
-    for content in (os.urandom(5000), Path(_ctypes.__file__).read_bytes()):
-        cache.write_bytes(content)
-        found = subprocess.run([sys.executable, "-c", HAVE], capture_output=True, text=True)
-        assert "it is built again" in found.stderr
-        assert found.returncode == 0 or "native code not taken: " in found.stderr
-        assert cache.read_bytes() == (tmp_path / "ours").read_bytes()
-    found = subprocess.run([sys.executable, "-c", HAVE], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(os.urandom(5000))
+    again = """
+import shutil
+cache, *contents, ours = sys.argv[1:]
+for content in contents:
+    shutil.copyfile(content, cache)
+    os.waitpid(start(), 0)
+    assert open(cache, "rb").read() == open(ours, "rb").read()
+    print("---", file=sys.stderr, flush=True)
+os.waitpid(start(), 0)
+"""
+    *found, last = run(again, cache, garbage, Path(_ctypes.__file__), tmp_path / "ours").split("---\n")
+    assert len(found) == 2
+    for said in found:
+        assert "it is built again" in said
+        assert said.endswith("has it\n") or "native code not taken: " in said
+    assert last == "has it\n"
 
 
 def test_a_compiler_that_writes_nonsense_is_passed_over_with_the_reason(cache, monkeypatch, tmp_path):
@@ -129,6 +156,5 @@ def test_a_time_limit_ends_the_compiler_and_its_children(tmp_path):
 
 def test_processes_that_build_at_once_all_have_the_library(cache, tmp_path):
     copies = program(tmp_path / "slow", f'[ "$1" = --version ] || sleep 1\nexec {tmp_path / "c++"} "$@"')
-    environment = {**os.environ, "CXX": str(copies)}
-    together = [subprocess.Popen([sys.executable, "-c", HAVE], env=environment) for _ in range(2)]
-    assert [process.wait(120) for process in together] == [0, 0]
+    together = "for child in [start(), start()]:\n    os.waitpid(child, 0)"
+    assert run(together, CXX=str(copies)) == "has it\n" * 2

@@ -144,7 +144,7 @@ def test_tables_of_every_scale_and_rounding_side_by_side(columns, block):
     assert_operands_agree(odd_rows(len(quantizers), max(block, 64)), quantizers, columns)
 
 
-@pytest.mark.parametrize("block", [*native.BLOCKS, 1024])
+@pytest.mark.parametrize("block", native.BLOCKS)
 @pytest.mark.parametrize("columns", [False, True])
 def test_the_better_of_two_encodings_beside_lanes_that_have_one(columns, block):
     """Of few rows and of more than are looked at together, with errors that are equal."""
@@ -160,7 +160,7 @@ def test_the_better_of_two_encodings_beside_lanes_that_have_one(columns, block):
             )
         ]
         assert {q.adapt for q in quantizers} == set(adapts)
-        for rows in (13, 40) if block < 1024 else (13,):
+        for rows in (13, 40) if element == "e2m1" and block < 1024 else (13,):
             assert_operands_agree(odd_rows(len(quantizers), 2 * block, rows), quantizers, columns, block=block)
 
 

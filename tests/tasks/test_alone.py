@@ -1,6 +1,6 @@
 """A lane trains to the same bits alone and beside any others, in every task and with whatever a recipe does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -14,7 +14,7 @@ from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.language import presets
-from fp4dse.tasks.task import Task
+from fp4dse.tasks.task import Problem, Task
 from tests.tasks import plain_net
 
 replace = msgspec.structs.replace
@@ -43,7 +43,18 @@ def one_thread():
 
 
 def short(name: str, preset: str, steps: int = 5) -> Task:
-    return replace(get_task(name, preset), steps=steps)
+    """Of few steps, with little held out, in two passes, and few samples drawn."""
+    task = get_task(name, preset)
+    if name == "diffusion":
+        (size,) = task.finish.args
+        task = replace(task, finish=partial(task.finish.func, replace(size, samples=16)))
+    return replace(task, steps=steps, eval_rows=min(task.eval_rows, 16), problem=partial(little, task.problem))
+
+
+def little(problem: Callable, seeds: Sequence[int]) -> Problem:
+    """The problem with the first of its held-out samples."""
+    whole = problem(seeds)
+    return replace(whole, val_x=whole.val_x[:, :24], val_y=whole.val_y[:, :24])
 
 
 def recipes(task: Task, names=("nvfp4", "nvfp4-sr", "ue5m3-sr")) -> Lanes:

@@ -199,8 +199,8 @@ def test_a_convolution_is_the_matrix_of_its_product_in_our_models_and_in_plain_o
 
 TRAINED = {
     "regression": (replace(get_task("regression", "smoke"), steps=10), "nvfp4-muon"),
-    "language": (replace(get_task("language", "moe-smoke"), steps=6), "nvfp4-muon"),
-    "cnn": (replace(get_task("vision", "resnet-smoke"), steps=6), "nvfp4-muon"),
+    "language": (replace(get_task("language", "moe-smoke"), steps=5), "nvfp4-muon"),
+    "cnn": (replace(get_task("vision", "resnet-smoke"), steps=5), "nvfp4-muon"),
     "plain module": (plain_net.task_of(), "nvfp4-muon"),
 }
 

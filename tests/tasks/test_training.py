@@ -45,23 +45,27 @@ def run(population, first, last):
 
 
 @pytest.mark.parametrize("names", STATEFUL, ids="+".join)
-@pytest.mark.parametrize("few", [3, 1])
-def test_lanes_that_stay_do_not_notice_that_others_leave(names, few):
-    assert_that_lanes_may_leave(names, few)
-
-
-def assert_that_lanes_may_leave(names, few):
+def test_lanes_that_stay_do_not_notice_that_others_leave(names):
+    """Nor those that change places; one of them goes on alone."""
     task, lanes = task_of(), lanes_of(names)
     whole, fewer = (Population(task, lanes, "cpu") for _ in range(2))
-    run(whole, 0, task.steps)
-    stay = [1, len(lanes) - 1, 0][:few]
+    run(whole, 0, 9)
+    stay = [1, len(lanes) - 1, 0]
     run(fewer, 0, 5)
     fewer.keep(stay, 5)
     assert fewer.lanes == [lanes[i] for i in stay]
-    run(fewer, 5, task.steps)
-    expected = whole.state(task.steps)
-    for name, value in fewer.state(task.steps).items():
-        assert torch.equal(value, expected[name][stay]), name
+    run(fewer, 5, 9)
+    assert_equal_state(fewer, whole, stay, 9)
+    fewer.keep([0], 9)
+    for population in (fewer, whole):
+        run(population, 9, task.steps)
+    assert_equal_state(fewer, whole, stay[:1], task.steps)
+
+
+def assert_equal_state(fewer, whole, stay, steps):
+    expected = whole.state(steps)
+    for name, value in fewer.state(steps).items():  # NaN: points of the curve that are still to come
+        torch.testing.assert_close(value, expected[name][stay], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_a_population_has_a_lane():
@@ -212,7 +216,7 @@ from fp4dse.dse import Recipe
 from fp4dse.tasks import Lane, get_task, train
 
 def trained(checkpoint):
-    task = msgspec.structs.replace(get_task("regression", "smoke"), steps=400)
+    task = msgspec.structs.replace(get_task("regression", "smoke"), steps=150)
     lanes = [Lane(Recipe.named("ue5m3-graphcore"), 2e-3, seed) for seed in (0, 1, 2)]
     return repr(train(task, lanes, checkpoint=checkpoint, save_every_s=0.02).lanes)
 

@@ -56,7 +56,7 @@ class LaneQuantizers:
         self.counts: dict[str, Tensor] = {}
         self.why_not_operand: str | None = NO_KERNEL
         self.why_not_by_scales: str | None = NO_KERNEL
-        both = self.tables, self.evaluated_tables
+        both = [self.tables] if self.evaluated_tables is self.tables else [self.tables, self.evaluated_tables]
         if backend.operand:
             self.why_not_operand = next(filter(None, (backend.why_not_operand(first, tables) for tables in both)), None)
         if backend.by_scales:

@@ -25,6 +25,7 @@ from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Nearest
 from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2
+from fp4dse.dse.training import Training
 
 replace = msgspec.structs.replace
 
@@ -34,20 +35,24 @@ def mended(recipe: Recipe) -> Recipe:
     for slot in SLOTS:
         stage, operand = slot.split(".")
         q = recipe.slot(slot)
-        if isinstance(q.rounding, Ema) and slot != "fprop.w":
-            q = replace(q, rounding=Nearest())
+        if isinstance(q.rounding, Ema):
+            q = replace(q, rounding=Ema(min(q.rounding.beta, 0.5)) if slot == "fprop.w" else Nearest())
         if quantizer_faults(q) or q.codec == "eden":
             element = q.element if q.element in ("e2m1", "e1m2", "e3m0", "int4") else "e2m1"
             scale = E4M3() if isinstance(q.scale, E6M2) else q.scale
             plain = {"tensor_scale": None, "scaling": "amax", "adapt": "none", "arithmetic": "fp32", "outliers": None}
+            plain["range"] = "full"
             q = replace(q, element=element, scale=scale, **plain)
         recipe = replace(recipe, **{stage: replace(getattr(recipe, stage), **{operand: q})})
-    without = {
-        "estimator": Estimator(),
-        "fprop": replace(recipe.fprop, channels=None),
-        "training": replace(recipe.training, rollout=None),
-    }
-    for field, value in without.items():
+    without = [
+        ("estimator", Estimator()),
+        ("fprop", replace(recipe.fprop, channels=None)),
+        ("training", replace(recipe.training, rollout=None)),
+        ("training", Training()),
+        ("finish", None),
+        ("gemm", "exact"),
+    ]
+    for field, value in without:
         recipe = replace(recipe, **{field: value}) if recipe.validate() else recipe
     return recipe
 

@@ -113,16 +113,16 @@ def test_axes_may_hold_records_and_whole_recipes():
     assert labels == [f"{q}, fprop.x bf16, gradients SR" for q in ("nvfp4", "mxfp4")]
 
 
-def test_a_hundred_thousand_combinations_enumerate_and_hash():
+def test_tens_of_thousands_of_combinations_enumerate_and_hash():
     rounding = {f"{stage}.{operand}.rounding": ["nearest", "stochastic"] for stage, operand in EVERYWHERE}
     rotations = {f"{stage}.rotation": ["none", "rht16", "rht32"] for stage in ("fprop", "dgrad", "wgrad")}
     ranges = {"*.g.range": ["full", "16/17"], "*.tensor_scale": ["none", "amax"]}
     formats = ["bf16", "mxfp4", "mxfp4-rceil", "nvfp4", "nvfp4-1716", "e4m3-b16", "ue5m3", "ue5m3-t448"]
-    axes = {"*": formats, "*.w.block": [16, 32], **rounding, **rotations, **ranges}
+    axes = {"*": formats, **rounding, **rotations, **ranges}
     count, start = Count(), time.perf_counter()
     ids = {recipe.config_id for recipe in Space.from_dict({"axes": axes}).recipes(count)}
     print(f"{count.raw:,} combinations in {time.perf_counter() - start:.1f} s: {count}")
-    assert count.raw == 8 * 2 * 2**6 * 3**3 * 4 > 100_000
+    assert count.raw == 8 * 2**6 * 3**3 * 4 > 50_000
     assert len(ids) == count.left == count.raw - count.merged
 
 

@@ -24,8 +24,8 @@ VAL_MAX = 6 / (0.93 * 17 / 16)
 
 def nearest(grid: np.ndarray, y: float) -> float:
     """The nearest magnitude, ties to the even code; saturating."""
-    code = min(range(len(grid)), key=lambda c: (abs(grid[c] - y), c % 2))
-    return float(grid[code])
+    away = np.abs(grid - y)
+    return float(grid[min(np.flatnonzero(away == away.min()), key=lambda code: code % 2)])
 
 
 def oracle(block: np.ndarray, amax_tensor: float) -> tuple[np.ndarray, float]:
