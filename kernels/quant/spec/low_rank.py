@@ -57,34 +57,29 @@ def components(x: Tensor, start: Tensor, iterations: int) -> Components:
 def orthonormal(rows: Tensor) -> Tensor:
     """The rows of p, float32 [L, r, n], made orthonormal one after the other; zero where one depends on those before.
 
-    Row j becomes t_j p with d_j = |t_j p|² (Gram–Schmidt on the rows' products with each other, so that sums over n are
-    taken once), and is divided by its length in the end.
+    Gram–Schmidt on the rows' products with each other, so that sums over n are taken once: eliminating what lies below
+    the diagonal of G = p pᵀ makes T with T p orthogonal and their squared lengths on the diagonal.
     """
-    p = rows.double()
-    gram = _products(p)
-    t, d, inverse = torch.zeros_like(gram), torch.zeros_like(p[:, :, 0]), torch.zeros_like(p[:, :, 0])
-    for j in range(p.shape[1]):
-        t[:, j, j] = 1
-        d[:, j] = gram[:, j, j]
-        if j:
-            before = t[:, :j]
-            along = lane_sum(before * gram[:, None, j], 2)
-            share = along * inverse[:, :j]
-            t[:, j] -= lane_sum(before * share[:, :, None], 1)
-            d[:, j] -= lane_sum(along * share, 1)
-        inverse[:, j] = torch.where(d[:, j] > gram[:, j, j] * DEPENDENT, 1 / d[:, j], 0.0)
-    out = t[:, :, :1] * p[:, :1]
-    for j in range(1, p.shape[1]):
-        out = out + t[:, :, j : j + 1] * p[:, j : j + 1]
-    length = _root(d)[:, :, None]
-    return torch.where(inverse[:, :, None] > 0, out / length, 0.0).to(torch.float32)
+    p, count = rows.double(), rows.shape[1]
+    gram = _products(p, p)
+    both = torch.cat([gram, torch.eye(count, dtype=p.dtype, device=p.device).expand_as(gram)], 2)  # to be D … | T
+    least = gram.diagonal(dim1=1, dim2=2) * DEPENDENT
+    for j in range(count - 1):
+        row, below = both[:, j : j + 1, j:], both[:, j + 1 :, j:]
+        square = row[:, :, :1]
+        inverse = torch.where(square > least[:, j, None, None], square.reciprocal(), 0.0)
+        below -= below[:, :, :1] * inverse * row
+    square = both.diagonal(dim1=1, dim2=2)
+    length = _root(torch.where(square > least, square, 0.0))[:, :, None]
+    out = _products(both[:, :, count:], p.mT)
+    return torch.where(length > 0, out / length, 0.0).to(torch.float32)
 
 
-def _products(p: Tensor) -> Tensor:
-    """The products of all rows of p, float64 [L, r, n], with each other, [L, r, r]; so many rows at a time as memory
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a [L, R, K] · b [L, S, K]ᵀ in float64, [L, R, S], every sum in one order; so many rows at a time as memory
     allows, which changes no bits."""
-    some = p.split(max(1, AT_ONCE // p.numel()), 1)
-    return torch.cat([lane_sum(rows[:, :, None] * p[:, None], 3) for rows in some], 1)
+    some = a.split(max(1, AT_ONCE // b.numel()), 1)
+    return torch.cat([lane_sum(rows[:, :, None] * b[:, None], 3) for rows in some], 1)
 
 
 def _root(x: Tensor) -> Tensor:
