@@ -177,7 +177,7 @@ class Quantizer(Part, frozen=True):
     @property
     def bits_per_element(self) -> float:
         """Stored bits per element: element bits plus the share of block scales and selectors. Sparse compensation of
-        clamped elements is not counted."""
+        clamped elements and singular vectors are not counted."""
         if isinstance(self.element, str) and self.element in PLAIN:
             return PLAIN[self.element]
         scales = scale_bits(self.scale) * (2 if self.scaling == "split" else 1)
