@@ -136,6 +136,16 @@ def test_components_beyond_the_rank_are_zero():
     assert torch.equal(orthonormal(rows), torch.tensor([[[0.6, 0.8], [0.0, 0.0], [0.8, -0.6]]]))
 
 
+@pytest.mark.parametrize("start", [(1.0, 1.0), (1.0, -1.0), (-1.0, -1.0)])
+def test_the_worked_example(start):
+    x = torch.tensor([[[6.0, 12.0], [3.0, 6.0]]])
+    found, sign = components(x, torch.tensor([[start]]), 1), 1.0 if start[1] > 0 else -1.0
+    assert torch.allclose(found.u, sign * torch.tensor([2.0, 1.0]) / 5**0.5)
+    assert torch.allclose(found.v, sign * torch.tensor([1.0, 2.0]) / 5**0.5)
+    assert torch.allclose(found.s, torch.tensor(15.0))
+    assert torch.allclose(found.product(), x, atol=1e-5)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_so_in_its_lane_alone(value):
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
