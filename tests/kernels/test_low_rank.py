@@ -12,7 +12,7 @@ from fp4dse.dse.outliers import LowRank, Mean
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import FP32
 from fp4dse.dse.stages import SLOTS, STAGES
-from fp4dse.kernels import LaneNumerics, lanes, quantize
+from fp4dse.kernels import LaneNumerics, lanes, native, quantize
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.operand.records import TERM
@@ -162,6 +162,23 @@ def test_the_unit_of_an_operand_does_not_matter(power):
     assert torch.equal(one.u, other.u)
     assert torch.equal(one.v, other.v)
     assert torch.equal(one.s * 2.0**power, other.s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 17), st.integers(1, 70)),
+    power=st.integers(-60, 60),
+    distinct=st.integers(1, 17),
+    seed=st.integers(0, 99),
+)
+def test_native_code_has_the_bits_of_the_definition(shape, power, distinct, seed):
+    """Rows of which some are multiples of others, or not finite, among them."""
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(shape, generator=g) * 2.0**power
+    rows = rows[:, torch.arange(shape[1]) % distinct] * (1 + torch.arange(shape[1]))[:, None]
+    if seed % 10 == 0:
+        rows[-1, -1, -1] = [float("nan"), float("inf")][seed % 20 // 10]
+    assert torch.equal(native.orthonormal(rows).nan_to_num(7.0), orthonormal(rows).nan_to_num(7.0))
 
 
 def decoded(x: torch.Tensor, q: Quantizer, rotation: Hadamard | None, start: torch.Tensor) -> np.ndarray:

@@ -125,7 +125,7 @@ class Spectral(Scaled):
 
     def split(self, x: Tensor, use: Use) -> tuple[Tensor, Components]:
         """x, float32 [L, R, length], without its largest components; and these, their vectors quantized."""
-        found = components(x, self._start(x, use), self.low_rank.iterations)
+        found = components(x, self._start(x, use), self.low_rank.iterations, self.quantizers.backend.orthonormal)
         u, v = (self._quantized(vectors, replace(use, term=term)) for term, vectors in ((1, found.u), (2, found.v)))
         return x - found.product(), Components(u, found.s, v)
 

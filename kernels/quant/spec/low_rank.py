@@ -15,6 +15,7 @@ give NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,17 +44,6 @@ class Components(NamedTuple):
         return multiply((self.u * self.s[:, :, None]).mT.contiguous(), self.v.mT.contiguous())
 
 
-def components(x: Tensor, start: Tensor, iterations: int) -> Components:
-    """The largest components of x, float32 [L, R, C], as many as start [L, r, C] has rows."""
-    v, across = start, x.mT.contiguous()
-    for _ in range(iterations):
-        u = orthonormal(multiply(v, x))
-        w = multiply(u, across)
-        length = _root(lane_sum(w.double().square(), 2))
-        v = torch.where(length[:, :, None] > 0, w / length[:, :, None], 0.0).to(torch.float32)
-    return Components(u, length, v)
-
-
 def orthonormal(rows: Tensor) -> Tensor:
     """The rows of p, float32 [L, r, n], made orthonormal one after the other; zero where one depends on those before.
 
@@ -73,6 +63,22 @@ def orthonormal(rows: Tensor) -> Tensor:
     length = _root(torch.where(square > least, square, 0.0))[:, :, None]
     out = _products(both[:, :, count:], p.mT)
     return torch.where(length > 0, out / length, 0.0).to(torch.float32)
+
+
+def components(
+    x: Tensor, start: Tensor, iterations: int, orthonormal: Callable[[Tensor], Tensor] = orthonormal
+) -> Components:
+    """The largest components of x, float32 [L, R, C], as many as start [L, r, C] has rows.
+
+    orthonormal: an implementation of the function of that name.
+    """
+    v, across = start, x.mT.contiguous()
+    for _ in range(iterations):
+        u = orthonormal(multiply(v, x))
+        w = multiply(u, across)
+        length = _root(lane_sum(w.double().square(), 2))
+        v = torch.where(length[:, :, None] > 0, w / length[:, :, None], 0.0).to(torch.float32)
+    return Components(u, length, v)
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
