@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,17 +34,19 @@ class Mean(Part, frozen=True, tag_field="kind", tag="mean"):
 
 
 class LowRank(Part, frozen=True, tag_field="kind", tag="low-rank"):
-    """The largest singular components are taken off, quantized by their vectors and multiplied apart:
-    x̂ = Q(U) S Q(V)ᵀ + Q(x - U S Vᵀ) (Metis, 2509.00404).
+    """The largest singular components are taken off and multiplied apart: x̂ = Q(U) S Q(V)ᵀ + Q(x - U S Vᵀ) (Metis,
+    2509.00404).
 
     A few directions hold most of a tensor, and in a block they take the range of the others.
 
     rank        number of components, at most the rows or columns that there are
     iterations  of the subspace, from random vectors on
+    vectors     U and V are `quantized` as the operand is, or left in `fp32`
     """
 
     rank: Annotated[int, msgspec.Meta(ge=1)] = 16
     iterations: Annotated[int, msgspec.Meta(ge=1)] = 2
+    vectors: Literal["quantized", "fp32"] = "quantized"
 
     def count(self, rows: int, columns: int) -> int:
         """The number of components that a tensor [rows, columns] has."""
@@ -60,6 +62,7 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "clamp": Clamp(compensate=False),
     "mean": Mean(),
     "low-rank": LowRank(),
+    "low-rank-fp32": LowRank(vectors="fp32"),
 }
 
 
@@ -73,7 +76,7 @@ def outlier_words(outliers: Treatment | None) -> str:
         return f"residual{outliers.alpha:g}"
     if isinstance(outliers, LowRank):
         iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
-        return f"low-rank{outliers.rank}{iterations}"
+        return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
     assert isinstance(outliers, Clamp)  # of a mean there is one, which has a name
     return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"
 
@@ -82,5 +85,5 @@ def outlier_layout(outliers: Treatment | None) -> str:
     """The part that fixes tensor shapes and control flow, in words: the kind, and of components how many and how they
     are found; empty for None."""
     if isinstance(outliers, LowRank):
-        return f"low-rank {outliers.rank} {outliers.iterations}"
+        return f"low-rank {outliers.rank} {outliers.iterations} {outliers.vectors}"
     return str(outliers.__struct_config__.tag) if outliers else ""

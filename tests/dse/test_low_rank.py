@@ -45,6 +45,8 @@ def test_other_quantizers_may_have_them(name):
         (LowRank(rank=4), "low-rank4"),
         (LowRank(iterations=1), "low-rank16x1"),
         (LowRank(4, 3), "low-rank4x3"),
+        (LowRank(vectors="fp32"), "low-rank-fp32"),
+        (LowRank(4, 2, "fp32"), "low-rank4-fp32"),
     ],
 )
 def test_each_has_its_words_id_and_population(of, words):

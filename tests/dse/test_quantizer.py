@@ -97,6 +97,7 @@ EFFECTIVE = [
     {"outliers": LowRank()},
     {"outliers": LowRank(rank=4)},
     {"outliers": LowRank(iterations=1)},
+    {"outliers": LowRank(vectors="fp32")},
     {"rounding": Ema()},
     {"rounding": Ema(beta=0.9)},
     {"scale": E4M3(rounding="stochastic")},

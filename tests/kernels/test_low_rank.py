@@ -34,9 +34,11 @@ def path(request, monkeypatch):
     monkeypatch.setattr(lanes, "backend", lambda _: backend)
 
 
-def recipe_of(q: Quantizer, rank: int = 4, rotation: Hadamard | None = None, **of: Quantizer) -> Recipe:
+def recipe_of(
+    q: Quantizer, rank: int = 4, rotation: Hadamard | None = None, vectors: str = "quantized", **of: Quantizer
+) -> Recipe:
     """Every operand quantized by q without its largest components, but for those that are given."""
-    low, recipe = replace(q, outliers=LowRank(rank=rank)), Recipe.uniform(q)
+    low, recipe = replace(q, outliers=LowRank(rank, vectors=vectors)), Recipe.uniform(q)
     stages = {
         name: replace(getattr(recipe, name), **{o: of.get(o, low) for o in operands}, rotation=rotation)
         for name, operands in STAGES.items()
@@ -181,8 +183,9 @@ def test_native_code_has_the_bits_of_the_definition(shape, power, distinct, seed
     assert torch.equal(native.orthonormal(rows).nan_to_num(7.0), orthonormal(rows).nan_to_num(7.0))
 
 
-def decoded(x: torch.Tensor, q: Quantizer, rotation: Hadamard | None, start: torch.Tensor) -> np.ndarray:
-    """An operand [R, C] as float64, dense, by its definition: x̂ = Q(U) S Q(V)ᵀ + Q(x - U S Vᵀ), the latter rotated."""
+def decoded(x: torch.Tensor, q: Quantizer, rotation: Hadamard | None, vectors: str, start: torch.Tensor) -> np.ndarray:
+    """An operand [R, C] as float64, dense, by its definition: x̂ = Q(U) S Q(V)ᵀ + Q(x - U S Vᵀ), the latter rotated; the
+    former U S Vᵀ where vectors are not quantized."""
 
     def of(values: np.ndarray, rotation: np.ndarray | None = None) -> np.ndarray:
         """Q of rows, padded to whole blocks and rotated before."""
@@ -199,42 +202,54 @@ def decoded(x: torch.Tensor, q: Quantizer, rotation: Hadamard | None, start: tor
             one = np.block([[one, one], [one, -one]])
         turn = np.kron(np.eye(-(-x.shape[1] // 32) * 32 // rotation.size), one / np.sqrt(rotation.size))
     u, s, v = iterated(wide, start.T.double().numpy(), 2)
-    return of(u.T).T * s @ of(v.T) + of(wide - u * s @ v.T, turn)
+    part = of(u.T).T * s @ of(v.T) if vectors == "quantized" else u * s @ v.T
+    return part + of(wide - u * s @ v.T, turn)
 
 
-@pytest.mark.parametrize("rotation", [None, Hadamard(size=32, signs="none")], ids=["plain", "rotated"])
+@pytest.mark.parametrize(
+    ("rotation", "vectors"),
+    [(None, "quantized"), (Hadamard(size=32, signs="none"), "quantized"), (Hadamard(size=32, signs="none"), "fp32")],
+    ids=["plain", "rotated", "vectors in FP32"],
+)
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_product_is_that_of_the_definition_written_in_numpy(path, stage, rotation):
+def test_every_product_is_that_of_the_definition_written_in_numpy(path, stage, rotation, vectors):
     """Sizes that no block divides. Numbers near a tie may go either way: the difference is small beside the error."""
     of = tensors()
     seeds = torch.tensor([7, 8])
-    got = product(LaneNumerics([recipe_of(NV, 4, rotation)] * 2, seeds.tolist()), stage, of)
+    got = product(LaneNumerics([recipe_of(NV, 4, rotation, vectors)] * 2, seeds.tolist()), stage, of)
     for lane in range(2):
         operands = []
         for name, dim in zip(STAGES[stage], GEMM_DIMS[stage], strict=True):
             x = of[name][lane] if dim == 2 else of[name][lane].T
             site = torch.tensor(8 * LAYER + SLOTS.index(f"{stage}.{name}") + TERM)
             start = signs(seeds, torch.tensor(0), site, 4 * x.shape[1]).view(2, 4, -1)[lane]
-            operands.append(decoded(x, NV, rotation, start))
+            operands.append(decoded(x, NV, rotation, vectors, start))
         expected = operands[0] @ operands[1].T
         lost = np.linalg.norm(expected - exact(stage, of)[lane].numpy())
         assert np.linalg.norm(got[lane].double().numpy() - expected) < 0.1 * lost
 
 
+LOW_RANK = {vectors: replace(NV, outliers=LowRank(3, vectors=vectors)) for vectors in ("quantized", "fp32")}
+
+
 def test_what_is_small_beside_a_few_large_directions_is_kept(path):
     """Errors of quantized vectors lie in these directions: outside, all but the rest's are of second order. As a whole
-    they are no smaller, since a block's error is relative to its numbers either way."""
+    they are no smaller, since a block's error is relative to its numbers either way, and in a product of what the large
+    directions share they are larger, since they do not average out. Vectors in FP32 have none of them."""
     x = tensors(tokens=128, inputs=96, size=1000.0)["x"]
     eye, errors = torch.eye(96).expand(2, -1, -1), {}
-    for name, q in {"low-rank": replace(NV, outliers=LowRank(rank=3)), "none": NV}.items():
+    for name, q in {**LOW_RANK, "none": NV}.items():
         recipe = Recipe.uniform(NV)
         recipe = replace(recipe, fprop=replace(recipe.fprop, x=q, w=QUANTIZERS["none"]))
         error = (LaneNumerics([recipe] * 2, [0, 1]).gemm("fprop", LAYER, x, 2, eye, 2) - x).double().numpy()
         u, _, v = np.linalg.svd(x.double().numpy())
         small = u.transpose(0, 2, 1)[:, 3:] @ error @ v.transpose(0, 2, 1)[:, :, 3:]
-        errors[name] = np.linalg.norm(small), np.linalg.norm(error)
-    assert errors["low-rank"][0] < 0.2 * errors["none"][0]
-    assert 0.5 < errors["low-rank"][1] / errors["none"][1] < 2
+        shared = error @ v.transpose(0, 2, 1)[:, :, :1]
+        errors[name] = [np.linalg.norm(of) for of in (small, error, shared)]
+    assert errors["quantized"][0] < 0.2 * errors["none"][0]
+    assert 0.5 < errors["quantized"][1] / errors["none"][1] < 2
+    assert errors["quantized"][2] > 2 * errors["none"][2]
+    assert all(a < 0.02 * b for a, b in zip(errors["fp32"], errors["none"], strict=True))
 
 
 def test_ranks_above_the_sizes_are_cut(path):

@@ -117,15 +117,18 @@ class Centred(Scaled):
 
 class Spectral(Scaled):
     """A Scaled of the operand without its largest singular components (Metis, 2509.00404), which the stage takes off
-    before it pads and rotates. Their vectors are quantized by the same quantizers, in blocks along each vector."""
+    before it pads and rotates. Their vectors are quantized by the same quantizers, in blocks along each, or not at
+    all."""
 
     def __init__(self, quantizers: LaneQuantizers, low_rank: LowRank) -> None:
         super().__init__(quantizers)
         self.low_rank = low_rank
 
     def split(self, x: Tensor, use: Use) -> tuple[Tensor, Components]:
-        """x, float32 [L, R, length], without its largest components; and these, their vectors quantized."""
+        """x, float32 [L, R, length], without its largest components; and these, vectors quantized if they are to be."""
         found = components(x, self._start(x, use), self.low_rank.iterations, self.quantizers.backend.orthonormal)
+        if self.low_rank.vectors == "fp32":
+            return x - found.product(), found
         u, v = (self._quantized(vectors, replace(use, term=term)) for term, vectors in ((1, found.u), (2, found.v)))
         return x - found.product(), Components(u, found.s, v)
 
