@@ -15,7 +15,9 @@ from fp4dse.dse.stages import SLOTS, STAGES
 from fp4dse.kernels import LaneNumerics, lanes, native, quantize
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
+from fp4dse.kernels.quant.operand.kinds import slot_of
 from fp4dse.kernels.quant.operand.records import TERM
+from fp4dse.kernels.quant.spec import low_rank
 from fp4dse.kernels.quant.spec.low_rank import components, orthonormal
 
 replace = msgspec.structs.replace
@@ -302,6 +304,21 @@ def test_both_paths_have_the_same_bits(monkeypatch):
         numerics = LaneNumerics([METIS] * 2, [0, 1])
         got.append([product(numerics, stage, tensors(inputs=48, outputs=32)) for stage in STAGES])
     assert all(torch.equal(a, b) for a, b in zip(*got, strict=True))
+
+
+def test_a_backend_without_code_for_it_says_so():
+    q, native_code = replace(NV, outliers=LowRank()), _compiled()
+    backends = {native_code: None, replace(native_code, orthonormal=orthonormal): "found by torch", PLAIN: None}
+    for backend, said in backends.items():
+        why = slot_of([q], 0, torch.device("cpu"), backend).why_not_fused
+        assert said in why if said else why is None
+
+
+def test_sums_over_few_numbers_at_a_time_have_the_same_bits(monkeypatch):
+    rows = torch.randn(2, 9, 50, generator=torch.Generator().manual_seed(3))
+    whole = orthonormal(rows)
+    monkeypatch.setattr(low_rank, "AT_ONCE", 2000)
+    assert torch.equal(orthonormal(rows), whole)
 
 
 def test_signs_are_drawn_anew_in_each_step_layer_and_part_and_kept_under_evaluation(path):

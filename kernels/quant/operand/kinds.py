@@ -27,7 +27,7 @@ from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Ter
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
 from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
-from fp4dse.kernels.quant.spec.low_rank import Components, components
+from fp4dse.kernels.quant.spec.low_rank import Components, components, orthonormal
 from fp4dse.kernels.quant.triton.limits import why_not_through
 
 LINE = 16
@@ -123,6 +123,8 @@ class Spectral(Scaled):
     def __init__(self, quantizers: LaneQuantizers, low_rank: LowRank) -> None:
         super().__init__(quantizers)
         self.low_rank = low_rank
+        if quantizers.backend.operand and quantizers.backend.orthonormal is orthonormal:
+            self.why_not_fused = self.why_not_fused or "outliers: components are found by torch, the rest by kernels"
 
     def split(self, x: Tensor, use: Use) -> tuple[Tensor, Components]:
         """x, float32 [L, R, length], without its largest components; and these, vectors quantized if they are to be."""

@@ -26,8 +26,6 @@ from fp4dse.kernels.ops.sums import lane_sum
 
 DEPENDENT = 2.0**-40
 """A column of which less than this share is left, in squares, depends on those before it, and becomes zero."""
-
-
 AT_ONCE = 1 << 22
 """Products of numbers that are held at a time, for sums over them."""
 
