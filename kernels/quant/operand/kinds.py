@@ -18,7 +18,7 @@ from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import of_one_sample, samples_of
-from fp4dse.kernels.ops.philox import signs
+from fp4dse.kernels.ops.philox import many_signs
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
@@ -138,7 +138,7 @@ class Spectral(Scaled):
         """Random signs [L, r, length], drawn anew for each use. Rotations have the sites of the first term."""
         count, length = self.low_rank.count(*x.shape[1:]), x.shape[2]
         site = torch.full((), replace(use, term=1).site(self.quantizers.number), device=x.device)
-        return signs(use.seeds, use.step, site, count * length).view(len(x), count, length)
+        return many_signs(use.seeds, use.step, site, count * length).view(len(x), count, length)
 
     def _quantized(self, vectors: Tensor, use: Use) -> Tensor:
         """Vectors, float32 [L, r, n], quantized, float32."""
