@@ -1,8 +1,8 @@
-"""Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, the mean apart."""
+"""Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, a part of low rank."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,23 +33,57 @@ class Mean(Part, frozen=True, tag_field="kind", tag="mean"):
     """
 
 
-Outliers = Residual | Clamp | Mean | None
-OUTLIER_NAMES: dict[str, Residual | Clamp | Mean | None] = {
+class LowRank(Part, frozen=True, tag_field="kind", tag="low-rank"):
+    """The largest singular components are taken off and multiplied apart: x̂ = Q(U) S Q(V)ᵀ + Q(x - U S Vᵀ) (Metis,
+    2509.00404).
+
+    A few directions hold most of a tensor, and in a block they take the range of the others.
+
+    rank        number of components, at most the rows or columns that there are
+    iterations  of the subspace, from random vectors on
+    vectors     U and V are `quantized` as the operand is, or left in `fp32`
+    """
+
+    rank: Annotated[int, msgspec.Meta(ge=1)] = 16
+    iterations: Annotated[int, msgspec.Meta(ge=1)] = 2
+    vectors: Literal["quantized", "fp32"] = "quantized"
+
+    def count(self, rows: int, columns: int) -> int:
+        """The number of components that a tensor [rows, columns] has."""
+        return min(self.rank, rows, columns)
+
+
+Treatment = Residual | Clamp | Mean | LowRank
+Outliers = Residual | Clamp | Mean | LowRank | None
+OUTLIER_NAMES: dict[str, Treatment | None] = {
     "none": None,
     "residual": Residual(),
     "occ": Clamp(),
     "clamp": Clamp(compensate=False),
     "mean": Mean(),
+    "low-rank": LowRank(),
+    "low-rank-fp32": LowRank(vectors="fp32"),
 }
 
 
-def outlier_words(outliers: Residual | Clamp | Mean | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, with the number that is not the default; empty for None."""
+def outlier_words(outliers: Treatment | None) -> str:
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, with the number that is not the default; empty for None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):
         return name
     if isinstance(outliers, Residual):
         return f"residual{outliers.alpha:g}"
+    if isinstance(outliers, LowRank):
+        iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
+        return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
     assert isinstance(outliers, Clamp)  # of a mean there is one, which has a name
     return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"
+
+
+def outlier_layout(outliers: Treatment | None) -> str:
+    """The part that fixes tensor shapes and control flow, in words: the kind, and of components how many and how they
+    are found; empty for None."""
+    if isinstance(outliers, LowRank):
+        return f"low-rank {outliers.rank} {outliers.iterations} {outliers.vectors}"
+    return str(outliers.__struct_config__.tag) if outliers else ""

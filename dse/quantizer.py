@@ -14,7 +14,7 @@ import msgspec
 
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.formats import PLAIN, FloatFormat
-from fp4dse.dse.outliers import Outliers, Residual, outlier_words
+from fp4dse.dse.outliers import Outliers, Residual, outlier_layout, outlier_words
 from fp4dse.dse.own_formats import (
     Element,
     FloatElement,
@@ -116,7 +116,7 @@ class Quantizer(Part, frozen=True):
         words += [self.codec] if self.methods else []
         words += [self.factors_over] if self.factors_over != "tensor" else []
         words += ["one"] if self.scales_partial_sums else []
-        words += [str(self.outliers.__struct_config__.tag)] if self.outliers else []
+        words += [outlier_layout(self.outliers)] if self.outliers else []
         words += [f"{samples} samples"] if (samples := samples_of(self.rounding)) > 1 else []
         return " ".join(words)
 
@@ -177,7 +177,7 @@ class Quantizer(Part, frozen=True):
     @property
     def bits_per_element(self) -> float:
         """Stored bits per element: element bits plus the share of block scales and selectors. Sparse compensation of
-        clamped elements is not counted."""
+        clamped elements and singular vectors are not counted."""
         if isinstance(self.element, str) and self.element in PLAIN:
             return PLAIN[self.element]
         scales = scale_bits(self.scale) * (2 if self.scaling == "split" else 1)

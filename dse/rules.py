@@ -21,9 +21,9 @@ from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers.rule import check_rules
-from fp4dse.dse.outliers import Mean, Residual, outlier_words
+from fp4dse.dse.outliers import LowRank, Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
-from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, tile
+from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, block_name, tile
 from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic, rounding_name, samples_of
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
@@ -177,10 +177,17 @@ def _s1p2(q: Quantizer) -> ConfigError | None:
 
 
 def _outliers(q: Quantizer) -> ConfigError | None:
-    """A quantile is a share of the elements; the error of a quantizer has no moving average, and of several samples
-    there are as many errors."""
-    if isinstance(q.outliers, Residual) and (isinstance(q.rounding, Ema) or samples_of(q.rounding) > 1):
-        return ConfigError("outliers", "residual", f"none, occ, clamp (with rounding {rounding_name(q.rounding)})")
+    """A quantile is a share of the elements; the error of a quantizer, and singular vectors, have no moving average,
+    and of several samples there are as many. Singular vectors are quantized one by one and are not rotated."""
+    in_parts = isinstance(q.outliers, Residual | LowRank)
+    if in_parts and (isinstance(q.rounding, Ema) or samples_of(q.rounding) > 1):
+        found = outlier_words(q.outliers)
+        return ConfigError("outliers", found, f"none, occ, clamp (with rounding {rounding_name(q.rounding)})")
+    if isinstance(q.outliers, LowRank):
+        if tile(q.block):
+            return ConfigError("block", block_name(q.block), "a number, row, tensor (for outliers low-rank)")
+        if q.codec == "eden":
+            return ConfigError("scaling", "eden", "one that needs no rotation (for outliers low-rank)")
     quantile = getattr(q.outliers, "quantile", 0.75)
     if not 0.5 < quantile < 1:
         return ConfigError("outliers.quantile", quantile, "a number between 0.5 and 1")

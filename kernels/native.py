@@ -281,6 +281,15 @@ def silu_gradient(x: Tensor, g: Tensor) -> Tensor:
     return out
 
 
+def orthonormal(rows: Tensor) -> Tensor:
+    """`quant.spec.low_rank.orthonormal`."""
+    rows = rows.contiguous()
+    out = torch.empty_like(rows)
+    lanes, count, n = rows.shape
+    _over(lanes, count * rows.numel(), _library().orthonormal, rows.data_ptr(), out.data_ptr(), count, n)
+    return out
+
+
 def _over(count: int, elements: int, function: Callable[..., None], *arguments: Any) -> None:
     """The function over `count` lanes or elements, in as many parts as there are threads."""
     threads = torch.get_num_threads() if elements > SERIAL else 1
@@ -323,8 +332,9 @@ def _loaded(file: Path) -> ctypes.CDLL:
     library.adamw.argtypes = [*[pointer] * 7, *[number] * 3]
     library.silu.argtypes = [*[pointer] * 2, *[number] * 2]
     library.silu_gradient.argtypes = [*[pointer] * 3, *[number] * 2]
-    for function in library.quantize, library.words, library.adamw, library.silu, library.silu_gradient:
-        function.restype = None
+    library.orthonormal.argtypes = [*[pointer] * 2, *[number] * 4]
+    for name in ("quantize", "words", "adamw", "silu", "silu_gradient", "orthonormal"):
+        getattr(library, name).restype = None
     return library
 
 

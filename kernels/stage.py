@@ -3,12 +3,8 @@
 Both operands are padded with zeros to whole blocks, rotated, quantized along the contraction, and multiplied by the
 stage's backend of gemm.py; factors that are not in the operands are applied to the result.
 
-A mean over tokens is taken off before all that, as rows pᵀ and columns v of rank one (records.Mean). With what is left
-of both operands quantized to A and B, the product is
-
-    (A + p vᵀ) (B + q uᵀ)ᵀ = A Bᵀ + p (B v)ᵀ + (A u) qᵀ + (v · u) p qᵀ
-
-of which all but the first are products of a matrix and a vector in FP32, and outer products.
+A mean over tokens or the largest singular components are taken off before all that, and multiplied apart
+(operand/low_rank.py).
 
 Channels that are treated apart (dse/channels.py) are put first in the operands that have them: x and w of fprop, whose
 product is the sum of that of the channels held in another format and that of the others; x of wgrad, where the two
@@ -32,8 +28,9 @@ from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import make_slot, slot_of
-from fp4dse.kernels.quant.operand.records import Apart, Mean, Operand, Rotation, Saved, SavedInput, Use
+from fp4dse.kernels.quant.operand.kinds import Spectral, make_slot, slot_of
+from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
+from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
 from fp4dse.kernels.quant.spec.channels import in_order, put_back
@@ -95,16 +92,20 @@ class Stage(msgspec.Struct):
 
     def _operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """The operand of channels that are not treated apart."""
-        gemm, length, x, mean = GEMMS[self.gemm], x.shape[use.dim], x.detach(), None
-        if self.slots[name].is_centred:
-            x, mean = self._centred(x, use, rotation)
+        gemm, length, x, slot = GEMMS[self.gemm], x.shape[use.dim], x.detach(), self.slots[name]
+        part: Part | None = None
+        if slot.is_centred:
+            x, part = self._centred(x, use, rotation)
+        elif isinstance(slot, Spectral):
+            x, use = use.contracted_last(x).to(torch.float32), replace(use, dim=2)
+            x, part = self._without_components(slot, x, use, rotation)
         x = blocks.pad(x, use.dim, self.unit)
         if rotation:
             length += -length % rotation.size  # a rotation fills its last group
         use = replace(use, length=length, dtype=torch.float32 if gemm.whole else gemm.operand, rotation=rotation)
         if rotation and not self._rotates(name, use):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
-        operand = self.slots[name].quantize(x, use)._replace(mean=mean)
+        operand = slot.quantize(x, use)._replace(part=part)
         return operand.whole() if gemm.whole else operand
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
@@ -121,8 +122,8 @@ class Stage(msgspec.Struct):
         return put_back(out if held is None else torch.cat([held, out], 2), b.apart.order, 2)
 
     def _multiply(self, a: Operand, b: Operand) -> Tensor:
-        """The same of what is not held apart. What clamping cut off meets the other operand unquantized, a mean meets
-        it quantized; errors of channels do not meet each other."""
+        """The same of what is not held apart. What clamping cut off meets the other operand unquantized, a part of
+        low rank meets it quantized; errors of channels do not meet each other."""
         out, no_errors = None, self.choice is not None and isinstance(self.choice.channels, Corrected)
         for i, s in enumerate(a.terms):
             for j, t in enumerate(b.terms):
@@ -137,12 +138,12 @@ class Stage(msgspec.Struct):
         if b.rest is not None:
             raw = a.raw.to(torch.float32)
             out = out + unquantized(raw if a.rest is None else raw - a.rest, b.rest)
-        if a.mean is not None:
-            out = out + a.mean.rows * unquantized(a.mean.columns, b.with_rest())
-        if b.mean is not None:
-            out = out + unquantized(a.with_rest(), b.mean.columns) * b.mean.rows.mT
-        if a.mean is not None and b.mean is not None:
-            out = out + unquantized(a.mean.columns, b.mean.columns) * (a.mean.rows * b.mean.rows.mT)
+        if a.part is not None:
+            out = out + a.part.times(b.with_rest())
+        if b.part is not None:
+            out = out + b.part.spread(unquantized(a.with_rest(), b.part.columns))
+        if a.part is not None and b.part is not None:
+            out = out + of_both(a.part, b.part)
         return out
 
     def backward(self, name: str, g: Tensor, saved: Saved, use: Use) -> Tensor:
@@ -169,9 +170,20 @@ class Stage(msgspec.Struct):
         taken = use.contracted_last(mean)
         one = taken.new_ones(1, 1, 1)
         columns = one.expand(len(x), 1, x.shape[dim]) if contracted else taken
-        columns = blocks.pad(columns, 2, self.unit)
-        columns = rotation.rotate(columns, 2) if rotation else columns
+        columns = self._as_columns(columns, rotation)
         return x.to(torch.float32) - mean, Mean(taken, taken if contracted else one, columns)
+
+    def _without_components(
+        self, slot: Spectral, x: Tensor, use: Use, rotation: Rotation | None
+    ) -> tuple[Tensor, Factors]:
+        """x, float32 [L, R, length], without its largest singular components, and these."""
+        x, (u, s, v) = slot.split(x, use)
+        return x, Factors(v, (u * s[:, :, None]).mT.contiguous(), self._as_columns(v, rotation))
+
+    def _as_columns(self, vectors: Tensor, rotation: Rotation | None) -> Tensor:
+        """float32 [L, r, length], padded and rotated as the operand that they are taken off: [L, r, C]."""
+        vectors = blocks.pad(vectors, 2, self.unit)
+        return rotation.rotate(vectors, 2) if rotation else vectors
 
     def _other(self, name: str) -> Slot:
         [other] = (slot for operand, slot in self.slots.items() if operand != name)

@@ -242,6 +242,7 @@ GRAPHED = [
     ["hif4-ascend"],
     ["wang-dge-occ"],
     ["averis"],
+    ["metis"],
     ["mixfp4"],
     ["sun-radix4"],
     ["luq-smp"],

@@ -10,6 +10,9 @@ samples   every sample of a stochastic rounding is a product of its own
 clamped   what is cut off is a sparse product on the vector units, or a dense one in BF16, whichever is faster
 mean      the other operand is read again for its product with a vector, decoded and multiplied on the vector units; an
           FMA for every output
+low rank  products in BF16 with as many columns as there are components: in each iteration two of the operand, which is
+          read for each; then its product, which is taken off; and two for the result. Their vectors, few beside the
+          operand, and what makes these orthonormal are not priced
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
-from fp4dse.dse.outliers import Mean
+from fp4dse.dse.outliers import LowRank, Mean
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.rounding import samples_of
@@ -65,7 +68,22 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
             if isinstance(q.outliers, Mean):
                 vector = max(lines * depth * _bytes(other, unit, chip) / bandwidth, 2 * lines * depth / lanes)
                 outliers += linear.count * (vector + rows * columns / lanes + chip.launch.value)
+        for q, own, other in ((a, rows, columns), (b, columns, rows)):
+            if isinstance(q.outliers, LowRank):
+                outliers += linear.count * _low_rank(q.outliers, (own, other, depth), chip)
     return ("products", base), ("scales", scales), ("outliers", outliers), ("stochastic rounding", samples)
+
+
+def _low_rank(of: LowRank, sizes: tuple[int, int, int], chip: Chip) -> float:
+    """Seconds to find the components of an operand of so many rows, and to multiply them with the rows of the other.
+    sizes: these, and the contraction."""
+    rows, others, depth = sizes
+    rank, rate = of.count(rows, depth), chip.flops("bf16")
+    bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
+    once = max(2 * rank * rows * depth / rate, 2 * rows * depth / bandwidth)
+    found = 2 * of.iterations * (once + chip.launch.value) + 2 * rank * rows * depth / rate
+    small = max(2 * rank * others * depth / rate, 2 * others * depth / bandwidth) + chip.launch.value
+    return found + small + 2 * rank * rows * others / rate
 
 
 def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:

@@ -28,7 +28,7 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import decoded_bytes
 from fp4dse.dse.estimator import STE, ScaleRelaxation
-from fp4dse.dse.outliers import Clamp, Mean, Residual
+from fp4dse.dse.outliers import Clamp, LowRank, Mean, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic, samples_of
@@ -222,13 +222,14 @@ def adapt(q: Quantizer, chip: Chip) -> Work:
 
 
 def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:
-    """A second encoding of the error, clamping, or the mean taken off; what follows for products is in products.py."""
+    """A second encoding of the error, clamping, or a part of low rank taken off; what follows for products, and how
+    components are found, is in products.py."""
     if isinstance(q.outliers, Residual):
         return Work(vector=2) + quantize(q, chip, unit)
     if isinstance(q.outliers, Clamp):
         cut = 4 * cut_share(q) if q.outliers.compensate else 0.0  # BF16 value and 16-bit place
         return Work(vector=2 + (3 if cut else 0), write=cut)
-    if isinstance(q.outliers, Mean):
+    if isinstance(q.outliers, Mean | LowRank):
         return Work(vector=1)
     return Work()
 

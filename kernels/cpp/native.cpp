@@ -4,6 +4,7 @@
 // Each takes lanes, or elements, from `first` on, up to `last`.
 
 #include "codecs.h"
+#include "low_rank.h"
 #include "philox.h"
 
 namespace {
@@ -112,6 +113,12 @@ void silu_gradient(const float* x, const float* g, float* out, int64_t first, in
         const float s = sigmoid(x[e]);
         out[e] = g[e] * (s * (1.0f + x[e] * (1.0f - s)));
     }
+}
+
+// `low_rank.orthonormal` of rows [lanes, count, n].
+void orthonormal(const float* rows, float* out, int64_t count, int64_t n, int64_t first, int64_t last) {
+    for (int64_t lane = first; lane < last; lane++)
+        orthonormal_rows(rows + lane * count * n, out + lane * count * n, count, n);
 }
 
 }  // extern "C"

@@ -16,7 +16,7 @@ from torch import Tensor
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import dispatch, native
 from fp4dse.kernels.quant.descriptor import unheeded
-from fp4dse.kernels.quant.spec import reference
+from fp4dse.kernels.quant.spec import low_rank, reference
 from fp4dse.kernels.quant.spec.codecs import Encoded
 from fp4dse.kernels.quant.triton import heeding, limits
 from fp4dse.kernels.quant.triton import operators as fused
@@ -37,6 +37,7 @@ class Backend(msgspec.Struct, frozen=True):
         lanes that need no other columns than it heeds (`scale_heeded`); and, for such, `reference.quantize_blocks`, for
         operands whose elements and scales the backward pass needs
     through: `triton.operators.through`, which makes them again where there is such a kernel
+    orthonormal: `low_rank.orthonormal`
     """
 
     name: str
@@ -53,6 +54,7 @@ class Backend(msgspec.Struct, frozen=True):
     scale_heeded: Callable[[str, Features], Collection[str]] = heeding.heeded_by_scales
     quantize_blocks: Callable[..., tuple[Encoded, Tensor]] = reference.quantize_blocks
     through: Callable[..., Tensor] | None = None
+    orthonormal: Callable[[Tensor], Tensor] = low_rank.orthonormal
 
     def why_not_operand(self, q: Quantizer, tables: tuple[Tensor, Tensor]) -> str | None:
         """The reason why `operand` does not take lanes of these descriptor tables; None if it does, or if there is no
@@ -125,4 +127,5 @@ def _compiled() -> Backend:
         scale_codecs=native.CODECS,
         scale_heeded=lambda codec, _: native.heeded(codec),
         quantize_blocks=native.quantize_blocks,
+        orthonormal=native.orthonormal,
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.formats import E8M0_RULES, PLAIN, SCALES
-from fp4dse.dse.outliers import Clamp, Mean, Residual
+from fp4dse.dse.outliers import Clamp, LowRank, Mean, Residual
 from fp4dse.dse.record import field_types, options
 from fp4dse.dse.rounding import Ema, Stochastic
 from fp4dse.dse.scale import (
@@ -94,6 +94,10 @@ EFFECTIVE = [
     {"outliers": Clamp()},
     {"outliers": Clamp(compensate=False)},
     {"outliers": Mean()},
+    {"outliers": LowRank()},
+    {"outliers": LowRank(rank=4)},
+    {"outliers": LowRank(iterations=1)},
+    {"outliers": LowRank(vectors="fp32")},
     {"rounding": Ema()},
     {"rounding": Ema(beta=0.9)},
     {"scale": E4M3(rounding="stochastic")},

@@ -27,6 +27,7 @@ IDS = {
     "hopper-moe-fp4": "6e5e700e080802c2",
     "luq": "ca19ef560608bf20",
     "luq-smp": "b73c57a7eb9ed2f2",
+    "metis": "3eb1cb689b3ed2af",
     "mixfp4": "cc98edc15263a2a2",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-ascend": "ab296cd9f4a3fcaa",

@@ -25,7 +25,7 @@ HOSTILE = Space(
         "wgrad": ["mxfp4", {"rounding": "ema"}, "ms-eden"],
         "fprop.w.rounding": ["nearest", "ema"],
         "estimator.w": [{}, {"element": "dge", "scale": "exact"}],
-        "forward.outliers": ["none", "occ", "mean"],
+        "forward.outliers": ["none", "occ", "mean", "low-rank"],
         "wgrad.rotation": ["none", "rht128"],
         "precise.first": [0.0, 1.5],
         "training.beta1": [0.9, 1.0],

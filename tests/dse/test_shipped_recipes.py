@@ -22,6 +22,7 @@ SLOTS_OF = {
     "alto-mxfp4": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-rceil SR"),
     "amd-mxfp4": slots("mxfp4"),
     "arcquant": slots("nvfp4", g="nvfp4 16/17 SR"),
+    "metis": slots("nvfp4 low-rank", w="nvfp4 low-rank-fp32", g="nvfp4 16/17 SR low-rank"),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),

@@ -143,7 +143,7 @@ def test_kernels_have_the_same_bits_at_the_sizes_of_training(monkeypatch, shape,
 
 
 @pytest.mark.parametrize(
-    "recipe", ["bf16", "nvfp4-sr-rht", "tetrajet", "wang-dge-occ", "averis", "tetrajet2-outcontrol"]
+    "recipe", ["bf16", "nvfp4-sr-rht", "tetrajet", "wang-dge-occ", "averis", "metis", "tetrajet2-outcontrol"]
 )
 def test_a_convolution_has_the_same_bits(place, monkeypatch, recipe):
     if place.device == "cpu":  # nothing to compile

@@ -141,7 +141,7 @@ def test_modules_that_take_weights_past_their_layers_are_left_alone():
 
 @pytest.mark.parametrize(
     "recipe",
-    [NVFP4, SR, QUARTET, *map(Recipe.named, ("wang-dge-occ", "averis", "tetrajet2-outcontrol", "arcquant"))],
+    [NVFP4, SR, QUARTET, *map(Recipe.named, ("wang-dge-occ", "averis", "metis", "tetrajet2-outcontrol", "arcquant"))],
     ids=lambda r: r.label()[:12],
 )
 def test_a_converted_layer_is_the_lane_layer(recipe):

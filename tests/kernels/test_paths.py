@@ -20,6 +20,7 @@ from fp4dse.kernels.quant.operand.kinds import (
     Residual,
     Sampled,
     Scaled,
+    Spectral,
     make_slot,
 )
 from fp4dse.kernels.quant.operand.paths import PATHS, described, first_path
@@ -105,8 +106,10 @@ def test_a_machine_says_what_each_path_takes():
 
 
 def test_a_slot_has_one_kind():
-    clamp, residual, mean = (replace(NVFP4, outliers=OUTLIER_NAMES[name]) for name in ("occ", "residual", "mean"))
+    names = "occ", "residual", "mean", "low-rank"
+    clamp, residual, mean, low_rank = (replace(NVFP4, outliers=OUTLIER_NAMES[name]) for name in names)
     kinds = {Plain: Quantizer(element="bf16"), Scaled: NVFP4, Clamped: clamp, Residual: residual, Centred: mean}
+    kinds[Spectral] = low_rank
     kinds[Sampled] = replace(NVFP4, rounding=Stochastic(samples=2))
     assert all(type(slot(q)) is kind for kind, q in kinds.items())
     recipe = replace(Recipe.uniform(NVFP4), estimator=Estimator(w=Through(Clipped())))

@@ -107,7 +107,7 @@ CASES: dict[str, Callable[[], Lanes]] = {
         f"recording {name}": partial(of_one_recipe, name)
         for name in (
             *("bf16", "nvfp4-stable-spam", "nvfp4-muon", "nvfp4-sr-rht", "nvidia-nvfp4-finish", "wang-dge-occ"),
-            *("averis", "luq-smp", "tetrajet2-outcontrol", "arcquant"),
+            *("averis", "metis", "luq-smp", "tetrajet2-outcontrol", "arcquant"),
         )
     },
     "precise layers and a finish": with_precise_layers_and_a_finish,

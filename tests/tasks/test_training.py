@@ -24,6 +24,7 @@ STATEFUL = [
     ["quartet2"],
     ["wang-dge-occ"],
     ["averis"],
+    ["metis"],
     ["tetrajet2-outcontrol"],  # channels held from step to step
     ["luq"],
     ["sun-radix4"],

@@ -81,6 +81,11 @@ def signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
     kernels = _PHILOX.kernels(seeds, count)
     if kernels and hasattr(kernels, "signs"):  # native code has words alone
         return kernels.signs(seeds, STREAMS["signs"], step, site, count)
+    return many_signs(seeds, step, site, count)
+
+
+def many_signs(seeds: Tensor, step: Tensor, site: Tensor, count: int) -> Tensor:
+    """The same, of any number: on a GPU `signs` makes all of a lane at once."""
     return 1.0 - 2.0 * (random16(seeds, STREAMS["signs"], step, site, count) & 1).to(torch.float32)
 
 

@@ -13,11 +13,12 @@ from fp4dse.dse import SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, Mean
+from fp4dse.dse.outliers import Clamp, LowRank, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
 from fp4dse.dse.rounding import of_one_sample, samples_of
+from fp4dse.kernels.ops.philox import many_signs
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.descriptor import FLOATS
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
@@ -26,6 +27,7 @@ from fp4dse.kernels.quant.operand.records import Operand, Saved, SavedInput, Ter
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec.blocks import pad
 from fp4dse.kernels.quant.spec.estimators import numbers, rounded_slope, through
+from fp4dse.kernels.quant.spec.low_rank import Components, components, orthonormal
 from fp4dse.kernels.quant.triton.limits import why_not_through
 
 LINE = 16
@@ -60,6 +62,8 @@ def slot_of(
     quantizers = [replace(q, rounding=of_one_sample(q.rounding)) for q in quantizers]
     of = LaneQuantizers(quantizers, number, device, backend)
     scaled = Sampled(of, samples, centred) if samples > 1 else Centred(of) if centred else Scaled(of)
+    if isinstance(low_rank := quantizers[0].outliers, LowRank):
+        return Spectral(of, low_rank)
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
@@ -109,6 +113,38 @@ class Centred(Scaled):
     tokens lie, takes off before it pads and rotates."""
 
     is_centred = True
+
+
+class Spectral(Scaled):
+    """A Scaled of the operand without its largest singular components (Metis, 2509.00404), which the stage takes off
+    before it pads and rotates. Their vectors are quantized by the same quantizers, in blocks along each, or not at
+    all."""
+
+    def __init__(self, quantizers: LaneQuantizers, low_rank: LowRank) -> None:
+        super().__init__(quantizers)
+        self.low_rank = low_rank
+        if quantizers.backend.operand and quantizers.backend.orthonormal is orthonormal:
+            self.why_not_fused = self.why_not_fused or "outliers: components are found by torch, the rest by kernels"
+
+    def split(self, x: Tensor, use: Use) -> tuple[Tensor, Components]:
+        """x, float32 [L, R, length], without its largest components; and these, vectors quantized if they are to be."""
+        found = components(x, self._start(x, use), self.low_rank.iterations, self.quantizers.backend.orthonormal)
+        if self.low_rank.vectors == "fp32":
+            return x - found.product(), found
+        u, v = (self._quantized(vectors, replace(use, term=term)) for term, vectors in ((1, found.u), (2, found.v)))
+        return x - found.product(), Components(u, found.s, v)
+
+    def _start(self, x: Tensor, use: Use) -> Tensor:
+        """Random signs [L, r, length], drawn anew for each use. Rotations have the sites of the first term."""
+        count, length = self.low_rank.count(*x.shape[1:]), x.shape[2]
+        site = torch.full((), replace(use, term=1).site(self.quantizers.number), device=x.device)
+        return many_signs(use.seeds, use.step, site, count * length).view(len(x), count, length)
+
+    def _quantized(self, vectors: Tensor, use: Use) -> Tensor:
+        """Vectors, float32 [L, r, n], quantized, float32."""
+        length = vectors.shape[2]
+        use = replace(use, dim=2, length=length, counting=False, dtype=torch.float32, rotation=None, save=False)
+        return quantized(self.quantizers, pad(vectors, 2, self.unit), use).decoded()[:, :, :length]
 
 
 class Sampled(Scaled):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
+from fp4dse.kernels.quant.operand.low_rank import Part
 from fp4dse.kernels.quant.spec.channels import put_back
 
 TERM = 1 << 28
@@ -118,19 +119,6 @@ class SavedBlocks(NamedTuple):
 Saved = SavedInput | SavedBlocks
 
 
-class Mean(NamedTuple):
-    """The mean over tokens that was taken off an operand [L, R, C], float32: rows · columns, of rank one.
-
-    taken    as it was taken off, neither padded nor rotated: [L, 1, length], or [L, R, 1] where tokens are contracted
-    rows     1, or the mean where tokens are contracted: [1, 1, 1] or [L, R, 1]
-    columns  the mean, or 1 for each token where these are contracted; padded and rotated as the operand: [L, 1, C]
-    """
-
-    taken: Tensor
-    rows: Tensor
-    columns: Tensor
-
-
 class Apart(NamedTuple):
     """Channels of an operand that are treated apart.
 
@@ -149,7 +137,7 @@ class Operand(NamedTuple):
     raw    the operand before it was quantized, in its own dtype
     rest   float32, what clamping cut off, in lanes that multiply it too; None where no lane does
     saved  for the backward pass through the quantizer; None where gradients pass straight through
-    mean   what was taken off before, None where nothing was: raw and terms are without it
+    part   of low rank that was taken off before, None where nothing was: raw and terms are without it
     apart  channels that are treated apart, None where there are none: all else is without those held
     """
 
@@ -157,11 +145,11 @@ class Operand(NamedTuple):
     raw: Tensor
     rest: Tensor | None = None
     saved: Saved | None = None
-    mean: Mean | None = None
+    part: Part | None = None
     apart: Apart | None = None
 
     def decoded(self) -> Tensor:
-        """The sum of the terms, float32 [L, R, C]; without `rest` and `mean`."""
+        """The sum of the terms, float32 [L, R, C]; without `rest` and `part`."""
         first, *others = (term.decoded() for term in self.terms)
         return sum(others, first)
 
@@ -174,8 +162,8 @@ class Operand(NamedTuple):
         return self._replace(terms=[Term(self.decoded(), None)])
 
     def restored(self, rotation: Rotation | None, length: int) -> Tensor:
-        """`decoded`, rotated back and without padding, the mean and the channels that are held apart, each in its
-        place: float32 [L, R, length]."""
+        """`decoded`, rotated back and without padding, the part of low rank and the channels that are held apart, each
+        in its place: float32 [L, R, length]."""
         if self.apart is not None:
             order, chosen, held = self.apart
             assert order is not None  # a gradient is not restored
@@ -185,4 +173,4 @@ class Operand(NamedTuple):
             return put_back(torch.cat([*parts, others.restored(rotation, length)], 2), order, 2)
         values = self.decoded()
         values = (rotation.rotate_back(values, 2) if rotation else values)[:, :, :length]
-        return values if self.mean is None else values + self.mean.taken
+        return values if self.part is None else values + self.part.dense

@@ -7,6 +7,7 @@
     Residual    a Scaled of the operand, and again of what that lost
     Repeated    a Scaled of the operand, and again of what that lost in some channels
     Centred     a Scaled of the operand without its mean over tokens, which is multiplied apart
+    Spectral    a Scaled of the operand without its largest singular components, which are quantized by their vectors
     Estimated   a Scaled whose gradient does not pass straight through
 
 `kinds.make_slot` chooses the kind, once. All lanes of a slot have one kind and one layout (`Quantizer.layout`).

@@ -20,6 +20,7 @@ POINTS = {
     "quartet2": 5,  # tensor scaling, rotation, four-over-six, corrected scales
     "arcquant": 4,  # tensor scaling, stochastic rounding, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
+    "metis": 4,  # the same
     "wang-dge-occ": 3,  # a relaxation, outliers
     "tetrajet-qema": 3,  # stochastic rounding, an average
     "hif4-ascend": 3,  # rotation, exponents of parts of a block

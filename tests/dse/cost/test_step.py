@@ -28,7 +28,7 @@ from fp4dse.dse.cost.work import Work
 from fp4dse.dse.estimator import RELAXATION_NAMES, Estimator, Through
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import QUANTIZERS, LayerRule
-from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.outliers import OUTLIER_NAMES, LowRank
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.rules import faults
 from fp4dse.dse.scale import E8M0, FP32, TENSOR_SCALE_NAMES
@@ -165,6 +165,20 @@ def test_a_mean_is_a_pass_and_products_with_a_vector():
     assert 0 < one["outliers"] < 0.3 * other["outliers"]
     both = step_cost(changed("nvfp4", "wgrad", x=mean, g=mean), LLAMA, B200).seconds
     assert both["outliers"] > 1.5 * one["outliers"]
+
+
+def test_components_cost_products_with_few_columns():
+    """More with each iteration and component, and for an operand of the weight's gradient, too."""
+    plain = step_cost(Recipe.named("nvfp4"), LLAMA, B200).seconds
+    costs = {}
+    for name, found in {"1": LowRank(iterations=1), "2": LowRank(), "64": LowRank(rank=64)}.items():
+        q = msgspec.structs.replace(Quantizer.named("nvfp4"), outliers=found)
+        costs[name] = step_cost(changed("nvfp4", "fprop", x=q), LLAMA, B200).seconds
+        assert costs[name]["products"] == plain["products"]
+    assert 0 < costs["1"]["outliers"] < costs["2"]["outliers"] < costs["64"]["outliers"]
+    assert costs["2"]["outliers"] < plain["products"]
+    both = step_cost(changed("nvfp4", "wgrad", x=q, g=q), LLAMA, B200).seconds
+    assert both["outliers"] > 1.5 * costs["64"]["outliers"]
 
 
 def test_factors_within_a_product_are_work_of_the_vector_units():
