@@ -128,6 +128,8 @@ class Training(Part, frozen=True):
     beta1, beta2   of Adam, also of the part of Muon's that is AdamW
     clip           of the gradient's norm over the whole model
     loss_scale     the loss is multiplied by it, and gradients are divided by it before they are used
+    loss_scale_growth   steps in a row with finite gradients after which the loss scale doubles; where gradients are not
+                   finite it halves, and the step is left out (1710.03740); None: the scale stays
     accumulate     equal parts into which a batch is cut, one after the other; their gradients are averaged
     schedule       of the learning rate
     reset          of oscillating weights
@@ -142,6 +144,7 @@ class Training(Part, frozen=True):
     beta2: NotNegative | None = None
     clip: Positive | None = None
     loss_scale: Positive = 1.0
+    loss_scale_growth: Annotated[int, msgspec.Meta(ge=1)] | None = None
     accumulate: Literal[1, 2, 4, 8, 16, 32, 64] = 1
     schedule: Schedule = None
     reset: Reset = None
@@ -162,6 +165,7 @@ class Training(Part, frozen=True):
             self.canonical(),
             optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
             loss_scale=1.0 if scale_is_exact else self.loss_scale,
+            loss_scale_growth=None if scale_is_exact else self.loss_scale_growth,
             reset=None,
             rollout=None,
             tis=None,

@@ -42,6 +42,7 @@ AROUND = {
     "beta2": "of the recipe, null for the task's own",
     "clip": "bound of the gradient's norm, null for the task's own",
     "loss_scale": "what the loss is multiplied with for the backward pass",
+    "loss_scale_growth": "steps with finite gradients after which it doubles, null where it stays",
     "accumulate": "parts of a batch whose gradients are added up",
     "schedule": "of the learning rate; task: the task's own",
     "reset": "of weights that oscillate, none without one",

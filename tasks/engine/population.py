@@ -257,9 +257,10 @@ class Population:
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
-        self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
-        self.alive.logical_and_(finite)
-        self.optimizer.step(gradient, self.alive, step.view(1))
+        lost = ~finite & ~(torch.isfinite(loss) & self.optimizer.scaling.move(finite))
+        self.diverged.copy_(torch.where(self.alive & lost, step, self.diverged))
+        self.alive.logical_and_(~lost)
+        self.optimizer.step(gradient, self.alive & finite, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:

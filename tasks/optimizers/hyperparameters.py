@@ -29,7 +29,8 @@ class Tensors(NamedTuple):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's."""
+    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's. growth: of the loss scale, in
+    steps, 0 for none."""
 
     optimizer: AdamW | SGD | StableSPAM | Muon
     weight_decay: float
@@ -39,6 +40,7 @@ class Numbers(msgspec.Struct, frozen=True):
     clip: float
     loss_scale: float
     schedule: Constant | Linear | Cosine | None = None
+    growth: int = 0
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -56,6 +58,7 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         clip=own(training.clip, task.clip),
         loss_scale=training.loss_scale,
         schedule=training.schedule,
+        growth=training.loss_scale_growth or 0,
     )
 
 

@@ -26,6 +26,7 @@ from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, muon, sgd, stable_spam
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
+from fp4dse.tasks.optimizers.loss_scales import LossScales
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
@@ -80,8 +81,7 @@ class LaneOptimizer:
         flags = decays(model)
         self.decaying = torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)]).to(device)
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
-        scales = [n.loss_scale for n in numbers]
-        self.loss_scale = column(scales)[:, 0] if any(s != 1 for s in scales) else None
+        self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
 
         self.distinct, self.lr_factors = list(dict.fromkeys(numbers)), lr_factors
         self.of_lane = torch.tensor([self.distinct.index(n) for n in numbers], device=device)
@@ -112,6 +112,11 @@ class LaneOptimizer:
         for p in self.parameters:
             p.grad = None
         return out if self.loss_scale is None else out / self.loss_scale[:, None]
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """What losses are multiplied by now, [L]; None where that is one in all lanes."""
+        return self.scaling.scale
 
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
@@ -163,7 +168,7 @@ class LaneOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """State of the updates: name -> the tensor itself, the lane axis first."""
-        return dict(self.kept)
+        return self.kept | self.scaling.state()
 
 
 def decays(model: nn.Module) -> list[bool]:

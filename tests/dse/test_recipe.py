@@ -252,6 +252,7 @@ COLUMN_TYPES = {
     "reset": {str},
     "rollout": {str},
     "number": {float, type(None)},
+    "steps": {int, type(None)},
     "accumulate": {int},
 }
 
@@ -269,6 +270,7 @@ def test_every_axis_has_its_typed_column(recipe):
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
     of_recipe |= {name: name for name in (*words, "rollout")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
+    of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
         assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]

@@ -68,6 +68,7 @@ def with_precise_layers_and_a_finish() -> Lanes:
 
 def with_numbers_of_their_own() -> Lanes:
     numbers = [{}, {"weight_decay": 0.3}, {"clip": 0.1}, {"loss_scale": 1024.0}, {"beta2": 0.999}]
+    numbers += [{"loss_scale": 2.0**127, "loss_scale_growth": 2}, {"loss_scale": 64.0, "loss_scale_growth": 3}]
     numbers += [{"schedule": Cosine(warmup=0.5)}, {"schedule": Linear(floor=0.5)}]
     task, nvfp4 = short("regression", "smoke", 8), Recipe.named("nvfp4")
     lanes = [Lane(replace(nvfp4, training=Training(**each)), 1e-2, i % 3) for i, each in enumerate(numbers)]
