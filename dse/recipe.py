@@ -39,7 +39,7 @@ from fp4dse.dse.stages import (
     rotation_name,
     with_exceptions,
 )
-from fp4dse.dse.training import DEFAULT, Training, optimizer_name, reset_name, schedule_name
+from fp4dse.dse.training import DEFAULT, Training, optimizer_name, ramping_name, reset_name, schedule_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -131,7 +131,7 @@ class Recipe(Part, frozen=True):
             precise,
             self.finish,
             self.gemm,
-            msgspec.structs.replace(self.training, reset=None) if plain_w and not layers else self.training,
+            _without_oscillation(self.training) if plain_w and not layers else self.training,
             plain_x and plain_w and not quantizes,
             _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not quantizes,
             _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not quantizes,
@@ -284,7 +284,8 @@ class Recipe(Part, frozen=True):
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
-        return out | names | {"reset": reset_name(r.training.reset), "rollout": rollout_name(r.training.rollout)}
+        names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
+        return out | names | {"rollout": rollout_name(r.training.rollout)}
 
 
 @lru_cache(maxsize=4096)
@@ -315,6 +316,12 @@ def _without_own_rollout(recipe: Recipe) -> Recipe:
     if own != recipe.training.rollout or recipe.layers or recipe.attention != _PLAIN_ATTENTION:
         return recipe
     return _replaced(recipe, training=msgspec.structs.replace(recipe.training, rollout=None))
+
+
+@lru_cache(maxsize=4096)
+def _without_oscillation(training: Training) -> Training:
+    """The training side of a recipe whose weights are not quantized, and so do not oscillate."""
+    return msgspec.structs.replace(training, reset=None, ramping=None)
 
 
 def _in_bf16(recipe: Recipe) -> Recipe:

@@ -46,6 +46,7 @@ AROUND = {
     "accumulate": "parts of a batch whose gradients are added up",
     "schedule": "of the learning rate; task: the task's own",
     "reset": "of weights that oscillate, none without one",
+    "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }

@@ -30,7 +30,7 @@ class Tensors(NamedTuple):
 
 class Numbers(msgspec.Struct, frozen=True):
     """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's. growth: of the loss scale, in
-    steps, 0 for none."""
+    steps, 0 for none. ramps: the steps between updates of a weight may be more than one (ramped.py)."""
 
     optimizer: AdamW | SGD | StableSPAM | Muon
     weight_decay: float
@@ -41,6 +41,7 @@ class Numbers(msgspec.Struct, frozen=True):
     loss_scale: float
     schedule: Constant | Linear | Cosine | None = None
     growth: int = 0
+    ramps: bool = False
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -59,6 +60,7 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         loss_scale=training.loss_scale,
         schedule=training.schedule,
         growth=training.loss_scale_growth or 0,
+        ramps=training.ramping is not None,
     )
 
 

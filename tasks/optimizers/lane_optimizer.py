@@ -24,7 +24,7 @@ from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
-from fp4dse.tasks.optimizers import adamw, muon, sgd, stable_spam
+from fp4dse.tasks.optimizers import adamw, muon, ramped, sgd, stable_spam
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
 from fp4dse.tasks.optimizers.loss_scales import LossScales
 
@@ -70,6 +70,9 @@ class LaneOptimizer:
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
+        self.ramps = any(n.ramps for n in numbers)
+        if self.ramps:
+            self.kept |= ramped.state(self.flat)
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)[:, None]
@@ -115,7 +118,7 @@ class LaneOptimizer:
 
     @property
     def loss_scale(self) -> Tensor | None:
-        """What losses are multiplied by now, [L]; None where that is one in all lanes."""
+        """Factors of the losses now, [L]; None where all are one and stay."""
         return self.scaling.scale
 
     @torch.no_grad()
@@ -157,7 +160,10 @@ class LaneOptimizer:
         constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
         decaying = None if self.weight_decay is None else self.decaying
-        adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+        if self.ramps:
+            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, decaying)
+        else:
+            adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""

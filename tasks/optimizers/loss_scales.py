@@ -32,7 +32,7 @@ class LossScales:
         self.good = torch.zeros_like(self.growth)  # steps in a row with finite gradients
 
     def move(self, finite: Tensor) -> Tensor:
-        """Follow the gradients of a step, finite or not, bool [L]. Returns bool [L]: the lanes whose scale was halved."""
+        """Follow the gradients of a step, finite or not, bool [L]. Returns bool [L]: whose scale was halved."""
         if self.scale is None or not self.moves:
             return torch.zeros_like(finite)
         halved = ~finite & (self.growth > 0) & (self.scale > LEAST)

@@ -52,6 +52,7 @@ IDS = {
     "te-nvfp4-mxfp8": "2a17431457f2435d",
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
+    "tetrajet-qramping": "e990e23c21bd8352",
     "tetrajet2": "cbd5eed885c01051",
     "tetrajet2-outcontrol": "2052b4342b8fe6a1",
     "tetrajet2-reset": "b928454db046aef6",
@@ -250,6 +251,7 @@ COLUMN_TYPES = {
     "optimizer": {str},
     "schedule": {str},
     "reset": {str},
+    "ramping": {str},
     "rollout": {str},
     "number": {float, type(None)},
     "steps": {int, type(None)},
@@ -268,7 +270,7 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
-    of_recipe |= {name: name for name in (*words, "rollout")}
+    of_recipe |= {name: name for name in (*words, "ramping", "rollout")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
     of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)

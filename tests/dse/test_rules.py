@@ -14,7 +14,7 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
-from fp4dse.dse.training import Training
+from fp4dse.dse.training import SGD, QRamping, Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
 
@@ -62,6 +62,8 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=clamped))))
     moving = msgspec.structs.replace(QUANTIZERS["nvfp4"], rounding=Ema())
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(moving, moving))))
+    ramping = Training(optimizer=SGD(), ramping=QRamping())
+    named.append(msgspec.structs.replace(Recipe.named("tetrajet"), training=ramping))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
