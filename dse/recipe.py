@@ -127,9 +127,12 @@ class Recipe(Part, frozen=True):
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
         estimator = _canonical_estimator(self.estimator, fprop)
+        finish = self.finish
+        if finish and finish.what == "all-but-weights" and plain_w and self.dgrad.w.is_plain and not quantizes:
+            finish = msgspec.structs.replace(finish, what="all")
         around = _canonical_around(
             precise,
-            self.finish,
+            finish,
             self.gemm,
             _without_oscillation(self.training) if plain_w and not layers else self.training,
             plain_x and plain_w and not quantizes,
@@ -166,6 +169,14 @@ class Recipe(Part, frozen=True):
         q = self.fprop.x, self.fprop.w
         held = any(of.tensor_scale is not None and of.tensor_scale.amax != "current" for of in q)
         return held or isinstance(self.fprop.w.rounding, Ema) or bool(self.layers) or self.finish is not None
+
+    @property
+    def _finish_structure(self) -> str:
+        """The finish, with the formats that its weights meet BF16 in; empty without one."""
+        if self.finish is None:
+            return ""
+        met = (product_format(_BF16, self.slot(f"{stage}.w")) for stage in self.finish.stages_but_weights)
+        return " ".join([self.finish.label(), *met])
 
     @property
     def base(self) -> Recipe:
@@ -223,7 +234,7 @@ class Recipe(Part, frozen=True):
             estimators=tuple(r._passage(x) for x in STAGES["fprop"]),
             around=(
                 "" if r.precise == Precise() else r.precise.label(),
-                r.finish.label() if r.finish else "",
+                r._finish_structure,
                 "" if r.gemm == "exact" else r.gemm,
                 "" if r.training.optimizer is None else r.training.kind,
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
@@ -376,6 +387,7 @@ def _replaced(part: AnyPart, **changes: object) -> AnyPart:
 
 
 _PLAIN_ATTENTION = Attention()
+_BF16 = Quantizer(element="bf16")
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
@@ -411,6 +423,7 @@ def _canonical_around(
     if finish and (forward or backward):  # what is plain cannot become more precise
         left = {"forward": not forward, "backward": not backward}
         what = next((name for name, there in left.items() if there and finish.what in (name, "all")), None)
+        what = "all-but-weights" if finish.what == "all-but-weights" and any(left.values()) else what
         finish = msgspec.structs.replace(finish, what=what) if what else None
     return {
         "precise": Precise() if forward and backward else precise,

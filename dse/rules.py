@@ -307,6 +307,13 @@ def _shares(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _finish_channels(r: Recipe) -> ConfigError | None:
+    """Channels are chosen and treated apart in both operands, of which one is plain in fine-tuning."""
+    if r.finish is None or not r.finish.stages_but_weights or r.fprop.channels is None:
+        return None
+    return ConfigError("finish.what", r.finish.what, "forward, backward, all (with fprop.channels)")
+
+
 def _ramping(r: Recipe) -> ConfigError | None:
     """Rarer updates by more are defined for AdamW."""
     if r.training.ramping is None or isinstance(r.training.optimizer, AdamW | None):
@@ -404,6 +411,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
+    "fine-tuning-without-channels": ((("fprop", "finish"),), _finish_channels),
     "ramping-needs-adamw": ((("training",),), _ramping),
     "rollout": ((("training",),), _rollout),
 }

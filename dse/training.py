@@ -97,11 +97,22 @@ class Cosine(Part, frozen=True, tag_field="kind", tag="cosine"):
     floor: Share = 0.0
 
 
-Schedule = Constant | Linear | Cosine | None
-SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine] = {
+class Triangle(Part, frozen=True, tag_field="kind", tag="triangle"):
+    """As `cosine` before the last `share` of the steps, in which the learning rate rises linearly from `floor` to
+    `peak` and falls back with the same slope (FNT of LUQ, 2112.10769)."""
+
+    warmup: Share = 0.0
+    floor: Share = 0.0
+    share: Share = 0.1
+    peak: Share = 0.1
+
+
+Schedule = Constant | Linear | Cosine | Triangle | None
+SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine | Triangle] = {
     "constant": Constant(),
     "linear": Linear(),
     "cosine": Cosine(),
+    "triangle": Triangle(),
 }
 
 

@@ -1,4 +1,4 @@
-"""AdamW whose steps between updates are each weight's own (Q-Ramping, TetraJet, arXiv 2502.20853 and its released code).
+"""AdamW whose steps between updates are each weight's own (Q-Ramping, arXiv 2502.20853 and its released code).
 
     count <- count + 1,  sum <- sum + g
     where the period divides the count:      Adam's momenta and update by sum / count, times count; count, sum <- 0

@@ -26,6 +26,7 @@ IDS = {
     "hif4-ascend": "95767809f345e105",
     "hopper-moe-fp4": "6e5e700e080802c2",
     "luq": "ca19ef560608bf20",
+    "luq-fnt": "e34a086af79c2320",
     "luq-smp": "b73c57a7eb9ed2f2",
     "mixfp4": "cc98edc15263a2a2",
     "mxfp4": "a740e70ed3ccc2fa",

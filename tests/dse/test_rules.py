@@ -9,6 +9,7 @@ import pytest
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.channels import Corrected, Held
+from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import Rollout
@@ -64,6 +65,7 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(moving, moving))))
     ramping = Training(optimizer=SGD(), ramping=QRamping())
     named.append(msgspec.structs.replace(Recipe.named("tetrajet"), training=ramping))
+    named.append(with_channels("nvfp4", Held(), finish=Finish(share=0.1, what="all-but-weights")))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

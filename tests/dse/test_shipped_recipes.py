@@ -7,7 +7,7 @@ from fp4dse.dse.channels import channels_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
-from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training
+from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training, Triangle
 
 
 def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
@@ -41,6 +41,7 @@ SLOTS_OF = {
     "te-nvfp4-1d": slots("nvfp4", g="nvfp4 SR"),
     "te-nvfp4-mxfp8": slots("e2m1 1x16 e4m3 T448 row", w="nvfp4", backward="mxfp8-rceil"),
     "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
+    "luq-fnt": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "luq-smp": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "nvfp4": slots("nvfp4"),
     "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
@@ -123,6 +124,10 @@ ENDS = Precise(first=0.032, last=0.129)
 AROUND_OF = {
     "four-over-six": {"precise": Precise(last=0.167)},
     "fp4-all-the-way": {"finish": Finish(share=0.038, what="backward")},
+    "luq-fnt": {
+        "finish": Finish(share=0.032, what="all-but-weights"),
+        "training": Training(schedule=Triangle(floor=0.01, share=0.032, peak=0.1)),
+    },
     "nemotron-3-super": {"precise": Precise(attention=True, last=0.159)},
     "nvfp4-muon": {"training": Training(optimizer=Muon())},
     "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},

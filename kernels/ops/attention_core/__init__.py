@@ -149,7 +149,7 @@ class CoreUse(NamedTuple):
     def product(self, name: str) -> Product:
         """The product of this name, in BF16 in the steps in which the recipe's stages are."""
         stages = {"fprop"} if name in FORWARD else {"dgrad", "wgrad"}
-        return self.core.plain if stages <= self.numerics.precise_stages else self.core.products[name]
+        return self.core.plain if all(map(self.numerics.is_precise, stages)) else self.core.products[name]
 
     def multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """The product of this name of a [N, R, C] and b [N, S, C], float32 [N, R, S]."""
