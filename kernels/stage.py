@@ -211,7 +211,7 @@ def but_weights(
     gemm: str,
     device: torch.device,
 ) -> dict[str, Stage]:
-    """The stages with a weight whose other operand is plain: own weight's slot and rotation, the others' slot of
+    """The stages that have a weight, with its slot and their rotation from `own`, and the other operand's slot from
     `plain`."""
     stages = {}
     for name in ("fprop", "dgrad"):

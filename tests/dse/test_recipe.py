@@ -47,6 +47,7 @@ IDS = {
     "quartet2": "897217e8dfea9f8d",
     "rl-row-scaled": "f2bb596cee0b7b5d",
     "sun-radix4": "f9c6e115daca881c",
+    "sun-radix4-gradscale": "016351aba3d409d0",
     "te-mxfp8-nvfp4": "9e97b4eb5fa070ba",
     "te-nvfp4": "f5c205df9f12e440",
     "te-nvfp4-1d": "4081a282d6192d45",

@@ -53,6 +53,9 @@ SLOTS_OF = {
     "quartet": slots("quest-mxfp4", backward="mxfp4 aligned"),
     "quartet2": slots("nvfp4-4over6-mse", backward="ms-eden"),
     "sun-radix4": slots("int4-sawb", g="radix4", wgrad_g="radix4-odd"),
+    "sun-radix4-gradscale": slots(
+        "int4-sawb", g="radix4 tensor one T1 feedback", wgrad_g="radix4-odd tensor one T1 feedback"
+    ),
     "te-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
     "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
