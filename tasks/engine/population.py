@@ -226,7 +226,8 @@ class Population:
             value.copy_(old)
         if kept or self.numerics.state():
             self.numerics.load_state(kept)
-            self.graphs.clear()  # they know the memory of what quantizers kept
+            self.graphs.clear()  # they know the memory of what quantizers kept,
+            self.warm.clear()  # which may have to be made again
 
     def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
         """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
