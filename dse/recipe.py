@@ -39,7 +39,7 @@ from fp4dse.dse.stages import (
     rotation_name,
     with_exceptions,
 )
-from fp4dse.dse.training import DEFAULT, Training, optimizer_name, reset_name, schedule_name
+from fp4dse.dse.training import DEFAULT, Training, optimizer_name, ramping_name, reset_name, schedule_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -127,11 +127,14 @@ class Recipe(Part, frozen=True):
         dgrad = _canonical_stage(self.dgrad, self.fprop.w.element == "none")
         wgrad = _canonical_stage(self.wgrad, self.fprop.x.element == "none")
         estimator = _canonical_estimator(self.estimator, fprop)
+        finish = self.finish
+        if finish and finish.what == "all-but-weights" and plain_w and self.dgrad.w.is_plain and not quantizes:
+            finish = msgspec.structs.replace(finish, what="all")
         around = _canonical_around(
             precise,
-            self.finish,
+            finish,
             self.gemm,
-            msgspec.structs.replace(self.training, reset=None) if plain_w and not layers else self.training,
+            _without_oscillation(self.training) if plain_w and not layers else self.training,
             plain_x and plain_w and not quantizes,
             _elements(dgrad) | _elements(wgrad) <= PLAIN.keys() and not quantizes,
             _elements(fprop) | _elements(dgrad) | _elements(wgrad) == {"bf16"} and not quantizes,
@@ -166,6 +169,14 @@ class Recipe(Part, frozen=True):
         q = self.fprop.x, self.fprop.w
         held = any(of.tensor_scale is not None and of.tensor_scale.amax != "current" for of in q)
         return held or isinstance(self.fprop.w.rounding, Ema) or bool(self.layers) or self.finish is not None
+
+    @property
+    def _finish_structure(self) -> str:
+        """The finish, with the formats that its weights meet BF16 in; empty without one."""
+        if self.finish is None:
+            return ""
+        met = (product_format(_BF16, self.slot(f"{stage}.w")) for stage in self.finish.stages_but_weights)
+        return " ".join([self.finish.label(), *met])
 
     @property
     def base(self) -> Recipe:
@@ -223,7 +234,7 @@ class Recipe(Part, frozen=True):
             estimators=tuple(r._passage(x) for x in STAGES["fprop"]),
             around=(
                 "" if r.precise == Precise() else r.precise.label(),
-                r.finish.label() if r.finish else "",
+                r._finish_structure,
                 "" if r.gemm == "exact" else r.gemm,
                 "" if r.training.optimizer is None else r.training.kind,
                 "" if r.training.accumulate == 1 else str(r.training.accumulate),
@@ -284,7 +295,8 @@ class Recipe(Part, frozen=True):
         out |= {"precise": r.precise.label(), "finish": r.finish.label() if r.finish else "none", "gemm": r.gemm}
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
-        return out | names | {"reset": reset_name(r.training.reset), "rollout": rollout_name(r.training.rollout)}
+        names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
+        return out | names | {"rollout": rollout_name(r.training.rollout)}
 
 
 @lru_cache(maxsize=4096)
@@ -315,6 +327,12 @@ def _without_own_rollout(recipe: Recipe) -> Recipe:
     if own != recipe.training.rollout or recipe.layers or recipe.attention != _PLAIN_ATTENTION:
         return recipe
     return _replaced(recipe, training=msgspec.structs.replace(recipe.training, rollout=None))
+
+
+@lru_cache(maxsize=4096)
+def _without_oscillation(training: Training) -> Training:
+    """The training side of a recipe whose weights are not quantized, and so do not oscillate."""
+    return msgspec.structs.replace(training, reset=None, ramping=None)
 
 
 def _in_bf16(recipe: Recipe) -> Recipe:
@@ -369,6 +387,7 @@ def _replaced(part: AnyPart, **changes: object) -> AnyPart:
 
 
 _PLAIN_ATTENTION = Attention()
+_BF16 = Quantizer(element="bf16")
 
 
 class Signature(msgspec.Struct, frozen=True, order=True):
@@ -404,6 +423,7 @@ def _canonical_around(
     if finish and (forward or backward):  # what is plain cannot become more precise
         left = {"forward": not forward, "backward": not backward}
         what = next((name for name, there in left.items() if there and finish.what in (name, "all")), None)
+        what = "all-but-weights" if finish.what == "all-but-weights" and any(left.values()) else what
         finish = msgspec.structs.replace(finish, what=what) if what else None
     return {
         "precise": Precise() if forward and backward else precise,

@@ -28,6 +28,7 @@ from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic, rounding_name, samples_of
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
+from fp4dse.dse.training import AdamW
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 """Significant bits that FP8 products take."""
@@ -313,6 +314,20 @@ def _shares(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _finish_channels(r: Recipe) -> ConfigError | None:
+    """Channels are chosen and treated apart in both operands, of which one is plain in fine-tuning."""
+    if r.finish is None or not r.finish.stages_but_weights or r.fprop.channels is None:
+        return None
+    return ConfigError("finish.what", r.finish.what, "forward, backward, all (with fprop.channels)")
+
+
+def _ramping(r: Recipe) -> ConfigError | None:
+    """Rarer updates by more are defined for AdamW."""
+    if r.training.ramping is None or isinstance(r.training.optimizer, AdamW | None):
+        return None
+    return ConfigError("training.optimizer", r.training.kind, "adamw or the task's, with training.ramping")
+
+
 _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
 
 
@@ -403,6 +418,8 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
+    "fine-tuning-without-channels": ((("fprop", "finish"),), _finish_channels),
+    "ramping-needs-adamw": ((("training",),), _ramping),
     "rollout": ((("training",),), _rollout),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.

@@ -137,21 +137,23 @@ class TensorScale(Part, frozen=True):
     target  None stands for the scale format's own (DEFAULT_TARGET), and is the same quantizer. Under the scale `one`
             the maximum becomes the largest element divided by it: 2^m is Transformer Engine's margin m
     amax    the maximum that it follows: `current`; `previous`, that of the step before; `held` for `steps` steps; or
-            `history`, the largest of the last `steps` steps (Transformer Engine's delayed scaling, with 1024). Only
-            the current one costs a second read of the tensor. What outgrows an old maximum saturates
+            `history`, the largest of the last `steps` steps (Transformer Engine's delayed scaling, with 1024); or
+            `feedback`, a power of two that doubles after a step whose maximum was above it and halves after one whose
+            maximum was at most half of it (GradScale of Sun et al. 2020, whose own law is not known here). Only the
+            current one costs a second read of the tensor. What outgrows an old maximum saturates
     over    what has a factor of its own: the `tensor`; each `row` of the operand, laid out along the contraction axis;
             each `segment` of 128 elements of a row (2510.27527); or, under the scale `one`, each 2-D `tile`
     """
 
     target: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    amax: Literal["current", "previous", "held", "history"] = "current"
+    amax: Literal["current", "previous", "held", "history", "feedback"] = "current"
     steps: Annotated[float, msgspec.Meta(gt=0)] = 50.0
     over: Literal["tensor", "row", "segment", "tile"] = "tensor"
 
     @property
     def policy(self) -> str:
-        """`current`, `previous`, `held50` or `history1024`, with ` row`, ` segment` or ` tile` where these have their
-        own."""
+        """`current`, `previous`, `held50`, `history1024` or `feedback`, with ` row`, ` segment` or ` tile` where these
+        have their own."""
         steps = f"{self.steps:g}" if self.amax in ("held", "history") else ""
         return self.amax + steps + ("" if self.over == "tensor" else f" {self.over}")
 
@@ -182,6 +184,7 @@ TENSOR_SCALE_NAMES: dict[str, TensorScale | None] = {
     "previous": TensorScale(amax="previous"),
     "held": TensorScale(amax="held"),
     "history": TensorScale(amax="history", steps=1024.0),
+    "feedback": TensorScale(amax="feedback"),
     "row": TensorScale(over="row"),
     "segment": TensorScale(over="segment"),
     "tile": TensorScale(over="tile"),

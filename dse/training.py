@@ -97,11 +97,22 @@ class Cosine(Part, frozen=True, tag_field="kind", tag="cosine"):
     floor: Share = 0.0
 
 
-Schedule = Constant | Linear | Cosine | None
-SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine] = {
+class Triangle(Part, frozen=True, tag_field="kind", tag="triangle"):
+    """As `cosine` before the last `share` of the steps, in which the learning rate rises linearly from `floor` to
+    `peak` and falls back with the same slope (FNT of LUQ, 2112.10769)."""
+
+    warmup: Share = 0.0
+    floor: Share = 0.0
+    share: Share = 0.1
+    peak: Share = 0.1
+
+
+Schedule = Constant | Linear | Cosine | Triangle | None
+SCHEDULE_NAMES: dict[str, Constant | Linear | Cosine | Triangle] = {
     "constant": Constant(),
     "linear": Linear(),
     "cosine": Cosine(),
+    "triangle": Triangle(),
 }
 
 
@@ -121,6 +132,25 @@ Reset = OsciReset | None
 RESET_NAMES: dict[str, OsciReset] = {"osci-reset": OsciReset()}
 
 
+Growth = Annotated[int, msgspec.Meta(ge=1)] | None
+
+
+class QRamping(Part, frozen=True, tag_field="kind", tag="q-ramping"):
+    """Weights that oscillate are updated less often, by more at a time (TetraJet, 2502.20853).
+
+    Every so many steps, the ratio R of each weight (tasks/oscillation.py) over the next 30 steps, which are undone,
+    gives the steps between its updates: min(every, ⌊⌊R / alpha⌋ · beta + 1⌋).
+    """
+
+    every: Annotated[int, msgspec.Meta(ge=31)] = 200
+    alpha: Positive = 16.0
+    beta: Positive = 5.0
+
+
+Ramping = QRamping | None
+RAMPING_NAMES: dict[str, QRamping] = {"q-ramping": QRamping()}
+
+
 class Training(Part, frozen=True):
     """The update of weights from gradients.
 
@@ -134,6 +164,9 @@ class Training(Part, frozen=True):
     rollout        the forward pass that samples come from, where a task learns from its own; None: the trainer's
     tis            bound of a sample's weight π_trainer / π_rollout, by which a task that learns from its own samples
                    corrects for the difference of the two (truncated importance sampling); None: no such weight
+    loss_scale_growth   steps in a row with finite gradients after which the loss scale doubles; where gradients are not
+                   finite it halves, and the step is left out (1710.03740); None: the scale stays
+    ramping        of the steps between updates of oscillating weights
     """
 
     optimizer: Optimizer = None
@@ -147,6 +180,8 @@ class Training(Part, frozen=True):
     reset: Reset = None
     rollout: Rollout | None = None
     tis: Positive | None = None
+    loss_scale_growth: Growth = None
+    ramping: Ramping = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -162,7 +197,9 @@ class Training(Part, frozen=True):
             self.canonical(),
             optimizer=None if isinstance(self.optimizer, AdamW) else self.optimizer,
             loss_scale=1.0 if scale_is_exact else self.loss_scale,
+            loss_scale_growth=None if scale_is_exact else self.loss_scale_growth,
             reset=None,
+            ramping=None,
             rollout=None,
             tis=None,
         )
@@ -178,11 +215,12 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset", "rollout")
+            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout")
             and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         words += [] if self.reset is None else [reset_name(self.reset)]
+        words += [] if self.ramping is None else [ramping_name(self.ramping)]
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         return ", ".join(words)
 
@@ -203,3 +241,8 @@ def schedule_name(schedule: Schedule) -> str:
 def reset_name(reset: Reset) -> str:
     """The key in RESET_NAMES, or the kind with its numbers, in full; `none` for none."""
     return "none" if reset is None else name_or_numbers(RESET_NAMES, reset, "=")
+
+
+def ramping_name(ramping: Ramping) -> str:
+    """The key in RAMPING_NAMES, or the kind with its numbers, in full; `none` for none."""
+    return "none" if ramping is None else name_or_numbers(RAMPING_NAMES, ramping, "=")

@@ -25,7 +25,7 @@ from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
 from fp4dse.kernels.quant.operand.records import Saved, Use
 from fp4dse.kernels.split import Group, Split, make_split
-from fp4dse.kernels.stage import Stage, make_stages
+from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
 BASELINE = Recipe.named("bf16")
 """The recipe of precise layers and stages."""
@@ -105,6 +105,10 @@ class LaneNumerics:
         self.quantized = self.baseline = make_stages(self.recipes, self.recipe.gemm, device, self.backend)
         if any(recipe.slot(slot).element != "bf16" for recipe in self.recipes for slot in SLOTS):
             self.baseline = make_stages([BASELINE] * self.lanes, "exact", device, self.backend)
+        self.but_weights: dict[str, Stage] = {}
+        """Stages whose weight alone is quantized, for a finish that has such."""
+        if self.recipe.finish and self.recipe.finish.stages_but_weights:
+            self.but_weights = but_weights(self.recipes, self.quantized, self.baseline, self.recipe.gemm, device)
         self.slots = {
             f"{name}.{of}": slot for name, stage in self.quantized.items() for of, slot in stage.slots.items()
         }
@@ -123,7 +127,11 @@ class LaneNumerics:
     @property
     def gemm_why_not(self) -> tuple[str, ...]:
         """The reasons why faster products were passed over, one sentence each."""
-        stages = [*self.quantized.values(), *([] if self.quantized is self.baseline else self.baseline.values())]
+        stages = [
+            *self.quantized.values(),
+            *self.but_weights.values(),
+            *([] if self.quantized is self.baseline else self.baseline.values()),
+        ]
         return tuple(f"{stage.name}: {reason}" for stage in stages for reason in stage.gemm_why_not)
 
     @property
@@ -212,11 +220,14 @@ class LaneNumerics:
     def phase(self, step: int) -> frozenset[str]:
         """Compute as at this step of the training from now on: within the recipe's finish or before it.
 
-        Returns the stages that are precise now. A step that was captured holds for the steps with the same ones.
+        Returns the stages that are precise now, and as `fprop.w` those that are but for their weight. A step that was
+        captured holds for the steps with the same ones.
         """
         finish = self.recipe.finish
         has_begun = finish is not None and self.steps is not None and step >= finish.first_step(self.steps)
-        self.precise_stages = frozenset(finish.stages if finish and has_begun else ())
+        self.precise_stages = frozenset()
+        if finish and has_begun:
+            self.precise_stages = frozenset([*finish.stages, *(f"{stage}.w" for stage in finish.stages_but_weights)])
         return self.precise_stages
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
@@ -371,4 +382,12 @@ class LaneNumerics:
         if layer in self.precise_layers or self.evaluation == "bf16":
             return self.baseline[stage]
         is_plain = all(slot.maxima is None for slot in self.quantized[stage].slots.values())
-        return self.quantized[stage] if is_plain or stage not in self.precise_stages else self.baseline[stage]
+        if is_plain or not self.is_precise(stage):
+            return self.quantized[stage]
+        return (
+            self.baseline[stage] if stage in self.precise_stages else self.but_weights.get(stage, self.baseline[stage])
+        )
+
+    def is_precise(self, stage: str) -> bool:
+        """True if a stage is precise now, its weight apart in fine-tuning; what is then deployed is quantized."""
+        return stage in self.precise_stages or (f"{stage}.w" in self.precise_stages and not self.evaluation)

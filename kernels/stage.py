@@ -13,7 +13,7 @@ products are the columns of the result. Only the others are padded to the stage'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
@@ -213,6 +213,24 @@ def make_stages(recipes: Sequence[Recipe], gemm: str, device: torch.device, back
         held = _held_stage(name, recipes, channels, gemm, device, backend) if isinstance(channels, Held) else None
         stages[name].choice, stages[name].held = choice, held
         stages[name].gemm_why_not += held.gemm_why_not if held else ()
+    return stages
+
+
+def but_weights(
+    recipes: Sequence[Recipe],
+    own: Mapping[str, Stage],
+    plain: Mapping[str, Stage],
+    gemm: str,
+    device: torch.device,
+) -> dict[str, Stage]:
+    """The stages that have a weight, with its slot and their rotation from `own`, and the other operand's slot from
+    `plain`."""
+    stages = {}
+    for name in ("fprop", "dgrad"):
+        slots = {of: own[name].slots[of] if of == "w" else plain[name].slots[of] for of in STAGES[name]}
+        weights = [recipe.slot(f"{name}.w").canonical() for recipe in recipes]
+        bf16 = [Quantizer(element="bf16")] * len(recipes)
+        stages[name] = Stage(name, slots, own[name].rotation, *pick(str(device), bf16, weights, gemm))
     return stages
 
 

@@ -42,9 +42,11 @@ AROUND = {
     "beta2": "of the recipe, null for the task's own",
     "clip": "bound of the gradient's norm, null for the task's own",
     "loss_scale": "what the loss is multiplied with for the backward pass",
+    "loss_scale_growth": "steps with finite gradients after which it doubles, null where it stays",
     "accumulate": "parts of a batch whose gradients are added up",
     "schedule": "of the learning rate; task: the task's own",
     "reset": "of weights that oscillate, none without one",
+    "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }

@@ -40,7 +40,8 @@ def core(recipe: Recipe, model: Model, chip: Chip) -> float:
     """Seconds of all attention cores of a micro-batch, forward and backward; the mean over the training."""
     if recipe.attention.is_plain or recipe.finish is None:
         return _core(recipe.attention, model, chip, recipe.gemm)
-    end, finished = recipe.finish.share, _finished(recipe.attention, recipe.finish.stages)
+    end, stages = recipe.finish.share, (*recipe.finish.stages, *recipe.finish.stages_but_weights)
+    finished = _finished(recipe.attention, stages)
     before = _core(recipe.attention, model, chip, recipe.gemm)
     return (1 - end) * before + end * _core(finished, model, chip, recipe.gemm)
 

@@ -142,7 +142,7 @@ def _statistics(uses: Sequence[Use], read: Work) -> Kernel:
     return Kernel(tuple(items), per_step)
 
 
-_IN_PASSING = ("previous", "history")
+_IN_PASSING = ("previous", "history", "feedback")
 """Maxima that are taken while the operand is quantized, for later steps."""
 
 

@@ -215,6 +215,12 @@ def _is_plain(stage: Stage) -> bool:
     return all(getattr(stage, name).is_plain for name in "xwg" if hasattr(stage, name))
 
 
+def but_weight(stage: Stage) -> Stage:
+    """A product with its weight, whose other operand is BF16."""
+    [other] = (name for name in "xg" if hasattr(stage, name))
+    return msgspec.structs.replace(stage, **{other: BF16.fprop.x})
+
+
 @lru_cache(maxsize=4096)
 def finished(recipe: Recipe) -> Recipe:
     """The recipe in the steps of its finish. Backward operands made from the forward's copy still are."""
@@ -223,6 +229,8 @@ def finished(recipe: Recipe) -> Recipe:
         plain, own = getattr(BF16, name), getattr(recipe, name)
         if not _is_plain(own):
             stages[name] = msgspec.structs.replace(plain, source=own.source) if name in SHARED else plain
+    for name in recipe.finish.stages_but_weights if recipe.finish else ():
+        stages[name] = but_weight(getattr(recipe, name))
     return msgspec.structs.replace(recipe, **stages)
 
 

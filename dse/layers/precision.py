@@ -51,10 +51,14 @@ class Finish(Part, frozen=True):
     """The last `share` of the steps, with the products of the `forward` pass, of the `backward` pass, or `all` precise.
 
     A backward operand that is made from the forward's copy still is: with `backward`, from the quantized one.
+
+    `all-but-weights` is fine-tuning in high precision (FNT of LUQ, 2112.10769): weights stay quantized, x and g are
+    BF16, in the rotation of their product. Held-out data go through the whole recipe then, as its users deploy it; else
+    as in the last step.
     """
 
     share: Annotated[float, msgspec.Meta(gt=0)]
-    what: Literal["forward", "backward", "all"] = "all"
+    what: Literal["forward", "backward", "all", "all-but-weights"] = "all"
 
     def first_step(self, steps: int) -> int:
         """The first of `steps` steps that belongs to it."""
@@ -62,7 +66,14 @@ class Finish(Part, frozen=True):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return {"forward": ("fprop",), "backward": ("dgrad", "wgrad"), "all": ("fprop", "dgrad", "wgrad")}[self.what]
+        """Those that are precise as a whole."""
+        stages = {"forward": ("fprop",), "backward": ("dgrad", "wgrad"), "all-but-weights": ("wgrad",)}
+        return stages.get(self.what, ("fprop", "dgrad", "wgrad"))
+
+    @property
+    def stages_but_weights(self) -> tuple[str, ...]:
+        """Those that are precise but for the weight."""
+        return ("fprop", "dgrad") if self.what == "all-but-weights" else ()
 
     def label(self) -> str:
         return f"last {self.share!r} {self.what}"

@@ -28,11 +28,14 @@ from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import (
     OPTIMIZER_NAMES,
+    RAMPING_NAMES,
     RESET_NAMES,
     SCHEDULE_NAMES,
+    Growth,
     NotNegative,
     Optimizer,
     Positive,
+    Ramping,
     Reset,
     Schedule,
 )
@@ -51,10 +54,12 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Optimizer: {"task": None, **OPTIMIZER_NAMES},
     Schedule: {"task": None, **SCHEDULE_NAMES},
     Reset: {"none": None, **RESET_NAMES},
+    Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},
+    Growth: {"none": None},
 }
 """Type of a field -> what may stand there by name."""
 

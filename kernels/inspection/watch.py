@@ -76,15 +76,21 @@ def watching(numerics: LaneNumerics) -> Iterator[list[SeenOperand]]:
     if numerics.lanes != 1:
         raise ValueError(f"lanes: found {numerics.lanes}; accepted: 1")
     seen: list[SeenOperand] = []
-    kept = [(of, of.quantized, of.baseline) for of in numerics.parts()]
+    kept = [(of, {name: getattr(of, name) for name in _STAGES}) for of in numerics.parts()]
     try:
-        for of, quantized, baseline in kept:
-            of.quantized, of.baseline = _watched(quantized, seen), _watched(baseline, seen)
+        for of, every in kept:
+            for name, stages in every.items():
+                setattr(of, name, _watched(stages, seen))
         yield seen
     finally:
-        for of, quantized, baseline in kept:
-            of.quantized, of.baseline = quantized, baseline
+        for of, every in kept:
+            for name, stages in every.items():
+                setattr(of, name, stages)
         numerics.forget_lost()
+
+
+_STAGES = ("quantized", "baseline", "but_weights")
+"""Attributes of numerics that have stages."""
 
 
 def _watched(stages: dict[str, Stage], seen: list[SeenOperand]) -> dict[str, Stage]:

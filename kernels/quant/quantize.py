@@ -18,6 +18,7 @@ from fp4dse.kernels.quant.descriptor import descriptor
 from fp4dse.kernels.quant.spec import reference
 from fp4dse.kernels.quant.spec.blocks import cut, join
 from fp4dse.kernels.quant.spec.codecs.codes import element_codes
+from fp4dse.kernels.quant.spec.feedback import power_above
 
 
 class Quantized(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
     """rows [1, R, K] quantized; scales [1, n], or [1, n, B] where they differ within a block."""
     blocks = cut(rows, q.block)
     stochastic = isinstance(q.rounding, Stochastic)
+    power = q.tensor_scale is not None and q.tensor_scale.amax == "feedback"
     encoded, dec = reference.quantize_blocks(
         blocks,
         *descriptor([q], rows.device),
@@ -103,6 +105,7 @@ def _block_scaled(rows: Tensor, q: Quantizer, draws: Draws) -> Quantized:
         q.adapt.startswith("4over6"),
         codec=q.codec,
         factors=q.factors(rows.shape[1], rows.shape[2]),
+        tensor_amax=power_above(reference.tensor_maxima(blocks)) if power else None,
         scale_random=draws("scales", blocks.shape[1]) if q.stochastic_scales else None,
     )
     elements = join(encoded.q, rows.shape, q.block)

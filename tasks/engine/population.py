@@ -22,9 +22,10 @@ from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.one_by_one import SequentialNumerics
-from fp4dse.tasks.optimizers import make_optimizer
+from fp4dse.tasks.optimizers import make_optimizer, ramped
 from fp4dse.tasks.osci_reset import OsciResets
 from fp4dse.tasks.oscillation import Oscillation
+from fp4dse.tasks.q_ramping import Look, QRampings
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
 
@@ -90,6 +91,7 @@ class Population:
         self.recorder = Recorder(task.steps) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
+        self.ramping = QRampings(self.model, self.numerics, [r.training.ramping for r in recipes], task)
         self.record = LossRecord(task.steps, len(lanes), device, self.rungs)
         self.alive = torch.ones(len(lanes), dtype=torch.bool, device=device)
         self.diverged = torch.full((len(lanes),), -1, dtype=torch.int64, device=device)
@@ -191,6 +193,7 @@ class Population:
 
     def train_step(self, step: int) -> None:
         """Step `step`; on a GPU, after the first few of a phase, by replaying the captured one."""
+        self.ramping.apply(step, self._undone, self.optimizer.kept)
         phase = self._enter(step)
         if self.oscillation.watches(step) or self.resets.watched.watches(step):
             self.make_room()
@@ -204,6 +207,27 @@ class Population:
             measured |= self.experience.statistics() if self.experience else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
         self._run(phase, self._step)
+
+    def _undone(self, steps: range, look: Look) -> None:
+        """Train these steps without ramping and take them back. look: called before each step, and after the last one
+        with the number of the next."""
+        self.make_room()
+        tensors = [*self.model.state_dict().values(), *self.optimizer.state().values()]
+        tensors += [self.alive, self.diverged, self.record.recent]
+        before, kept = [value.clone() for value in tensors], copy.deepcopy(self.numerics.state())
+        ramped.restart(self.optimizer.kept)
+        for step in steps:
+            phase = self._enter(step)
+            look(step)
+            self._run(phase, self._step)
+        self.numerics.step.fill_(steps.stop)
+        look(steps.stop)
+        for value, old in zip(tensors, before, strict=True):
+            value.copy_(old)
+        if kept or self.numerics.state():
+            self.numerics.load_state(kept)
+            self.graphs.clear()  # they know the memory of what quantizers kept,
+            self.warm.clear()  # which may have to be made again
 
     def _run(self, phase: Hashable, function: Callable[[], None]) -> None:
         """Call a function of the present phase; on a GPU, after the first few calls, by replaying the captured one."""
@@ -257,9 +281,12 @@ class Population:
         loss = backward(self.task, self.model, self.numerics, self.optimizer, *self._batch())  # [L]
         gradient = self.optimizer.gradient()
         finite = torch.isfinite(loss) & torch.isfinite(max_abs(gradient))
-        self.diverged.copy_(torch.where(self.alive & ~finite, step, self.diverged))
-        self.alive.logical_and_(finite)
-        self.optimizer.step(gradient, self.alive, step.view(1))
+        kept = finite  # a step that is left out for a smaller loss scale ends no lane
+        if self.optimizer.scaling.moves:
+            kept = finite | (torch.isfinite(loss) & self.optimizer.scaling.move(finite))
+        self.diverged.copy_(torch.where(self.alive & ~kept, step, self.diverged))
+        self.alive.logical_and_(kept)
+        self.optimizer.step(gradient, self.alive & finite if kept is not finite else self.alive, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from torch import Tensor
 
-from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, Muon, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, Muon, StableSPAM, Training, Triangle
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -29,7 +29,8 @@ class Tensors(NamedTuple):
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's."""
+    """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's. growth: of the loss scale, in
+    steps, 0 for none. ramps: the steps between updates of a weight may be more than one (ramped.py)."""
 
     optimizer: AdamW | SGD | StableSPAM | Muon
     weight_decay: float
@@ -38,7 +39,9 @@ class Numbers(msgspec.Struct, frozen=True):
     eps: float
     clip: float
     loss_scale: float
-    schedule: Constant | Linear | Cosine | None = None
+    schedule: Constant | Linear | Cosine | Triangle | None = None
+    growth: int = 0
+    ramps: bool = False
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -56,10 +59,12 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         clip=own(training.clip, task.clip),
         loss_scale=training.loss_scale,
         schedule=training.schedule,
+        growth=training.loss_scale_growth or 0,
+        ramps=training.ramping is not None,
     )
 
 
-def schedule_factor(schedule: Constant | Linear | Cosine, step: int, steps: int) -> float:
+def schedule_factor(schedule: Constant | Linear | Cosine | Triangle, step: int, steps: int) -> float:
     """Factor of the learning rate at a step, by a schedule of the recipe.
 
         warm-up     (s + 1) / (w · steps)                                over the first w · steps steps s
@@ -67,9 +72,19 @@ def schedule_factor(schedule: Constant | Linear | Cosine, step: int, steps: int)
                     linear      floor + (1 - floor) · (1 - t)
                     cosine      floor + (1 - floor) · (1 + cos(π t)) / 2        (arXiv 1608.03983)
 
+                    triangle    cosine over the steps but the last T = round(share · steps), of which step s, counted
+                                from 1, has floor + (peak - floor) · (1 - |2s/T - 1|): peak in the middle, floor in
+                                the last
+
     where t runs from 0 at the end of the warm-up to 1 after the last step. Computed on the host in float64 and rounded
     once, so that factors are the same on every device.
     """
+    if isinstance(schedule, Triangle):
+        last = round(schedule.share * steps)
+        if step < steps - last:
+            return schedule_factor(Cosine(schedule.warmup, schedule.floor), step, steps - last)
+        place = 2 * (step + 1 - (steps - last)) / last - 1
+        return schedule.floor + (schedule.peak - schedule.floor) * (1 - abs(place))
     rise = schedule.warmup * steps
     if step + 1 < rise:
         return (step + 1) / rise

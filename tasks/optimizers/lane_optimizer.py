@@ -24,8 +24,9 @@ from fp4dse.kernels import lane_sum
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
-from fp4dse.tasks.optimizers import adamw, muon, sgd, stable_spam
+from fp4dse.tasks.optimizers import adamw, muon, ramped, sgd, stable_spam
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
+from fp4dse.tasks.optimizers.loss_scales import LossScales
 
 if TYPE_CHECKING:
     from fp4dse.tasks.job import Lane
@@ -69,6 +70,9 @@ class LaneOptimizer:
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
         self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
+        self.ramps = any(n.ramps for n in numbers)
+        if self.ramps:
+            self.kept |= ramped.state(self.flat)
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)[:, None]
@@ -80,8 +84,7 @@ class LaneOptimizer:
         flags = decays(model)
         self.decaying = torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)]).to(device)
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
-        scales = [n.loss_scale for n in numbers]
-        self.loss_scale = column(scales)[:, 0] if any(s != 1 for s in scales) else None
+        self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
 
         self.distinct, self.lr_factors = list(dict.fromkeys(numbers)), lr_factors
         self.of_lane = torch.tensor([self.distinct.index(n) for n in numbers], device=device)
@@ -112,6 +115,11 @@ class LaneOptimizer:
         for p in self.parameters:
             p.grad = None
         return out if self.loss_scale is None else out / self.loss_scale[:, None]
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """Factors of the losses now, [L]; None where all are one and stay."""
+        return self.scaling.scale
 
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
@@ -152,7 +160,10 @@ class LaneOptimizer:
         constants = (self.columns[name] for name in NUMBERS[1:6])
         numbers = torch.cat([self.lr * lr_factor, *constants, *corrections, decay], dim=1)
         decaying = None if self.weight_decay is None else self.decaying
-        adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
+        if self.ramps:
+            ramped.adamw(self.flat, self.kept, gradient, alive, numbers, decaying)
+        else:
+            adamw_step(self.flat, self.kept["mean"], self.kept["square"], gradient, alive, numbers, decaying)
 
     def _decayed(self, x: Tensor, of: slice) -> Tensor:
         """x of some lanes plus weight decay times the weight, where there is any."""
@@ -163,7 +174,7 @@ class LaneOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """State of the updates: name -> the tensor itself, the lane axis first."""
-        return dict(self.kept)
+        return self.kept | self.scaling.state()
 
 
 def decays(model: nn.Module) -> list[bool]:

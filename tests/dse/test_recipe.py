@@ -26,6 +26,7 @@ IDS = {
     "hif4-ascend": "95767809f345e105",
     "hopper-moe-fp4": "6e5e700e080802c2",
     "luq": "ca19ef560608bf20",
+    "luq-fnt": "e34a086af79c2320",
     "luq-smp": "b73c57a7eb9ed2f2",
     "metis": "3eb1cb689b3ed2af",
     "mixfp4": "cc98edc15263a2a2",
@@ -47,12 +48,14 @@ IDS = {
     "quartet2": "897217e8dfea9f8d",
     "rl-row-scaled": "f2bb596cee0b7b5d",
     "sun-radix4": "f9c6e115daca881c",
+    "sun-radix4-gradscale": "016351aba3d409d0",
     "te-mxfp8-nvfp4": "9e97b4eb5fa070ba",
     "te-nvfp4": "f5c205df9f12e440",
     "te-nvfp4-1d": "4081a282d6192d45",
     "te-nvfp4-mxfp8": "2a17431457f2435d",
     "tetrajet": "e07c0e64971c9f4f",
     "tetrajet-qema": "a18544b3140051b6",
+    "tetrajet-qramping": "e990e23c21bd8352",
     "tetrajet2": "cbd5eed885c01051",
     "tetrajet2-outcontrol": "2052b4342b8fe6a1",
     "tetrajet2-reset": "b928454db046aef6",
@@ -251,8 +254,10 @@ COLUMN_TYPES = {
     "optimizer": {str},
     "schedule": {str},
     "reset": {str},
+    "ramping": {str},
     "rollout": {str},
     "number": {float, type(None)},
+    "steps": {int, type(None)},
     "accumulate": {int},
 }
 
@@ -268,8 +273,9 @@ def test_every_axis_has_its_typed_column(recipe):
     of_recipe |= {"fprop_channels": "channels"}
     of_recipe |= {"estimator_x": "estimator", "estimator_w": "estimator"}
     words = ("precise", "layers", "attention", "finish", "gemm", "optimizer", "accumulate", "schedule", "reset")
-    of_recipe |= {name: name for name in (*words, "rollout")}
+    of_recipe |= {name: name for name in (*words, "ramping", "rollout")}
     of_recipe |= dict.fromkeys(("weight_decay", "beta1", "beta2", "clip", "loss_scale", "tis"), "number")
+    of_recipe |= {"loss_scale_growth": "steps"}
     assert set(columns) == expected | set(of_recipe)
     for name, value in columns.items():
         assert type(value) in COLUMN_TYPES[of_recipe.get(name) or name.split("_", 2)[2]]

@@ -9,12 +9,13 @@ import pytest
 from fp4dse.dse import QUANTIZERS, Recipe, Space, recipe_files
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.channels import Corrected, Held
+from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
-from fp4dse.dse.training import Training
+from fp4dse.dse.training import SGD, QRamping, Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
 
@@ -62,6 +63,9 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), attention=Attention(Scores(q=clamped))))
     moving = msgspec.structs.replace(QUANTIZERS["nvfp4"], rounding=Ema())
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(moving, moving))))
+    ramping = Training(optimizer=SGD(), ramping=QRamping())
+    named.append(msgspec.structs.replace(Recipe.named("tetrajet"), training=ramping))
+    named.append(with_channels("nvfp4", Held(), finish=Finish(share=0.1, what="all-but-weights")))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

@@ -7,7 +7,7 @@ from fp4dse.dse.channels import channels_name
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.stages import rotation_name
-from fp4dse.dse.training import Muon, OsciReset, StableSPAM, Training
+from fp4dse.dse.training import Muon, OsciReset, QRamping, StableSPAM, Training, Triangle
 
 
 def slots(x: str, w: str = "", g: str = "", backward: str = "", **others: str) -> list[str]:
@@ -42,6 +42,7 @@ SLOTS_OF = {
     "te-nvfp4-1d": slots("nvfp4", g="nvfp4 SR"),
     "te-nvfp4-mxfp8": slots("e2m1 1x16 e4m3 T448 row", w="nvfp4", backward="mxfp8-rceil"),
     "mxfp4-tiles": slots("mxfp4-2d", g="mxfp4-rceil SR"),
+    "luq-fnt": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "luq-smp": slots("int4-sawb", g="luq", wgrad_g="e3m0 tensor fp32 SMP2"),
     "nvfp4": slots("nvfp4"),
     "nvfp4-sr": slots("nvfp4", g="nvfp4 16/17 SR"),
@@ -53,9 +54,13 @@ SLOTS_OF = {
     "quartet": slots("quest-mxfp4", backward="mxfp4 aligned"),
     "quartet2": slots("nvfp4-4over6-mse", backward="ms-eden"),
     "sun-radix4": slots("int4-sawb", g="radix4", wgrad_g="radix4-odd"),
+    "sun-radix4-gradscale": slots(
+        "int4-sawb", g="radix4 tensor one T1 feedback", wgrad_g="radix4-odd tensor one T1 feedback"
+    ),
     "te-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
     "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
+    "tetrajet-qramping": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet2": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
     "tetrajet2-outcontrol": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
     "tetrajet2-reset": slots("e2m1 1x16 e4m3 T448 segment", backward="e2m1 1x16 e4m3 T448 segment 16/17 SR"),
@@ -99,13 +104,14 @@ ROTATIONS_OF = {
 
 BOTH, W, X = ("forward", "forward"), ("forward", "master"), ("master", "forward")
 SOURCES_OF = dict.fromkeys(
-    ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet2", "tetrajet2-outcontrol", "tetrajet2-reset"], BOTH
+    ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet-qramping", "tetrajet2", "tetrajet2-outcontrol"], BOTH
 ) | {
     "hopper-moe-fp4": X,
     "rl-row-scaled": BOTH,
     "te-mxfp8-nvfp4": W,
     "te-nvfp4-1d": W,
     "te-nvfp4-mxfp8": BOTH,
+    "tetrajet2-reset": BOTH,
 }
 """Recipe -> sources of dgrad.w and wgrad.x, where the backward pass has the forward's copies of them."""
 
@@ -122,10 +128,15 @@ ENDS = Precise(first=0.032, last=0.129)
 AROUND_OF = {
     "four-over-six": {"precise": Precise(last=0.167)},
     "fp4-all-the-way": {"finish": Finish(share=0.038, what="backward")},
+    "luq-fnt": {
+        "finish": Finish(share=0.032, what="all-but-weights"),
+        "training": Training(schedule=Triangle(floor=0.01, share=0.032, peak=0.1)),
+    },
     "nemotron-3-super": {"precise": Precise(attention=True, last=0.159)},
     "nvfp4-muon": {"training": Training(optimizer=Muon())},
     "nvfp4-stable-spam": {"training": Training(optimizer=StableSPAM(reset=500), beta1=0.9, beta2=0.999)},
     "nvidia-nvfp4": {"precise": ENDS},
+    "tetrajet-qramping": {"training": Training(ramping=QRamping())},
     "tetrajet2-reset": {"training": Training(reset=OsciReset(threshold=8.0))},
     "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},
     "rl-row-scaled": {"precise": Precise(last=0.15)},

@@ -7,7 +7,7 @@ import torch
 from fp4dse.dse import STAGES, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
-from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels import LaneNumerics, QuantLinear, quantize
 
 replace = msgspec.structs.replace
 BF16 = Recipe.named("bf16")
@@ -54,6 +54,48 @@ def test_the_finish_has_the_bits_of_the_baseline_in_its_stages(what):
         assert same(passes(recipe, step=step), passes(Recipe.named("nvfp4-sr-rht"), step=step)) == list(STAGES)
     for step in (8, 9, 10):
         assert same(passes(recipe, step=step), passes(BF16, step=step)) == list(finish.stages)
+
+
+@pytest.mark.parametrize("name", ["luq-fnt", "nvfp4", "quartet", "wang-dge-occ"])
+def test_in_fine_tuning_the_weight_alone_is_quantized(name):
+    """By plain products of BF16 operands with the weight as `quantize` decodes it, rotated where its product is."""
+    recipe = replace(Recipe.named(name), finish=Finish(share=0.2, what="all-but-weights"))
+    assert same(passes(recipe, step=7), passes(replace(recipe, finish=None), step=7)) == list(STAGES)
+    got, bf16 = passes(recipe, step=9), passes(BF16, step=9)
+    own = {"quartet": "x is the forward's copy", "wang-dge-occ": "DGE's gradient of the weight"}
+    assert same(got, bf16) == ([] if name in own else ["wgrad"])
+    torch.manual_seed(0)
+    x, w, g = torch.randn(2, 24, 32), torch.randn(2, 16, 32), torch.randn(2, 24, 16)
+    if recipe.fprop.rotation is None:
+        decoded = torch.stack([quantize(one, recipe.fprop.w).values for one in w])
+        assert torch.allclose(got["fprop"], torch.bmm(x.bfloat16().float(), decoded.mT), rtol=1e-5, atol=1e-5)
+    if recipe.dgrad.rotation is None and recipe.dgrad.source == "master" and name != "nvfp4":
+        decoded = torch.stack([quantize(one.T.contiguous(), recipe.dgrad.w).values.T for one in w])
+        assert torch.allclose(got["dgrad"], torch.bmm(g.bfloat16().float(), decoded), rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_fine_tuned_is_evaluated_as_it_is_deployed():
+    """With quantized activations, too; other finishes are evaluated as they were trained last."""
+    x, w = torch.randn(2, 24, 32), torch.randn(2, 16, 32)
+
+    def y(recipe: Recipe, step: int) -> torch.Tensor:
+        numerics = LaneNumerics([recipe] * 2, [0, 1], steps=10)
+        numerics.phase(step)
+        numerics.training, numerics.evaluation = False, "quantized"
+        return numerics.forward(0, x, w).y
+
+    luq, all_but_weights = Recipe.named("luq"), Finish(share=0.2, what="all-but-weights")
+    assert torch.equal(y(replace(luq, finish=all_but_weights), 9), y(luq, 9))
+    assert not torch.equal(y(replace(luq, finish=Finish(share=0.2)), 9), y(luq, 9))
+
+
+def test_fine_tuning_without_quantized_weights_is_a_finish_of_everything():
+    plain = Recipe.named("bf16").fprop.w
+    luq = Recipe.named("luq")
+    recipe = replace(luq, fprop=replace(luq.fprop, w=plain), dgrad=replace(luq.dgrad, w=plain))
+    finishes = [replace(recipe, finish=Finish(share=0.2, what=what)) for what in ("all-but-weights", "all")]
+    assert len({of.config_id for of in finishes}) == 1
+    assert replace(BF16, finish=Finish(share=0.2, what="all-but-weights")).config_id == BF16.config_id
 
 
 def test_the_finish_is_the_last_share_of_the_steps():

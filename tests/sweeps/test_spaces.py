@@ -12,6 +12,7 @@ COUNTS = {
     "conventions": (16, 0, {}, 16),
     "estimators": (126, 10, {}, 116),
     "paper": (65536, 34816, {"estimator-needs-one-grid": 13056}, 17664),
+    "paper-later": (576, 0, {}, 576),
     "paper-slice": (
         128,
         0,
@@ -56,7 +57,7 @@ COUNTS = {
     "scales": (80, 12, {}, 68),
     "slots": (64, 0, {"that is the baseline": 1}, 63),
     "tensor-scaling": (27, 0, {}, 27),
-    "zoo": (41, 0, {}, 41),
+    "zoo": (44, 0, {}, 44),
 }
 
 
@@ -82,6 +83,14 @@ def test_counts_of_a_shipped_space(name):
     if name in STUDIED:
         ids = " ".join(recipe.config_id for recipe in recipes)
         assert hashlib.sha256(ids.encode()).hexdigest().startswith(STUDIED[name])
+
+
+def test_the_papers_later_space_has_the_six_places_of_stochastic_rounding():
+    slots = ("fprop_x", "fprop_w", "dgrad_g", "dgrad_w", "wgrad_g", "wgrad_x")
+    every = [recipe.columns() for recipe in find_space("paper-later").recipes()]
+    modes = {tuple(slot for slot in slots if of[f"{slot}_rounding"] == "stochastic") for of in every}
+    intel, new_intel = ("dgrad_g", "wgrad_g", "wgrad_x"), ("wgrad_x",)
+    assert modes == {(), slots[:2], slots[2:], slots, intel, new_intel}
 
 
 def test_every_shipped_space_says_what_it_asks():

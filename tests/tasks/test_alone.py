@@ -9,7 +9,7 @@ import torch
 
 from fp4dse.dse import Recipe
 from fp4dse.dse.layers.precision import Finish, Precise
-from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training
+from fp4dse.dse.training import SGD, Cosine, Linear, Muon, StableSPAM, Training, Triangle
 from fp4dse.tasks import TASKS, Lane, get_task, train
 from fp4dse.tasks.engine import Pruning
 from fp4dse.tasks.job import Rung
@@ -77,8 +77,15 @@ def with_precise_layers_and_a_finish() -> Lanes:
     return task, [replace(lane, recipe=replace(lane.recipe, **around)) for lane in lanes]
 
 
+def with_fine_tuning() -> Lanes:
+    task, lanes = recipes(short("regression", "smoke", 6))
+    around = {"finish": Finish(share=0.5, what="all-but-weights"), "training": Training(schedule=Triangle(share=0.5))}
+    return task, [replace(lane, recipe=replace(lane.recipe, **around)) for lane in lanes]
+
+
 def with_numbers_of_their_own() -> Lanes:
     numbers = [{}, {"weight_decay": 0.3}, {"clip": 0.1}, {"loss_scale": 1024.0}, {"beta2": 0.999}]
+    numbers += [{"loss_scale": 2.0**127, "loss_scale_growth": 2}, {"loss_scale": 64.0, "loss_scale_growth": 3}]
     numbers += [{"schedule": Cosine(warmup=0.5)}, {"schedule": Linear(floor=0.5)}]
     task, nvfp4 = short("regression", "smoke", 8), Recipe.named("nvfp4")
     lanes = [Lane(replace(nvfp4, training=Training(**each)), 1e-2, i % 3) for i, each in enumerate(numbers)]
@@ -111,6 +118,7 @@ CASES: dict[str, Callable[[], Lanes]] = {
         )
     },
     "precise layers and a finish": with_precise_layers_and_a_finish,
+    "fine-tuning but for the weights": with_fine_tuning,
     "numbers of their own": with_numbers_of_their_own,
     **{f"batches of {rows}": partial(in_batches_of, rows) for rows in (1, 7, 33)},
     "recording a plain module": of_a_plain_module,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training
+from fp4dse.dse.training import SGD, AdamW, Constant, Cosine, Linear, StableSPAM, Training, Triangle
 from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.backward import backward, batch_part
@@ -301,6 +301,15 @@ def test_learning_rates_rise_and_fall_as_scheduled():
     t = torch.arange(91, dtype=torch.float64)[1:] / 91
     assert linear[10:] == pytest.approx((0.2 + 0.8 * (1 - t)).tolist())
     assert cosine[10:] == pytest.approx((0.2 + 0.4 * (1 + torch.cos(math.pi * t))).tolist())
+
+
+def test_a_triangle_stands_behind_a_cosine():
+    """FNT: up to the peak in the middle, back to the floor in the last step, with the same slope."""
+    of = Triangle(warmup=0.1, floor=0.2, share=0.2, peak=0.6)
+    factors = [schedule_factor(of, step, 50) for step in range(50)]
+    assert factors[:40] == [schedule_factor(Cosine(0.1, 0.2), step, 40) for step in range(40)]
+    assert factors[40:] == pytest.approx([0.28, 0.36, 0.44, 0.52, 0.6, 0.52, 0.44, 0.36, 0.28, 0.2])
+    assert schedule_factor(Triangle(share=0.0), 49, 50) == schedule_factor(Cosine(), 49, 50)
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.5, 1.0])

@@ -148,7 +148,8 @@ class CoreUse(NamedTuple):
 
     def product(self, name: str) -> Product:
         """The product of this name, in BF16 in the steps in which the recipe's stages are."""
-        return self.core.plain if stages_of(name) <= self.numerics.precise_stages else self.core.products[name]
+        of = stages_of(name)
+        return self.core.plain if all(map(self.numerics.is_precise, of)) else self.core.products[name]
 
     def multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """The product of this name of a [N, R, C] and b [N, S, C], float32 [N, R, S]."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.rounding import Ema
 from fp4dse.kernels.quant.operand.records import Use
+from fp4dse.kernels.quant.spec.feedback import fed_back, power_above
 
 EMA_STEPS = 10
 """Steps before a moving average takes part in rounding."""
@@ -21,7 +22,8 @@ EMA_STEPS = 10
 
 class Maxima:
     """The tensor maxima that tensor scales follow: the current ones, those of the previous step, held ones, which are
-    taken anew every so many steps, or the largest of so many steps before. Lanes may differ in it."""
+    taken anew every so many steps, the largest of so many steps before, or powers of two with feedback. Lanes may
+    differ in it."""
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         scales = [q.tensor_scale for q in quantizers]
@@ -36,6 +38,8 @@ class Maxima:
         self.steps = column(steps)
         self.history = column([s is not None and s.amax == "history" for s in scales])
         self.longest = max([n for s, n in zip(scales, steps, strict=True) if s and s.amax == "history"], default=0)
+        fed_back = [s is not None and s.amax == "feedback" for s in scales]
+        self.feedback = column(fed_back) if any(fed_back) else None
         self.always = any(s is None or s.amax != "held" for s in scales)
         self.periods = set(steps)
 
@@ -54,14 +58,16 @@ class Maxima:
             return old[:, 0]
         current = take()[:, None]
         if old is None:  # the first step has no past
-            used = current
+            used = current if self.feedback is None else torch.where(self.feedback, power_above(current), current)
         else:
             refresh = self.current | (~self.previous & (use.step % self.steps == 0)) if use.training else self.current
+            refresh = refresh if self.feedback is None else refresh & ~self.feedback
             used = torch.where(refresh, current, old)
         if self.longest:
             used = self._of_history(state, current, used, use)
         if use.training:
-            store(state, key, torch.where(self.previous, current, used))
+            kept = used if self.feedback is None else torch.where(self.feedback, fed_back(used, current), used)
+            store(state, key, torch.where(self.previous, current, kept))
         return used[:, 0]
 
     def _of_history(self, state: dict[str, Tensor], current: Tensor, used: Tensor, use: Use) -> Tensor:

@@ -100,6 +100,7 @@ def test_the_last_steps_are_those_of_the_stages_that_end():
     quantized, plain = seconds(everywhere(MXFP4)), seconds(Attention())
     forward = seconds(Attention(scores=Scores(MXFP4, MXFP4), context=Context(MXFP4, MXFP4)))
     ended = seconds(everywhere(MXFP4), finish=Finish(0.25))
+    assert ended == seconds(everywhere(MXFP4), finish=Finish(0.25, "all-but-weights"))
     assert ended == pytest.approx(0.75 * quantized + 0.25 * plain)
     backward = seconds(everywhere(MXFP4), finish=Finish(0.5, "backward"))
     assert backward == pytest.approx(0.5 * quantized + 0.5 * forward)

@@ -434,6 +434,19 @@ def test_the_last_steps_count_by_their_share(what, stages):
     assert overhead(finished) == pytest.approx(0.75 * overhead(recipe) + 0.25 * overhead(end))
 
 
+def test_fine_tuning_is_priced_with_its_weights():
+    recipe = Recipe.named("luq")
+    plain = Recipe.named("bf16").fprop.x
+    end = msgspec.structs.replace(
+        recipe,
+        fprop=msgspec.structs.replace(recipe.fprop, x=plain),
+        dgrad=msgspec.structs.replace(recipe.dgrad, g=plain),
+        wgrad=Recipe.named("bf16").wgrad,
+    )
+    finished = msgspec.structs.replace(recipe, finish=Finish(share=0.25, what="all-but-weights"))
+    assert overhead(finished) == pytest.approx(0.75 * overhead(recipe) + 0.25 * overhead(end))
+
+
 def test_launches_are_what_tiny_models_pay():
     assert overhead(Recipe.named("mxfp4"), "mlp") > 1
     faster = msgspec.structs.replace(B200, launch=msgspec.structs.replace(B200.launch, value=1e-12))

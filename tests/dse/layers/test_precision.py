@@ -149,4 +149,6 @@ def test_the_tables_of_the_docs_are_recipes():
     assert recipe.precise == Precise(first=2, last=0.129)
     assert recipe.finish == Finish(share=0.18, what="forward")
     reset = OsciReset(threshold=8)
-    assert recipe.training == Training(StableSPAM(), 0.1, 0.9, 0.999, 1.0, 1024.0, 4, Cosine(0.1, 0.1), reset)
+    assert recipe.training == Training(
+        StableSPAM(), 0.1, 0.9, 0.999, 1.0, 1024.0, 4, Cosine(0.1, 0.1), reset, loss_scale_growth=2000
+    )

@@ -10,7 +10,18 @@ from fp4dse.dse.cost import OVERHEAD_OF, overhead
 from fp4dse.results.store.matching import baseline_id
 from fp4dse.results.store.schema import KEY, RECIPE, ROW, SCHEMA_VERSION, recipe_columns, run_id, to_table
 
-DIGESTS = {1: "2d4e", 2: "dfcd", 3: "591b", 4: "3264", 5: "d7ab", 6: "f894", 7: "4d96", 8: "e5cc", 9: "9868"}
+DIGESTS = {
+    1: "2d4e",
+    2: "dfcd",
+    3: "591b",
+    4: "3264",
+    5: "d7ab",
+    6: "f894",
+    7: "4d96",
+    8: "e5cc",
+    9: "9868",
+    10: "5db8",
+}
 """Schema version -> digest of its columns. A change of columns is a new version, never a new digest."""
 
 OTHER = {pa.string(): "other", pa.int64(): 77, pa.float64(): 0.77}
