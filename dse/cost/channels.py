@@ -48,13 +48,13 @@ def channels_apart(fprop: Fprop, wgrad: Wgrad, model: Model, chip: Chip, gemm: G
                 again = Work(vector=2) + work.quantize(q, chip, unit)
                 more += again.seconds(chip) * sizes[operand] * chip.passes
         return (("outliers", score + more),)
-    seconds = score
+    seconds, in_wgrad = score, channels.wgrad and not (wgrad.g.is_plain and wgrad.x.is_plain)
     for name, stage in (("fprop", fprop), ("wgrad", wgrad)):
-        if name == "fprop" or channels.wgrad:
+        if name == "fprop" or in_wgrad:
             held = _in_format(stage, channels.format)
             seconds += _total(product(name, held, first, chip, gemm)) + _total(product(name, stage, last, chip, gemm))
             seconds -= _total(product(name, stage, model, chip, gemm))
-    if channels.wgrad and not wgrad.g.is_plain:
+    if in_wgrad and not wgrad.g.is_plain:
         unit = product_unit(channels.format, channels.format, chip, gemm)
         outputs = sum(linear.count * linear.outputs for linear in model.linears) * model.tokens
         seconds += work.quantize(channels.format, chip, unit).seconds(chip) * outputs * chip.passes
