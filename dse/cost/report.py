@@ -22,6 +22,7 @@ from fp4dse.dse.cost.step import (
     is_bf16,
     layers_by_recipe,
     quantized_and_kept,
+    relative_time,
     step_cost,
 )
 from fp4dse.dse.cost.storage import activation_bits, bits_per_element
@@ -51,7 +52,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "chip": chip.name,
         "step_us": 1e6 * mine.total,
         "bf16_step_us": 1e6 * bf16.total,
-        "overhead": mine.total / bf16.total,
+        "overhead": relative_time(recipe, model, chip),
         **{name: band[end] for name, end in zip(BAND, ENDS, strict=True)},
         "over_plain_fp4": mine.total / plain.total,
         "layers": sum(linear.count for linear in model.linears),
@@ -60,7 +61,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "bits_per_element": bits_per_element(recipe),
         "activation_bits": activation_bits(recipe),
         "activation_mib": model.tokens * kept / 8 / 2**20,
-        "tokens_to_spare": tokens_to_spare(mine.total / bf16.total),
+        "tokens_to_spare": tokens_to_spare(relative_time(recipe, model, chip)),
     }
     if extra_tokens is not None:
         facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
@@ -79,7 +80,8 @@ def by_scenario(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]
     rows = []
     for name, scenario in scenarios().items():
         mine, bf16 = (step_cost(r, model, chip, name).total for r in (recipe, Recipe.named("bf16")))
-        times = {"step_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "overhead": mine / bf16}
+        relative = relative_time(recipe, model, chip, name)
+        times = {"step_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "overhead": relative}
         rows.append({"scenario": name, **times, "assumes": scenario.summary})
     return rows
 

@@ -72,8 +72,13 @@ class Cost(msgspec.Struct, frozen=True):
 
 def overhead(recipe: Recipe, model: str = DEFAULT_MODEL, chip: str = DEFAULT_CHIP, scenario: str = MID) -> float:
     """Modelled step time relative to BF16's: below 1 is faster. ConfigError for an unknown model or chip."""
-    shape, device = load_model(model), under(load_chip(chip), scenario)
-    return _total(recipe, shape, device) / _bf16(shape, device)
+    return relative_time(recipe, load_model(model), load_chip(chip), scenario)
+
+
+def relative_time(recipe: Recipe, model: Model, chip: Chip, scenario: str = MID) -> float:
+    """The same, of a model and a chip that are loaded."""
+    chip = under(chip, scenario)
+    return _total(recipe, model, chip) / _bf16(model, chip)
 
 
 class CostTarget(Part, frozen=True):

@@ -43,6 +43,7 @@ ASKING = {
     "layer_time.py: _timers": "which clock measures",
     "bench/table.py: bench": "which rows are measured",
     "bench/baseline.py: gemm": "what is compared with: code as others write it",
+    "bench/compiled.py: __init__": "the same",
     "bench/speed.py: bench": "which rows are measured",
     "bench/speed.py: _rows": "which device is current",
     "engine/population.py: __init__": "memory that the allocator keeps",

@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fp4dse.dse import ConfigError, Recipe, recipe_files, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.channels import Held
 from fp4dse.dse.layers.exceptions import meeting
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import LayerRule, check_places
@@ -48,8 +50,15 @@ grains = st.builds(
 
 
 def quantized(recipe, place, stage):
+    """The stage of a layer, None where it is plain. Whether channels held apart are so in the weight's gradient, too,
+    says nothing of the forward product."""
     here = recipe.at(place)
-    return getattr(here, stage) if any(not q.is_plain for q in operands(here, stage)) else None
+    if all(q.is_plain for q in operands(here, stage)):
+        return None
+    found = getattr(here, stage)
+    if stage == "fprop" and isinstance(found.channels, Held):
+        found = replace(found, channels=replace(found.channels, wgrad=False))
+    return found
 
 
 def operands(recipe, stage):

@@ -54,8 +54,7 @@ def test_the_cost_command_and_the_report_say_the_same(trained, tmp_path):
     found = read_findings(other(trained))
     for name in NAMES:
         facts = report.summary(Recipe.named(name), load_model(OTHER.model), load_chip(OTHER.chip))
-        [overhead] = set(found.runs[OVERHEAD][found.runs["config_id"].eq(facts["config_id"])])
-        assert overhead == pytest.approx(facts["overhead"], rel=1e-12)
+        assert set(found.runs[OVERHEAD][found.runs["config_id"].eq(facts["config_id"])]) == {facts["overhead"]}
     write_report(other(trained), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert OTHER.of.partition(", revision")[0] in page
