@@ -314,11 +314,13 @@ def _shares(r: Recipe) -> ConfigError | None:
     return None
 
 
-def _finish_channels(r: Recipe) -> ConfigError | None:
-    """Channels are chosen and treated apart in both operands, of which one is plain in fine-tuning."""
-    if r.finish is None or not r.finish.stages_but_weights or r.fprop.channels is None:
+def _fine_tuning(r: Recipe) -> ConfigError | None:
+    """Channels are chosen and treated apart in both operands, of which one is plain in fine-tuning; and which stages
+    have a quantized weight is asked of the recipe as a whole, not of layers with rules of their own."""
+    if r.finish is None or not r.finish.stages_but_weights:
         return None
-    return ConfigError("finish.what", r.finish.what, "forward, backward, all (with fprop.channels)")
+    beside = "fprop.channels" if r.fprop.channels is not None else "layers" if r.layers else ""
+    return ConfigError("finish.what", r.finish.what, f"forward, backward, all (with {beside})") if beside else None
 
 
 def _ramping(r: Recipe) -> ConfigError | None:
@@ -418,7 +420,7 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "channels-in-a-format": ((("fprop",),), _channel_format),
     "layers": ((), _layers),
     "attention": ((("attention",),), _attention),
-    "fine-tuning-without-channels": ((("fprop", "finish"),), _finish_channels),
+    "fine-tuning": ((("fprop", "finish", "layers"),), _fine_tuning),
     "ramping-needs-adamw": ((("training",),), _ramping),
     "rollout": ((("training",),), _rollout),
 }

@@ -34,7 +34,8 @@ class Achieved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matrix     of the matrix peak, for units that `formats` does not have
     formats    unit -> its own share: products of narrow formats stay farther from their peak
-    attention  of the matrix peak, by the core of attention, measured in BF16; None: as `matrix` and `formats`
+    attention  of the matrix peak, by the core of attention, measured in BF16, where it stands to other products as
+               in all formats; None: as other products
     """
 
     matrix: Number
@@ -119,10 +120,10 @@ class Chip(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
         return 2 * self.vector.value * self.achieved.vector.value
 
     def attention_flops(self, unit: str) -> float:
-        """FLOP/s that the core of attention reaches in this unit: of every unit's peak the share that it does of
-        BF16's."""
+        """FLOP/s that the core of attention reaches in this unit: as much of what layers reach there as in BF16."""
         reached = self.achieved.attention
-        return self.matrix[unit].value * reached.value if reached and unit in self.matrix else self.flops(unit)
+        share = reached.value * self.matrix["bf16"].value / self.flops("bf16") if reached else 1.0
+        return share * self.flops(unit)
 
 
 def chip_names() -> list[str]:

@@ -7,13 +7,14 @@
 
 W is read as it is stored and decoded in registers where the unit takes wider operands, as inference kernels do, so few
 sequences cost what the bytes of W cost. Nothing else overlaps. `Recipe.sampling` says what the forward pass is.
+Residuals are priced; channels, components and means that are multiplied apart, and a quantized attention core, are not.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from fp4dse.dse.cost import operands, work
+from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.operands import Use
@@ -49,14 +50,24 @@ def _layers(fprop: Fprop, model: Model, chip: Chip, gemm: GemmChoice, rows: int)
     for linear in model.linears:
         weights = linear.inputs * linear.outputs
         moved = weights * _stored(w) + rows * (linear.inputs * _stored(x) + linear.outputs * 2)
-        formed = max(2 * rows * weights / chip.flops(unit), moved / bandwidth)
+        formed = max(2 * rows * weights * x.encodings * w.encodings / chip.flops(unit), moved / bandwidth)
         total += linear.count * (formed + per_element * rows * linear.inputs + launches * chip.launch.value)
     return total
 
 
+def memory_bytes(recipe: Recipe, model: Model, sequences: int, context: int) -> float:
+    """Bytes of weights, as they are stored, and of the keys and values of so many sequences of `context` tokens."""
+    weights = sum(
+        linear.count * linear.inputs * linear.outputs * _stored(r.fprop.w.canonical())
+        for r, part in layers_by_recipe(recipe.sampling(), model)
+        for linear in part.linears
+    )
+    return weights + sum(core.count * sequences * context * 2 * (core.kv or core.width) * 2 for core in model.attention)
+
+
 def _stored(q: Quantizer) -> float:
-    """Bytes of an element."""
-    return 2.0 if q.is_plain else work.stored_bytes(q)
+    """Bytes of an element, in all its encodings."""
+    return 2.0 if q.is_plain else q.bits_per_element / 8
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ import msgspec
 
 from fp4dse.dse.cost import operands
 from fp4dse.dse.cost.chip import Chip
-from fp4dse.dse.cost.decoding import token_seconds
+from fp4dse.dse.cost.decoding import memory_bytes, token_seconds
 from fp4dse.dse.cost.model import Linear, Model, told_apart
 from fp4dse.dse.cost.points import points
 from fp4dse.dse.cost.scenario import BAND, ENDS, scenarios
@@ -92,12 +92,14 @@ SEQUENCES, CONTEXT = (1, 16, 128), 4096
 
 def rollout(recipe: Recipe, model: Model, chip: Chip) -> list[dict[str, Any]]:
     """Sampling with the recipe's rollout, or its own forward pass: for so many sequences at once µs for a token of
-    each, BF16's, the gain, and tokens a second of all. Empty for models that read no tokens one after another."""
+    each, BF16's, the gain, tokens a second of all, and GB of weights, keys and values, which may be more than the chip
+    has. Empty for models that read no tokens one after another."""
     rows = []
     for sequences in SEQUENCES if model.attention and model.attention[0].causal else ():
         mine, bf16 = (token_seconds(r, model, chip, sequences, CONTEXT) for r in (recipe, Recipe.named("bf16")))
         times = {"token_us": 1e6 * mine, "bf16_us": 1e6 * bf16, "faster": bf16 / mine}
-        rows.append({"sequences": sequences, **times, "tokens_per_s": sequences / mine})
+        gigabytes = memory_bytes(recipe, model, sequences, CONTEXT) / 1e9
+        rows.append({"sequences": sequences, **times, "tokens_per_s": sequences / mine, "gb": gigabytes})
     return rows
 
 

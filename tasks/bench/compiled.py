@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -131,16 +131,22 @@ def decoder(shape: Any, compiled: Compile, quantized: Quantized) -> Loss:
         logits = linear(rms_norm(h, norm), head, quantized == "all")
         return len(h) * F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
-    each, last = compiled(block), compiled(end)
+    def begin(embed: Tensor, tokens: Tensor) -> Tensor:
+        offset = embed.shape[1] * torch.arange(len(tokens), device=tokens.device)[:, None, None]
+        return F.embedding(tokens[..., :-1] + offset, embed.flatten(0, 1)).to(torch.bfloat16)
+
+    @cache
+    def tables(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        size = shape.width // shape.heads
+        angle = 10_000.0 ** (-torch.arange(0, size, 2, device=device) / size)
+        angle = torch.arange(length, device=device)[:, None] * angle
+        return angle.cos(), angle.sin()
+
+    first, each, last = compiled(begin), compiled(block), compiled(end)
 
     def loss(parameters: Parameters, tokens: Tensor, _y: Tensor) -> Tensor:
-        vocabulary = parameters["embed"].shape[1]
-        offset = vocabulary * torch.arange(len(tokens), device=tokens.device)[:, None, None]
-        h = F.embedding(tokens[..., :-1] + offset, parameters["embed"].flatten(0, 1)).to(torch.bfloat16)
-        size = shape.width // shape.heads
-        angle = 10_000.0 ** (-torch.arange(0, size, 2, device=h.device) / size)
-        angle = torch.arange(h.shape[2], device=h.device)[:, None] * angle
-        cos, sin = angle.cos(), angle.sin()
+        h = first(parameters["embed"], tokens)
+        cos, sin = tables(h.shape[2], h.device)
         for i in range(shape.depth):
             names = ("norm1", "qkv", "out", "norm2", "up", "down")
             h = each(h, cos, sin, *(parameters[f"block{i}.{name}"] for name in names))

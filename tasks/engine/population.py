@@ -175,7 +175,9 @@ class Population:
             for name, (shape, dtype) in self.shapes.items()
         }
         self._build(lanes, parameters, [lane.seed for lane in lanes] if seeds is None else seeds)
-        self.load_state(state, done)
+        needed = {f"optimizer/{name}" for name in self.optimizer.state()}  # lanes that are gone may have needed more
+        kept = {name: value for name, value in state.items() if name in needed or not name.startswith("optimizer/")}
+        self.load_state(kept, done)
 
     def batch_of(self, step: int) -> tuple[Any, Any]:
         """Inputs and targets of a step, at which quantizers now stand."""

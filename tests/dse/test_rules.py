@@ -66,6 +66,9 @@ def everything() -> list[Recipe]:
     ramping = Training(optimizer=SGD(), ramping=QRamping())
     named.append(msgspec.structs.replace(Recipe.named("tetrajet"), training=ramping))
     named.append(with_channels("nvfp4", Held(), finish=Finish(share=0.1, what="all-but-weights")))
+    named.append(
+        msgspec.structs.replace(Recipe.named("luq-fnt"), layers=(LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]),))
+    )
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

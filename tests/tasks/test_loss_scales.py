@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from fp4dse.dse import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
-from fp4dse.tasks.engine import Population, Stopped
+from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.job import Rung
 from fp4dse.tasks.optimizers.loss_scales import LossScales
 
 replace = msgspec.structs.replace
@@ -84,6 +85,9 @@ def test_it_resumes_and_is_nothing_where_it_moves_nothing(tmp_path):
     with pytest.raises(Stopped):
         train(TASK, members, checkpoint=file, should_stop=lambda: next(left))
     assert train(TASK, members, checkpoint=file).lanes == whole
+    for stays in ([False, True, False], [True, False, False]):
+        found = train(TASK, members, pruning=Pruning([Rung(6, 0.4)], lambda *_, of=stays: of)).lanes
+        assert found[stays.index(True)] == whole[stays.index(True)]
 
 
 def test_its_baseline_is_plain_bf16_for_powers_of_two():

@@ -75,6 +75,9 @@ def test_lanes_are_what_they_are_alone_with_and_without_resets(tmp_path):
         assert train(TASK, members, checkpoint=file).lanes == whole
     stays = Pruning([Rung(30, 0.5)], lambda *_: [True, False, True, False])
     assert train(TASK, members, pruning=stays).lanes[::2] == whole[::2]
+    members = [lane(EARLY, 0), lane(replace(EARLY, start=0.2), 1)]  # a window ends in another, whose lanes are gone
+    gone = Pruning([Rung(30, 0.5)], lambda *_: [False, True])
+    assert train(TASK, members, pruning=gone).lanes[1] == train(TASK, members).lanes[1]
 
 
 def test_recording_changes_no_bit_of_a_training_with_resets():

@@ -121,6 +121,8 @@ def test_lanes_are_what_they_are_alone_with_and_without_it(tmp_path):
     assert train(TASK, members, checkpoint=file).lanes == whole
     stays = Pruning([Rung(33, 0.5)], lambda *_: [True, False, True])
     assert train(TASK, members, pruning=stays).lanes[::2] == whole[::2]
+    ramping_leaves = Pruning([Rung(33, 0.5)], lambda *_: [False, True, False])
+    assert train(TASK, members, pruning=ramping_leaves).lanes[1] == whole[1]
 
 
 def test_a_recipe_writes_and_reads_it():

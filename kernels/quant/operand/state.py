@@ -81,7 +81,8 @@ class Maxima:
             used = torch.where(self.history, past.amax(1, keepdim=True), used)
         if use.training:
             row = current.new_zeros(len(current), self.longest) if past is None else past
-            place, value = use.step % self.steps, torch.where(torch.isfinite(current), current, 0.0)
+            place = use.step % self.steps % self.longest  # lanes without a history may have more steps
+            value = torch.where(torch.isfinite(current), current, 0.0)
             store(state, key, row.scatter(1, place, torch.where(self.history, value, 0.0)))
         return used
 

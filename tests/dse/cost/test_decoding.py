@@ -7,6 +7,7 @@ from fp4dse.dse import Recipe
 from fp4dse.dse.cost import load_chip, load_model, report
 from fp4dse.dse.cost.chip import Number
 from fp4dse.dse.cost.decoding import token_seconds
+from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 
 BF16, MODEL = Recipe.named("bf16"), load_model("llama-8b")
@@ -52,3 +53,14 @@ def test_a_recipe_without_a_rollout_samples_with_its_forward_pass():
     assert all(row["faster"] == 1 for row in report.rollout(BF16, MODEL, load_chip("h200")))
     assert report.rollout(recipe, load_model("vit-b"), load_chip("h200")) == []
     assert report.rollout(recipe, load_model("mlp"), load_chip("h200")) == []
+
+
+def test_a_residual_is_stored_and_multiplied_twice():
+    q = msgspec.structs.replace(ROLLOUT_NAMES["nvfp4"].w, outliers=OUTLIER_NAMES["residual"])
+    twice = with_rollout("nvfp4-w4a16")
+    rollout = msgspec.structs.replace(twice.training.rollout, w=q)
+    twice = msgspec.structs.replace(twice, training=msgspec.structs.replace(twice.training, rollout=rollout))
+    once = token_seconds(with_rollout("nvfp4-w4a16"), MODEL, BYTES_ALONE, 1, 4096)
+    head = 4096 * 128256
+    more = token_seconds(twice, MODEL, BYTES_ALONE, 1, 4096) - once
+    assert more == pytest.approx((WEIGHTS - head) * q.bits_per_element / 16 / BANDWIDTH, rel=0.02)
