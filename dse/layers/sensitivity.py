@@ -95,7 +95,10 @@ def word_of(place: Place, by: By) -> str:
 
 def units(recipe: Recipe, places: Iterable[Place], grain: Grain) -> list[Unit]:
     """The units of a model's layers in which the recipe quantizes something, in the order of the layers. ConfigError if
-    there are none."""
+    there are none, or if the recipe takes no rules for layers."""
+    if recipe.finish and recipe.finish.stages_but_weights:
+        accepted = "forward, backward, all, or no finish (layers apart need rules, which it does not go with)"
+        raise ConfigError("finish.what", recipe.finish.what, accepted)
     found: dict[Unit, None] = {}
     model = list(places)
     for place in model:

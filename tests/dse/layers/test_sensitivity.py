@@ -35,7 +35,7 @@ RULED = recipe_from_dict(
         "layers": [{"kind": "up", "last": 1, "*": "mxfp4"}, {"kind": "mlp", "blocks": "0", "wgrad": "bf16"}],
     }
 )
-NAMED = sorted(set(recipe_files()) - {"bf16"})
+NAMED = sorted(set(recipe_files()) - {"bf16", "luq-fnt"})
 CORE = {"attention": {"scores": {"q": "mxfp8", "k": "mxfp8"}}}
 CORE_TOO = recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), **CORE})
 recipes = st.sampled_from([RULED, CORE_TOO, *map(Recipe.named, NAMED)])
@@ -132,6 +132,8 @@ def test_first_and_last_blocks_begin_with_the_end():
 
 
 def test_what_cannot_be_cut_is_an_error():
+    with pytest.raises(ConfigError, match="layers apart need rules"):
+        units(Recipe.named("luq-fnt"), MODEL, Grain())
     with pytest.raises(ConfigError, match="one that quantizes a layer of the model"):
         units(Recipe.named("bf16"), MODEL, Grain())
     with pytest.raises(ConfigError, match="scopes"):
