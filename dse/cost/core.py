@@ -69,8 +69,8 @@ def _core(attention: Attention, model: Model, chip: Chip, gemm: GemmChoice) -> f
         for kernel in _kernels(a, chip, gemm):
             formed, tile = 0.0, kernel.tile
             for name, runs in kernel.products.items():
-                of = [a.operand(f"{name}.{operand}").canonical() for operand in ATTENTION_PRODUCTS[name]]
-                unit, samples = product_unit(of[0], of[1], chip, gemm), prod(samples_of(q.rounding) for q in of)
+                of, unit = _operands(a, name), _unit(a, name, chip, gemm)
+                samples = prod(samples_of(q.rounding) for q in of)
                 formed += runs * samples * flops / chip.attention_flops(unit)
                 factors = any(scales_partial_sums(q, unit, chip) for q in of)
                 tile += Work(vector=factors * runs * samples * part.head * IN_LOOP)
@@ -131,5 +131,9 @@ def _use(a: Attention, slot: str, chip: Chip, gemm: GemmChoice) -> Use:
 
 
 def _unit(a: Attention, product: str, chip: Chip, gemm: GemmChoice) -> str:
-    first, second = (a.operand(f"{product}.{name}").canonical() for name in ATTENTION_PRODUCTS[product])
+    first, second = _operands(a, product)
     return product_unit(first, second, chip, gemm)
+
+
+def _operands(a: Attention, product: str) -> list[Quantizer]:
+    return [a.operand(f"{product}.{name}").canonical() for name in ATTENTION_PRODUCTS[product]]

@@ -39,7 +39,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
     with weights, of which precise ones keep 16 bits an element. Bits an element are of layers that no rule concerns."""
     mine, bf16 = step_cost(recipe, model, chip), step_cost(Recipe.named("bf16"), model, chip)
     band = {row["scenario"]: row["overhead"] for row in by_scenario(recipe, model, chip)}
-    plain = step_cost(Recipe.named("mxfp4"), model, chip)
+    plain, relative = step_cost(Recipe.named("mxfp4"), model, chip), relative_time(recipe, model, chip)
     parts = layers_by_recipe(recipe, model)
     kept = sum(linear.count * linear.inputs * activation_bits(r) for r, part in parts for linear in part.linears)
     if recipe.is_plain:  # what would be precise if the recipe quantized
@@ -52,7 +52,7 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "chip": chip.name,
         "step_us": 1e6 * mine.total,
         "bf16_step_us": 1e6 * bf16.total,
-        "overhead": relative_time(recipe, model, chip),
+        "overhead": relative,
         **{name: band[end] for name, end in zip(BAND, ENDS, strict=True)},
         "over_plain_fp4": mine.total / plain.total,
         "layers": sum(linear.count for linear in model.linears),
@@ -61,10 +61,10 @@ def summary(recipe: Recipe, model: Model, chip: Chip, extra_tokens: float | None
         "bits_per_element": bits_per_element(recipe),
         "activation_bits": activation_bits(recipe),
         "activation_mib": model.tokens * kept / 8 / 2**20,
-        "tokens_to_spare": tokens_to_spare(relative_time(recipe, model, chip)),
+        "tokens_to_spare": tokens_to_spare(relative),
     }
     if extra_tokens is not None:
-        facts["time_to_quality"] = time_to_quality(mine.total / bf16.total, extra_tokens)
+        facts["time_to_quality"] = time_to_quality(relative, extra_tokens)
     return {**facts, "notes": [*notes(recipe, chip), *_idle_rules(recipe, model)]}
 
 
