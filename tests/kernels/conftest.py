@@ -1,4 +1,4 @@
-"""Where fused kernels are tested: Triton's interpreter, mended where it differs from a device, or a CUDA device."""
+"""Where kernels are tested: Triton's interpreter, mended where it differs from a device, or a CUDA device; a CPU's paths."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from fp4dse import kernels
+from fp4dse.kernels import lanes
+from fp4dse.kernels.quant.backend import PLAIN, _compiled
 
 tl = pytest.importorskip("triton.language")
 
@@ -228,3 +230,10 @@ def _hastened(patch):
         yield
     finally:
         scope.restore()
+
+
+@pytest.fixture(params=["reference", "native"])
+def path(request, monkeypatch):
+    """Operands quantized by the reference, and by the fast path of a CPU."""
+    backend = {"reference": lambda: PLAIN, "native": _compiled}[request.param]()
+    monkeypatch.setattr(lanes, "backend", lambda _: backend)

@@ -21,13 +21,6 @@ ROW = Quantizer(block="row", scale=FP32())
 KINDS = [Held(format=MX8), Held(format=BF16), Corrected(), Corrected(of="both")]
 
 
-@pytest.fixture(params=["reference", "native"])
-def path(request, monkeypatch):
-    """Operands quantized by the reference, and by the fast path of a CPU."""
-    backend = {"reference": lambda: PLAIN, "native": _compiled}[request.param]()
-    monkeypatch.setattr(lanes, "backend", lambda _: backend)
-
-
 def with_channels(channels: Held | Corrected | None, q: Quantizer = NV, rotation: Hadamard | None = None) -> Recipe:
     """The same quantizer in all slots; the rotation is that of wgrad."""
     recipe = Recipe.uniform(q)

@@ -12,7 +12,7 @@ from fp4dse.dse.outliers import LowRank, Mean
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import FP32
 from fp4dse.dse.stages import SLOTS, STAGES
-from fp4dse.kernels import LaneNumerics, lanes, native, quantize
+from fp4dse.kernels import LaneNumerics, native, quantize
 from fp4dse.kernels.ops.philox import signs
 from fp4dse.kernels.quant.backend import PLAIN, _compiled
 from fp4dse.kernels.quant.operand.kinds import slot_of
@@ -20,20 +20,13 @@ from fp4dse.kernels.quant.operand.records import TERM
 from fp4dse.kernels.quant.spec import low_rank
 from fp4dse.kernels.quant.spec.low_rank import components, orthonormal
 
+from .stage_products import GEMM_DIMS, exact, product, same_bits_alone, same_bits_on_both_paths, uniform_with
+
 replace = msgspec.structs.replace
 NV, BF16 = QUANTIZERS["nvfp4"], QUANTIZERS["bf16"]
 FINE = Quantizer(element="e4m3", block=16, scale=FP32())
 METIS = Recipe.named("metis")
-GEMM_DIMS = {"fprop": (2, 2), "dgrad": (2, 1), "wgrad": (1, 1)}
-"""The dimension of each operand that a stage contracts, where x [L, M, K], w [L, N, K], g [L, M, N]."""
 LAYER = 3
-
-
-@pytest.fixture(params=["reference", "native"])
-def path(request, monkeypatch):
-    """Operands quantized by the reference, and by the fast path of a CPU."""
-    backend = {"reference": lambda: PLAIN, "native": _compiled}[request.param]()
-    monkeypatch.setattr(lanes, "backend", lambda _: backend)
 
 
 def recipe_of(
@@ -41,11 +34,7 @@ def recipe_of(
 ) -> Recipe:
     """Every operand quantized by q without its largest components, but for those that are given."""
     low, recipe = replace(q, outliers=LowRank(rank, vectors=vectors)), Recipe.uniform(q)
-    stages = {
-        name: replace(getattr(recipe, name), **{o: of.get(o, low) for o in operands}, rotation=rotation)
-        for name, operands in STAGES.items()
-    }
-    return replace(recipe, **stages)
+    return uniform_with(recipe, rotation, **dict.fromkeys("xwg", low) | of)
 
 
 def tensors(tokens: int = 24, inputs: int = 40, outputs: int = 20, size: float = 30.0) -> dict[str, torch.Tensor]:
@@ -57,16 +46,6 @@ def tensors(tokens: int = 24, inputs: int = 40, outputs: int = 20, size: float =
         scale = size * 0.5 ** torch.arange(3)
         made[name] += torch.randn(2, rows, 3, generator=g) * scale @ torch.randn(2, 3, columns, generator=g)
     return made
-
-
-def product(numerics: LaneNumerics, stage: str, of: dict[str, torch.Tensor]) -> torch.Tensor:
-    (a, b), (a_dim, b_dim) = STAGES[stage], GEMM_DIMS[stage]
-    return numerics.gemm(stage, LAYER, of[a], a_dim, of[b], b_dim)
-
-
-def exact(stage: str, of: dict[str, torch.Tensor]) -> torch.Tensor:
-    a, b = (of[name].double() for name in STAGES[stage])
-    return {"fprop": lambda: a @ b.mT, "dgrad": lambda: a @ b, "wgrad": lambda: a.mT @ b}[stage]()
 
 
 def iterated(x: np.ndarray, v: np.ndarray, iterations: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,7 +197,7 @@ def test_every_product_is_that_of_the_definition_written_in_numpy(path, stage, r
     """Sizes that no block divides. Numbers near a tie may go either way: the difference is small beside the error."""
     of = tensors()
     seeds = torch.tensor([7, 8])
-    got = product(LaneNumerics([recipe_of(NV, 4, rotation, vectors)] * 2, seeds.tolist()), stage, of)
+    got = product(LaneNumerics([recipe_of(NV, 4, rotation, vectors)] * 2, seeds.tolist()), stage, of, LAYER)
     for lane in range(2):
         operands = []
         for name, dim in zip(STAGES[stage], GEMM_DIMS[stage], strict=True):
@@ -260,7 +239,7 @@ def test_ranks_above_the_sizes_are_cut(path):
         of = tensors(**shape)
         numerics = LaneNumerics([recipe_of(FINE, 16)] * 2, [0, 1])
         for stage in STAGES:
-            got = product(numerics, stage, of).double()
+            got = product(numerics, stage, of, LAYER).double()
             assert (got - exact(stage, of)).norm() < 0.1 * exact(stage, of).norm()
 
 
@@ -269,7 +248,7 @@ def test_a_mean_of_one_operand_meets_components_of_the_other(path, stage):
     of = tensors(tokens=64)
     means = {name: replace(FINE, outliers=Mean()) for name in STAGES[stage][:1] if name != "w"}
     for first in (means, {STAGES[stage][1]: replace(FINE, outliers=Mean())} if stage == "wgrad" else {}):
-        got = product(LaneNumerics([recipe_of(FINE, **first)] * 2, [0, 1]), stage, of).double()
+        got = product(LaneNumerics([recipe_of(FINE, **first)] * 2, [0, 1]), stage, of, LAYER).double()
         assert (got - exact(stage, of)).norm() < 0.05 * exact(stage, of).norm()
 
 
@@ -290,20 +269,11 @@ def test_the_forwards_copy_has_the_components(path, rotation):
 def test_a_lane_has_the_same_bits_alone(path, stage, dtype):
     of = {name: x.to(dtype) for name, x in tensors(tokens=40, inputs=48, outputs=32).items()}
     recipes = [recipe_of(q, 4, Hadamard(size=16)) for q in (NV, replace(NV, rounding=Stochastic()))]
-    together = product(LaneNumerics(recipes, [3, 4]), stage, of)
-    for lane in range(2):
-        alone = {name: x[lane : lane + 1] for name, x in of.items()}
-        numerics = LaneNumerics([recipes[lane]], [3 + lane])
-        assert torch.equal(product(numerics, stage, alone)[0], together[lane])
+    assert same_bits_alone(recipes, stage, of, LAYER)
 
 
 def test_both_paths_have_the_same_bits(monkeypatch):
-    got = []
-    for backend in (PLAIN, _compiled()):
-        monkeypatch.setattr(lanes, "backend", lambda _, of=backend: of)
-        numerics = LaneNumerics([METIS] * 2, [0, 1])
-        got.append([product(numerics, stage, tensors(inputs=48, outputs=32)) for stage in STAGES])
-    assert all(torch.equal(a, b) for a, b in zip(*got, strict=True))
+    assert same_bits_on_both_paths(monkeypatch, METIS, tensors(inputs=48, outputs=32), LAYER)
 
 
 def test_a_backend_without_code_for_it_says_so():
@@ -324,15 +294,15 @@ def test_sums_over_few_numbers_at_a_time_have_the_same_bits(monkeypatch):
 def test_signs_are_drawn_anew_in_each_step_layer_and_part_and_kept_under_evaluation(path):
     of, recipe = tensors(size=0.0), recipe_of(NV)
     numerics = LaneNumerics([recipe] * 2, [0, 1])
-    first = product(numerics, "fprop", of)
-    assert torch.equal(product(numerics, "fprop", of), first)
+    first = product(numerics, "fprop", of, LAYER)
+    assert torch.equal(product(numerics, "fprop", of, LAYER), first)
     numerics.part = 1
-    assert not torch.equal(product(numerics, "fprop", of), first)
+    assert not torch.equal(product(numerics, "fprop", of, LAYER), first)
     numerics.part = 0
     numerics.step.fill_(1)
-    assert not torch.equal(product(numerics, "fprop", of), first)
+    assert not torch.equal(product(numerics, "fprop", of, LAYER), first)
     numerics.step.fill_(0)
     rounded = LaneNumerics([recipe_of(replace(NV, rounding=Stochastic()))] * 2, [0, 1])
-    assert not torch.equal(product(rounded, "fprop", of), first)
+    assert not torch.equal(product(rounded, "fprop", of, LAYER), first)
     rounded.evaluation = "quantized"
-    assert torch.equal(product(rounded, "fprop", of), first)
+    assert torch.equal(product(rounded, "fprop", of, LAYER), first)

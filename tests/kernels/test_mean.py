@@ -9,33 +9,20 @@ from fp4dse.dse.outliers import Clamp, Mean
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import FP32
 from fp4dse.dse.stages import STAGES
-from fp4dse.kernels import LaneNumerics, lanes, quantize
+from fp4dse.kernels import LaneNumerics, quantize
 from fp4dse.kernels.ops.rotation import rotate, rotate_back
-from fp4dse.kernels.quant.backend import PLAIN, _compiled
+
+from .stage_products import GEMM_DIMS, exact, product, same_bits_alone, same_bits_on_both_paths, uniform_with
 
 replace = msgspec.structs.replace
 NV, BF16 = QUANTIZERS["nvfp4"], QUANTIZERS["bf16"]
 AVERIS = Recipe.named("averis")
-GEMM_DIMS = {"fprop": (2, 2), "dgrad": (2, 1), "wgrad": (1, 1)}
-"""The dimension of each operand that a stage contracts, where x [L, M, K], w [L, N, K], g [L, M, N]."""
-
-
-@pytest.fixture(params=["reference", "native"])
-def path(request, monkeypatch):
-    """Operands quantized by the reference, and by the fast path of a CPU."""
-    backend = {"reference": lambda: PLAIN, "native": _compiled}[request.param]()
-    monkeypatch.setattr(lanes, "backend", lambda _: backend)
 
 
 def with_means(q: Quantizer, w: Quantizer, rotation: Hadamard | None = None) -> Recipe:
     """x and g centred, w not, in all three products."""
     centred, recipe = replace(q, outliers=Mean()), Recipe.uniform(w)
-    of = {"x": centred, "g": centred, "w": w}
-    stages = {
-        name: replace(getattr(recipe, name), **{operand: of[operand] for operand in operands}, rotation=rotation)
-        for name, operands in STAGES.items()
-    }
-    return replace(recipe, **stages)
+    return uniform_with(recipe, rotation, x=centred, g=centred, w=w)
 
 
 def tensors(tokens: int = 24, inputs: int = 40, outputs: int = 7, mean: float = 8.0) -> dict[str, torch.Tensor]:
@@ -46,16 +33,6 @@ def tensors(tokens: int = 24, inputs: int = 40, outputs: int = 7, mean: float = 
     for name in "xg":
         made[name] += mean * torch.randn(2, 1, made[name].shape[2], generator=g)
     return made
-
-
-def product(numerics: LaneNumerics, stage: str, of: dict[str, torch.Tensor]) -> torch.Tensor:
-    (a, b), (a_dim, b_dim) = STAGES[stage], GEMM_DIMS[stage]
-    return numerics.gemm(stage, 0, of[a], a_dim, of[b], b_dim)
-
-
-def exact(stage: str, of: dict[str, torch.Tensor]) -> torch.Tensor:
-    a, b = (of[name].double() for name in STAGES[stage])
-    return {"fprop": lambda: a @ b.mT, "dgrad": lambda: a @ b, "wgrad": lambda: a.mT @ b}[stage]()
 
 
 def padded(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -162,20 +139,11 @@ def test_the_forwards_copy_has_the_mean(path, rotation):
 def test_a_lane_has_the_same_bits_alone(path, stage, dtype):
     of = {name: x.to(dtype) for name, x in tensors(tokens=40, inputs=48, outputs=32).items()}
     recipes = [with_means(q, NV, Hadamard(size=16)) for q in (NV, replace(NV, rounding=Stochastic()))]
-    together = product(LaneNumerics(recipes, [3, 4]), stage, of)
-    for lane in range(2):
-        alone = {name: x[lane : lane + 1] for name, x in of.items()}
-        numerics = LaneNumerics([recipes[lane]], [3 + lane])
-        assert torch.equal(product(numerics, stage, alone)[0], together[lane])
+    assert same_bits_alone(recipes, stage, of)
 
 
 def test_both_paths_have_the_same_bits(monkeypatch):
-    got = []
-    for backend in (PLAIN, _compiled()):
-        monkeypatch.setattr(lanes, "backend", lambda _, of=backend: of)
-        numerics = LaneNumerics([AVERIS] * 2, [0, 1])
-        got.append([product(numerics, stage, tensors(inputs=48, outputs=32)) for stage in STAGES])
-    assert all(torch.equal(a, b) for a, b in zip(*got, strict=True))
+    assert same_bits_on_both_paths(monkeypatch, AVERIS, tensors(inputs=48, outputs=32))
 
 
 def test_one_token_is_its_own_mean(path):
