@@ -1,4 +1,4 @@
-"""Where kernels are tested: Triton's interpreter, mended where it differs from a device, or a CUDA device; a CPU's paths."""
+"""Where kernels are tested: Triton's interpreter, mended where it differs from a device, a CUDA device, and a CPU."""
 
 from __future__ import annotations
 
