@@ -263,11 +263,12 @@ class LaneNumerics:
 
     def decoded_weight(self, layer: int, w: Tensor) -> Tensor:
         """The operand that the forward product takes for w [L, N, K], decoded and rotated back, float32, as under
-        evaluation; NaN in lanes where w is not block-scaled. No state changes."""
+        evaluation, with the same random signs in every step; NaN in lanes where w is not block-scaled. No state
+        changes."""
         if (split := self.split(layer)) is not None:
             parts = zip(split.groups, split.cut(w), strict=True)
             return split.join([group.numerics.decoded_weight(layer, part) for group, part in parts])
-        stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True)
+        stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True, fixed=True)
         if stage.slots["w"].maxima is None:
             return torch.full_like(w, torch.nan)
         rotation = stage.draw_rotation(use)

@@ -68,7 +68,7 @@ class Stage(msgspec.Struct):
         size, device, number = self.rotation.size, use.seeds.device, list(STAGES).index(self.name)
 
         def draw() -> Tensor:
-            return signs(use.seeds, use.step, torch.full((), use.site(number), device=device), size)
+            return signs(use.seeds, use.sign_step, torch.full((), use.site(number), device=device), size)
 
         return Rotation(size, signs_of(self.rotation, device, draw), self.rotation.order)
 

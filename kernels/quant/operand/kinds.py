@@ -138,7 +138,7 @@ class Spectral(Scaled):
         """Random signs [L, r, length], drawn anew for each use. Rotations have the sites of the first term."""
         count, length = self.low_rank.count(*x.shape[1:]), x.shape[2]
         site = torch.full((), replace(use, term=1).site(self.quantizers.number), device=x.device)
-        return many_signs(use.seeds, use.step, site, count * length).view(len(x), count, length)
+        return many_signs(use.seeds, use.sign_step, site, count * length).view(len(x), count, length)
 
     def _quantized(self, vectors: Tensor, use: Use) -> Tensor:
         """Vectors, float32 [L, r, n], quantized, float32."""

@@ -55,6 +55,7 @@ class Use(msgspec.Struct, frozen=True):
     save         `Slot.backward` will be called
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
     rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
+    fixed        signs of rotations and of the first vectors of components are those of step 0, whatever the step
     """
 
     seeds: Tensor
@@ -71,6 +72,12 @@ class Use(msgspec.Struct, frozen=True):
     save: bool = False
     evaluating: bool = False
     rotation: Rotation | None = None
+    fixed: bool = False
+
+    @property
+    def sign_step(self) -> Tensor:
+        """The step whose random signs are taken, an int64 scalar."""
+        return torch.zeros_like(self.step) if self.fixed else self.step
 
     def site(self, number: int) -> int:
         """The key that no other use in a step has. number: of the slot, below 8."""
