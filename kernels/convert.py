@@ -6,8 +6,10 @@ DistributedDataParallel notice nothing. The model's structure tells which layers
 (structure.py).
 
 The model is a single lane. Every forward pass of the whole model in train mode is a step: it keys the random bits and
-updates the state that quantizers carry (tensor maxima, moving averages); in eval mode no state changes. A backward pass
-belongs to the step of its forward pass, even if the model was called again in between.
+updates the state that quantizers carry (tensor maxima, moving averages). In eval mode no state changes, and the model
+computes as it is deployed: what training rounds by chance is rounded to nearest, and after fine-tuning in high
+precision activations are quantized. A backward pass belongs to the step of its forward pass, even if the model was
+called again in between.
 """
 
 from __future__ import annotations
@@ -108,6 +110,7 @@ class Steps:
             now = copy.copy(self._numerics[device])
             now.step = torch.full((), self.step, dtype=torch.int64, device=device)
             now.training = self.training
+            now.evaluation = "" if self.training else "quantized"
             now.phase(self.step)
             self._now[device] = now
         return self._now[device]
