@@ -32,6 +32,7 @@ from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.kernels.converted import LAYERS, Converted, Source, converted_class
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.learned import learned_clips, refuse
 from fp4dse.kernels.structure import LOOK_UPS, Structure, is_product, structure_of
 
 
@@ -155,6 +156,10 @@ def convert(
         raise ConfigError("model", type(model).__name__, f"a model with a layer to quantize ({reasons})")
     if (fault := check_places(shared.recipe.layers, [line.place for line in lines])) is not None:
         raise fault
+    for line in lines:
+        refuse(
+            {} if line.why_not else learned_clips([shared.recipe.at(line.place)]), "your model has no such parameter"
+        )
     numbers = attach(modules, lines, shared)
     places_of = {line.name: line.place for line in lines}
     shared.places = {number: places_of[name] for name, of in numbers.items() for number in of}

@@ -243,6 +243,7 @@ GRAPHED = [
     ["wang-dge-occ"],
     ["averis"],
     ["metis"],
+    ["pact"],
     ["mixfp4"],
     ["sun-radix4"],
     ["luq-smp"],

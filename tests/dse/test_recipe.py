@@ -43,6 +43,7 @@ IDS = {
     "nvfp4-stable-spam": "3fa26b2bbf1ddf3d",
     "nvidia-nvfp4": "4c65746199992497",
     "nvidia-nvfp4-finish": "9b169e565ce6d0ee",
+    "pact": "23583edb706eae90",
     "primus-turbo": "84e49f5c5ab9bbe9",
     "quartet": "7a9b689a482f8d00",
     "quartet2": "897217e8dfea9f8d",

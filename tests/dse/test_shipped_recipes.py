@@ -36,6 +36,7 @@ SLOTS_OF = {
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
     "mxfp4-tiles-qkv8": slots("mxfp8-rceil"),
     "nemotron-3-super": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
+    "pact": slots("int4 tensor one T1 learned-clip start=8 decay=0.0002 rate=10", w="int4-sawb", backward="bf16"),
     "primus-turbo": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-even"),
     "rl-row-scaled": slots("e2m1 1x16 e4m3 T256 row 4over6-mae", w="nvfp4-4over6-mae", backward="bf16"),
     "te-mxfp8-nvfp4": slots("mxfp8-rceil", g="nvfp4 SR", dgrad_w="nvfp4", wgrad_x="nvfp4"),
@@ -107,6 +108,7 @@ SOURCES_OF = dict.fromkeys(
     ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet-qramping", "tetrajet2", "tetrajet2-outcontrol"], BOTH
 ) | {
     "hopper-moe-fp4": X,
+    "pact": BOTH,
     "rl-row-scaled": BOTH,
     "te-mxfp8-nvfp4": W,
     "te-nvfp4-1d": W,

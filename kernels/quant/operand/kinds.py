@@ -13,7 +13,7 @@ from fp4dse.dse import SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, LowRank, Mean
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
@@ -64,6 +64,7 @@ def slot_of(
     scaled = Sampled(of, samples, centred) if samples > 1 else Centred(of) if centred else Scaled(of)
     if isinstance(low_rank := quantizers[0].outliers, LowRank):
         return Spectral(of, low_rank)
+    scaled.learns_clip = isinstance(quantizers[0].outliers, LearnedClip)
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:

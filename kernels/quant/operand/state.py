@@ -30,6 +30,7 @@ class Maxima:
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         scales = [q.tensor_scale for q in quantizers]
+        self.has_factor = any(s is not None for s in scales)
         self.has_state = any(s is not None and s.amax != "current" for s in scales)
 
         def column(values: list[bool] | list[int]) -> Tensor:
@@ -56,6 +57,8 @@ class Maxima:
     def __call__(self, state: dict[str, Tensor], take: Callable[[], Tensor], use: Use) -> Tensor | None:
         """The maxima to scale by, [L]; None where they are the current ones in every lane. `take` returns these, and is
         called only where some lane needs them. State changes in training alone."""
+        if use.clip is not None:
+            return use.clip if self.has_factor else None
         if not self.has_state:
             return None
         key = f"amax {use.layer} {use.term}"

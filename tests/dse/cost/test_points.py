@@ -21,6 +21,7 @@ POINTS = {
     "arcquant": 4,  # tensor scaling, stochastic rounding, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
     "metis": 4,  # the same
+    "pact": 4,  # tensor scaling, scales of SAWB, outliers
     "wang-dge-occ": 3,  # a relaxation, outliers
     "tetrajet-qema": 3,  # stochastic rounding, an average
     "hif4-ascend": 3,  # rotation, exponents of parts of a block
