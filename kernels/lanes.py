@@ -255,6 +255,7 @@ class LaneNumerics:
         """
         of, use = self._stage(stage, layer), self.use(layer)
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
+        of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
         return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation))
 
@@ -265,6 +266,7 @@ class LaneNumerics:
         copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
         stage, use = self._stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
+        stage.choose(x, w, use, (2, 2))
         qx = stage.operand("x", x, replace(use, save=save[0], clip=self._bounds("x", layer)), rotation)
         qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)
         back_x = qx.restored(rotation, x.shape[2]) if copy_x and "wgrad" in self.requantized else x

@@ -236,6 +236,7 @@ GRAPHED = [
     ["tetrajet2"],
     ["tetrajet2-outcontrol"],
     ["arcquant"],
+    ["chon"],
     ["tetrajet2-reset"],
     ["ue5m3-graphcore"],
     ["nvidia-nvfp4"],

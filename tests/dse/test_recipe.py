@@ -21,6 +21,7 @@ IDS = {
     "arcquant": "8a2b9e75c96440f5",
     "averis": "afbe2c7760f2be27",
     "bf16": "dcabd31f7251d4dd",
+    "chon": "7e15f3a08721e44f",
     "four-over-six": "907349e54cc789c6",
     "fp4-all-the-way": "27a6bb0c337d4331",
     "hif4-ascend": "95767809f345e105",

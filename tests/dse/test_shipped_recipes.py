@@ -25,6 +25,7 @@ SLOTS_OF = {
     "metis": slots("nvfp4 low-rank", w="nvfp4 low-rank-fp32", g="nvfp4 16/17 SR low-rank"),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
+    "chon": slots("bf16"),
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
     "hif4-ascend": slots("hif4"),
@@ -118,6 +119,9 @@ SOURCES_OF = dict.fromkeys(
 """Recipe -> sources of dgrad.w and wgrad.x, where the backward pass has the forward's copies of them."""
 
 LAYERS_OF = {
+    "chon": [
+        "linear+mlp+conv+attention-out: nvfp4, gradients nvfp4 16/17 SR, wgrad rht16, channels hcp",
+    ],
     "mxfp4-tiles-qkv8": ["linear+mlp+conv+attention-out: mxfp4-2d, gradients mxfp4-rceil SR"],
     "zhou-mixed": ["linear+mlp+conv: forward fp4-row"],
 }

@@ -19,6 +19,7 @@ POINTS = {
     "mxfp4-sr-rht": 3,
     "quartet2": 5,  # tensor scaling, rotation, four-over-six, corrected scales
     "arcquant": 4,  # tensor scaling, stochastic rounding, channels
+    "chon": 5,  # tensor scaling, stochastic rounding, rotation, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
     "metis": 4,  # the same
     "pact": 4,  # tensor scaling, scales of SAWB, outliers
