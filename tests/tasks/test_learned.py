@@ -8,6 +8,7 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.outliers import LearnedClip
+from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import SGD, Training
 from fp4dse.kernels.learned import LEAST
 from fp4dse.tasks import Lane, get_task, train
@@ -91,6 +92,14 @@ def test_a_rule_for_layers_may_give_it_to_some():
     whole = train(task, members[:2]).lanes
     assert [train(task, [member]).lanes[0].val_loss for member in members[:2]] == [of.val_loss for of in whole]
     assert train(task, members[2:]).lanes[0].val_loss not in [of.val_loss for of in whole]
+
+
+def test_rollouts_have_it_where_they_compute_as_the_trainer_does():
+    """Beside a lane with a rollout of its own, for which the samples of both come from other numerics."""
+    task = replace(get_task("rl", "smoke"), steps=1)
+    own, other = (lane(start=0.5, training=Training(rollout=of)) for of in (None, ROLLOUT_NAMES["nvfp4"]))
+    whole = train(task, [own, other], record=True).lanes
+    assert [train(task, [one], record=True).lanes[0] for one in (own, other)] == whole
 
 
 def test_weights_in_a_file_have_it_and_recipes_without_it_leave_it():
