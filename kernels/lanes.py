@@ -19,6 +19,7 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
+from fp4dse.kernels.learned import Clips, clipped, learned_clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
@@ -97,6 +98,8 @@ class LaneNumerics:
         self.places: dict[int, Place] = {}
         self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
         """Of lanes, with the recipes that they have in some layers."""
+        self.learned: dict[tuple[str, int], Tensor] = {}
+        """(operand, layer) -> the clip that is trained there, [L, 1]: a parameter of the layer."""
         self.splits: dict[int, Split] = {}
         """Layer -> its groups, where not all lanes compute there as their recipes say of layers in general."""
         self.precise_stages: frozenset[str] = frozenset()
@@ -167,6 +170,16 @@ class LaneNumerics:
         elif here != [recipe.base for recipe in self.recipes]:
             self.splits[layer] = self._split(here)
 
+    def clips(self, layer: int) -> dict[str, Clips]:
+        """Operand -> the clips that lanes learn for it in a layer; without operands for which no lane does."""
+        return learned_clips([recipe.at(self.places[layer]) for recipe in self.recipes])
+
+    def clip(self, operand: str, layer: int) -> Tensor | None:
+        """The clip of an operand, [L, 1], None where the layer does not clamp it now."""
+        if not self.learned or not self._stage("fprop", layer).slots[operand].learns_clip:
+            return None
+        return self.learned.get((operand, layer))
+
     def check_layers(self) -> None:
         """ConfigError for a lane's rule that check_places refuses, once all layers are added."""
         for recipe in dict.fromkeys(self.recipes):
@@ -178,7 +191,12 @@ class LaneNumerics:
         found = self.splits.get(layer)
         if found is None or self.evaluation == "bf16":
             return None
-        return found._replace(groups=tuple(Group(g.lanes, self.at_present(g.numerics)) for g in found.groups))
+        groups = tuple(Group(g.lanes, self.at_present(g.numerics)) for g in found.groups)
+        for operand in STAGES["fprop"]:
+            if (alpha := self.learned.get((operand, layer))) is not None:
+                for group, part in zip(groups, found.cut(alpha), strict=True):
+                    group.numerics.learned = group.numerics.learned | {(operand, layer): part}
+        return found._replace(groups=groups)
 
     def at_present(self, other: LaneNumerics) -> LaneNumerics:
         """Other numerics, of some of the lanes, at the moment of these: they share what is carried from step to
@@ -237,6 +255,7 @@ class LaneNumerics:
         """
         of, use = self._stage(stage, layer), self.use(layer)
         rotation, (first, second) = of.draw_rotation(use), STAGES[stage]
+        of.choose(a, b, use, (a_dim, b_dim))
         qa = of.operand(first, a, replace(use, dim=a_dim), rotation)
         return of.multiply(qa, of.operand(second, b, replace(use, dim=b_dim), rotation))
 
@@ -247,8 +266,9 @@ class LaneNumerics:
         copy_x: False leaves x as it is in what is returned, for callers that call `requantize_x` later."""
         stage, use = self._stage("fprop", layer), self.use(layer)
         rotation = stage.draw_rotation(use)
-        qx = stage.operand("x", x, replace(use, save=save[0]), rotation)
-        qw = stage.operand("w", w, replace(use, save=save[1]), rotation)
+        stage.choose(x, w, use, (2, 2))
+        qx = stage.operand("x", x, replace(use, save=save[0], clip=self._bounds("x", layer)), rotation)
+        qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)
         back_x = qx.restored(rotation, x.shape[2]) if copy_x and "wgrad" in self.requantized else x
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
         return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
@@ -263,15 +283,16 @@ class LaneNumerics:
 
     def decoded_weight(self, layer: int, w: Tensor) -> Tensor:
         """The operand that the forward product takes for w [L, N, K], decoded and rotated back, float32, as under
-        evaluation; NaN in lanes where w is not block-scaled. No state changes."""
+        evaluation, with the same random signs in every step; NaN in lanes where w is not block-scaled. No state
+        changes."""
         if (split := self.split(layer)) is not None:
             parts = zip(split.groups, split.cut(w), strict=True)
             return split.join([group.numerics.decoded_weight(layer, part) for group, part in parts])
-        stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True)
+        stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True, fixed=True)
         if stage.slots["w"].maxima is None:
             return torch.full_like(w, torch.nan)
-        rotation = stage.draw_rotation(use)
-        return stage.operand("w", w, use, rotation).restored(rotation, w.shape[2])
+        rotation, use = stage.draw_rotation(use), replace(use, clip=self._bounds("w", layer))
+        return stage.operand("w", clipped(w, self.clip("w", layer)), use, rotation).restored(rotation, w.shape[2])
 
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""
@@ -289,10 +310,15 @@ class LaneNumerics:
     def requantize_x(self, layer: int, x: Tensor) -> tuple[Tensor, Saved | None]:
         """`Forward.x` and `Forward.saved_x` of x [L, M, K], made again."""
         stage, use = self._stage("fprop", layer), replace(self.use(layer), counting=False, save=True)
-        rotation = stage.draw_rotation(use)
+        rotation, use = stage.draw_rotation(use), replace(use, clip=self._bounds("x", layer))
         operand = stage.operand("x", x, use, rotation)
         back = operand.restored(rotation, x.shape[2]) if "wgrad" in self.requantized else x
         return back, operand.saved
+
+    def _bounds(self, operand: str, layer: int) -> Tensor | None:
+        """`clip` as the tensor maxima of an operand that is clamped already, [L]."""
+        alpha = self.clip(operand, layer)
+        return None if alpha is None else alpha.detach()[:, 0]
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
         """softmax(q kᵀ / sqrt d) v of [N, T, d] each, N = lanes × batch × heads, in v's dtype. layer: of the

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.learned import PREFIX, clipped, starts
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.records import Saved
@@ -90,10 +91,18 @@ def product(
     """
     x, split = x.to(numerics.dtype), numerics.split(layer)
     if split is None:
-        return _quant_linear(x, w, b, numerics, layer, window)
+        return _product(x, w, b, numerics, layer, window)
     biases = [None] * len(split.groups) if b is None else split.cut(b)
     groups = zip(split.groups, split.cut(x), split.cut(w), biases, strict=True)
-    return split.join([_quant_linear(x, w, b, group.numerics, layer, window) for group, x, w, b in groups])
+    return split.join([_product(x, w, b, group.numerics, layer, window) for group, x, w, b in groups])
+
+
+def _product(
+    x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
+) -> Tensor:
+    """The same of lanes that compute alike, their operands clamped first where a clip is learned."""
+    x, w = clipped(x, numerics.clip("x", layer)), clipped(w, numerics.clip("w", layer))
+    return _quant_linear(x, w, b, numerics, layer, window)
 
 
 class _AddBias(Function):
@@ -126,6 +135,7 @@ class QuantLinear(nn.Module):
     weight  [L, out, in]; bias: [L, out] or None
     layer   keys the random numbers of this layer: no two layers of a model may share it
     place   where in the model it stands: a recipe may keep layers at some places precise
+    clips   operand -> the clips that lanes learn for it; the parameter `clip_x` or `clip_w` has them, [L, 1]
 
     Sizes that the block does not divide are padded with zeros inside.
     """
@@ -138,6 +148,11 @@ class QuantLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias)
         self.numerics, self.layer, self.place = numerics, layer, place
         numerics.add_layer(layer, place)
+        self.clips = numerics.clips(layer)
+        for operand, clips in self.clips.items():
+            alpha = nn.Parameter(starts(clips).to(weight.device))
+            self.register_parameter(PREFIX + operand, alpha)
+            numerics.learned[operand, layer] = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]

@@ -55,6 +55,9 @@ class Use(msgspec.Struct, frozen=True):
     save         `Slot.backward` will be called
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
     rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
+    chosen       the channels whose errors are quantized, too, int64 [L, k], where they stay in their places
+    clip         the maxima that tensor scales follow, [L]: bounds that are learned and x is clamped to; None: x's own
+    fixed        signs of rotations and of the first vectors of components are those of step 0, whatever the step
     """
 
     seeds: Tensor
@@ -71,6 +74,14 @@ class Use(msgspec.Struct, frozen=True):
     save: bool = False
     evaluating: bool = False
     rotation: Rotation | None = None
+    chosen: Tensor | None = None
+    clip: Tensor | None = None
+    fixed: bool = False
+
+    @property
+    def sign_step(self) -> Tensor:
+        """The step whose random signs are taken, an int64 scalar."""
+        return torch.zeros_like(self.step) if self.fixed else self.step
 
     def site(self, number: int) -> int:
         """The key that no other use in a step has. number: of the slot, below 8."""
