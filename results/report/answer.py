@@ -14,6 +14,7 @@ from fp4dse.results.report.markup import called, changed, changed_with, many, nu
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.pareto import LEAST_SAVING
 from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
 
 QUERIES = (
@@ -35,8 +36,6 @@ QUERIES = (
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged "
     "FROM recipes WHERE NOT is_baseline GROUP BY ALL",
 )
-LEAST_SAVING = 0.01
-"""Of BF16's step time, from which on a cheaper recipe is worth a word."""
 HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>, rounding to nearest: what the model loses when
 it also runs in FP4, not only what FP4 did to its weights. The table below has the loss in BF16 beside it."""
 
@@ -134,10 +133,10 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
     if verdict.lowest != verdict.config_id:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
-        text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
+        text = f" {verdict.lowest_words.capitalize()}, {changed(lowest['gap'])}, has {name}, which costs more."
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
-    return f"{text} {others} the lowest loss." if others else text
+    return f"{text} {others} {verdict.lowest_words}." if others else text
 
 
 def _cost(verdict: Verdict) -> str:
@@ -176,11 +175,8 @@ def _cheaper(found: Findings, verdict: Verdict) -> str:
         return " Nothing on the front is cheaper."
     if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
         return ""
-    saves = ""
-    if verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING:
-        faster = lines[lines[OVERHEAD].le(1 - LEAST_SAVING)].sort_values("gap", kind="stable")
-        saves = " <b>It saves no time against BF16.</b>"
-        saves += f" Of what does, the lowest loss has {_member(found, verdict, faster.iloc[0])}." if len(faster) else ""
+    slow = verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING
+    saves = " <b>It saves no time against BF16.</b>" if slow else ""
     return f"{saves} Cheapest on the front: {_member(found, verdict, cheap)}."
 
 
