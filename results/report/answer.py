@@ -166,17 +166,17 @@ def _model(of: str | None) -> str:
 
 
 def _cheaper(found: Findings, verdict: Verdict) -> str:
-    """A sentence (HTML) on the cheapest member of the front, where that is another recipe."""
-    lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
-    if lines.empty:
-        return ""
-    cheap = lines.iloc[0]
-    if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
-        return " Nothing on the front is cheaper."
-    if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
-        return ""
+    """Sentences (HTML): that the recipe saves no time, and the cheapest member of the front, where that is another."""
     slow = verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING
     saves = " <b>It saves no time against BF16.</b>" if slow else ""
+    lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
+    if lines.empty:
+        return saves
+    cheap = lines.iloc[0]
+    if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
+        return f"{saves} Nothing on the front is cheaper."
+    if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
+        return saves
     return f"{saves} Cheapest on the front: {_member(found, verdict, cheap)}."
 
 
