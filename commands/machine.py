@@ -90,14 +90,17 @@ def tensor(
 
 
 @bench_app.command("kernels", epilog="Example: fp4dse bench kernels --device cuda")
-def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
-    """Time the quantizers beside a copy of the same tensor; exit code 1 if one differs from the reference."""
+def bench_kernels(only: Only = [], device: Device = "cpu", as_json: AsJson = False) -> None:  # noqa: B006
+    """Time the quantizers beside a copy of the same tensor, on a GPU also conversions between MXFP4 and FP8.
+
+    Exit code 1 if one differs from the reference.
+    """
     from fp4dse.kernels.bench.table import bench
     from fp4dse.tasks import check_device
 
     check_device(device)
     columns = ["what", "time_us", "gb_s", "of_copy", "wrong", "extra_memory"]
-    rows = [{name: getattr(row, name) for name in columns} for row in bench(device)]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(device, only)]
     print_rows(columns, rows, as_json)
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 

@@ -22,6 +22,7 @@ smaller ones move by at most s / 4 <= a / 16.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ def window(dtype: torch.dtype) -> tuple[int, int]:
     """The lowest and the highest exponent j for which this dtype has all of E2M1 · 2^j."""
     of = torch.finfo(dtype)
     lowest, highest = of.smallest_normal * of.eps / _MAGNITUDES[1], of.max / _MAGNITUDES[-1]
-    return torch.tensor([lowest, highest]).frexp().exponent.sub(1).tolist()
+    return math.floor(math.log2(lowest)), math.floor(math.log2(highest))
 
 
 def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
