@@ -23,7 +23,7 @@ from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.records import Saved, Use
+from fp4dse.kernels.quant.operand.records import Journal, Saved, Use
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
@@ -46,7 +46,7 @@ class Forward(NamedTuple):
     saved_w: Saved | None
 
 
-MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages")
+MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages", "journal")
 """Attributes of numerics that a training loop sets, and that numerics of a layer follow."""
 PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
@@ -69,6 +69,8 @@ class LaneNumerics:
     measuring  False: no held maximum is due in this step (`measures`)
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
+    recompute  True: a model with blocks has their inside made again in the backward pass
+    journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class LaneNumerics:
         self.part = 0
         self.training, self.counting, self.measuring = True, False, True
         self.evaluation: Evaluation = ""
+        self.journal: Journal | None = None
+        self.recompute = False
         self.precise_layers: set[int] = set()
         self.places: dict[int, Place] = {}
         self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
@@ -305,8 +309,9 @@ class LaneNumerics:
         """The record of a slot's use in this layer, now."""
         training = self.training and self.part == 0  # state changes once a step
         evaluating = self.evaluation == "quantized"
-        flags = training, self.counting, self.measuring
-        return Use(self.seeds, self.step, layer, *flags, part=self.part, evaluating=evaluating)
+        is_again = self.journal is not None and self.journal.mode == "again"
+        flags = training, self.counting and not is_again, self.measuring
+        return Use(self.seeds, self.step, layer, *flags, self.part, evaluating=evaluating, journal=self.journal)
 
     def measures(self, step: int) -> bool:
         """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""

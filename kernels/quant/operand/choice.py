@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.operand.state import store
+from fp4dse.kernels.quant.operand.state import found, store
 from fp4dse.kernels.quant.spec.channels import by_score
 
 
@@ -29,7 +29,7 @@ class Choice:
         """The order [L, K] for a forward product of x [L, M, K]: chosen anew where that is due. State changes in
         training alone."""
         key, steps = _key(use), int(self.channels.steps)
-        order = self.state.get(key)
+        order = found(self.state, key, use)
         if order is None:
             order = self.untrained[use.layer] = by_score(x, 2, self.channels.by)
         elif use.training:
@@ -37,7 +37,7 @@ class Choice:
             order = new if steps == 1 else torch.where(use.step % steps == 0, new, order)
         if use.training:
             self.untrained.pop(use.layer, None)
-            store(self.state, key, order)
+            store(self.state, key, order, use)
         return order
 
     def last(self, x: Tensor, dim: int, use: Use) -> Tensor:
