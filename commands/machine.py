@@ -119,6 +119,19 @@ def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False
     print_each(({name: getattr(row, name) for name in columns} for row in bench(device, only)), as_json)
 
 
+@bench_app.command("kept", epilog="Example: fp4dse bench kept 10M-256+bf16")
+def bench_kept(
+    preset: Annotated[str, typer.Argument(help="A preset of language, with +bf16 or without.")] = "10M-256+bf16",
+    as_json: AsJson = False,
+) -> None:
+    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4."""
+    from fp4dse.tasks.bench.kept import bench
+
+    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8"]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(preset)]
+    print_rows(columns, rows, as_json)
+
+
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")
 def bench_sweep(
     only: Only = [],  # noqa: B006

@@ -15,15 +15,18 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
+from fp4dse.dse import SHARED, SLOTS, STAGES, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
+from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.records import Journal, Saved, Use
+from fp4dse.kernels.quant.operand.kinds import Plain, Scaled
+from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Use
+from fp4dse.kernels.quant.operand.stored import Stored, restored, stored, why_not_stored
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
@@ -35,18 +38,18 @@ class Forward(NamedTuple):
     """A forward product and what its backward products need.
 
     y                 the product, float32 [L, M, N]
-    x, w              what the backward products are computed from, [L, M, K] and [L, N, K]
+    x, w              what the backward products are computed from, [L, M, K] and [L, N, K]; x may be stored as codes
     saved_x, saved_w  for `LaneNumerics.backward`; None where the gradient passes straight through
     """
 
     y: Tensor
-    x: Tensor
+    x: Tensor | Stored
     w: Tensor
     saved_x: Saved | None
     saved_w: Saved | None
 
 
-MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages", "journal")
+MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages", "packed", "journal")
 """Attributes of numerics that a training loop sets, and that numerics of a layer follow."""
 PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
@@ -69,6 +72,7 @@ class LaneNumerics:
     measuring  False: no held maximum is due in this step (`measures`)
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
+    packed     True: what the backward pass takes of the forward's quantized x is kept as codes (operand/stored.py)
     recompute  True: a model with blocks has their inside made again in the backward pass
     journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
     """
@@ -96,7 +100,7 @@ class LaneNumerics:
         self.training, self.counting, self.measuring = True, False, True
         self.evaluation: Evaluation = ""
         self.journal: Journal | None = None
-        self.recompute = False
+        self.recompute = self.packed = False
         self.precise_layers: set[int] = set()
         self.places: dict[int, Place] = {}
         self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
@@ -154,6 +158,8 @@ class LaneNumerics:
     def fallbacks(self) -> tuple[str, ...]:
         """The reasons why faster paths were passed over, of quantizers, products and gradients."""
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
+        if self.packed and (reason := self.why_not_packed()):
+            own = *own, f"activations not kept as codes ({reason})"
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
     def add_layer(self, layer: int, place: Place) -> None:
@@ -253,9 +259,37 @@ class LaneNumerics:
         rotation = stage.draw_rotation(use)
         qx = stage.operand("x", x, replace(use, save=save[0]), rotation)
         qw = stage.operand("w", w, replace(use, save=save[1]), rotation)
-        back_x = qx.restored(rotation, x.shape[2]) if copy_x and "wgrad" in self.requantized else x
+        back_x: Tensor | Stored = x
+        if copy_x and "wgrad" in self.requantized:
+            packs = self.packed and self.why_not_packed(layer) is None
+            back_x = stored(qx.terms[0], self._stored_x(stage)) if packs else qx.restored(rotation, x.shape[2])
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
         return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
+
+    def why_not_packed(self, layer: int | None = None) -> str | None:
+        """The reason why a layer, or one that is quantized, does not keep codes of x for the backward pass, None if it
+        does."""
+        if "wgrad" not in self.requantized:
+            return "wgrad.source: found input; accepted: forward"
+        if by_device(self.seeds.device, cpu=False, cuda=True):
+            return f"device: found {self.seeds.device}; accepted: cpu"
+        stage = self.quantized["fprop"] if layer is None else self._stage("fprop", layer)
+        slot = stage.slots["x"]
+        if stage.choice is not None or type(slot) not in (Plain, Scaled):
+            return f"fprop.x: found a slot of kind {type(slot).__name__}; accepted: one term of all channels"
+        return next(filter(None, map(why_not_stored, self._stored_x(stage))), None)
+
+    def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
+        """What the backward products are computed from, float32 [L, M, length], of what `forward` stored."""
+        stage = self._stage("fprop", layer)
+        rotation = stage.draw_rotation(self.use(layer))
+        term = restored(x, self._stored_x(stage))
+        return Operand([term], term.values).restored(rotation, length)
+
+    def _stored_x(self, stage: Stage) -> list[Quantizer]:
+        """The canonical quantizers of x in a forward stage, one a lane."""
+        is_own = stage.slots["x"] is self.quantized["fprop"].slots["x"]
+        return [(recipe if is_own else BASELINE).slot("fprop.x").canonical() for recipe in self.recipes]
 
     def backward(self, operand: str, layer: int, g: Tensor, saved: Saved | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product took for it; saved: as
