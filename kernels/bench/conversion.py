@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import QUANTIZERS
-from fp4dse.dse.formats import ELEMENTS
 from fp4dse.kernels.bench.clock import CALLS, copy_us, graph, median_us, named
 from fp4dse.kernels.bench.timing import Timing
 from fp4dse.kernels.ops import mxfp4
@@ -99,7 +98,8 @@ def cases(codes: Tensor, scales: Tensor) -> list[Case]:
 def to_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     """A packed operand [L, R, C / 2] in BF16, [L, R, C]."""
     four = torch.stack([codes & 15, codes >> 4], -1).flatten(2).int()
-    values = torch.tensor(ELEMENTS["e2m1"].magnitudes(), device=codes.device)[four & 7] * (1 - (four >> 3) * 2)
+    normal = ((four >> 1 & 3) + 126 << 23 | (four & 1) << 22).view(torch.float32)
+    values = torch.where(four & 7 > 1, normal, (four & 1) * 0.5) * (1 - (four >> 3) * 2)
     scale = (scales.int() << 23).view(torch.float32)
     return (values.unflatten(2, (-1, BLOCK)) * scale[..., None]).flatten(2).to(torch.bfloat16)
 

@@ -61,7 +61,7 @@ class Fp8(NamedTuple):
 
     def decoded(self) -> Tensor:
         """values · factor, float32 [L, R, C]."""
-        return (self.values.to(torch.float32).unflatten(2, (-1, TILE)) * self.factor[..., None]).flatten(2)
+        return _decoded(self.values, self.factor)
 
 
 def window(dtype: torch.dtype) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def from_fp8(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """
     if kernels := _MXFP4.kernels(values):
         return kernels.from_fp8(values, factor)
-    return _packed(Fp8(values, factor, values).decoded())
+    return _packed(_decoded(values, factor))
 
 
 @cache
@@ -166,6 +166,11 @@ def _fp8(x: Tensor, scales: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor,
     offset = torch.clamp(offset, lowest - 5, highest)  # no code reaches FP8's smallest number below; zeros may be above
     values = x * _power(offset + ONE)[..., None]
     return torch.where((scales == NAN)[..., None], torch.nan, values).to(dtype), tile, outside
+
+
+def _decoded(values: Tensor, factor: Tensor) -> Tensor:
+    """FP8 values times the factors of their tiles, float32 [L, R, C]."""
+    return (values.to(torch.float32).unflatten(2, (-1, TILE)) * factor[..., None]).flatten(2)
 
 
 def _power(code: Tensor) -> Tensor:
