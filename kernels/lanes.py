@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from fp4dse.dse import SHARED, SLOTS, STAGES, Quantizer, Recipe
+from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
@@ -24,9 +24,8 @@ from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.kinds import Plain, Scaled
 from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Use
-from fp4dse.kernels.quant.operand.stored import Stored, restored, stored, why_not_stored
+from fp4dse.kernels.quant.operand.stored import Stored, restored, stored
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
@@ -260,9 +259,10 @@ class LaneNumerics:
         qx = stage.operand("x", x, replace(use, save=save[0]), rotation)
         qw = stage.operand("w", w, replace(use, save=save[1]), rotation)
         back_x: Tensor | Stored = x
-        if copy_x and "wgrad" in self.requantized:
+        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
+        if copy_x and "wgrad" in self.requantized and not is_made_again:
             packs = self.packed and self.why_not_packed(layer) is None
-            back_x = stored(qx.terms[0], self._stored_x(stage)) if packs else qx.restored(rotation, x.shape[2])
+            back_x = stored(qx.terms[0], stage.slots["x"].each) if packs else qx.restored(rotation, x.shape[2])
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
         return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
 
@@ -274,22 +274,16 @@ class LaneNumerics:
         if by_device(self.seeds.device, cpu=False, cuda=True):
             return f"device: found {self.seeds.device}; accepted: cpu"
         stage = self.quantized["fprop"] if layer is None else self._stage("fprop", layer)
-        slot = stage.slots["x"]
-        if stage.choice is not None or type(slot) not in (Plain, Scaled):
-            return f"fprop.x: found a slot of kind {type(slot).__name__}; accepted: one term of all channels"
-        return next(filter(None, map(why_not_stored, self._stored_x(stage))), None)
+        if stage.choice is not None:
+            return "fprop.channels: accepted: none"
+        return stage.slots["x"].why_not_stored()
 
     def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
         """What the backward products are computed from, float32 [L, M, length], of what `forward` stored."""
         stage = self._stage("fprop", layer)
         rotation = stage.draw_rotation(self.use(layer))
-        term = restored(x, self._stored_x(stage))
+        term = restored(x, stage.slots["x"].each)
         return Operand([term], term.values).restored(rotation, length)
-
-    def _stored_x(self, stage: Stage) -> list[Quantizer]:
-        """The canonical quantizers of x in a forward stage, one a lane."""
-        is_own = stage.slots["x"] is self.quantized["fprop"].slots["x"]
-        return [(recipe if is_own else BASELINE).slot("fprop.x").canonical() for recipe in self.recipes]
 
     def backward(self, operand: str, layer: int, g: Tensor, saved: Saved | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product took for it; saved: as

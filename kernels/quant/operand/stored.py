@@ -92,16 +92,18 @@ def _encoded_lane(x: Tensor, quantizer: Quantizer) -> tuple[Tensor, Tensor]:
     magnitudes = torch.tensor(element_format(quantizer.element).magnitudes(), device=x.device)
     grid = scales_in_order(quantizer.scale).to(x.device)
     amax = x.abs().amax(1)
-    known = (amax == 0) | ~torch.isfinite(amax)  # a block with NaN decodes to NaN
-    q, scale = x.clone(), grid[:1].expand_as(amax)
+    q, scale = x.clone(), grid[:1].repeat(len(x))
+    [left] = torch.where((amax > 0) & torch.isfinite(amax))  # a block with NaN decodes to NaN
     for largest in magnitudes[1:].flip(0):
-        tried = amax / largest
-        elements = x / tried[:, None]
-        holds = torch.isin(elements.abs(), magnitudes) & (elements * tried[:, None] == x)
-        takes = ~known & torch.isin(tried, grid) & holds.all(1)
-        q, scale = torch.where(takes[:, None], elements, q), torch.where(takes, tried, scale)
-        known = known | takes
-    if not known.all():
+        if not len(left):
+            break
+        blocks, tried = x[left], amax[left] / largest
+        elements = blocks / tried[:, None]
+        holds = torch.isin(elements.abs(), magnitudes) & (elements * tried[:, None] == blocks)
+        takes = torch.isin(tried, grid) & holds.all(1)
+        q[left[takes]], scale[left[takes]] = elements[takes], tried[takes]
+        left = left[~takes]
+    if len(left):
         raise ValueError(f"values: found a block that is no {quantizer.label()}; accepted: decoded ones")
     return q, scale
 
