@@ -279,7 +279,7 @@ class LaneNumerics:
         return stage.slots["x"].why_not_stored()
 
     def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
-        """What the backward products are computed from, float32 [L, M, length], of what `forward` stored."""
+        """The x that backward products are computed from, float32 [L, M, length], of the one that `forward` stored."""
         stage = self._stage("fprop", layer)
         rotation = stage.draw_rotation(self.use(layer))
         term = restored(x, stage.slots["x"].each)

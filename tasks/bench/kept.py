@@ -35,7 +35,7 @@ WAYS = {
     "BF16, recomputed": (Recipe.named("bf16"), "+recompute"),
     "MXFP4, recomputed": (HOPPER, "+packed+recompute"),
 }
-"""What a linear layer keeps of its input -> a recipe, and the ending of the preset: 2603.02731 and what it stands
+"""The form in which linear layers keep inputs -> a recipe, and the ending of the preset: 2603.02731 and what it stands
 beside. Weight gradients take the forward pass's copy, but in BF16."""
 
 

@@ -2,6 +2,7 @@
 draw, and codes in place of decoded activations. Neither changes a bit of training."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fp4dse.tasks.engine.population import with_steps
 from fp4dse.tasks.job import Job
 from fp4dse.tasks.worker import task_of
 
-STEPS = 4
+STEPS = 5
 
 
 def forward(amax: str, steps: float = 1.0) -> Recipe:
@@ -55,10 +56,10 @@ CARRIES = ["previous maxima", "history of maxima", "moving averages"]
 """Those that a second pass would find changed."""
 
 
-def trained(preset: str, recipe: Recipe, *, counting: bool = False) -> Population:
-    """Two lanes after a few steps."""
+def trained(preset: str, recipe: Recipe, *, counting: bool = False, device: str = "cpu") -> Population:
+    """Two lanes after a few steps; on a GPU the last ones are replayed."""
     p = Population(
-        with_steps(get_task("language", preset), STEPS), [Lane(recipe, 1e-2, seed) for seed in (0, 1)], "cpu"
+        with_steps(get_task("language", preset), STEPS), [Lane(recipe, 1e-2, seed) for seed in (0, 1)], device
     )
     p.numerics.counting = counting
     for step in range(STEPS):
@@ -66,15 +67,16 @@ def trained(preset: str, recipe: Recipe, *, counting: bool = False) -> Populatio
     return p
 
 
-def same(preset: str, recipe: Recipe, ending: str = "+recompute", **more: bool) -> bool:
+def same(preset: str, recipe: Recipe, ending: str = "+recompute", **more: Any) -> bool:
     """True if all that further training depends on has the same bits with this ending as without."""
     plain, again = (trained(preset + end, recipe, **more).state(STEPS) for end in ("", ending))
     return plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_training_has_the_same_bits(name):
-    assert same("smoke", RECIPES[name])
+def test_a_training_has_the_same_bits(name, device):
+    assert same("smoke", RECIPES[name], device=device)
 
 
 @pytest.mark.parametrize("name", CARRIES)
