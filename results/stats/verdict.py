@@ -19,6 +19,7 @@ from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import chance_of
+from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.rate_choice import Rates, rates_of
@@ -130,6 +131,8 @@ class Verdict(NamedTuple):
     """Sentences without a full stop; their only numbers are counts and learning rates."""
     confirmed: Confirmed | None = None
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
+    unit: str | None = None
+    """gap_unit of the setting."""
 
     @property
     def price(self) -> tuple[float, tuple[float, ...]]:
@@ -268,6 +271,7 @@ def _verdict(
         diverged=diverged,
         margin=margin,
         rates=chosen,
+        unit=POINTS if are_shares(lines).any() else None,
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )

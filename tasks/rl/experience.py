@@ -169,11 +169,10 @@ class Rollouts:
     @torch.no_grad()
     def examine(self, x: Tensor, _y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Of held-out problems x [L, n, P], answered by the most probable tokens: 1 where the answer is right, as
-        `accuracy`; and a loss whose mean over all N is (wrong + 1/2) / (N + 1), so that its logarithm exists."""
+        `accuracy`, and the opposite as the loss."""
         drawn = self._answers(x.to(torch.int64), None, self.numerics.evaluation)
         right = self.plan.chains.is_right(x, drawn.answers).to(torch.float32)
-        n = self.plan.held_out
-        return ((1 - right) * n + 0.5) * (1 / (n + 1)), {"accuracy": right}
+        return 1 - right, {"accuracy": right}
 
     def state(self) -> dict[str, Tensor]:
         """Buffers, statistics and the reference policy."""

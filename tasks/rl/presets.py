@@ -1,8 +1,8 @@
 """Reinforcement learning as a task: chains of modular arithmetic, GRPO from a policy that solves a part of them.
 
-The loss of held-out problems is the share that is answered wrongly by the most probable tokens, with half a wrong
-answer added to n + 1 problems, so that its logarithm exists; `accuracy` is the share that is answered rightly. What
-stands where other tasks have a training loss is the share of sampled answers that were wrong.
+The loss of held-out problems is the share that is answered wrongly by the most probable tokens; `accuracy` is the share
+that is answered rightly, and gaps are in points of it. What stands where other tasks have a training loss is the share
+of sampled answers that were wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fp4dse.tasks.rl.experience import Plan, Rollouts
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
 from fp4dse.tasks.task import Problem, Task
 
-REV = 1
+REV = 2
 
 
 class _Preset(msgspec.Struct, frozen=True):
@@ -71,6 +71,7 @@ def _task(name: str, preset: _Preset) -> Task:
         loss=partial(loss, plan.clip),
         shown="accuracy",
         better="higher",
+        gap_unit="points",
         digest_of=lambda: data,
         steps=steps,
         batch=plan.batch,
