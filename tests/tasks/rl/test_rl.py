@@ -60,7 +60,7 @@ def test_the_loss_is_the_share_of_wrong_answers(trained):
 
 def test_what_is_recorded(trained):
     bf16, mxfp4, _ = (result.recorded for result in trained)
-    names = {"reward", "length", "entropy", "mismatch_kl", "ratios_clipped", "gradient_norm"}
+    names = {"reward", "length", "entropy", "mismatch_kl", "ratios_clipped", "gradient_norm", "accuracy"}
     assert names <= bf16.keys()
     assert bf16["step"][:3] == [1, 2, 4]
     assert max(bf16["mismatch_kl"]) < 1e-6
