@@ -31,6 +31,7 @@ from fp4dse.kernels.ops.rotation import rotate, signs_of
 
 LARGE = 1e30
 """Weights from which on a lane has no numbers: their quantized form may be beyond FP32."""
+TERMS = ("", *PARTS, *(f"{a}·{b}" for a, b in CROSS))
 Parts = dict[str, Tensor]
 """`scale`, `dead` and `grid`, float64 [L, n] each."""
 
@@ -61,8 +62,9 @@ class WeightErrors:
     @torch.no_grad()
     def statistics(self) -> dict[str, Tensor]:
         """Name -> float64 [L], NaN where a lane has no such number."""
-        sums: dict[str, dict[str, Tensor]] = {"weight_error": {}, "change_error": {}}
-        sizes: dict[str, Tensor] = {}
+        nothing = torch.zeros(self.lanes, dtype=torch.float64)
+        sums = {key: {term: nothing.clone() for term in TERMS} for key in ("weight_error", "change_error")}
+        sizes = {key: nothing.clone() for key in sums}
         known = self.known.clone()
         for name, groups in self.used.items():
             for (quantizer, rotation), lanes in groups.items():
@@ -75,17 +77,13 @@ class WeightErrors:
                 moved = now.double() - then.double()
                 for key, found, w in (("weight_error", parts, now.double()), ("change_error", change, moved)):
                     for term, value in _terms(found).items():
-                        self._add(sums[key], term, lanes, value)
-                    self._add(sizes, key, lanes, lane_sum(w.flatten(1).square(), 1))
+                        sums[key][term][lanes] += value.cpu()
+                    sizes[key][lanes] += lane_sum(w.flatten(1).square(), 1).cpu()
         return {
             f"{key}/{term}" if term else key: torch.where(known, value / sizes[key], torch.nan)
             for key, terms in sums.items()
             for term, value in terms.items()
         }
-
-    def _add(self, sums: dict[str, Tensor], name: str, lanes: list[int], value: Tensor) -> None:
-        """Add the value of these lanes to a sum of all, float64 [L] on the CPU."""
-        sums.setdefault(name, torch.zeros(self.lanes, dtype=torch.float64))[lanes] += value.cpu()
 
     def state(self) -> dict[str, Tensor]:
         """The weights of the start."""

@@ -21,7 +21,7 @@ from fp4dse.dse.own_formats import Element
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.record import Part, accepted, field_types, options, part_types, required_fields, takes
-from fp4dse.dse.rollout import ROLLOUT_NAMES, Rollout
+from fp4dse.dse.rollout import NOISE_NAMES, ROLLOUT_NAMES, Noise, Rollout
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
@@ -56,6 +56,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Reset: {"none": None, **RESET_NAMES},
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
+    Noise | None: {"none": None, **NOISE_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},
@@ -86,8 +87,11 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
         if not isinstance(tag, str) or tag not in tags:
             raise ConfigError(at_key(where, *keys, tag_field), tag, ", ".join(tags))
         cls = tags[tag]
-    if cls is Quantizer and "like" in data:
-        base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
+    if "like" in data and cls in (Quantizer, Rollout):
+        name = data.pop("like")
+        if cls is Rollout and name not in ROLLOUT_NAMES:
+            raise ConfigError(at_key(where, *keys, "like"), name, ", ".join(ROLLOUT_NAMES))
+        base: Part = ROLLOUT_NAMES[name] if cls is Rollout else read(name, Quantizer, where, *keys, "like")
         return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
     fields = read_fields(data, cls, where, *keys)
     for name in required_fields(cls):
