@@ -6,51 +6,13 @@ from the samples in more. It rounds to nearest, as held-out data do, and quantiz
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import msgspec
 
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
-from fp4dse.dse.record import Part, name_in, name_or_numbers
+from fp4dse.dse.record import Part, name_in
 from fp4dse.dse.stages import Fprop, Hadamard, rotation_name
-
-
-class Noise(Part, frozen=True, tag_field="kind", tag="noise"):
-    """Gaussian noise on parameters of the policy that samples, drawn anew for each rollout: adaptive quantization noise
-    (AQN). Its size falls geometrically, from `start` to `end`.
-
-    of      `norms`: added to the gains of the norms before quantized products (QeRL, 2510.11696); `weights`: to the
-            weights of quantized products, before they are quantized, in units of each tensor's root mean square
-            (2605.20402 states 1 % to 0.1 %; of what, is inferred)
-    stages  equal parts of the training: in the first there is no noise, in the others it stays the same; None: it falls
-            with every rollout
-    """
-
-    of: Literal["norms", "weights"] = "norms"
-    start: Annotated[float, msgspec.Meta(gt=0)] = 1e-2
-    end: Annotated[float, msgspec.Meta(gt=0)] = 1e-4
-    stages: Annotated[int, msgspec.Meta(ge=3)] | None = 10
-
-    def sizes(self, rollouts: int) -> list[float]:
-        """The standard deviation in each of so many rollouts."""
-        if self.stages is None:
-            return [self.start * (self.end / self.start) ** (n / max(rollouts - 1, 1)) for n in range(rollouts)]
-        at = [n * self.stages // rollouts for n in range(rollouts)]
-        return [self.start * (self.end / self.start) ** ((k - 1) / (self.stages - 2)) if k else 0.0 for k in at]
-
-
-NOISE_NAMES: dict[str, Noise] = {
-    "qerl": Noise(),
-    "weights": Noise("weights", 1e-2, 1e-3, None),
-}
-
-
-def noise_name(noise: Noise | None) -> str:
-    """The key in NOISE_NAMES, or the numbers, in full; `none` for none."""
-    return "none" if noise is None else name_or_numbers(NOISE_NAMES, noise, "=")
-
 
 _BF16 = QUANTIZERS["bf16"]
 
@@ -61,7 +23,6 @@ class Rollout(Part, frozen=True):
     precise   layers that compute in BF16, by their place in the model
     kv_cache  of keys and values, in blocks along the width of a head; keys after their rotary embedding. Attention
               reads what the cache holds, also of the prompt
-    noise     on parameters, while answers are sampled that are learned from
     """
 
     x: Quantizer
@@ -69,7 +30,6 @@ class Rollout(Part, frozen=True):
     rotation: Hadamard | None = None
     precise: Precise = Precise()
     kv_cache: Quantizer = _BF16
-    noise: Noise | None = None
 
     @property
     def fprop(self) -> Fprop:
@@ -81,7 +41,7 @@ class Rollout(Part, frozen=True):
         x, w, cache = (q.canonical().evaluated().canonical() for q in (self.x, self.w, self.kv_cache))
         plain = x.is_plain and w.is_plain
         found = Rollout(x, w) if plain else Rollout(x, w, self.rotation, self.precise)
-        return msgspec.structs.replace(found, kv_cache=_BF16 if cache.is_plain else cache, noise=self.noise)
+        return msgspec.structs.replace(found, kv_cache=_BF16 if cache.is_plain else cache)
 
 
 ROLLOUT_NAMES: dict[str, Rollout] = {
@@ -97,8 +57,7 @@ def rollout_name(rollout: Rollout | None) -> str:
     if rollout is None:
         return "trainer"
     more = [] if rollout.kv_cache == _BF16 else [f"KV {rollout.kv_cache.label()}"]
-    more += [] if rollout.noise is None else [f"noise {noise_name(rollout.noise)}"]
-    rollout = msgspec.structs.replace(rollout, kv_cache=_BF16, noise=None)
+    rollout = msgspec.structs.replace(rollout, kv_cache=_BF16)
     if (name := name_in(ROLLOUT_NAMES, rollout)) is not None:
         return ", ".join([name, *more])
     words = [rollout.x.label() if rollout.x == rollout.w else f"x {rollout.x.label()} w {rollout.w.label()}"]

@@ -48,6 +48,7 @@ AROUND = {
     "reset": "of weights that oscillate, none without one",
     "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
+    "noise": "on parameters of the policy that samples, none without it",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}

@@ -16,12 +16,13 @@ from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.layers.precision import Finish
+from fp4dse.dse.noise import NOISE_NAMES, Noise
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
 from fp4dse.dse.own_formats import Element
 from fp4dse.dse.quantizer import Quantizer
 from fp4dse.dse.quantizers import QUANTIZERS
 from fp4dse.dse.record import Part, accepted, field_types, options, part_types, required_fields, takes
-from fp4dse.dse.rollout import NOISE_NAMES, ROLLOUT_NAMES, Noise, Rollout
+from fp4dse.dse.rollout import ROLLOUT_NAMES, Rollout
 from fp4dse.dse.rounding import ROUNDING_NAMES, Rounding
 from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design

@@ -70,7 +70,7 @@ class Rollouts:
         rollouts = [recipe.training.rollout for recipe in numerics.recipes]
         formats = CacheFormats([of.kv_cache if of else BF16 for of in rollouts], sampling)
         self.sampler = CachedDecoder(model, sampling, length, formats if formats.slots else None)
-        noises = [of.noise if of else None for of in rollouts]
+        noises = [recipe.training.noise for recipe in numerics.recipes]
         steps = numerics.steps or self.every
         self.noise = ParameterNoise(noises, model, steps, self.every, draws) if any(noises) else None
         own = sampling.fallbacks if sampling is not numerics else ()

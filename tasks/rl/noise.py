@@ -1,4 +1,4 @@
-"""Noise on the parameters of the policy that samples: adaptive quantization noise (`dse.rollout.Noise` says of what).
+"""Noise on the parameters of the policy that samples: adaptive quantization noise (`dse.noise.Noise` says of what).
 
 It is drawn by (seed, step), once a rollout: all answers of a rollout come from one policy. The policy that learns, and
 that answers held-out problems, is without it.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp4dse.dse.rollout import Noise
+from fp4dse.dse.noise import Noise
 from fp4dse.kernels import QuantLinear, lane_mean
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.draws import Draws

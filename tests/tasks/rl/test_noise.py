@@ -6,8 +6,9 @@ import msgspec
 import pytest
 import torch
 
-from fp4dse.dse import Recipe, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.rollout import NOISE_NAMES, ROLLOUT_NAMES, Noise
+from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.noise import NOISE_NAMES, Noise
+from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.draws import Draws, seed_keys
@@ -20,7 +21,7 @@ QERL, WEIGHTS = NOISE_NAMES["qerl"], NOISE_NAMES["weights"]
 
 
 def lane(noise, rollout="mxfp4", seed=1):
-    of = Training(rollout=replace(ROLLOUT_NAMES[rollout], noise=noise))
+    of = Training(rollout=rollout and ROLLOUT_NAMES[rollout], noise=noise)
     return Lane(replace(Recipe.named("bf16"), training=of), SMOKE.lr, seed)
 
 
@@ -44,7 +45,7 @@ def test_sizes_fall_exponentially_without_stages():
 
 def test_noise_has_the_size_that_it_is_to_have_and_is_of_a_seed_and_a_step():
     population = Population(SMOKE, LANES, "cpu")
-    noises = [of.recipe.training.rollout.noise for of in LANES]
+    noises = [of.recipe.training.noise for of in LANES]
     draws = Draws(seed_keys([1, 1, 1]), torch.full((), 2 * 4))
     noise = ParameterNoise(noises, population.model, 32, 2, draws)
     norms, weights = parameters(population.model)
@@ -68,23 +69,30 @@ def test_noise_has_the_size_that_it_is_to_have_and_is_of_a_seed_and_a_step():
 
 def test_answers_differ_and_the_policy_that_learns_stays():
     task = replace(SMOKE, steps=6)
-    noises = None, Noise("norms", 1.0, 0.5, None), Noise("weights", 1, 1, None)
-    found = train(task, [lane(noise, "bf16") for noise in noises], record=True).lanes
+    noises = None, Noise("norms", 1.0, 0.5, 0), Noise("weights", 1, 1, 0)
+    found = train(task, [lane(noise, None) for noise in noises], record=True).lanes
     kl = [of.recorded["mismatch_kl"][0] for of in found]
     assert kl[0] < 1e-6 < 1e-2 < min(kl[1:])
     start = [of.recorded["accuracy"][0] for of in found]
     assert start[0] == start[1] == start[2], "held-out problems are answered without it"
-    assert train(task, [lane(noises[2], "bf16")], record=True).lanes == found[2:]
+    assert train(task, [lane(noises[2], None)], record=True).lanes == found[2:]
 
 
 def test_in_a_recipe():
     plain = recipe_to_dict(Recipe.named("bf16"))
-    told = {"training": {"rollout": {"like": "mxfp4-rceil", "noise": "qerl"}}}
-    recipe = recipe_from_dict(plain | told)
-    assert recipe.training.rollout.noise == Noise()
-    assert recipe.columns()["rollout"] == "mxfp4-rceil, noise qerl"
-    numbers = {"kind": "noise", "of": "weights", "start": 0.02, "end": 0.001, "stages": None}
-    own = recipe_from_dict(plain | {"training": {"rollout": {"like": "mxfp4", "noise": numbers}}})
-    assert own.training.rollout.noise == Noise("weights", 0.02, 0.001, None)
+    recipe = recipe_from_dict(plain | {"training": {"rollout": "mxfp4-rceil", "noise": "qerl"}})
+    assert recipe.training.noise == Noise()
+    assert recipe.columns()["noise"] == "qerl"
+    assert recipe.label() == "bf16, rollout mxfp4-rceil, noise qerl"
+    numbers = {"kind": "noise", "of": "weights", "start": 0.02, "end": 0.001, "stages": 0}
+    own = recipe_from_dict(plain | {"training": {"noise": numbers}})
+    assert own.training.noise == Noise("weights", 0.02, 0.001, 0)
     assert recipe_from_dict(recipe_to_dict(own)) == own
     assert own.config_id != recipe.config_id
+    assert not own.is_baseline
+    assert own.baseline() == Recipe.named("bf16").canonical()
+
+
+def test_a_task_without_rollouts_refuses_it():
+    with pytest.raises(ConfigError, match=r"training.noise: found 'qerl'; accepted: nothing with regression"):
+        train(get_task("regression", "smoke"), [lane(QERL, None)])
