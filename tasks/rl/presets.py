@@ -23,7 +23,8 @@ from fp4dse.tasks.rl.experience import Plan, Rollouts
 from fp4dse.tasks.rl.grpo import Clip, Target, log_probability, token_loss
 from fp4dse.tasks.task import Problem, Task
 
-REV = 2
+REV = 3
+replace = msgspec.structs.replace
 
 
 class _Preset(msgspec.Struct, frozen=True):
@@ -92,7 +93,7 @@ def _shape(width: int, ffn: int, depth: int, heads: int, chains: Chains) -> Shap
 _SHORT, _LONG = Chains(1, 2, 4), Chains(8, 16)
 _SMALL = _Preset(
     _shape(192, 512, 4, 6, _LONG),
-    Lessons(steps=2000, batch=128, lr=2e-3, flawed=0.08, wrong=0.6, examples=1 << 17),
+    Lessons(steps=2000, batch=128, lr=2e-3, flawed=0.11, wrong=0.6, examples=1 << 17),
     Plan(_LONG, prompts=16, samples=16, minibatches=4, held_out=4096),
     rollouts=250,
     lr=3e-4,
@@ -106,9 +107,8 @@ _PRESETS = {
         lr=1e-3,
     ),
     "small": _SMALL,
-    "clip-higher-small": msgspec.structs.replace(
-        _SMALL, plan=msgspec.structs.replace(_SMALL.plan, clip=Clip(high=0.28))
-    ),
+    "clip-higher-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28))),
+    "dapo-small": replace(_SMALL, plan=replace(_SMALL.plan, clip=Clip(high=0.28), asked=2)),
 }
 PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}
 """`small` is for a GPU, and has not been measured on one: neither its base policy's success nor what it gains."""
