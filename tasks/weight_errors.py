@@ -8,7 +8,8 @@ into scale bias, dead zone and grid noise (kernels/inspection/decompose.py),
 
 over all quantized weights of a lane, and as `NAME/scale`, `/dead`, `/grid` the energies of the parts, as
 `/scale·dead` … twice their inner products: these six add up to the whole. The part of a change is the change of the
-part. An update smaller than the grid shows as a change_error near 1: the rollout does not see it.
+part. A change_error of 1 is that of a rollout that sees nothing of the change; it is above while a few weights cross a
+rounding point and jump by a whole step of the grid.
 
 A rotation is part of Q where its signs are always the same; a lane with random ones, or with a quantizer that has no
 split, has no number. Operands that products round once more (`gemm`) are not.

@@ -95,7 +95,7 @@ _SMALL = _Preset(
     _shape(192, 512, 4, 6, _LONG),
     Lessons(steps=2000, batch=128, lr=2e-3, flawed=0.11, wrong=0.6, examples=1 << 17),
     Plan(_LONG, prompts=16, samples=16, minibatches=4, held_out=4096),
-    rollouts=64,
+    rollouts=50,
     lr=1e-5,
 )
 _PRESETS = {
@@ -110,7 +110,7 @@ _PRESETS = {
         _shape(64, 160, 2, 2, _LONG),
         Lessons(steps=1000, batch=32, lr=3e-3, flawed=0.11, wrong=0.6, examples=1 << 15),
         Plan(_LONG, prompts=16, samples=16, minibatches=4, held_out=1024),
-        rollouts=64,
+        rollouts=50,
         lr=3e-5,
     ),
     "small": _SMALL,
