@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fp4dse.dse.noise import Noise, noise_name
 from fp4dse.dse.record import Part, name_or_numbers
 from fp4dse.dse.rollout import Rollout, rollout_name
 
@@ -167,6 +168,7 @@ class Training(Part, frozen=True):
     loss_scale_growth   steps in a row with finite gradients after which the loss scale doubles; where gradients are not
                    finite it halves, and the step is left out (1710.03740); None: the scale stays
     ramping        of the steps between updates of oscillating weights
+    noise          on parameters of the policy that samples, where a task learns from its own
     """
 
     optimizer: Optimizer = None
@@ -182,6 +184,7 @@ class Training(Part, frozen=True):
     tis: Positive | None = None
     loss_scale_growth: Growth = None
     ramping: Ramping = None
+    noise: Noise | None = None
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -202,6 +205,7 @@ class Training(Part, frozen=True):
             ramping=None,
             rollout=None,
             tis=None,
+            noise=None,
         )
 
     @property
@@ -215,13 +219,14 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout")
+            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "noise")
             and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         words += [] if self.reset is None else [reset_name(self.reset)]
         words += [] if self.ramping is None else [ramping_name(self.ramping)]
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
+        words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
         return ", ".join(words)
 
 

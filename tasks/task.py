@@ -53,6 +53,8 @@ class Task(msgspec.Struct, frozen=True):
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     shown       the metric that is shown beside the loss, if `finish` computes it
     better      the direction in which that metric is better; None: not stated. The loss is better the lower it is
+    gap_unit    `points`: the loss is the share of what is not right, `accuracy` being the rest, and losses are compared
+                by their difference, in points of accuracy; None: by their ratio
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
@@ -98,6 +100,7 @@ class Task(msgspec.Struct, frozen=True):
     clip: float | None = None
     shown: str | None = None
     better: Literal["lower", "higher"] | None = None
+    gap_unit: Literal["points"] | None = None
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512

@@ -19,13 +19,14 @@ from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import chance_of
+from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
 from fp4dse.results.stats.pareto import saving
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
-from fp4dse.results.text.ratios import counted
+from fp4dse.results.text.ratios import best, counted
 
 VERDICTS_READ = [*SUMMARIZED, *MARGINS]
 """The columns that verdicts are from."""
@@ -133,6 +134,8 @@ class Verdict(NamedTuple):
     """Sentences without a full stop; their only numbers are counts and learning rates."""
     confirmed: Confirmed | None = None
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
+    unit: str | None = None
+    """gap_unit of the setting."""
 
     @property
     def price(self) -> tuple[float, tuple[float, ...]]:
@@ -144,7 +147,7 @@ class Verdict(NamedTuple):
     @property
     def lowest_words(self) -> str:
         """`the lowest loss`, of which recipes is said where not of all."""
-        return "the lowest loss of those that save time" if self.slower else "the lowest loss"
+        return f"{best()} of those that save time" if self.slower else best()
 
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
@@ -278,6 +281,7 @@ def _verdict(
         diverged=diverged,
         margin=margin,
         rates=chosen,
+        unit=POINTS if are_shares(lines).any() else None,
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )
