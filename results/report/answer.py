@@ -16,8 +16,7 @@ from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
 from fp4dse.results.stats.pareto import LEAST_SAVING
 from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
-from fp4dse.results.text.ratios import best
-from fp4dse.results.text.ratios import noun
+from fp4dse.results.text.ratios import best, noun
 
 QUERIES = (
     "FROM front",
