@@ -120,14 +120,17 @@ def _report(progress: Progress) -> None:
 
 def _hand_out(path: Path, recipe: str, out: Path | None, begin: float, as_json: bool) -> None:
     """Copy a checkpoint to where it was asked for, and say what it is."""
-    from fp4dse.sweeps.weights import about, copy_to
+    from fp4dse.results.store.atomic import write_atomic, writing
+    from fp4dse.sweeps.weights import about
 
     if sys.stderr.isatty():
         print(file=sys.stderr)
     said: dict[str, Any] = about(path)
     name = f"{said['task']}-{said['preset']}-{Path(recipe).stem}-{said['seed']}.safetensors"
     target = out or Path("runs") / "weights" / name.replace("/", "-")
-    copy_to(path, target)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, path.read_bytes())
     shown = ("task", "preset", "recipe", "lr", "seed", "val_loss", "digest", "run_id")
     facts = {"file": str(target), **{key: said[key] for key in shown}, "seconds": round(time.monotonic() - begin, 1)}
     print_facts(facts, as_json)

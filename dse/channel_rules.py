@@ -13,12 +13,14 @@ from fp4dse.dse.stages import STAGES, rotation_name
 
 
 def choice_fault(r: Recipe) -> ConfigError | None:
-    """A share is of all channels, and steps are whole."""
+    """A share is of all channels, steps are whole, and what is held in a format has no errors in another."""
     channels = r.fprop.channels
     if channels is None:
         return None
     if channels.share >= 1:
         return ConfigError("fprop.channels.share", channels.share, "a number above 0, below 1")
+    if isinstance(channels, Held) and channels.by == "error":
+        return ConfigError("fprop.channels.by", "error", "norm, amax, mean (of channels that are held)")
     if channels.steps != int(channels.steps):
         return ConfigError("fprop.channels.steps", channels.steps, "a whole number of steps")
     return None
@@ -71,6 +73,9 @@ def _operand_fault(slot: str, q: Quantizer, channels: Channels) -> ConfigError |
         return ConfigError(f"{slot}.rounding", rounding_name(q.rounding), f"one sample ({why})")
     if tile(q.block):
         return ConfigError(f"{slot}.block", block_name(q.block), f"a number, row, tensor ({why}: tiles span channels)")
+    if channels is not None and channels.by == "error" and q.factors_over not in ("tensor", "row"):
+        accepted = f"tensor, row ({why}: errors that stay in their places have no segments of their own)"
+        return ConfigError(f"{slot}.tensor_scale.over", q.factors_over, accepted)
     return None
 
 

@@ -20,12 +20,13 @@ class Chosen(Part, frozen=True):
     """The channels that are meant: a share of all, rounded half up, at least one and never all.
 
     by     statistic of a channel over the rows of x, of which the largest are chosen: its `norm` (root of the sum of
-           squares), `amax` or `mean` (mean magnitude). Of equals the first
+           squares), `amax` or `mean` (mean magnitude); or `error`, the mean magnitudes of both operands' errors, added
+           (HCP, 2602.02047), of channels that are corrected: these stay in their places. Of equals the first
     steps  they are chosen anew in every so many steps, and held between
     """
 
     share: Annotated[float, msgspec.Meta(gt=0)] = 0.1
-    by: Literal["norm", "amax", "mean"] = "norm"
+    by: Literal["norm", "amax", "mean", "error"] = "norm"
     steps: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
     def count(self, channels: int) -> int:
@@ -66,11 +67,12 @@ CHANNEL_NAMES: dict[str, Held | Corrected | None] = {
     "none": None,
     "outcontrol": Held(format=Quantizer(element="e4m3", block=32, scale=E8M0(rule="rceil")), steps=50.0),
     "arc": Corrected(share=0.0625, by="amax", steps=1000.0),
+    "hcp": Corrected(share=0.0625, by="error", steps=50.0, of="both"),
 }
 
 
 def channels_name(channels: Held | Corrected | None) -> str:
-    """`outcontrol`, `arc`, or the choice with what is done: `held 10% by norm in mxfp8`; `none` for None."""
+    """`outcontrol`, `arc`, `hcp`, or the choice with what is done: `held 10% by norm in mxfp8`; `none` for None."""
     if channels is None:
         return "none"
     if name := name_in(CHANNEL_NAMES, channels):

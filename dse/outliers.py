@@ -1,4 +1,5 @@
-"""Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, a part of low rank."""
+"""Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, also to a bound that is
+learned, a part of low rank."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part, name_in
+from fp4dse.dse.record import Part, name_in, name_or_numbers
 
 
 class Residual(Part, frozen=True, tag_field="kind", tag="residual"):
@@ -53,8 +54,22 @@ class LowRank(Part, frozen=True, tag_field="kind", tag="low-rank"):
         return min(self.rank, rows, columns)
 
 
-Treatment = Residual | Clamp | Mean | LowRank
-Outliers = Residual | Clamp | Mean | LowRank | None
+class LearnedClip(Part, frozen=True, tag_field="kind", tag="learned-clip"):
+    """A forward operand is clamped to [-alpha, alpha], and alpha is trained (PACT, 1805.06085): a parameter of each
+    layer. A tensor scale follows it, in place of the largest element.
+
+    start  alpha before the first step; 8 in the common implementations
+    decay  of the loss's term decay / 2 · alpha²; the default is what accounts of the paper give for CIFAR-10
+    rate   the learning rate of alpha over that of the weights
+    """
+
+    start: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0002
+    rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+
+
+Treatment = Residual | Clamp | Mean | LowRank | LearnedClip
+Outliers = Residual | Clamp | Mean | LowRank | LearnedClip | None
 OUTLIER_NAMES: dict[str, Treatment | None] = {
     "none": None,
     "residual": Residual(),
@@ -63,11 +78,12 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "mean": Mean(),
     "low-rank": LowRank(),
     "low-rank-fp32": LowRank(vectors="fp32"),
+    "pact": LearnedClip(),
 }
 
 
 def outlier_words(outliers: Treatment | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, with the number that is not the default; empty for None."""
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, with what is not the default; empty for None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):
@@ -77,6 +93,8 @@ def outlier_words(outliers: Treatment | None) -> str:
     if isinstance(outliers, LowRank):
         iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
         return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
+    if isinstance(outliers, LearnedClip):
+        return name_or_numbers(OUTLIER_NAMES, outliers, "=")
     assert isinstance(outliers, Clamp)  # of a mean there is one, which has a name
     return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"
 

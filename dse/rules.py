@@ -21,7 +21,7 @@ from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers.rule import check_rules
-from fp4dse.dse.outliers import LowRank, Mean, Residual, outlier_words
+from fp4dse.dse.outliers import LearnedClip, LowRank, Mean, Residual, outlier_words
 from fp4dse.dse.own_formats import element_name
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer, block_name, tile
 from fp4dse.dse.recipe import Recipe, serves_recipes
@@ -233,6 +233,25 @@ def _mean_slot(r: Recipe) -> ConfigError | None:
     return None
 
 
+def _learned_slot(r: Recipe) -> ConfigError | None:
+    """A clip is learned for what the layer takes, before a rotation would mix it, by a gradient that the forward
+    product alone has; and it is one number, so that parts of the tensor have no factors of their own."""
+    for slot in SLOTS:
+        q = r.slot(slot)
+        if not isinstance(q.outliers, LearnedClip):
+            continue
+        found = outlier_words(q.outliers)
+        if not slot.startswith("fprop."):
+            return ConfigError(f"{slot}.outliers", found, "none, residual, occ, clamp (a clip is learned for fprop)")
+        if r.fprop.rotation is not None:
+            accepted = f"none (with {slot}.outliers {found}: a rotation mixes what is clamped)"
+            return ConfigError("fprop.rotation", rotation_name(r.fprop.rotation), accepted)
+        if q.tensor_scale is not None and q.tensor_scale.policy != "current":
+            accepted = f"none, amax (with outliers {found}, which it follows)"
+            return ConfigError(f"{slot}.tensor_scale", q.tensor_scale.policy, accepted)
+    return None
+
+
 def _eden_rotation(r: Recipe) -> ConfigError | None:
     """The correction makes a block unbiased only on average over random rotations of 128."""
     for stage, operands in STAGES.items():
@@ -360,14 +379,14 @@ def _attention(r: Recipe) -> ConfigError | None:
 
 def _rollout(r: Recipe) -> ConfigError | None:
     """The forward pass of a rollout is one of a recipe, which must make sense. It has nothing that training keeps from
-    step to step, and no correction that is right on average alone."""
+    step to step or learns, and no correction that is right on average alone."""
     if (rollout := r.training.rollout) is None:
         return None
     for operand in (*STAGES["fprop"], "kv_cache"):
         q: Quantizer = getattr(rollout, operand)
         held = q.tensor_scale is not None and q.tensor_scale.amax != "current"
-        if q.codec == "eden" or isinstance(q.rounding, Ema) or held:
-            accepted = "quantizers without MS-EDEN's correction, moving averages and held maxima"
+        if q.codec == "eden" or isinstance(q.rounding, Ema) or held or isinstance(q.outliers, LearnedClip):
+            accepted = "quantizers without MS-EDEN's correction, moving averages, held maxima and learned clips"
             return ConfigError(f"training.rollout.{operand}", q.label(), accepted)
     cache = rollout.kv_cache
     if cache.outliers is not None:
@@ -414,6 +433,7 @@ _FORWARD: tuple[View, ...] = (("fprop", "estimator"),)
 RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError | None]]] = {
     "ema-is-for-weights": (_STAGES, _ema_slot),
     "mean-is-over-tokens": (_STAGES, _mean_slot),
+    "clip-is-learned-forward": (_STAGES, _learned_slot),
     "eden-needs-rht128": (_STAGES, _eden_rotation),
     "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
     "estimator-with-outliers": (_FORWARD, _estimator_outliers),

@@ -6,8 +6,10 @@ DistributedDataParallel notice nothing. The model's structure tells which layers
 (structure.py).
 
 The model is a single lane. Every forward pass of the whole model in train mode is a step: it keys the random bits and
-updates the state that quantizers carry (tensor maxima, moving averages); in eval mode no state changes. A backward pass
-belongs to the step of its forward pass, even if the model was called again in between.
+updates the state that quantizers carry (tensor maxima, moving averages). In eval mode no state changes, and the model
+computes as it is deployed: what training rounds by chance is rounded to nearest, and after fine-tuning in high
+precision activations are quantized. A backward pass belongs to the step of its forward pass, even if the model was
+called again in between.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from fp4dse.dse.recipe import Recipe
 from fp4dse.dse.training import Training
 from fp4dse.kernels.converted import LAYERS, Converted, Source, converted_class
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.learned import learned_clips, refuse
 from fp4dse.kernels.structure import LOOK_UPS, Structure, is_product, structure_of
 
 
@@ -108,6 +111,7 @@ class Steps:
             now = copy.copy(self._numerics[device])
             now.step = torch.full((), self.step, dtype=torch.int64, device=device)
             now.training = self.training
+            now.evaluation = "" if self.training else "quantized"
             now.phase(self.step)
             self._now[device] = now
         return self._now[device]
@@ -152,6 +156,10 @@ def convert(
         raise ConfigError("model", type(model).__name__, f"a model with a layer to quantize ({reasons})")
     if (fault := check_places(shared.recipe.layers, [line.place for line in lines])) is not None:
         raise fault
+    for line in lines:
+        refuse(
+            {} if line.why_not else learned_clips([shared.recipe.at(line.place)]), "your model has no such parameter"
+        )
     numbers = attach(modules, lines, shared)
     places_of = {line.name: line.place for line in lines}
     shared.places = {number: places_of[name] for name, of in numbers.items() for number in of}

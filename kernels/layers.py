@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
+from fp4dse.kernels.learned import PREFIX, clipped, starts
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
-from fp4dse.kernels.quant.operand.records import Saved
+from fp4dse.kernels.quant.operand.stored import Stored
 
 ANYWHERE = Place()
 
@@ -41,9 +42,11 @@ class _QuantLinear(Function):
         save_x, save_w = ctx.needs_input_grad[:2]
         save = save_x and not ctx.saves_images, save_w
         out = numerics.forward(layer, rows, w, save=save, copy_x=not ctx.saves_images)
-        saved = out.saved_x, out.saved_w
+        codes = out.x if isinstance(out.x, Stored) else None
+        saved = codes, out.saved_x, out.saved_w
         ctx.kinds = [type(of) if of else None for of in saved]
-        ctx.save_for_backward(x if ctx.saves_images else out.x, out.w, *(t for of in saved if of for t in of))
+        kept = x if ctx.saves_images else None if codes else out.x
+        ctx.save_for_backward(kept, out.w, *(t for of in saved if of for t in of))
         ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
         y = out.y if b is None else out.y + b[:, None, :]
         return y.to(numerics.dtype)  # [L, M, N]
@@ -52,9 +55,11 @@ class _QuantLinear(Function):
     @once_differentiable  # operands are detached: a derivative of this would be wrong
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, *saved = ctx.saved_tensors
-        saved_x, saved_w = _unpacked(ctx.kinds, iter(saved))
+        codes, saved_x, saved_w = _unpacked(ctx.kinds, iter(saved))
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
+            if codes is not None:
+                x = numerics.restored_x(layer, codes, w.shape[2])
             if ctx.saves_images:
                 x = _columns(x, ctx.window, numerics, "fprop" if ctx.needs_forward_x else "wgrad", layer)
                 if ctx.needs_forward_x:
@@ -75,7 +80,7 @@ def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, laye
     return im2col(x.to(numerics.input_dtype(stage, layer, x.dtype)), window)
 
 
-def _unpacked(kinds: list[type[Saved] | None], tensors: Iterator[Tensor]) -> Iterator[Saved | None]:
+def _unpacked(kinds: Sequence[Any], tensors: Iterator[Tensor]) -> Iterator[Any]:
     """Records of these kinds, of the tensors that were saved for them one after the other."""
     for kind in kinds:
         yield kind(*(next(tensors) for _ in kind._fields)) if kind else None
@@ -90,10 +95,18 @@ def product(
     """
     x, split = x.to(numerics.dtype), numerics.split(layer)
     if split is None:
-        return _quant_linear(x, w, b, numerics, layer, window)
+        return _product(x, w, b, numerics, layer, window)
     biases = [None] * len(split.groups) if b is None else split.cut(b)
     groups = zip(split.groups, split.cut(x), split.cut(w), biases, strict=True)
-    return split.join([_quant_linear(x, w, b, group.numerics, layer, window) for group, x, w, b in groups])
+    return split.join([_product(x, w, b, group.numerics, layer, window) for group, x, w, b in groups])
+
+
+def _product(
+    x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
+) -> Tensor:
+    """The same of lanes that compute alike, their operands clamped first where a clip is learned."""
+    x, w = clipped(x, numerics.clip("x", layer)), clipped(w, numerics.clip("w", layer))
+    return _quant_linear(x, w, b, numerics, layer, window)
 
 
 class _AddBias(Function):
@@ -126,6 +139,7 @@ class QuantLinear(nn.Module):
     weight  [L, out, in]; bias: [L, out] or None
     layer   keys the random numbers of this layer: no two layers of a model may share it
     place   where in the model it stands: a recipe may keep layers at some places precise
+    clips   operand -> the clips that lanes learn for it; the parameter `clip_x` or `clip_w` has them, [L, 1]
 
     Sizes that the block does not divide are padded with zeros inside.
     """
@@ -138,6 +152,11 @@ class QuantLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias)
         self.numerics, self.layer, self.place = numerics, layer, place
         numerics.add_layer(layer, place)
+        self.clips = numerics.clips(layer)
+        for operand, clips in self.clips.items():
+            alpha = nn.Parameter(starts(clips).to(weight.device))
+            self.register_parameter(PREFIX + operand, alpha)
+            numerics.learned[operand, layer] = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]

@@ -14,6 +14,7 @@ products are the columns of the result. Only the others are padded to the stage'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import torch
@@ -28,12 +29,12 @@ from fp4dse.kernels.ops.rotation import signs_of
 from fp4dse.kernels.ops.sums import divided, wide_sum
 from fp4dse.kernels.quant.backend import Backend
 from fp4dse.kernels.quant.operand.choice import Choice
-from fp4dse.kernels.quant.operand.kinds import Spectral, make_slot, slot_of
+from fp4dse.kernels.quant.operand.kinds import Repeated, Spectral, make_slot, slot_of
 from fp4dse.kernels.quant.operand.low_rank import Factors, Mean, Part, of_both
 from fp4dse.kernels.quant.operand.records import Apart, Operand, Rotation, Saved, SavedInput, Use
 from fp4dse.kernels.quant.operand.slot import Slot
 from fp4dse.kernels.quant.spec import blocks
-from fp4dse.kernels.quant.spec.channels import in_order, put_back
+from fp4dse.kernels.quant.spec.channels import by_errors, by_score, in_order, put_back
 
 
 class Stage(msgspec.Struct):
@@ -68,20 +69,32 @@ class Stage(msgspec.Struct):
         size, device, number = self.rotation.size, use.seeds.device, list(STAGES).index(self.name)
 
         def draw() -> Tensor:
-            return signs(use.seeds, use.step, torch.full((), use.site(number), device=device), size)
+            return signs(use.seeds, use.sign_step, torch.full((), use.site(number), device=device), size)
 
         return Rotation(size, signs_of(self.rotation, device, draw), self.rotation.order)
+
+    def choose(self, a: Tensor, b: Tensor, use: Use, dims: tuple[int, int]) -> None:
+        """Choose channels by the errors of both operands, whose contractions are these dimensions, where they are
+        chosen so; before either of them is quantized for the product."""
+        if self.choice is None or self.choice.channels.by != "error":
+            return
+        operands = zip(self.slots, (a, b), dims, strict=True)
+        errors = (self._error(name, x.detach(), replace(use, dim=dim)) for name, x, dim in operands)
+        self.choice.of_forward(lambda: by_errors(*errors), use)
 
     def operand(self, name: str, x: Tensor, use: Use, rotation: Rotation | None) -> Operand:
         """x [L, ·, ·] quantized as the product takes it, contracted over `use.dim`."""
         if self.choice is None:
             return self._operand(name, x, use, rotation)
+        if self.choice.channels.by == "error":
+            return self._operand(name, x, replace(use, chosen=self._hot(name, x.detach(), use)), rotation)
         x, order, count, held = x.detach(), None, 0, None
         first = x  # of a gradient, which has no such channels, both products take all
         if name != "g":
             dim = use.dim if self.name == "fprop" else 3 - use.dim
             is_new = self.name == "fprop" and name == "x"
-            order = self.choice.of_forward(x, use) if is_new else self.choice.last(x, dim, use)
+            find = partial(by_score, x, dim, self.choice.channels.by)
+            order = self.choice.of_forward(find, use) if is_new else self.choice.last(find, use)
             x = in_order(x, order, dim)
             count = self.choice.channels.count(x.shape[dim])
             if self.held is not None:
@@ -107,6 +120,21 @@ class Stage(msgspec.Struct):
             x, use = rotation.rotate(x.to(torch.float32), use.dim), replace(use, rotation=None)
         operand = slot.quantize(x, use)._replace(part=part)
         return operand.whole() if gemm.whole else operand
+
+    def _hot(self, name: str, x: Tensor, use: Use) -> Tensor | None:
+        """The channels of x whose errors are multiplied, int64 [L, k]; None for a single channel."""
+        assert self.choice is not None
+        order = self.choice.last(lambda: by_errors(self._error(name, x, use)), use)
+        count = self.choice.channels.count(x.shape[use.dim])
+        return order[:, :count] if count else None
+
+    def _error(self, name: str, x: Tensor, use: Use) -> Tensor:
+        """x without what its quantizer makes of it, float32 [L, rows, contraction]; no state changes."""
+        slot, length = self.slots[name], x.shape[use.dim]
+        slot = slot.scaled if isinstance(slot, Repeated) else slot
+        use = replace(use, training=False, counting=False, length=length)
+        operand = slot.quantize(blocks.pad(x, use.dim, self.unit).to(torch.float32), use)
+        return (operand.raw.to(torch.float32) - operand.decoded())[:, :, :length]
 
     def multiply(self, a: Operand, b: Operand) -> Tensor:
         """a [L, R, C] · b [L, S, C]ᵀ, float32 [L, R, S], with the product of channels that are held apart."""

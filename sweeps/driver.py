@@ -36,6 +36,8 @@ from fp4dse.sweeps.store_writer import PATIENCE_S, StoreWriter
 from fp4dse.tasks.job import Job
 
 POLL_S = 0.2
+FIRST_BEST_S = 2.0
+"""Seconds after its start from which a sweep looks for the best gaps: a shorter one is over before they are shown."""
 BLAMELESS = ("lost", "stopped", "elsewhere")
 """A job that ended so has done nothing wrong and goes on from its checkpoint; after an error it begins anew."""
 
@@ -58,9 +60,9 @@ class Sweep:
     stopped: str | None = None
     events: int = 0
     shown_at: float = 0.0
-    next_best_at: float = 0.0
     idle_since: float = math.inf
     begin: float = field(default_factory=time.monotonic)
+    next_best_at: float = field(init=False)
     clock: Clock = field(init=False)
     baselines: Baselines = field(init=False)
     writer: StoreWriter[Verdict] = field(init=False)
@@ -68,6 +70,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         steps = {(task.name, task.preset): task.steps for task in self.setting.tasks}
+        self.next_best_at = self.begin + FIRST_BEST_S
         self.clock = Clock(steps, len(self.setting.machine.slots))
         self.baselines = Baselines(self.setting, set(), self.record)
         self.writer = StoreWriter(self.store)

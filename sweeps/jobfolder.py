@@ -34,9 +34,11 @@ STDERR_CHARACTERS = 600
 
 
 def job_name(job: Job) -> str:
-    """The same lanes have the same name, in whatever order, so that storing them twice writes one file."""
+    """The same lanes on the same data have the same name, in whatever order, so that storing them twice writes one
+    file."""
     lanes = sorted(msgspec.json.encode(lane) for lane in job.lanes)
-    where = " ".join([job.task, job.preset, job.device, str(job.threads), *job.only_on.values()])
+    data_and_start = job.origin[2:]
+    where = " ".join([job.task, job.preset, job.device, str(job.threads), *job.only_on.values(), *data_and_start])
     content = b"\n".join([where.encode(), *lanes])
     return f"{job.task}-{job.preset}-{hashlib.sha256(content).hexdigest()[:12]}"
 

@@ -6,7 +6,6 @@ start, recipe, rate, seed, device, software and revisions. Whoever deletes it ge
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,14 +105,6 @@ def about(path: Path) -> dict[str, Any]:
     from fp4dse.tasks.weights import read_about
 
     return read_about(path)
-
-
-def copy_to(path: Path, out: Path) -> None:
-    """Copy a checkpoint, whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    hidden = out.with_name(f".{out.name}")
-    shutil.copyfile(path, hidden)
-    hidden.replace(out)
 
 
 def _narrowed(

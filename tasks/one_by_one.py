@@ -25,6 +25,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
 from fp4dse.kernels.lanes import PRESENT
+from fp4dse.kernels.learned import refuse
 from fp4dse.kernels.structure import LOOK_UPS, is_product, structure_of
 from fp4dse.tasks.optimizers import LaneOptimizer
 
@@ -64,6 +65,7 @@ class SequentialNumerics(LaneNumerics):
         for lane in self.each:
             lane.add_layer(layer, place)
         super().add_layer(layer, place)
+        refuse(self.clips(layer), "plain torch modules have no place for what quantizers learn")
 
     def reseed(self, seeds: Sequence[int]) -> None:
         super().reseed(seeds)

@@ -3,7 +3,8 @@
     R_w = Σ_t |Q(W_t) - Q(W_{t-1})| / (Σ_t |W_t - W_{t-1}| + 1e-8)        over the steps t of a window, for each weight
 
 Q(W) is what the forward product takes for the weight, decoded and rotated back, rounded to nearest where training
-rounds by chance. A weight with R_w >= 16 oscillates (TetraJet's alpha, TetraJet-v2's default). Of a layer, or of all
+rounds by chance, and under the same random signs at all steps where training draws new ones: so it moves with the
+weight alone. A weight with R_w >= 16 oscillates (TetraJet's alpha, TetraJet-v2's default). Of a layer, or of all
 that are quantized:
 
     oscillation   ΣΣ |ΔQ(W)| / ΣΣ |ΔW|, over steps and weights

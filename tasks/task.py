@@ -70,6 +70,10 @@ class Task(msgspec.Struct, frozen=True):
                 model; None: those of `problem`
     experience  (model, numerics, draws) -> Experience, of a task that learns from what its own model does: batches come
                 from there, and so do held-out losses. The loss is one of its batches'
+    packed      layers whose weight gradient takes the forward pass's quantized x keep codes of it for that
+                (LaneNumerics.packed); no bit depends on it
+    recompute   blocks of a model that has some keep their inputs for the backward pass and nothing in between, which is
+                made again; no bit depends on it
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
     start       digest of the weights that all lanes start from; None: `problem` draws them by the seed
@@ -108,6 +112,8 @@ class Task(msgspec.Struct, frozen=True):
     samples: Callable[[], int] | None = None
     pretrain: Callable[[Sequence[int], str], dict[str, Tensor]] | None = None
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
+    packed: bool = False
+    recompute: bool = False
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
     start: str | None = None

@@ -2,7 +2,8 @@
 
 A file is safetensors. Its names are those of the model's `state_dict`, its shapes those of one lane; numbers are
 float32, whatever precision a file has, and counters stay integers. Files that this program writes say under the
-metadata key `fp4dse` what trained them.
+metadata key `fp4dse` what trained them. What quantizers learn (kernels/learned.py) is in them, and is taken up by
+recipes that learn it; others leave it.
 
 Weights have a digest over names, shapes and numbers, so that it does not depend on the file around them. It goes into
 the task's digest: rows that began elsewhere are another setting.
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels.learned import is_learned
 from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
 from fp4dse.tasks.task import Task
 
@@ -111,17 +113,19 @@ def _started(
     model = make(parameters, numerics)
     there = model.state_dict()
     for name, tensor in there.items():
+        if is_learned(name) and name not in weights:
+            continue  # what quantizers learn begins as their recipe says, where the file is of another
         wanted = f"{_shape(tensor[0])}, as the model has it"
         if name not in weights:
             raise ConfigError(f"{OPTION} {where}: {name}", None, wanted)
         if weights[name].shape != tensor.shape[1:]:
             raise ConfigError(f"{OPTION} {where}: {name}", _shape(weights[name]), wanted)
     for name, value in weights.items():
-        if name not in there:
+        if name not in there and not is_learned(name):
             raise ConfigError(f"{OPTION} {where}: {name}", _shape(value), f"tensors of the model: {', '.join(there)}")
     with torch.no_grad():
-        for name, tensor in there.items():
-            tensor.copy_(weights[name])  # into all lanes
+        for name in there.keys() & weights.keys():
+            there[name].copy_(weights[name])  # into all lanes
     return model
 
 

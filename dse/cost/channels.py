@@ -3,8 +3,8 @@
 held       a product is one of the channels held, in their format, and one of the others: in fprop and, if the weight's
            gradient has them, in wgrad, whose other operand is encoded in both formats
 corrected  errors are appended to the contraction: K and the share of it, twice that where both operands have errors
-both       norms or maxima of channels are a pass over x in the steps in which they are chosen; taking channels in
-           another order is part of the pass that encodes them
+both       norms or maxima of channels are a pass over x in the steps in which they are chosen, errors one over x and
+           over w that quantizes them; taking channels in another order is part of the pass that encodes them
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def channels_apart(fprop: Fprop, wgrad: Wgrad, model: Model, chip: Chip, gemm: G
         return ()
     first, last = _widths(model, channels.count), _widths(model, lambda k: k - channels.count(k))
     score = SCORE_PASS.seconds(chip) * _inputs(model) * chip.passes / channels.steps
+    if channels.by == "error":
+        score = _error_passes(fprop, model, chip) / channels.steps
     if not isinstance(channels, Held):
         errors = "xw" if channels.of == "both" else "x"
         longer = _widths(model, lambda k: k + len(errors) * channels.count(k))
@@ -59,6 +61,16 @@ def channels_apart(fprop: Fprop, wgrad: Wgrad, model: Model, chip: Chip, gemm: G
         outputs = sum(linear.count * linear.outputs for linear in model.linears) * model.tokens
         seconds += work.quantize(channels.format, chip, unit).seconds(chip) * outputs * chip.passes
     return (("outliers", seconds),)
+
+
+def _error_passes(fprop: Fprop, model: Model, chip: Chip) -> float:
+    """Seconds of the passes that find how much of each channel both operands lose."""
+    sizes, seconds = {"x": _inputs(model), "w": _weights(model) / model.micro_batches}, 0.0
+    for operand, size in sizes.items():
+        if not (q := getattr(fprop, operand).canonical()).is_plain:
+            done = SCORE_PASS + work.quantize(q, chip, product_unit(q, q, chip, "exact"))
+            seconds += msgspec.structs.replace(done, write=0.0).seconds(chip) * size * chip.passes
+    return seconds
 
 
 def _in_format(stage: Fprop | Wgrad, q: Quantizer) -> Fprop | Wgrad:

@@ -23,7 +23,7 @@ from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.products import Stage
 from fp4dse.dse.cost.units import decoded_bytes, product_unit
 from fp4dse.dse.cost.work import Work
-from fp4dse.dse.outliers import Clamp, Mean
+from fp4dse.dse.outliers import Clamp, LearnedClip, Mean
 from fp4dse.dse.quantizer import Quantizer, tile
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.record import unlabelled
@@ -152,6 +152,8 @@ def current(q: Quantizer) -> float:
         return 0.0
     if q.block == "tensor" and not isinstance(q.scale, One):
         return 1.0
+    if isinstance(q.outliers, LearnedClip):  # which a tensor scale follows
+        return 0.0
     if q.tensor_scale is None or q.tensor_scale.over != "tensor" or q.tensor_scale.amax in _IN_PASSING:
         return 0.0
     return 1.0 if q.tensor_scale.amax == "current" else 1 / max(1.0, q.tensor_scale.steps)

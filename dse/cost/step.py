@@ -34,6 +34,7 @@ from fp4dse.dse.cost.work import Work
 from fp4dse.dse.errors import ConfigError
 from fp4dse.dse.estimator import Through
 from fp4dse.dse.layers.place import Place
+from fp4dse.dse.outliers import LearnedClip
 from fp4dse.dse.reading.library import load_recipe
 from fp4dse.dse.recipe import GemmChoice, Recipe
 from fp4dse.dse.record import Part
@@ -295,6 +296,9 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
     operand rotated, and is rotated back."""
     q = getattr(fprop, operand)
     through = through.canonical(q.scale)
+    gradient = 2 if operand == "x" else 4
+    if isinstance(q.outliers, LearnedClip):
+        return work.LEARNED_CLIP + Work(read=gradient, write=gradient)
     if q.is_plain or through == Through():
         return Work()
     relaxation = work.ESTIMATOR[str(through.element.__struct_config__.tag)]
@@ -302,7 +306,6 @@ def estimator_work(operand: str, fprop: Fprop, through: Through) -> Work:
     twice = (
         2 if relaxation.read >= 2 and work.SCALE_GRADIENT[through.scale].read >= 2 else 0
     )  # the operand is read once for both
-    gradient = 2 if operand == "x" else 4
     turns = work.rotation(fprop.rotation) * 2 if fprop.rotation else Work()
     return relaxation + scale + turns + Work(read=gradient - twice, write=gradient, vector=2)
 

@@ -28,7 +28,7 @@ import msgspec
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.units import decoded_bytes
 from fp4dse.dse.estimator import STE, ScaleRelaxation
-from fp4dse.dse.outliers import Clamp, LowRank, Mean, Residual
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean, Residual
 from fp4dse.dse.own_formats import Element, TableElement, element_format
 from fp4dse.dse.quantizer import Quantizer, block_elements
 from fp4dse.dse.rounding import Ema, Stochastic, samples_of
@@ -231,6 +231,8 @@ def outliers(q: Quantizer, chip: Chip, unit: str) -> Work:
         return Work(vector=2 + (3 if cut else 0), write=cut)
     if isinstance(q.outliers, Mean | LowRank):
         return Work(vector=1)
+    if isinstance(q.outliers, LearnedClip):
+        return Work(vector=2)
     return Work()
 
 
@@ -258,6 +260,9 @@ ESTIMATOR: dict[str, Work] = {
     "spline": Work(read=2, vector=8),
 }
 """The factor on a gradient, by the relaxation's tag: what is read again and computed."""
+
+LEARNED_CLIP = Work(read=2, vector=5)
+"""The gradient through a learned clip: what was clamped again, unpack, two comparisons, a sign, a sum."""
 
 SCALE_GRADIENT: dict[str, Work] = {
     "none": Work(),

@@ -14,6 +14,7 @@ from fp4dse.results.report.markup import called, changed, changed_with, many, nu
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.pareto import LEAST_SAVING
 from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
 from fp4dse.results.text.ratios import best, noun
 
@@ -36,8 +37,6 @@ QUERIES = (
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged "
     "FROM recipes WHERE NOT is_baseline GROUP BY ALL",
 )
-LEAST_SAVING = 0.01
-"""Of BF16's step time, from which on a cheaper recipe is worth a word."""
 HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>, rounding to nearest: what the model loses when
 it also runs in FP4, not only what FP4 did to its weights. The table below has the loss in BF16 beside it."""
 
@@ -103,7 +102,7 @@ def _confirmed(found: Findings, new: Confirmed) -> str:
     if new.lowest == new.config_id:
         return f"{says}.{others}"
     lowest = f"{called(new.lowest_label, found.labels)}, {changed(new.lowest_gap)}"
-    return f"{says}. {_best()} on the seeds that chose has {lowest}, which costs more.{others}"
+    return f"{says}. {best().capitalize()} on the seeds that chose has {lowest}, which costs more.{others}"
 
 
 def _sentence(text: str) -> str:
@@ -138,15 +137,10 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
     if verdict.lowest != verdict.config_id:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
-        text = f" {_best()}, {changed(lowest['gap'])}, has {name}, which costs more."
+        text = f" {verdict.lowest_words.capitalize()}, {changed(lowest['gap'])}, has {name}, which costs more."
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
-    return f"{text} {others} {best()}." if others else text
-
-
-def _best() -> str:
-    """`The lowest loss`, at the start of a sentence."""
-    return best()[:1].upper() + best()[1:]
+    return f"{text} {others} {verdict.lowest_words}." if others else text
 
 
 def _cost(verdict: Verdict) -> str:
@@ -176,20 +170,17 @@ def _model(of: str | None) -> str:
 
 
 def _cheaper(found: Findings, verdict: Verdict) -> str:
-    """A sentence (HTML) on the cheapest member of the front, where that is another recipe."""
+    """Sentences (HTML): that the recipe saves no time, and the cheapest member of the front, where that is another."""
+    slow = verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING
+    saves = " <b>It saves no time against BF16.</b>" if slow else ""
     lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
     if lines.empty:
-        return ""
+        return saves
     cheap = lines.iloc[0]
     if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
-        return " Nothing on the front is cheaper."
+        return f"{saves} Nothing on the front is cheaper."
     if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
-        return ""
-    saves = ""
-    if verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING:
-        faster = lines[lines[OVERHEAD].le(1 - LEAST_SAVING)].sort_values("gap", kind="stable")
-        saves = " <b>It saves no time against BF16.</b>"
-        saves += f" Of what does, {best()} has {_member(found, verdict, faster.iloc[0])}." if len(faster) else ""
+        return saves
     return f"{saves} Cheapest on the front: {_member(found, verdict, cheap)}."
 
 

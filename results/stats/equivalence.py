@@ -28,6 +28,7 @@ from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.pareto import saving
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
@@ -38,7 +39,8 @@ MOST_SEEDS = 10_000
 
 
 def against(runs: pd.DataFrame, reference: str | None = None, margin: float | None = None) -> pd.DataFrame:
-    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
+    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap, of those
+    that save time against BF16 if any does).
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
     loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
@@ -57,11 +59,15 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
         quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
-        eligible = quantizes & ~diverged & ~pruned
+        finished = quantizes & ~diverged
+        if OVERHEAD in part:
+            overhead = facts[OVERHEAD].first().reindex(recipes).to_numpy(float)
+            finished &= saving(np.where(finished, overhead, np.inf))
+        eligible = finished & ~pruned
         chosen = reference
         if chosen is None:
             _, gaps = by_seed(part, part["gap"])
-            chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
+            chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, finished)
         if chosen is None or chosen not in recipes:
             continue
         row, within = recipes.get_loc(chosen), margin_of(part, margin).value

@@ -27,11 +27,7 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
     share their resamples.
     """
     x = np.asarray(values, float)
-    x = np.where(np.isfinite(x), x, np.nan)
-    n = np.isfinite(x).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(n > 0, np.nansum(x, axis=1) / n, np.nan)
-        std = np.sqrt(np.where(n > 1, np.nansum((x - mean[:, None]) ** 2, axis=1) / (n - 1), np.nan))
+    mean, std, n = _moments(x)
     half = half_width(std, n)
     low, high = mean - half, mean + half
     for size in np.unique(n[n >= BOOTSTRAP_FROM]):
@@ -39,6 +35,16 @@ def mean_interval(values: ArrayLike) -> pd.DataFrame:
         present = x[rows][np.isfinite(x[rows])].reshape(len(rows), size)
         low[rows], high[rows] = bootstrap(present).T
     return pd.DataFrame({"mean": mean, "std": std, "n": n, "low": low, "high": high, "p": _p_value(mean, std, n)})
+
+
+def _moments(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Per row of `values` [rows, seeds]: mean, standard deviation and number of those that are finite."""
+    x = np.where(np.isfinite(values), values, np.nan)
+    n = np.isfinite(x).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(n > 0, np.nansum(x, axis=1) / n, np.nan)
+        std = np.sqrt(np.where(n > 1, np.nansum((x - mean[:, None]) ** 2, axis=1) / (n - 1), np.nan))
+    return mean, std, n
 
 
 def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -55,9 +61,10 @@ def bootstrap(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return out
 
 
-def p_value(mean: pd.Series, std: pd.Series, n: pd.Series) -> pd.Series:
-    """Two-sided p of a mean difference against zero; 1 where all differences are zero, NaN where n < 2."""
-    return pd.Series(_p_value(mean.to_numpy(float), std.to_numpy(float), n.to_numpy(float)), mean.index)
+def p_value(values: ArrayLike) -> NDArray[np.float64]:
+    """Per row of differences [rows, seeds], NaN where there is none: two-sided p of their mean against zero; 1 where
+    all are zero, NaN where there are fewer than two."""
+    return _p_value(*_moments(np.asarray(values, float)))
 
 
 def half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
@@ -70,7 +77,7 @@ def half_width(std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.fl
 
 
 def _p_value(mean: NDArray[np.float64], std: NDArray[np.float64], n: NDArray[np.number]) -> NDArray[np.float64]:
-    """`p_value`, in arrays: series of a few numbers take a hundred times as long."""
+    """Two-sided p of means with these standard deviations, of n values each."""
     from scipy.special import stdtr
 
     n = np.where(n > 1, n, np.nan)

@@ -139,9 +139,12 @@ def at_best_lr(work: pd.DataFrame) -> pd.Series:
     """
     keys = ["setting", "config_id", "lr"]
     group = numbered(work, keys, sort=False)
-    loss = work["loss"].groupby(group)
     first = group.notna() & ~group.duplicated()
-    rates = work.loc[first, keys].set_index(group[first])
+    rates = work.loc[first, keys]
+    if not rates.duplicated(keys[:2]).any():
+        return group.notna()  # one rate each, as in most studies
+    loss = work["loss"].groupby(group)
+    rates = rates.set_index(group[first])
     seeds = loss.count()
     rates = rates.assign(
         empty=seeds.eq(0), diverged=work["diverged"].groupby(group).sum(), fewer=-seeds, loss=loss.mean()
@@ -160,18 +163,20 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     known = _with_baseline_id(runs).reset_index(drop=True)
     known["place"] = numbered(known, [*SETTING, "seed"], sort=False, dropna=False)
     is_plain = known["is_baseline"].astype(bool)
-    bases = _baselines(known[known["config_id"].isin(known["baseline_id"].unique()) | is_plain])
+    work = outcomes(known)
+    reference = known["config_id"].isin(known["baseline_id"].unique()) | is_plain
+    bases = _baselines(known[reference], work[reference])
     bases["place"] = known["place"]
     plain = bases[bases["baseline_id"].isin(known.loc[is_plain, "config_id"].unique())]
-    usual = known[["place"]].merge(plain, how="left", on="place")
+    usual = plain.set_index("place")[["baseline_loss", "baseline_loss_bf16"]].reindex(known["place"])
     own = ["place", "baseline_id"]
-    matched = known[own].merge(bases, how="left", on=own)
-    work, shares = outcomes(runs), are_shares(runs)
+    shares = are_shares(known)
+    matched = known[own].merge(bases[[*own, "baseline_loss"]], how="left", on=own)
     gaps = {
         name: np.where(work["diverged"], np.inf, levels(loss, shares) - levels(baseline, shares))
         for name, loss, baseline in (
             ("gap", work["loss"], usual["baseline_loss"]),
-            ("gap_bf16", _in_bf16(runs), usual["baseline_loss_bf16"]),
+            ("gap_bf16", _in_bf16(known), usual["baseline_loss_bf16"]),
             ("gap_matched", work["loss"], matched["baseline_loss"]),
         )
     }
@@ -181,14 +186,13 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
 def baselines(runs: pd.DataFrame) -> pd.DataFrame:
     """SETTING, baseline_id, seed, baseline_loss and baseline_loss_bf16: what runs of that setting, baseline and seed
     are compared with. Screened rows choose their rate for themselves. runs: those of baselines."""
-    return _baselines(runs).reset_index(drop=True)
+    return _baselines(runs, outcomes(runs)).reset_index(drop=True)
 
 
-def _baselines(runs: pd.DataFrame) -> pd.DataFrame:
-    """The same with the index of their rows."""
-    work = outcomes(runs)
+def _baselines(runs: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
+    """The same with the index of their rows, which have these `outcomes`."""
     if STAGE in runs:
-        work["setting"] = numbered(runs, [*SETTING, STAGE], dropna=False)
+        work = work.assign(setting=numbered(runs, [*SETTING, STAGE], dropna=False))
     found = runs[[*SETTING, "seed"]].assign(
         baseline_id=runs["config_id"].astype(runs["baseline_id"].dtype),
         baseline_loss=work["loss"],

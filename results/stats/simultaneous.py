@@ -5,9 +5,10 @@ recipe's own (spread.py), pooled over recipes as far as they are alike:
 
     error²(a - b) = (v_a + v_b) / n          interval: difference ± limit · error
 
-The limit is the 95 % quantile of the largest |t| over all recipes, simulated: gaps are drawn from the posterior of
-shrinkage.py, the luck of seeds is added anew, the lowest is chosen anew where the reference was chosen so, and all
-differences from it are held against the drawn ones. So it knows that the lowest of many is a lucky one.
+The limit is the 95 % quantile of the largest |t| over all recipes, simulated: the luck of seeds is drawn anew, with
+variances that are drawn too (variances.py), the lowest is chosen anew where the reference was chosen so, and all
+differences from it are held against no difference. So it knows that the lowest of many is a lucky one. That all recipes
+are equal is the case in which luck chooses most, and the one in which nothing may be told from anything.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.shrinkage import Posterior, inflation
+from fp4dse.results.stats.shrinkage import Posterior
 from fp4dse.results.stats.spread import Spread
 
 Array = NDArray[np.float64]
 DRAWS = 500
+"""Of gaps."""
+LIMIT_DRAWS = 1000
+_CHUNK = 100
 POWER = 0.8
 MOST_SEEDS = 10_000
 _SEEDS = np.unique(np.concatenate([np.arange(2, 40), np.geomspace(40, MOST_SEEDS, 80).astype(int)]))
@@ -70,28 +74,31 @@ def versus(values: Array, row: int, spread: Spread, found: Posterior, chosen: ND
     truth[:, same] = truth[:, [row]]
     if not np.isfinite(spread.error).all():
         return Versus(difference, pairs, error, freedom, np.nan, difference, np.full(len(error), np.nan))
-    limit = _limit(truth, row, spread, chosen, same)
+    limit = _limit(row, spread, chosen, same)
     apart = truth - truth[:, [row]]
     return Versus(difference, pairs, error, freedom, limit, apart.mean(axis=0), apart.std(axis=0))
 
 
-def _limit(truth: Array, row: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
+def _limit(row: int, spread: Spread, chosen: NDArray[np.bool_], same: NDArray[np.bool_]) -> float:
     """The 95 % quantile of the largest |t|, as a multiple of the error.
 
-    A variance may be larger than it looks, and the recipes whose are so are those that chance puts first.
+    A variance may be larger than it looks, and the recipes whose are so are those that chance puts first. How alike
+    variances are is drawn, too (variances.py): it decides how far the largest of many lies out.
     """
     rng = np.random.default_rng(1)
-    luck = rng.standard_normal(truth.shape) * spread.error * np.sqrt(inflation(spread.freedom, len(truth), rng))
-    luck[:, same] = luck[:, [row]]
-    where = np.full(len(truth), row)
-    if chosen.any():
-        where = np.where(chosen, truth + luck, np.inf).argmin(axis=1)
-    rows = np.arange(len(truth))
-    apart = np.abs(luck - luck[rows, where][:, None])
-    with np.errstate(invalid="ignore", divide="ignore"):
-        t = apart / np.sqrt(np.square(spread.error) + np.square(spread.error)[where][:, None])
-    t[rows, where] = 0.0
-    return float(np.quantile(np.nan_to_num(t).max(axis=1), CONFIDENCE))
+    largest = []
+    for _ in range(0, LIMIT_DRAWS, _CHUNK):
+        variance = spread.variances.draw(_CHUNK, rng) / (spread.variances.freedom + 1)
+        luck = rng.standard_normal(variance.shape) * np.sqrt(variance)
+        luck[:, same] = luck[:, [row]]
+        where = np.where(chosen, luck, np.inf).argmin(axis=1) if chosen.any() else np.full(_CHUNK, row)
+        rows = np.arange(_CHUNK)
+        apart = np.abs(luck - luck[rows, where][:, None])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            t = apart / np.sqrt(np.square(spread.error) + np.square(spread.error)[where][:, None])
+        t[rows, where] = 0.0
+        largest.append(np.nan_to_num(t).max(axis=1))
+    return float(np.quantile(np.concatenate(largest), CONFIDENCE))
 
 
 def table(found: Versus, margin: float) -> pd.DataFrame:

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma
 
+from fp4dse.results.stats.variances import Variances, inverse_trigamma, variances
+
 
 class Spread(NamedTuple):
     """Mean gaps of one setting and their errors, [recipes] each, and the error shared by all."""
@@ -29,6 +31,8 @@ class Spread(NamedTuple):
     """Degrees of freedom of `error`, inf for a normal distribution."""
     shared_error: float
     seeds: int
+    variances: Variances
+    """Of one seed: what it may be, where `error` has what it is taken to be."""
 
 
 def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
@@ -46,6 +50,7 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
     with np.errstate(invalid="ignore", divide="ignore"):
         own_mean = np.nansum(own, axis=1) / n
         variance = np.nansum((own - own_mean[:, None]) ** 2, axis=1) / (n - 1) * fewer
+    drawn = variances(np.where(many, variance, 0.0), n - 1.0)
     variance, freedom = shrunken(np.where(many, variance, np.nan), n - 1)
     common = 0.0
     if len(shared) > 1 and many.sum() > 1:
@@ -53,7 +58,7 @@ def spread_over_seeds(gaps: NDArray[np.float64]) -> Spread:
         # interval too narrow where it was large by chance, and none of it too wide with few recipes
         of_median = 0.5 * variance[many].mean() / many.sum()
         common = math.sqrt(max(np.var(shared, ddof=1) - of_median, 0.0) / len(shared))
-    return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1])
+    return Spread(mean, np.sqrt(variance / n), freedom, common, gaps.shape[1], drawn)
 
 
 def shrunken(
@@ -71,25 +76,13 @@ def shrunken(
         return np.where(known, variance, variance[known]), np.where(known, d, d[known])
     log = np.log(np.maximum(variance[known], positive.min())) - digamma(d[known] / 2) + np.log(d[known] / 2)
     excess = log.var(ddof=1) - polygamma(1, d[known] / 2).mean()
-    d0 = 2 * _inverse_trigamma(excess) if excess > 0 else np.inf
+    d0 = 2 * inverse_trigamma(excess) if excess > 0 else np.inf
     centre = math.exp(log.mean() + (digamma(d0 / 2) - np.log(d0 / 2) if np.isfinite(d0) else 0.0))
     most = d[known].sum()
     if not np.isfinite(d0):
         return np.full_like(d, centre), np.full_like(d, most)
     pooled = np.where(known, (d0 * centre + d * np.where(known, variance, 0)) / (d0 + d), centre)
     return pooled, np.minimum(np.where(known, d0 + d, d0), most)
-
-
-def _inverse_trigamma(value: float) -> float:
-    """x with trigamma(x) = value, by Newton's method on 1/trigamma, which is nearly straight (Smyth 2004)."""
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        tri = polygamma(1, x)
-        step = tri * (1 - tri / value) / polygamma(2, x)
-        x += step
-        if abs(step) < 1e-10 * x:
-            break
-    return float(x)
 
 
 def lane_variance(y: NDArray[np.float64]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import BAND, OVERHEAD_OF
@@ -91,7 +92,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out = out.rename(
         columns={"loss": "val_loss", "recipe_label": "label", "recipe_name": "name", "bits_per_element": "bits"}
     )
-    found = mean_interval(by_seed(rows, rows["paired"], recipe)[1])  # in the order of out: groups count up
+    paired = by_seed(rows, rows["paired"], recipe)[1]  # in the order of out: groups count up
+    found = mean_interval(paired)
     out[["gap", "gap_low", "gap_high", "pairs"]] = found[["mean", "low", "high", "n"]].to_numpy()
     out["pairs"] = out["pairs"].astype(int)
     in_bf16 = mean_interval(by_seed(rows, rows["in_bf16"], recipe)[1])
@@ -117,7 +119,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     out["on_front"] = False
     for _, part in out[quantizes].groupby("setting"):
         out.loc[part.index, "on_front"] = front_of_any(part[["cost", *band]].to_numpy(float).T, part["gap"])
-    out["p_best"] = _p_against_best(out[quantizes], rows).reindex(out.index)
+    out["p_best"] = _p_against_best(out, quantizes, paired)
     out = out.sort_values(
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
     )
@@ -177,16 +179,17 @@ def _revision(of: str) -> int:
     return int(last)
 
 
-def _p_against_best(candidates: pd.DataFrame, rows: pd.DataFrame) -> pd.Series:
-    """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting."""
-    winners = candidates.sort_values("gap").drop_duplicates("setting")[["setting", "config_id"]]
-    rows = rows[["setting", "config_id", "seed", "paired"]]
-    best = rows.merge(winners)[["setting", "seed", "paired"]].rename(columns={"paired": "best"})
-    pairs = rows.merge(best, on=["setting", "seed"])
-    difference = (pairs["paired"] - pairs["best"]).groupby([pairs["setting"], pairs["config_id"]], sort=False)
-    p = p_value(difference.mean(), difference.std(), difference.count())
-    lines = candidates[["setting", "config_id"]].merge(p.rename("p").reset_index(), how="left")
-    return pd.Series(lines["p"].to_numpy(), index=candidates.index)
+def _p_against_best(lines: pd.DataFrame, candidates: pd.Series, gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Two-sided p of the seed-paired difference between each candidate and the lowest gap of its setting; NaN for other
+    lines. gaps: of the lines' seeds, [lines, seeds]."""
+    chosen = np.flatnonzero(candidates)
+    setting, mean = lines["setting"].to_numpy()[chosen], lines["gap"].to_numpy(float)[chosen]
+    order = np.lexsort((mean, setting))
+    settings, first = np.unique(setting[order], return_index=True)
+    best = chosen[order][first][settings.searchsorted(setting)]
+    found = np.full(len(lines), np.nan)
+    found[chosen] = p_value(gaps[chosen] - gaps[best])
+    return found
 
 
 def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:

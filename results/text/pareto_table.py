@@ -133,9 +133,9 @@ def _wrapped(text: str, width: int, indent: int) -> str:
 def _use(verdict: Verdict, called: Labels) -> str:
     if verdict.config_id is None:
         return f"nothing of this: {verdict.none}."
-    why = best()
+    why = verdict.lowest_words
     if verdict.config_id != verdict.lowest:
-        near = f"within {margin_text(verdict.margin.value)} of {best()}"
+        near = f"within {margin_text(verdict.margin.value)} of {why}"
         why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
     return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
@@ -146,7 +146,7 @@ def _sure(verdict: Verdict) -> str:
         return ""
     says = [verdict.sure()]
     if verdict.open:
-        other = f"{counted(verdict.open, 'other recipe')} not told apart from {best()}"
+        other = f"{counted(verdict.open, 'other recipe')} not told apart from {verdict.lowest_words}"
         if math.isfinite(verdict.more_seeds):
             other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
         says.append(other)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp4dse.kernels.lanes import Forward
+from fp4dse.kernels.learned import Clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
@@ -54,6 +55,13 @@ class EagerNumerics:
 
     def add_layer(self, *_: object) -> None:
         """Every layer is quantized."""
+
+    def clips(self, _layer: int) -> dict[str, Clips]:
+        """Nothing is learned."""
+        return {}
+
+    def clip(self, _operand: str, _layer: int) -> None:
+        """Nothing is clamped."""
 
     def gemm(self, stage: str, layer: int, a: Tensor, a_dim: int, b: Tensor, b_dim: int) -> Tensor:
         a, b = (a if a_dim == 2 else a.mT), (b if b_dim == 2 else b.mT)

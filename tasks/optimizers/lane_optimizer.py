@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
 from fp4dse.kernels import lane_sum
+from fp4dse.kernels.learned import is_learned
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
 from fp4dse.tasks.optimizers import adamw, muon, ramped, sgd, stable_spam
 from fp4dse.tasks.optimizers.hyperparameters import Numbers, Tensors, numbers_of, schedule_factor
+from fp4dse.tasks.optimizers.learned import Learned
 from fp4dse.tasks.optimizers.loss_scales import LossScales
 
 if TYPE_CHECKING:
@@ -60,12 +62,14 @@ class LaneOptimizer:
         self.kind, self.accumulate = type(numbers[0].optimizer), accumulate
         self.rule = KINDS[self.kind]
         self.parameters = list(model.parameters())
+        self.clips = [p for name, p in model.named_parameters() if is_learned(name)]
         self.sizes = [p[0].numel() for p in self.parameters]
         self.flat = torch.cat([p.detach().reshape(lanes, -1) for p in self.parameters], dim=1)
         for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
             p.data = view.view(p.shape)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
+        self.learned = Learned(model, self.sizes, device)
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
@@ -110,7 +114,10 @@ class LaneOptimizer:
         return schedule_factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
     def gradient(self) -> Tensor:
-        """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
+        """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared. A clip that is learned
+        has none where its quantizer is off."""
+        for p in self.clips:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         out = torch.cat([p.grad.reshape(len(p), -1) for p in self.parameters], dim=1)  # type: ignore[union-attr]
         for p in self.parameters:
             p.grad = None
@@ -127,6 +134,15 @@ class LaneOptimizer:
 
         at: number of the step, int64 [1] on the device, so that a captured step reads it anew; `prepare` has seen it.
         """
+        if not self.learned.is_any:
+            self._step(gradient, alive, at)
+            return
+        before = self.learned.of(self.flat)
+        self._step(self.learned.with_decay(gradient, self.flat), alive, at)
+        self.learned.moved(self.flat, before)
+
+    def _step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
+        """The same, as the optimizer alone has it."""
         lr_factor, *numbers = self.table.index_select(0, at % len(self.table))[0].index_select(1, self.of_lane)[
             :, :, None
         ]

@@ -21,6 +21,7 @@ class SamplingNumerics(LaneNumerics):
         self.step: Tensor = trainer.step
         self.sampled = list(recipes)
         self.training = False
+        self.learned = trainer.learned
 
     def add_layer(self, layer: int, place: Place) -> None:
         """Take note of where in the model a layer stands, and who computes there in which way."""

@@ -46,7 +46,14 @@ def test_every_choice_has_a_phrase_of_its_own():
             Held(wgrad=False),
             Held(format=QUANTIZERS["bf16"]),
         ),
-        *(Corrected(), Corrected(of="both"), Corrected(share=0.2), Corrected(steps=9.0), Corrected(by="mean")),
+        *(
+            Corrected(),
+            Corrected(of="both"),
+            Corrected(share=0.2),
+            Corrected(steps=9.0),
+            Corrected(by="mean"),
+            Corrected(by="error"),
+        ),
     ]
     assert len({channels_name(channels) for channels in every}) == len(every)
     assert channels_name(Held(steps=50.0)) == "10% by norm every 50 in mxfp8"
@@ -89,6 +96,8 @@ def test_a_rule_for_layers_has_channels_of_its_own():
 
 FAULTS = {
     "all channels": (recipe(Held(share=1.0)), "fprop.channels.share: found 1"),
+    "errors in another format": (recipe(Held(by="error")), "fprop.channels.by: found 'error'"),
+    "segments": (recipe(Corrected(by="error"), "tetrajet2"), "fprop.x.tensor_scale.over: found 'segment'"),
     "a part of a step": (recipe(Held(steps=2.5)), "fprop.channels.steps: found 2.5"),
     "outliers": (recipe(Held(), w=replace(NV, outliers=OUTLIER_NAMES["occ"])), "fprop.w.outliers: found 'occ'"),
     "an average": (recipe(Corrected(), w=replace(NV, rounding=Ema())), "fprop.w.rounding: found 'ema'"),
@@ -145,6 +154,7 @@ def test_channels_apart_cost_between_none_and_all():
     assert costs[1] > 1.005 * none
     assert total(recipe(Held(wgrad=False))) < total(recipe(Held()))
     assert none < total(recipe(Held(steps=50.0))) < total(recipe(Held()))
+    assert total(recipe(Corrected())) < total(recipe(Corrected(by="error"))) < 1.3 * none
     assert none < total(recipe(Corrected())) < total(recipe(Corrected(of="both"))) < 1.1 * none
 
 

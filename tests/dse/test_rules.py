@@ -69,6 +69,8 @@ def everything() -> list[Recipe]:
     named.append(
         msgspec.structs.replace(Recipe.named("luq-fnt"), layers=(LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]),))
     )
+    pact = Recipe.named("pact")
+    named.append(msgspec.structs.replace(pact, wgrad=msgspec.structs.replace(pact.wgrad, x=pact.fprop.x)))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

@@ -25,6 +25,7 @@ SLOTS_OF = {
     "metis": slots("nvfp4 low-rank", w="nvfp4 low-rank-fp32", g="nvfp4 16/17 SR low-rank"),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
+    "chon": slots("bf16"),
     "fp4-all-the-way": slots("nvfp4", g="nvfp4 16/17 SR", wgrad_x="nvfp4 16/17 SR"),
     "four-over-six": slots("nvfp4-4over6-mse", g="nvfp4 16/17 SR"),
     "hif4-ascend": slots("hif4"),
@@ -36,6 +37,7 @@ SLOTS_OF = {
     "mxfp4-sr-rht": slots("mxfp4-rceil", g="mxfp4-rceil SR"),
     "mxfp4-tiles-qkv8": slots("mxfp8-rceil"),
     "nemotron-3-super": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
+    "pact": slots("int4 tensor one T1 learned-clip start=8 decay=0.0002 rate=10", w="int4-sawb", backward="bf16"),
     "primus-turbo": slots("mxfp4-even", w="e2m1 32x32 e8m0-even", g="mxfp4-even"),
     "rl-row-scaled": slots("e2m1 1x16 e4m3 T256 row 4over6-mae", w="nvfp4-4over6-mae", backward="bf16"),
     "te-mxfp8-nvfp4": slots("mxfp8-rceil", g="nvfp4 SR", dgrad_w="nvfp4", wgrad_x="nvfp4"),
@@ -107,6 +109,7 @@ SOURCES_OF = dict.fromkeys(
     ["quartet", "quartet2", "tetrajet", "tetrajet-qema", "tetrajet-qramping", "tetrajet2", "tetrajet2-outcontrol"], BOTH
 ) | {
     "hopper-moe-fp4": X,
+    "pact": BOTH,
     "rl-row-scaled": BOTH,
     "te-mxfp8-nvfp4": W,
     "te-nvfp4-1d": W,
@@ -116,6 +119,9 @@ SOURCES_OF = dict.fromkeys(
 """Recipe -> sources of dgrad.w and wgrad.x, where the backward pass has the forward's copies of them."""
 
 LAYERS_OF = {
+    "chon": [
+        "linear+mlp+conv+attention-out: nvfp4, gradients nvfp4 16/17 SR, wgrad rht16, channels hcp",
+    ],
     "mxfp4-tiles-qkv8": ["linear+mlp+conv+attention-out: mxfp4-2d, gradients mxfp4-rceil SR"],
     "zhou-mixed": ["linear+mlp+conv: forward fp4-row"],
 }

@@ -18,7 +18,8 @@ from fp4dse.kernels.quant.spec.channels import by_score, in_order, put_back
 replace = msgspec.structs.replace
 NV, MX8, BF16 = QUANTIZERS["nvfp4"], QUANTIZERS["mxfp8-rceil"], QUANTIZERS["bf16"]
 ROW = Quantizer(block="row", scale=FP32())
-KINDS = [Held(format=MX8), Held(format=BF16), Corrected(), Corrected(of="both")]
+BY_ERROR = Corrected(of="both", by="error")
+KINDS = [Held(format=MX8), Held(format=BF16), Corrected(), Corrected(of="both"), BY_ERROR]
 
 
 def with_channels(channels: Held | Corrected | None, q: Quantizer = NV, rotation: Hadamard | None = None) -> Recipe:
@@ -67,6 +68,31 @@ def forward(x: torch.Tensor, w: torch.Tensor, channels: Held | Corrected, q: Qua
     return y if channels.of == "x" else y + a[:, :k] @ coded((w - b.float())[:, :k], q)[:, :k].T
 
 
+def hot_channels(x: torch.Tensor, w: torch.Tensor, channels: Corrected, q: Quantizer) -> torch.Tensor:
+    """Y of one lane with the errors of channels that stay where they are, chosen by both operands' errors."""
+    a, b = (coded(of, q)[:, : x.shape[1]] for of in (x, w))
+    lost, lost_w = x - a.float(), w - b.float()
+    score = lost.abs().double().mean(0) + lost_w.abs().double().mean(0)
+    chosen = score.argsort(descending=True, stable=True)[: channels.count(x.shape[1])]
+    y = a @ b.T + coded(lost[:, chosen], q)[:, : len(chosen)] @ b[:, chosen].T
+    return y if channels.of == "x" else y + a[:, chosen] @ coded(lost_w[:, chosen], q)[:, : len(chosen)].T
+
+
+@given(data=st.data(), tokens=st.integers(1, 9), inputs=st.integers(2, 70), share=st.sampled_from([0.01, 0.1, 0.5]))
+@settings(max_examples=8, deadline=None)
+def test_errors_of_hot_channels_are_multiplied_where_they_are(data, tokens, inputs, share):
+    channels = Corrected(share=share, by="error", of=data.draw(st.sampled_from(["x", "both"])))
+    q = data.draw(st.sampled_from([NV, QUANTIZERS["mxfp4"], replace(NV, tensor_scale=TensorScale(over="row"))]))
+    x, _, _ = tensors(tokens, inputs, 5, data.draw(st.integers(0, 99)))
+    w = torch.randn(2, 5, inputs, generator=torch.Generator().manual_seed(tokens))  # no two errors are equal
+    numerics = LaneNumerics([with_channels(channels, q)] * 2, [0, 1])
+    y = numerics.forward(0, x, w).y
+    for lane in range(2):
+        expected = hot_channels(x[lane], w[lane], channels, q)
+        assert (y[lane].double() - expected).abs().max() <= 1e-5 * (x.abs().amax() * 8 * inputs)
+    assert torch.equal(numerics.gemm("fprop", 0, x, 2, w, 2), y)
+
+
 @given(
     data=st.data(),
     tokens=st.integers(1, 9),
@@ -76,7 +102,7 @@ def forward(x: torch.Tensor, w: torch.Tensor, channels: Held | Corrected, q: Qua
 )
 @settings(max_examples=8, deadline=None)
 def test_the_forward_product_is_the_sum_of_its_parts(data, tokens, inputs, share, by):
-    channels = replace(data.draw(st.sampled_from(KINDS)), share=share, by=by)
+    channels = replace(data.draw(st.sampled_from(KINDS[:-1])), share=share, by=by)
     q = data.draw(st.sampled_from([NV, QUANTIZERS["mxfp4"], ROW, replace(NV, tensor_scale=TensorScale(over="row"))]))
     x, w, _ = tensors(tokens, inputs, 5, data.draw(st.integers(0, 99)))
     y = LaneNumerics([with_channels(channels, q)] * 2, [0, 1]).forward(0, x, w).y
@@ -144,7 +170,7 @@ def test_the_worked_examples_of_the_docs():
     assert found == pytest.approx({"none": -40, "held": -28, "without error": -8, "with error": -4})
 
 
-@pytest.mark.parametrize("channels", KINDS, ids=lambda c: f"{c.__struct_config__.tag} {getattr(c, 'of', '')}")
+@pytest.mark.parametrize("channels", KINDS, ids=lambda c: f"{c.__struct_config__.tag} {getattr(c, 'of', '')} {c.by}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_lane_has_the_same_bits_alone(path, channels, dtype):
     x, w, g = (of.to(dtype) for of in tensors(24, 48, 33))
@@ -159,7 +185,7 @@ def test_a_lane_has_the_same_bits_alone(path, channels, dtype):
         assert torch.equal(alone.gemm("wgrad", 0, of[2], 1, of[0], 1)[0], together[1][lane])
 
 
-@pytest.mark.parametrize("channels", KINDS, ids=lambda c: f"{c.__struct_config__.tag} {getattr(c, 'of', '')}")
+@pytest.mark.parametrize("channels", KINDS, ids=lambda c: f"{c.__struct_config__.tag} {getattr(c, 'of', '')} {c.by}")
 def test_both_paths_have_the_same_bits(monkeypatch, channels):
     x, w, g = tensors(24, 48, 32)
     got = []
@@ -227,8 +253,10 @@ def test_large_channels_apart_leave_range_to_the_others():
     x, w, _ = tensors(64, 64, 16)
     x[:, :, [3, 40]] *= 100
     errors = {}
-    for name, channels in (("none", None), ("held", Held(format=BF16, share=0.05)), ("both", Corrected(of="both"))):
+    kinds = ("held", Held(format=BF16, share=0.05)), ("both", Corrected(of="both")), ("by error", BY_ERROR)
+    for name, channels in (("none", None), *kinds):
         y = LaneNumerics([with_channels(channels)] * 2, [0, 1]).forward(0, x, w).y.double()
         errors[name] = float((y - x.double() @ w.double().mT).square().mean())
     assert errors["held"] < 0.1 * errors["none"]
     assert errors["both"] < 0.5 * errors["none"]
+    assert errors["by error"] < 0.5 * errors["none"]

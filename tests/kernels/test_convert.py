@@ -16,6 +16,7 @@ from torch import nn
 from fp4dse.dse import ConfigError, Quantizer, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
+from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.training import StableSPAM, Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert, lanes
 from fp4dse.kernels.conv import QuantConv2d
@@ -328,6 +329,21 @@ def test_the_finish_needs_the_number_of_steps_and_then_comes():
     convert(baseline, Recipe.named("bf16"))
     x = torch.randn(16, 32)
     assert [torch.equal(model(x), baseline(x)) for _ in range(4)] == [False, False, True, True]
+
+
+def test_eval_mode_computes_as_the_model_is_deployed():
+    """Rounded to nearest where training rounds by chance, and with quantized activations after fine-tuning in high
+    precision."""
+    luq, around = Recipe.named("luq"), {"precise": Precise(head=False, embedding=False)}
+    luq = replace(luq, fprop=replace(luq.fprop, x=replace(luq.fprop.x, rounding=Stochastic())))
+    tuned, plain = mlp(), mlp()
+    convert(tuned, replace(luq, finish=Finish(share=0.5, what="all-but-weights"), **around), steps=2)
+    convert(plain, replace(luq, **around).evaluated())
+    x = torch.randn(16, 32)
+    expected = plain(x)
+    for _ in range(2):
+        assert not torch.equal(tuned.train()(x), expected)
+        assert torch.equal(tuned.eval()(x), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

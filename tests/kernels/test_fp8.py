@@ -13,13 +13,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchao.float8.config import ScalingGranularity
-from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
-from torchao.prototype.blockwise_fp8_training.kernels import (
-    torch_blockwise_scale_act_quant_lhs,
-    torch_blockwise_scale_act_quant_rhs,
-    torch_blockwise_scale_weight_quant,
-)
 
 from fp4dse.dse import QUANTIZERS, STAGES, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.estimator import Clipped, Estimator, Through
@@ -57,17 +50,19 @@ def wide(rows=256, columns=384, seed=0):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_and_tiles_equal_torchao_bit_for_bit(seed):
+    from torchao.prototype.blockwise_fp8_training import kernels as torchaos  # seconds, of which others have no use
+
     x = wide(seed=seed)
     theirs = {
-        "fp8-1x128": (torch_blockwise_scale_act_quant_lhs, x),
-        "fp8-128x128": (torch_blockwise_scale_weight_quant, x),
+        "fp8-1x128": (torchaos.torch_blockwise_scale_act_quant_lhs, x),
+        "fp8-128x128": (torchaos.torch_blockwise_scale_weight_quant, x),
     }
     for name, (function, given_) in theirs.items():
         got, (codes, factors) = quantize(given_, QUANTIZERS[name]), function(given_)
         assert torch.equal(got.codes, codes.view(torch.uint8))
         assert torch.equal(got.tensor_scale, factors)
         assert (got.scales == 1).all()
-    got, (codes, factors) = quantize(x.mT.contiguous(), ACTIVATION), torch_blockwise_scale_act_quant_rhs(x)
+    got, (codes, factors) = quantize(x.mT.contiguous(), ACTIVATION), torchaos.torch_blockwise_scale_act_quant_rhs(x)
     assert torch.equal(got.codes, codes.contiguous().view(torch.uint8).mT)
     assert torch.equal(got.tensor_scale, factors.mT)
 
@@ -75,6 +70,9 @@ def test_blocks_and_tiles_equal_torchao_bit_for_bit(seed):
 @pytest.mark.parametrize("element", TYPES)
 @pytest.mark.parametrize(("over", "granularity"), [("tensor", "TENSORWISE"), ("row", "AXISWISE")])
 def test_tensors_and_rows_equal_torchao_bit_for_bit(element, over, granularity):
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
+
     q = Quantizer(element=element, scale=One(), tensor_scale=TensorScale(over=over))
     for x in (*wide(), wide()):
         x = x.view(-1, 384)

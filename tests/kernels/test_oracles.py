@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
+from types import SimpleNamespace
 
 import gfloat
 import ml_dtypes
@@ -24,9 +26,6 @@ from gfloat.formats import (
     format_info_ocp_e5m2,
 )
 from torch import Tensor
-from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked, unpack_uint4
-from torchao.prototype.mx_formats.mx_tensor import ScaleCalculationMode, to_mx
-from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize
 
 from fp4dse.dse import QUANTIZERS, Quantizer
 from fp4dse.dse.formats import ELEMENTS, SCALES
@@ -89,9 +88,17 @@ def cast(dtype, largest: float) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: np.clip(x, -largest, largest).astype(dtype).astype(np.float32)
 
 
+@cache
+def torchao() -> SimpleNamespace:
+    """What of torchao is compared. Importing it takes seconds, of which other tests have no use."""
+    from torchao.prototype.mx_formats import kernels, mx_tensor, nvfp4_tensor
+
+    return SimpleNamespace(kernels=kernels, mx=mx_tensor, nvfp4=nvfp4_tensor)
+
+
 def torchao_e2m1(x: np.ndarray) -> np.ndarray:
     grid = np.array([gfloat.decode_float(format_info_ocp_e2m1, code).fval for code in range(16)], np.float32)
-    return grid[f32_to_f4_unpacked(torch.from_numpy(x)).numpy()]
+    return grid[torchao().kernels.f32_to_f4_unpacked(torch.from_numpy(x)).numpy()]
 
 
 def uniform_grid(step: float, largest: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -292,7 +299,7 @@ def test_e8m0_scales_equal_gfloat_on_a_million_maxima(rule):
 
 
 def torchao_codes(packed: Tensor, like: Tensor) -> Tensor:
-    return unpack_uint4(packed.view(torch.uint8)).view(like.shape)
+    return torchao().kernels.unpack_uint4(packed.view(torch.uint8)).view(like.shape)
 
 
 def blocks(dtype: torch.dtype) -> Iterator[Tensor]:
@@ -314,7 +321,9 @@ def test_mxfp4_equals_torchao_and_gfloat(rule, dtype):
     """torchao's rceil takes a floating log2, which misses maxima just above 6 · 2^k: within 2^-17 they are left out."""
     for x in blocks(dtype):
         got = ours(x, rule)
-        theirs, packed = to_mx(x, torch.float4_e2m1fn_x2, 32, ScaleCalculationMode[rule.upper()])
+        theirs, packed = torchao().mx.to_mx(
+            x, torch.float4_e2m1fn_x2, 32, torchao().mx.ScaleCalculationMode[rule.upper()]
+        )
         scales, codes = theirs.to(torch.float32), torchao_codes(packed, x)
         fine = torch.ones_like(scales, dtype=torch.bool)
         if rule == "rceil":
@@ -351,7 +360,7 @@ def test_mxfp8_equals_torchao_and_gfloat(name, dtype):
     element, rule = MXFP8[name]
     for x in blocks(dtype):
         got = quantize(x, Quantizer.named(name))
-        theirs, codes = to_mx(x, FP8_TYPES[element], 32, ScaleCalculationMode[rule.upper()])
+        theirs, codes = torchao().mx.to_mx(x, FP8_TYPES[element], 32, torchao().mx.ScaleCalculationMode[rule.upper()])
         scales, codes = theirs.to(torch.float32), codes.view(torch.uint8).view(*theirs.shape, 32)
         amax = x.float().view(*scales.shape, 32).abs().amax(-1)
         fine = torch.ones_like(scales, dtype=torch.bool)
@@ -428,7 +437,7 @@ def test_nvfp4_equals_torchao_where_the_dialects_agree(exponent, dtype):
         x = x * 2.0**exponent
         got = quantize(x, Quantizer.named("nvfp4"))
         assert got.tensor_scale.item() == 2.0**exponent
-        theirs, packed = nvfp4_quantize(x, per_tensor_scale=torch.tensor(2.0**exponent))
+        theirs, packed = torchao().nvfp4.nvfp4_quantize(x, per_tensor_scale=torch.tensor(2.0**exponent))
         codes = torchao_codes(packed, x).view(-1, 16)
         wanted = x.float().view(-1, 16).abs().amax(1) / 6 / 2.0**exponent
         near = middles[torch.searchsorted(middles, wanted).clamp(1, len(middles) - 1)[:, None] - torch.tensor([0, 1])]

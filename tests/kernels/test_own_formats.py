@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor
 
 from fp4dse.dse import Quantizer, Recipe
 from fp4dse.dse.formats import ELEMENTS
@@ -219,6 +218,8 @@ def test_nf4_is_bitsandbytes_rounding():
 
 def test_torchaos_nf4_rounds_alike():
     """Its rounding alone, given scaled numbers: its scales are quantized a second time, to INT8, and ours are not."""
+    from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor
+
     x = torch.randn(4096, generator=torch.Generator().manual_seed(1))
     scaled = x / x.abs().max()
     codes = NF4Tensor.quantize_tensor_nearest(scaled, torch.tensor(NF4))

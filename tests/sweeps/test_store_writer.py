@@ -102,6 +102,7 @@ def test_a_server_that_goes_away_when_all_is_stored_is_no_fault_of_the_sweep(ser
         raise StoreError("no route to host")
 
     monkeypatch.setattr("fp4dse.sweeps.driver.best_gaps", fail)
+    monkeypatch.setattr("fp4dse.sweeps.driver.FIRST_BEST_S", 0.0)
     monkeypatch.setattr(Store, "compact", fail)
     result = sweep(URL)
     assert (result.done, result.exit_code) == (LANES, 0)

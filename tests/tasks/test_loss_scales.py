@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import Recipe
+from fp4dse.dse.scale import TensorScale
 from fp4dse.dse.training import Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
@@ -65,6 +66,28 @@ def test_steps_that_overflow_change_neither_weights_nor_momenta_until_the_scale_
         else:
             assert not torch.equal(population.optimizer.flat[0], held)
     assert 0 < skipped < TASK.steps
+    assert population.alive.all()
+
+
+@pytest.mark.parametrize("amax", ["previous", "held", "history", "feedback"])
+def test_what_quantizers_keep_is_finite_after_steps_that_overflow(amax):
+    """From the first step on, and again later: the lane goes on to the last step, beside one that overflows nowhere."""
+    held = replace(Recipe.named("nvfp4").dgrad.g, tensor_scale=TensorScale(amax=amax, steps=3.0))
+    recipe = Recipe.uniform(held)
+    members = [
+        Lane(replace(recipe, training=Training(loss_scale=scale, loss_scale_growth=2)), TASK.lr, 0)
+        for scale in (TOO_LARGE, 1.0)
+    ]
+    population = Population(TASK, members, "cpu")
+    scale, skipped = population.optimizer.scaling.scale, []
+    for step in range(TASK.steps):
+        before = scale[0].item()
+        population.train_step(step)
+        skipped += [step] if scale[0] < before else []
+        assert all(value.isfinite().all() for value in population.numerics.state().values())
+    if amax != "feedback":  # whose powers are bounded: what is beyond them saturates
+        assert skipped[0] == 0
+        assert skipped[-1] > 3
     assert population.alive.all()
 
 

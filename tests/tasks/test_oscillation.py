@@ -77,6 +77,24 @@ def test_a_weight_that_crosses_a_threshold_at_every_step_oscillates_and_one_that
     assert watched.state() == {}
 
 
+@pytest.mark.parametrize("name", ["hif4-ascend", "ufp4", "metis"])
+def test_random_signs_that_are_drawn_anew_move_no_weight(name):
+    """Of a rotation, or of the vectors that singular components are found from: only the weight that moves does."""
+    numerics = LaneNumerics([Recipe.named(name)] * 2, [0, 1])
+    torch.manual_seed(0)
+    layer = QuantLinear(torch.randn(2, 32, 64), None, numerics, 0)
+    watched, products = Oscillation(layer, numerics, {WINDOW}), []
+    for step in range(WINDOW + 1):
+        numerics.step.fill_(step)
+        products.append(numerics.forward(0, torch.eye(64).expand(2, -1, -1).contiguous(), layer.weight.detach()).y)
+        with torch.no_grad():
+            layer.weight[1, 0, 0] += 0.01
+        moved = watched.observe(step)
+    assert not torch.equal(products[0], products[-1])
+    assert torch.equal(moved.decoded[0], torch.zeros(32 * 64))
+    assert moved.decoded[1].any()
+
+
 @pytest.mark.parametrize("name", ["nvfp4-sr", "ue5m3-graphcore", "tetrajet-qema", "hif4-ascend"])
 def test_recording_it_changes_no_bit_of_the_training(name):
     without, with_it = (train(TASK, lanes(name), record=record).lanes for record in (False, True))

@@ -25,6 +25,7 @@ STATEFUL = [
     ["wang-dge-occ"],
     ["averis"],
     ["metis"],
+    ["pact"],  # a clip that is trained
     ["tetrajet2-outcontrol"],  # channels held from step to step
     ["luq"],
     ["sun-radix4"],

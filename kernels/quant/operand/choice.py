@@ -5,13 +5,14 @@ The weight's gradient has the channels of the forward product before it, and hel
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.operand.state import store
-from fp4dse.kernels.quant.spec.channels import by_score
+from fp4dse.kernels.quant.operand.state import found, store
 
 
 class Choice:
@@ -25,26 +26,25 @@ class Choice:
         self.untrained: dict[int, Tensor] = {}
         """Layer -> the order of its last forward product, before there is a state."""
 
-    def of_forward(self, x: Tensor, use: Use) -> Tensor:
-        """The order [L, K] for a forward product of x [L, M, K]: chosen anew where that is due. State changes in
-        training alone."""
+    def of_forward(self, find: Callable[[], Tensor], use: Use) -> Tensor:
+        """The order [L, K] for a forward product: chosen anew by `find` where that is due. State changes in training
+        alone."""
         key, steps = _key(use), int(self.channels.steps)
-        order = self.state.get(key)
+        order = found(self.state, key, use)
         if order is None:
-            order = self.untrained[use.layer] = by_score(x, 2, self.channels.by)
+            order = self.untrained[use.layer] = find()
         elif use.training:
-            new = by_score(x, 2, self.channels.by)
+            new = find()
             order = new if steps == 1 else torch.where(use.step % steps == 0, new, order)
         if use.training:
             self.untrained.pop(use.layer, None)
-            store(self.state, key, order)
+            store(self.state, key, order, use)
         return order
 
-    def last(self, x: Tensor, dim: int, use: Use) -> Tensor:
-        """The order of the last forward product; before there was one, that of the operand itself, whose channels lie
-        along `dim`."""
+    def last(self, find: Callable[[], Tensor], use: Use) -> Tensor:
+        """The order of the last forward product; before there was one, that which `find` finds."""
         order = self.state.get(_key(use), self.untrained.get(use.layer))
-        return by_score(x, dim, self.channels.by) if order is None else order
+        return find() if order is None else order
 
 
 def _key(use: Use) -> str:

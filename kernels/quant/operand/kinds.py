@@ -13,7 +13,7 @@ from fp4dse.dse import SLOTS, Quantizer, Recipe
 from fp4dse.dse.channels import Corrected
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.formats import FloatFormat
-from fp4dse.dse.outliers import Clamp, LowRank, Mean
+from fp4dse.dse.outliers import Clamp, LearnedClip, LowRank, Mean
 from fp4dse.dse.outliers import Residual as SecondQuantizer
 from fp4dse.dse.own_formats import element_format
 from fp4dse.dse.quantizer import MACRO_BLOCK
@@ -64,6 +64,7 @@ def slot_of(
     scaled = Sampled(of, samples, centred) if samples > 1 else Centred(of) if centred else Scaled(of)
     if isinstance(low_rank := quantizers[0].outliers, LowRank):
         return Spectral(of, low_rank)
+    scaled.learns_clip = isinstance(quantizers[0].outliers, LearnedClip)
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
@@ -76,6 +77,7 @@ class Plain(Slot):
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         super().__init__()
+        self.each = quantizers
         rounds = [q.element == "bf16" for q in quantizers]
         self.only_bf16 = all(rounds)
         self.rounds = torch.tensor(rounds, device=device)[:, None, None] if any(rounds) else None
@@ -94,6 +96,7 @@ class Scaled(Slot):
     def __init__(self, quantizers: LaneQuantizers) -> None:
         super().__init__(quantizers)
         self.quantizers = quantizers
+        self.each = quantizers.each if type(self) is Scaled else ()  # others take parts off, or make several
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         if why_not_whole(self.quantizers, use):
@@ -138,7 +141,7 @@ class Spectral(Scaled):
         """Random signs [L, r, length], drawn anew for each use. Rotations have the sites of the first term."""
         count, length = self.low_rank.count(*x.shape[1:]), x.shape[2]
         site = torch.full((), replace(use, term=1).site(self.quantizers.number), device=x.device)
-        return many_signs(use.seeds, use.step, site, count * length).view(len(x), count, length)
+        return many_signs(use.seeds, use.sign_step, site, count * length).view(len(x), count, length)
 
     def _quantized(self, vectors: Tensor, use: Use) -> Tensor:
         """Vectors, float32 [L, r, n], quantized, float32."""
@@ -209,7 +212,8 @@ class Residual(Slot):
 
 
 class Repeated(Slot):
-    """A Scaled, and again of what that lost in the first channels of the contraction (ARCQuant, 2601.07475)."""
+    """A Scaled, and again of what that lost in the first channels of the contraction (ARCQuant, 2601.07475), or in
+    those that are chosen where they are (HCP, 2602.02047)."""
 
     def __init__(self, scaled: Scaled, channels: Corrected) -> None:
         super().__init__(scaled.quantizers)
@@ -217,6 +221,8 @@ class Repeated(Slot):
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         operand = self.scaled.quantize(x.to(torch.float32), use)
+        if use.chosen is not None:
+            return self._in_place(operand, use.chosen, use)
         count, size = self.channels.count(use.length or x.shape[use.dim]), operand.raw.shape[2]
         if not count:
             return operand
@@ -226,6 +232,15 @@ class Repeated(Slot):
         if factor is not None and factor.ndim == 3:
             factor = F.pad(factor, (0, size // MACRO_BLOCK - factor.shape[2]), value=1.0)
         return operand._replace(terms=[*operand.terms, Term(laid_out(values, use.dim), factor)])
+
+    def _in_place(self, operand: Operand, chosen: Tensor, use: Use) -> Operand:
+        """The operand with a term for the errors of its chosen channels, which are side by side in blocks of their own
+        and then back in their places."""
+        places, count = chosen[:, None].expand(-1, operand.raw.shape[1], -1), chosen.shape[1]
+        error = pad((operand.raw - operand.decoded()).gather(2, places), 2, self.unit)
+        [second] = self.scaled.quantize(error, replace(use, dim=2, term=1, length=count)).terms
+        values = second.values.new_zeros(operand.raw.shape).scatter(2, places, second.values[:, :, :count])
+        return operand._replace(terms=[*operand.terms, Term(laid_out(values, use.dim), second.factor)])
 
 
 class Estimated(Slot):

@@ -1,9 +1,11 @@
 """The order of the channels that a layer treats apart (dse/channels.py): those chosen first.
 
     score  = by norm Σ x²; by mean Σ |x|; by amax max |x|        over the rows of x, float32, in the order of ops/sums
+           by error Σ |x - x̂| / M + Σ |w - ŵ| / N                over the M rows of x and the N of w
     order  = channels by falling score, of equals the first first; NaN is largest
 
-Both operands are put into this order before they are cut into blocks, so that channels of like size share blocks.
+Both operands are put into this order before they are cut into blocks, so that channels of like size share blocks; but
+where the score is of errors, which depend on the blocks, channels stay in their places.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp4dse.kernels.ops.sums import wide_sum
+from fp4dse.kernels.ops.sums import divided, wide_sum
 
 SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "norm": lambda x, rows: wide_sum(x * x, rows),
@@ -26,6 +28,13 @@ SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
 def by_score(x: Tensor, dim: int, by: str) -> Tensor:
     """int64 [L, K]: the order of the channels that lie along dimension `dim` (1 or 2) of x [L, ·, ·]."""
     score = SCORES[by](x.to(torch.float32), 3 - dim)
+    return torch.argsort(score, dim=1, descending=True, stable=True)
+
+
+def by_errors(*errors: Tensor) -> Tensor:
+    """int64 [L, K]: the order of channels by the errors [L, ·, K] of the operands."""
+    score = sum(divided(wide_sum(error.abs(), 1), error.shape[1]) for error in errors)
+    assert isinstance(score, Tensor)
     return torch.argsort(score, dim=1, descending=True, stable=True)
 
 

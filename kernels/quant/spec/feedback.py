@@ -2,7 +2,7 @@
 
     power <- power · 2     after a step whose maximum was above it: the tensor overflowed and saturated
     power <- power / 2     after one whose maximum was at most half of it
-    power                  between these, and after a tensor of zeros or NaN
+    power                  between these, and after a tensor of zeros, NaN or Inf
 
 The first step takes the least power of two that its own maximum does not exceed. GradScale (Sun et al. 2020) gives each
 layer's gradients a scale that grows where their maximum underflows the top of the format, shrinks where it overflows it
@@ -19,12 +19,13 @@ LEAST, MOST = 2.0**-100, 2.0**100
 
 
 def power_above(maxima: Tensor) -> Tensor:
-    """The least power of two from 2^-100 to 2^100 that each maximum does not exceed, float32; 1 for zero and NaN."""
-    known = torch.where(maxima > 0, maxima, 1.0).clamp(LEAST, MOST)
+    """The least power of two from 2^-100 to 2^100 that each maximum does not exceed, float32; 1 for 0, NaN and Inf."""
+    known = torch.where((maxima > 0) & (maxima < torch.inf), maxima, 1.0).clamp(LEAST, MOST)
     return (known.view(torch.int32) + 0x7FFFFF & 0x7F800000).view(torch.float32)  # the exponent, up but for powers
 
 
 def fed_back(used: Tensor, maxima: Tensor) -> Tensor:
-    """The powers of two of the next step from those of this one and its maxima. A tensor of zeros says nothing."""
+    """The powers of two of the next step from those of this one and its maxima. A tensor of zeros says nothing, nor
+    does one that is not finite."""
     smaller = torch.where((maxima > 0) & (maxima <= used / 2), used / 2, used)
-    return torch.where(maxima > used, used * 2, smaller).clamp(LEAST, MOST)
+    return torch.where((maxima > used) & (maxima < torch.inf), used * 2, smaller).clamp(LEAST, MOST)

@@ -107,7 +107,7 @@ def test_arithmetic_under_a_pass_that_waits_for_memory_is_free():
 
 
 @pytest.mark.parametrize(
-    "name", ["quartet2", "nvidia-nvfp4", "tetrajet-qema", "wang-dge-occ", "averis", "metis", "sun-radix4"]
+    "name", ["quartet2", "nvidia-nvfp4", "tetrajet-qema", "wang-dge-occ", "averis", "metis", "pact", "sun-radix4"]
 )
 @pytest.mark.parametrize("chip", [load_chip(name) for name in ("b200", "h200")], ids=["b200", "h200"])
 def test_the_split_of_a_kernel_adds_up_to_its_time(name, chip):

@@ -23,8 +23,10 @@ POINTS = {
     "mxfp4-sr-rht": 3,
     "quartet2": 5,  # tensor scaling, rotation, four-over-six, corrected scales
     "arcquant": 4,  # tensor scaling, stochastic rounding, channels
+    "chon": 5,  # tensor scaling, stochastic rounding, rotation, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
     "metis": 4,  # the same
+    "pact": 4,  # tensor scaling, scales of SAWB, outliers
     "wang-dge-occ": 3,  # a relaxation, outliers
     "tetrajet-qema": 3,  # stochastic rounding, an average
     "hif4-ascend": 3,  # rotation, exponents of parts of a block

@@ -86,6 +86,15 @@ def test_the_price_is_that_of_the_canonical_recipe_and_the_sum_of_its_parts(reci
     assert cost.seconds["rest"] == bf16.seconds["rest"]
 
 
+def test_a_learned_clip_saves_the_maximum_and_costs_a_pass_over_the_gradient():
+    pact = Recipe.named("pact")
+    x = msgspec.structs.replace(pact.fprop.x, outliers=None)
+    without = msgspec.structs.replace(pact, fprop=msgspec.structs.replace(pact.fprop, x=x))
+    one, other = (step_cost(of, LLAMA, B200).seconds for of in (pact, without))
+    assert one["tensor maximum"] < other["tensor maximum"]
+    assert one["estimator"] > other["estimator"] == 0
+
+
 @given(recipes(), st.sampled_from(["quantize", "outliers", "rotation", "estimator"]), st.data())
 @settings(max_examples=60)
 def test_a_technique_more_never_makes_a_step_faster(recipe, kind, data):

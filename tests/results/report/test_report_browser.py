@@ -7,19 +7,11 @@ import numpy as np
 import pytest
 
 from fp4dse.dse import Recipe
-from fp4dse.kernels.inspection.gaussian import gaussian_statistics
 from fp4dse.results import front, summarize, write_report
 from fp4dse.results.bench.browser import browser, filtered, opened, why_no_browser
 from fp4dse.results.text.ratios import change_with_range
 
 pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
-
-
-@pytest.fixture(scope="module")
-def page(swept):
-    path = swept.path.parent / "seen.html"
-    write_report(swept, path, statistics=gaussian_statistics)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +22,22 @@ def chromium():
 
 
 @pytest.fixture
-def seen(chromium, page):
+def seen(chromium, swept_page):
     """The page, freshly opened; the console must be empty when a test is done with it."""
     chromium.get_log("browser")
-    opened(chromium, page)
+    opened(chromium, swept_page)
     yield chromium
     assert chromium.get_log("browser") == []
 
 
 def run(driver, script: str, *arguments):
     return driver.execute_script(f"return {script}", *arguments)
+
+
+def until(driver, script: str, *arguments) -> None:
+    """Wait for what a script says to become true; TimeoutException if it does not."""
+    look = f"const said = () => ({script}), look = () => said() ? end() : requestAnimationFrame(look); look()"
+    driver.execute_async_script(f"const end = arguments[arguments.length - 1]; {look}", *arguments)
 
 
 def cells(driver, column: int) -> list[str]:
@@ -63,21 +61,18 @@ def test_it_draws_every_figure_without_an_error_in_light_and_dark(seen):
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         seen.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         assert run(seen, "getComputedStyle(document.body).backgroundColor") == background
-        run(seen, "document.querySelectorAll('section').forEach(part => part.scrollIntoView())")
-        seen.execute_async_script("setTimeout(arguments[0], 300)")
-    for name in ("techniques", "interactions", "divergence", "curves"):
-        run(seen, f"document.getElementById('{name}').scrollIntoView()")
-        seen.execute_async_script("setTimeout(arguments[0], 200)")
-        shown = f"[...document.querySelectorAll('#{name} .plot')].filter(plot => plot.offsetParent)"
-        assert run(seen, f"{shown}.every(plot => plot.querySelector('svg.main-svg'))"), name
+        for name in ("techniques", "interactions", "divergence", "curves"):
+            run(seen, f"document.getElementById('{name}').scrollIntoView()")
+            shown = f"[...document.querySelectorAll('#{name} .plot')].filter(plot => plot.offsetParent)"
+            until(seen, f"{shown}.every(plot => plot.querySelector('svg.main-svg'))")
     light = [{"name": "prefers-color-scheme", "value": "light"}]
     seen.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": light})
 
 
-def test_nothing_is_wider_than_a_phone(seen, page):
+def test_nothing_is_wider_than_a_phone(seen, swept_page):
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
-    opened(seen, page)
+    opened(seen, swept_page)
     assert run(seen, "document.documentElement.scrollWidth") <= 390
     laptop = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     seen.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", laptop)
@@ -92,9 +87,9 @@ def place_of(driver, css: str) -> dict:
     return run(driver, f"document.querySelector({css!r}).getBoundingClientRect().toJSON()")
 
 
-def test_the_first_screen_of_a_laptop_has_title_answer_and_chart(seen, page):
+def test_the_first_screen_of_a_laptop_has_title_answer_and_chart(seen, swept_page):
     sized(seen, 1366, 768)
-    opened(seen, page)
+    opened(seen, swept_page)
     answer, chart = (place_of(seen, css) for css in (".answer .of:not([hidden])", "#front"))
     assert place_of(seen, "h1")["top"] >= 0
     assert answer["right"] <= chart["left"]
@@ -105,14 +100,14 @@ def test_the_first_screen_of_a_laptop_has_title_answer_and_chart(seen, page):
 
 
 @pytest.mark.parametrize("width", [390, 820, 1366])
-def test_the_bar_is_one_row_and_hides_no_heading(seen, page, width):
+def test_the_bar_is_one_row_and_hides_no_heading(seen, swept_page, width):
     sized(seen, width, 800)
-    opened(seen, page)
+    opened(seen, swept_page)
     tops = run(seen, "[...document.querySelectorAll('.controls > *, #filters > *')].map(e => e.offsetTop)")
     assert len(set(tops) - {0}) == 1
     for name in ("said", "techniques", "curves"):
         seen.execute_script(f"location.hash = '{name}'")
-        seen.execute_async_script("setTimeout(arguments[0], 100)")
+        until(seen, f"document.querySelector('#{name} h2').getBoundingClientRect().top < innerHeight")
         assert place_of(seen, f"#{name} h2")["top"] >= place_of(seen, ".controls")["bottom"], name
     sized(seen, 1280, 900)
 
@@ -150,8 +145,7 @@ def test_what_is_far_above_is_clipped_marked_and_shown_on_demand(chromium, store
     assert marks(chromium)["1 far above, not to scale"] == 1
     assert "1 far above" in run(chromium, "document.getElementById('front-says').textContent")
     chromium.find_element("id", "clip").click()
-    chromium.execute_async_script("setTimeout(arguments[0], 300)")
-    assert run(chromium, top) > np.log(60 / 0.5)
+    until(chromium, f"{top} > Math.log(60 / 0.5)")
     assert not any("far above" in name for name in marks(chromium))
 
 
@@ -201,8 +195,7 @@ def test_words_pick_recipes(seen):
     assert shown
     assert all("ue5m3" in text and "rht16" in text for text in shown)
     seen.find_element("css selector", "button[type=reset]").click()
-    seen.execute_async_script("setTimeout(arguments[0], 50)")
-    assert run(seen, "document.getElementById('page-says').textContent") == "24 recipes, page 1 of 2"
+    until(seen, "document.getElementById('page-says').textContent == '24 recipes, page 1 of 2'")
 
 
 def test_a_column_of_which_more_is_better_is_sorted_so_at_once(seen):

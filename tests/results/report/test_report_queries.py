@@ -15,16 +15,13 @@ import numpy as np
 import pytest
 
 from fp4dse import cli
-from fp4dse.kernels.inspection.gaussian import gaussian_statistics
 from fp4dse.results import write_report
 
 
 @pytest.fixture(scope="module")
-def sections(swept) -> dict[str, str]:
+def sections(swept_page) -> dict[str, str]:
     """Section -> its HTML."""
-    path = swept.path.parent / "asked.html"
-    write_report(swept, path, statistics=gaussian_statistics)
-    found = re.findall(r'(?s)<section id="([^"]+)">(.*?)</section>', path.read_text())
+    found = re.findall(r'(?s)<section id="([^"]+)">(.*?)</section>', swept_page.read_text())
     assert len(found) == 11
     return dict(found)
 

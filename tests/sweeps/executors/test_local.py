@@ -242,6 +242,14 @@ def test_the_name_of_a_job_is_its_content():
     assert job_name(job()) != job_name(job(lr=0.2))
 
 
+def test_jobs_on_other_data_or_from_another_start_have_folders_of_their_own():
+    """Else the failure of one sweep would be overwritten by that of another into the same store."""
+    origins = [(), ("a.csv",), ("b.csv",), ("a.csv", "start.safetensors"), ("", "start.safetensors")]
+    jobs = [msgspec.structs.replace(job(), origin=("regression", "quickstart", *more)) for more in origins]
+    assert len({job_name(one) for one in jobs}) == len(origins)
+    assert job_name(jobs[0]) == job_name(job())
+
+
 def test_last_words_are_the_end_of_a_long_standard_error(tmp_path):
     (tmp_path / "stderr.txt").write_text("noise\n" * 100_000 + "a\n\nb\nc\n")
     assert last_words(tmp_path) == "a | b | c"

@@ -1,0 +1,91 @@
+"""Numbers that quantizers learn: the clip alpha of an operand, one number for each lane and layer (PACT, 1805.06085).
+
+    x' = clamp(x, -alpha, alpha)            what the layer takes for x, in all its products
+    dL/dx     = dL/dx' where |x| < alpha, else 0
+    dL/dalpha = Σ dL/dx' · sign(x) where |x| >= alpha
+
+It is a parameter of the layer, [L, 1], beside its weight; `Clips` says how each lane's moves. A tensor scale follows
+alpha in place of the largest element (`Use.clip`), so that the operand's range is [-alpha, alpha] whatever is in it.
+Another number that a quantizer learns would be one more name here, with its own gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fp4dse.dse import STAGES, Recipe
+from fp4dse.dse.errors import ConfigError
+from fp4dse.dse.outliers import LearnedClip, outlier_words
+from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.ops.sums import wide_sum
+
+Clips = Sequence[LearnedClip | None]
+"""One a lane, None for lanes that learn none."""
+
+PREFIX = "clip_"
+"""Before the name of an operand: the parameter of a layer that is its clip."""
+LEAST = 2.0**-100
+"""No clip falls below it."""
+
+
+def learned_clips(here: Sequence[Recipe]) -> dict[str, Clips]:
+    """Operand -> the clips that lanes with these recipes learn for it; without operands for which no lane does."""
+    found = {of: [recipe.slot(f"fprop.{of}").outliers for recipe in here] for of in STAGES["fprop"]}
+    learned = {of: [o if isinstance(o, LearnedClip) else None for o in outliers] for of, outliers in found.items()}
+    return {of: clips for of, clips in learned.items() if any(clips)}
+
+
+def is_learned(name: str) -> bool:
+    """True for the name of a parameter that a quantizer learns."""
+    return name.rpartition(".")[2].startswith(PREFIX)
+
+
+def starts(clips: Clips) -> Tensor:
+    """The parameter before the first step, float32 [L, 1]; one in lanes that learn none."""
+    return torch.tensor([[1.0 if clip is None else clip.start] for clip in clips])
+
+
+def refuse(clips: dict[str, Clips], why: str) -> None:
+    """ConfigError for operands that learn a clip where nothing can hold it."""
+    for operand, of_lanes in clips.items():
+        found = next(clip for clip in of_lanes if clip is not None)
+        raise ConfigError(f"fprop.{operand}.outliers", outlier_words(found), f"none, residual, occ, clamp ({why})")
+
+
+class _Clipped(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
+        ctx.save_for_backward(x, alpha)
+        return _clamped(x, alpha)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        x, alpha = ctx.saved_tensors
+        is_cut = x.abs() >= _beside(alpha, x)
+        of_alpha = torch.where(is_cut, g * torch.sign(x), 0.0).flatten(1)
+        return torch.where(is_cut, 0.0, g), wide_sum(of_alpha, 1)[:, None]
+
+
+_clipped: Callable[..., Tensor] = _Clipped.apply
+
+
+def clipped(x: Tensor, alpha: Tensor | None) -> Tensor:
+    """x [L, …] clamped to [-alpha, alpha] of its lane, in x's dtype, with the gradients above. alpha: float32 [L, 1];
+    None: x itself."""
+    return x if alpha is None else _clipped(x, alpha)
+
+
+def _clamped(x: Tensor, alpha: Tensor) -> Tensor:
+    bound = _beside(alpha, x)
+    return torch.clamp(x.to(torch.float32), -bound, bound).to(x.dtype)
+
+
+def _beside(alpha: Tensor, x: Tensor) -> Tensor:
+    """alpha [L, 1] with as many dimensions as x."""
+    return alpha.view(len(alpha), *[1] * (x.dim() - 1))

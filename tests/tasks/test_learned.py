@@ -1,0 +1,122 @@
+"""A clip that quantizers learn is a parameter like others: it moves, decays, is kept, and a lane's own."""
+
+import msgspec
+import pytest
+import torch
+
+from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.layers.place import Place
+from fp4dse.dse.layers.precision import Finish
+from fp4dse.dse.outliers import LearnedClip
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import SGD, Training
+from fp4dse.kernels.learned import LEAST
+from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks.engine import Population, Pruning, Stopped
+from fp4dse.tasks.job import Rung
+from fp4dse.tasks.make_weights import make_weights
+from fp4dse.tasks.one_by_one import SequentialNumerics
+from fp4dse.tasks.weights import start_from
+
+replace = msgspec.structs.replace
+TASK = replace(get_task("regression", "smoke"), steps=12)
+
+
+def recipe(training: Training | None = None, finish: Finish | None = None, **clip: float) -> Recipe:
+    base = Recipe.named("pact")
+    x = replace(base.fprop.x, outliers=LearnedClip(**clip))
+    return replace(base, fprop=replace(base.fprop, x=x), finish=finish, training=training or Training())
+
+
+def lane(seed: int = 0, **more: object) -> Lane:
+    return Lane(recipe(**more), TASK.lr, seed)
+
+
+def clips(population: Population) -> torch.Tensor:
+    """[L, layers]."""
+    return torch.cat([v for name, v in population.model.state_dict().items() if "clip_" in name], 1)
+
+
+def trained(*lanes: Lane, task=TASK) -> Population:
+    population = Population(task, lanes, "cpu")
+    for step in range(task.steps):
+        population.train_step(step)
+    return population
+
+
+def test_training_moves_it_at_a_rate_of_its_own():
+    population = trained(lane(start=1.0, decay=0.0), lane(start=1.0, decay=0.0, rate=4.0), lane(start=50.0, decay=0.0))
+    moved = (clips(population) - torch.tensor([[1.0], [1.0], [50.0]])).abs()
+    assert (moved[:2] > 0).all()
+    assert (moved[1] > 2 * moved[0]).all()
+    assert torch.equal(moved[2], torch.zeros(2))  # nothing is so large
+
+
+@pytest.mark.parametrize("rate", [1.0, 3.0])
+def test_without_a_gradient_it_decays(rate):
+    """Where the quantizer is off, by lr · rate · decay · alpha a step under plain SGD; never to zero."""
+    members = [
+        lane(training=Training(optimizer=SGD(momentum=0.0)), finish=Finish(1.0, "forward"), start=2.0, **clip)
+        for clip in ({"decay": 0.5, "rate": rate}, {"decay": 1e4, "rate": rate})
+    ]
+    found = clips(trained(*members))
+    expected = 2.0 * (1 - TASK.lr * rate * 0.5) ** TASK.steps
+    assert found[0].tolist() == pytest.approx([expected] * 2, rel=1e-5)
+    assert found[1].tolist() == [pytest.approx(LEAST)] * 2
+
+
+def test_a_lane_is_itself_in_any_company_after_a_checkpoint_and_a_rung(tmp_path):
+    members = [lane(start=1.0), lane(1, start=0.5, rate=8.0), lane(start=3.0, decay=0.1)]
+    whole = train(TASK, members, record=True).lanes
+    assert len({result.val_loss for result in whole}) == 3
+    for at, member in enumerate(members):
+        assert train(TASK, [member], record=True).lanes == whole[at : at + 1]
+    left, file = iter([False] * 5 + [True]), tmp_path / "half.pt"
+    with pytest.raises(Stopped):
+        train(TASK, members, record=True, checkpoint=file, should_stop=lambda: next(left))
+    assert train(TASK, members, record=True, checkpoint=file).lanes == whole
+    pruned = train(TASK, members, record=True, pruning=Pruning([Rung(6, 0.4)], lambda *_: [False, True, False])).lanes
+    assert pruned[1] == whole[1]
+
+
+def test_a_rule_for_layers_may_give_it_to_some():
+    """One lane has it in all layers, one by a rule in some, one in none."""
+    task = replace(get_task("vision", "smoke"), steps=4)
+    own, plain = recipe(start=1.0), Recipe.named("nvfp4")
+    x = recipe_to_dict(own)["fprop"]["x"]
+    rule = recipe_from_dict({**recipe_to_dict(plain), "layers": [{"kind": "mlp", "fprop.x": x}]})
+    members = [Lane(of, 1e-3, 0) for of in (rule, plain, own)]
+    population = trained(*members[:2], task=task)
+    names = {name.partition(".clip_")[0] for name in population.model.state_dict() if "clip_" in name}
+    assert names == {"layer.block0_up", "layer.block0_down"}
+    whole = train(task, members[:2]).lanes
+    assert [train(task, [member]).lanes[0].val_loss for member in members[:2]] == [of.val_loss for of in whole]
+    assert train(task, members[2:]).lanes[0].val_loss not in [of.val_loss for of in whole]
+
+
+def test_rollouts_have_it_where_they_compute_as_the_trainer_does():
+    """Beside a lane with a rollout of its own, for which the samples of both come from other numerics."""
+    task = replace(get_task("rl", "smoke"), steps=1)
+    own, other = (lane(start=0.5, training=Training(rollout=of)) for of in (None, ROLLOUT_NAMES["nvfp4"]))
+    whole = train(task, [own, other], record=True).lanes
+    assert [train(task, [one], record=True).lanes[0] for one in (own, other)] == whole
+
+
+def test_weights_in_a_file_have_it_and_recipes_without_it_leave_it():
+    weights, _ = make_weights(TASK, lane(start=1.0))
+    learned = {name: value for name, value in weights.items() if "clip_" in name}
+    assert len(learned) == 2
+    assert all(value.shape == (1,) and value != 1 for value in learned.values())
+    started = start_from(TASK, weights, "w")
+    taken = Population(started, [lane(start=9.0)], "cpu").model.state_dict()
+    assert all(torch.equal(taken[name][0], value) for name, value in weights.items())
+    without = Population(started, [Lane(Recipe.named("nvfp4"), TASK.lr, 0)], "cpu").model.state_dict()
+    assert without.keys() == weights.keys() - learned.keys()
+    from_others = start_from(TASK, {name: v for name, v in weights.items() if name not in learned}, "w")
+    assert clips(Population(from_others, [lane(start=9.0)], "cpu")).tolist() == [[9.0, 9.0]]
+
+
+def test_a_plain_module_has_no_place_for_it():
+    numerics = SequentialNumerics([recipe()], [0])
+    with pytest.raises(ConfigError, match=r"fprop.x.outliers: found 'pact'; .*plain torch modules have no place"):
+        numerics.add_layer(0, Place("linear", 0, 1))
