@@ -102,7 +102,7 @@ def _confirmed(found: Findings, new: Confirmed) -> str:
     if new.lowest == new.config_id:
         return f"{says}.{others}"
     lowest = f"{called(new.lowest_label, found.labels)}, {changed(new.lowest_gap)}"
-    return f"{says}. {_capital(best())} on the seeds that chose has {lowest}, which costs more.{others}"
+    return f"{says}. {best().capitalize()} on the seeds that chose has {lowest}, which costs more.{others}"
 
 
 def _sentence(text: str) -> str:
@@ -137,14 +137,10 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
     if verdict.lowest != verdict.config_id:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
-        text = f" {_capital(verdict.lowest_words)}, {changed(lowest['gap'])}, has {name}, which costs more."
+        text = f" {verdict.lowest_words.capitalize()}, {changed(lowest['gap'])}, has {name}, which costs more."
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
     return f"{text} {others} {verdict.lowest_words}." if others else text
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _cost(verdict: Verdict) -> str:

@@ -38,10 +38,11 @@ def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike) -> NDArray[np.bool_]:
     return np.asarray(np.any([fronts(x, ys) for x in xs], axis=0))
 
 
-def saving(overhead: ArrayLike) -> NDArray[np.bool_]:
+def saving(overhead: ArrayLike, rolls_out: bool = False) -> NDArray[np.bool_]:
     """True for recipes that may be recommended: those that save time against BF16, or whose overhead is not known; all
-    where none saves any. overhead: [n], BF16 = 1; returns bool [n]."""
-    saves = ~(np.asarray(overhead, float) > 1 - LEAST_SAVING)
+    where none saves any, or where lanes roll out, whose time the overhead does not have. overhead: [n], BF16 = 1;
+    returns bool [n]."""
+    saves = ~(np.asarray(overhead, float) > 1 - LEAST_SAVING) | rolls_out
     return saves if saves.any() else np.ones_like(saves)
 
 

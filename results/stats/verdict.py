@@ -146,7 +146,7 @@ class Verdict(NamedTuple):
 
     @property
     def lowest_words(self) -> str:
-        """`the lowest loss`, of which recipes is said where not of all."""
+        """`the lowest loss`, or `the highest accuracy`; of which recipes is said where not of all."""
         return f"{best()} of those that save time" if self.slower else best()
 
     def sure(self) -> str:
@@ -243,16 +243,16 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
 def _verdict(
     setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
 ) -> Verdict:
+    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
     finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[saving(finite[OVERHEAD])]
+    ranked = finite[saving(finite[OVERHEAD], are_shares(here).any())]
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
     pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
     chosen = rates_of(rates, pick["config_id"])
-    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     mine = here[here["config_id"].eq(pick["config_id"])]
     gap, margin = _expected(pick), margin_of(here)
     bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
