@@ -96,7 +96,7 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     able = rows[rows["config_id"].isin(recipes[whole])]
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))
     ranked = summarize(first)
-    ranked = ranked[saving(ranked[OVERHEAD], are_shares(first).any())].sort_values("gap", kind="stable")
+    ranked = ranked[saving(ranked[OVERHEAD], bool(are_shares(first).any()))].sort_values("gap", kind="stable")
     if ranked.empty or not np.isfinite(ranked["gap"].iloc[0]):
         return out
     best = ranked["config_id"].iloc[0]

@@ -62,7 +62,7 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         finished = quantizes & ~diverged
         if OVERHEAD in part:
             overhead = facts[OVERHEAD].first().reindex(recipes).to_numpy(float)
-            finished &= saving(np.where(finished, overhead, np.inf), are_shares(part).any())
+            finished &= saving(np.where(finished, overhead, np.inf), bool(are_shares(part).any()))
         eligible = finished & ~pruned
         chosen = reference
         if chosen is None:

@@ -246,7 +246,7 @@ def _verdict(
     here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
     finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[saving(finite[OVERHEAD], are_shares(here).any())]
+    ranked = finite[saving(finite[OVERHEAD], bool(are_shares(here).any()))]
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
