@@ -28,7 +28,7 @@ from fp4dse.results.stats.least_squares import seed_effects
 from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
-from fp4dse.results.stats.pareto import saving
+from fp4dse.results.stats.pareto import worth_naming
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
@@ -60,9 +60,9 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
         quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
         finished = quantizes & ~diverged
-        if OVERHEAD in part:
-            overhead = facts[OVERHEAD].first().reindex(recipes).to_numpy(float)
-            finished &= saving(np.where(finished, overhead, np.inf), bool(are_shares(part).any()))
+        overhead = facts[OVERHEAD].first().reindex(recipes) if OVERHEAD in part else np.full(len(recipes), np.nan)
+        seeds = np.where(finished, np.isfinite(log).sum(axis=1), 0)
+        finished &= worth_naming(np.where(finished, overhead, np.inf), seeds, bool(are_shares(part).any()))
         eligible = finished & ~pruned
         chosen = reference
         if chosen is None:

@@ -38,12 +38,17 @@ def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike) -> NDArray[np.bool_]:
     return np.asarray(np.any([fronts(x, ys) for x in xs], axis=0))
 
 
-def saving(overhead: ArrayLike, rolls_out: bool = False) -> NDArray[np.bool_]:
-    """True for recipes that may be recommended: those that save time against BF16, or whose overhead is not known; all
-    where none saves any, or where lanes roll out, whose time the overhead does not have. overhead: [n], BF16 = 1;
-    returns bool [n]."""
-    saves = ~(np.asarray(overhead, float) > 1 - LEAST_SAVING) | rolls_out
-    return saves if saves.any() else np.ones_like(saves)
+def worth_naming(overhead: ArrayLike, seeds: ArrayLike, rolls_out: bool = False) -> NDArray[np.bool_]:
+    """True for recipes that may be recommended. overhead: [n], BF16 = 1; seeds: [n], finished; returns bool [n].
+
+    They have two seeds, where any has, or the luckiest single lane of an unfinished sweep would be the answer. And they
+    save time against BF16, or their overhead is not known, or lanes roll out, whose time the overhead does not have;
+    where none saves any, all may be.
+    """
+    seeds = np.asarray(seeds)
+    often = seeds >= min(2, np.max(seeds, initial=0))
+    saves = often & (~(np.asarray(overhead, float) > 1 - LEAST_SAVING) | rolls_out)
+    return np.asarray(saves if saves.any() else often)
 
 
 def equal_costs(x: ArrayLike) -> NDArray[np.float64]:

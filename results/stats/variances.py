@@ -32,28 +32,30 @@ class Variances(NamedTuple):
     """[PRIOR_FREEDOM]: of each d0; empty where nothing is known of any variance."""
     centres: Array
     """[PRIOR_FREEDOM]: log s0² for each."""
+    usual: Array
+    """[recipes]: what all variances are held against (spread.py); `own` and `centres` are ratios to it."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Array:
         """σ² [count, recipes]; `own` itself where nothing else is known."""
         if not len(self.chances):
-            return np.broadcast_to(self.own, (count, len(self.own)))
+            return np.broadcast_to(self.own * self.usual, (count, len(self.own)))
         which = rng.choice(len(self.chances), count, p=self.chances)[:, None]
         prior, known = PRIOR_FREEDOM[which], self.freedom[self.freedom > 0]
         unsure = np.sqrt((np.square(_ROOTS[which]) + 2 / known.mean()) / len(known))
         common = np.exp(self.centres[which] + unsure * rng.standard_normal((count, 1)))
-        return np.asarray(
-            (prior * common + self.freedom * self.own) / (2 * rng.standard_gamma((prior + self.freedom) / 2))
-        )
+        chi_squared = 2 * rng.standard_gamma((prior + self.freedom) / 2)
+        return np.asarray(self.usual * (prior * common + self.freedom * self.own) / chi_squared)
 
 
-def variances(own: Array, freedom: Array) -> Variances:
-    """The posterior from s² and d, [recipes] each; s² may be NaN where d is 0."""
-    own, freedom = np.nan_to_num(np.asarray(own, float)), np.asarray(freedom, float)
+def variances(own: Array, freedom: Array, usual: Array | None = None) -> Variances:
+    """The posterior from s² and d, [recipes] each; s² may be NaN where d is 0. usual: see Variances; ones if None."""
+    usual = np.ones(len(own)) if usual is None else usual
+    own, freedom = np.nan_to_num(np.asarray(own, float) / usual), np.asarray(freedom, float)
     known = freedom > 0
     positive = own[known & (own > 0)]
     if known.sum() < 2 or not positive.size:
         only = own[known].sum() if known.sum() == 1 else 0.0
-        return Variances(np.where(known, own, only), freedom, np.zeros(0), np.zeros(0))
+        return Variances(np.where(known, own, only), freedom, np.zeros(0), np.zeros(0), usual)
     log, half = np.log(np.maximum(own[known], positive.min())), freedom[known] / 2
     halves = PRIOR_FREEDOM[:, None] / 2
     centres = (log - digamma(half) + np.log(half)).mean() + digamma(halves) - np.log(halves)
@@ -62,7 +64,7 @@ def variances(own: Array, freedom: Array) -> Variances:
     density += half * np.log(half / halves) + gammaln(half + halves) - gammaln(halves)
     weight = density.sum(axis=1) - np.square(_ROOTS / WIDTH) / 2
     weight = np.exp(weight - weight.max())
-    return Variances(own, freedom, weight / weight.sum(), centres[:, 0])
+    return Variances(own, freedom, weight / weight.sum(), centres[:, 0], usual)
 
 
 def inverse_trigamma(value: float) -> float:

@@ -22,7 +22,7 @@ from fp4dse.results.stats.front_chance import chance_of
 from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
-from fp4dse.results.stats.pareto import saving
+from fp4dse.results.stats.pareto import LEAST_SAVING, worth_naming
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
@@ -246,7 +246,7 @@ def _verdict(
     here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
     finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
-    ranked = finite[saving(finite[OVERHEAD], bool(are_shares(here).any()))]
+    ranked = finite[worth_naming(finite[OVERHEAD], finite["seeds"], bool(are_shares(here).any()))]
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
@@ -273,7 +273,9 @@ def _verdict(
         axis=OVERHEAD,
         overhead_of=str(of.iloc[-1]) if len(of) else None,
         lowest=None if lowest is None else lowest["config_id"],
-        slower=0 if lowest is None else int(finite["gap"].lt(lowest["gap"]).sum()),
+        slower=0
+        if lowest is None
+        else int((finite["gap"].lt(lowest["gap"]) & finite[OVERHEAD].gt(1 - LEAST_SAVING)).sum()),
         as_good=int(others["verdict"].eq("same").sum()),
         open=len(open_),
         more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,

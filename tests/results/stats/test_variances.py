@@ -67,3 +67,15 @@ def test_a_recipe_with_one_seed_may_have_any_variance_that_others_have() -> None
     gaps[0, 1:] = np.nan
     drawn = spread_over_seeds(gaps).variances.draw(4000, np.random.default_rng(6))
     assert np.median(drawn[:, 0]) == pytest.approx(np.median(drawn), rel=0.2)
+
+
+def test_a_variance_that_goes_with_the_gap_is_pooled_with_its_neighbours() -> None:
+    # two groups whose standard deviations differ by twenty: each is told from within its own
+    rng = np.random.default_rng(7)
+    means = np.sort(np.concatenate([rng.uniform(0, 0.02, 200), rng.uniform(0.4, 0.7, 200)]))
+    true = np.where(means < 0.1, 0.001, 0.02)
+    found = spread_over_seeds(means[:, None] + true[:, None] * rng.standard_normal((400, SEEDS)))
+    away = np.abs(np.arange(400) - 199.5) > 30
+    ratio = found.error[away] * np.sqrt(SEEDS) / true[away]
+    assert np.quantile(ratio, [0.1, 0.9]) == pytest.approx([0.85, 1.15], abs=0.2)
+    assert np.median(found.freedom) > 8

@@ -5,6 +5,7 @@ import math
 import pandas as pd
 
 from fp4dse.results import open_store
+from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.verdict import front_words, verdicts
 
 
@@ -127,3 +128,11 @@ def test_every_setting_of_a_store_has_one(swept):
 
 def test_chances_have_words_from_sure_to_luck():
     assert [front_words(p).split()[0] for p in (1.0, 0.8, 0.5, 0.0)] == ["almost", "probably", "on", "on"]
+
+
+def test_a_recipe_with_one_seed_is_no_reference_where_others_have_more(runs):
+    frame = runs(bf16=[0.50, 0.51, 0.52], nvfp4=[0.55, 0.56, 0.57], mxfp4=[0.52])
+    assert only(frame).name == "nvfp4"
+    nvfp4 = frame.loc[frame["recipe_name"].eq("nvfp4"), "config_id"]
+    assert set(against(frame)["reference"]) == set(nvfp4)
+    assert only(runs(bf16=[0.50], nvfp4=[0.55], mxfp4=[0.52])).name == "mxfp4"
