@@ -9,6 +9,7 @@ the rule's; nor have layers that an earlier rule made BF16 in all six operands, 
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
@@ -183,15 +184,17 @@ def _folded(precise: Precise, rule: LayerRule) -> Precise | None:
 
 def check_rules(rules: Iterable[LayerRule]) -> ConfigError | None:
     """The error of two rules that say different things of the same layers, if there are such."""
-    seen: dict[tuple[object, ...], tuple[int, LayerRule]] = {}
-    for number, rule in enumerate(rules):
-        where = tuple(getattr(rule, field) for field in WHERE)
-        earlier_number, earlier = seen.setdefault(where, (number, rule))
+    for (earlier_number, earlier), (number, rule) in itertools.combinations(enumerate(rules), 2):
         both = [field for field in rule.changes if field in earlier.changes]
-        if earlier is not rule and any(getattr(rule, field) != getattr(earlier, field) for field in both):
+        if _place(rule) == _place(earlier) and any(getattr(rule, field) != getattr(earlier, field) for field in both):
             accepted = f"other layers than layers[{earlier_number}] has, which says otherwise ({earlier.label()})"
             return ConfigError(f"layers[{number}]", rule.label(), accepted)
     return None
+
+
+def _place(rule: LayerRule) -> tuple[object, ...]:
+    """The fields that say where a rule applies; the order of kinds says nothing."""
+    return frozenset(rule.kind), *(getattr(rule, field) for field in WHERE if field != "kind")
 
 
 def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> ConfigError | None:

@@ -234,6 +234,16 @@ def test_two_rules_that_say_two_things_of_the_same_layers_are_both_named():
     ruled("nvfp4", {"kind": "mlp", "wgrad": "bf16"}, {"kind": "mlp", "fprop": "mxfp4"})  # two things of two products
 
 
+@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), (["mlp"], ["mlp", "conv"], ["conv", "mlp"])])
+def test_every_two_rules_of_the_same_layers_are_compared(kinds):
+    """Not only with the first of them; kinds in another order are the same layers."""
+    changes = {"wgrad.g": "bf16"}, {"dgrad.g": "mxfp8", "dgrad.w": "mxfp8"}, {"dgrad.g": "bf16"}
+    with pytest.raises(ConfigError) as raised:
+        ruled("nvfp4", *({"kind": kind, **change} for kind, change in zip(kinds, changes, strict=True)))
+    assert "layers[2]" in str(raised.value)
+    assert "layers[1]" in str(raised.value)
+
+
 def test_a_rule_without_a_layer_or_without_an_effect_is_an_error():
     nowhere = check_places(ruled("nvfp4", {"name": "blok0.*", "*": "mxfp4"}).layers, MODEL)
     assert "layers[0]: found 'blok0.*'" in str(nowhere)
