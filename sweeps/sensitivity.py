@@ -179,7 +179,8 @@ def choose(plan: StudyPlan, store: Store, budget: float, spend: Spend | None = N
     best = best_choice(options(study, gains, spend, SCOPES), budget)
     if not best.units:
         gaining = [unit.cost(spend) for unit, gain in zip(study.units, gains, strict=True) if gain > 0]
-        accepted = f"{_rounded_up(min(gaining))} or more: the cheapest unit that gains" if gaining else "nothing: no unit gains"
+        fits = f"{_rounded_up(min(gaining))} or more: the cheapest unit that gains" if gaining else ""
+        accepted = fits or "nothing: no unit gains"
         raise ConfigError("--budget", f"{budget:.2%}", accepted)
     places = list(plan.work)
     meant = products([plan.units[i] for i in best.units], places, plan.grain.by)

@@ -197,17 +197,19 @@ def _place(rule: LayerRule) -> tuple[object, ...]:
     return frozenset(rule.kind), *(getattr(rule, field) for field in WHERE if field != "kind")
 
 
-def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> ConfigError | None:
-    """The error of a rule that names layers or blocks of which a model has none, or whose changes later rules take back
-    in every layer; None if there is no such rule.
+def check_places(
+    rules: tuple[LayerRule, ...], places: Iterable[Place], used_elsewhere: Collection[LayerRule] = ()
+) -> ConfigError | None:
+    """The error of a rule that means no layer of a model, or whose changes later rules take back in every layer; None
+    if there is no such rule.
 
-    Kinds and the ends are words for any model: a rule with nothing else is idle in a model without such layers, as a
-    published recipe's for attention is in one that has none.
+    used_elsewhere: rules that may be idle here, where they say no more than kinds and the ends, which are words for any
+    model: one for attention may be meant for another task of the same sweep.
     """
     layers = list(places)
     for number, rule in enumerate(rules):
         meant = [place for place in layers if rule.matches(place)]
-        if not meant and not rule.name and not rule.blocks:
+        if not meant and rule in used_elsewhere and not rule.name and not rule.blocks:
             continue
         if not meant:
             names = ", ".join(dict.fromkeys(place.name for place in layers if place.name))
@@ -220,6 +222,11 @@ def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> Confi
                 accepted = f"an effect in some layer: all that it means, a later rule changes ({other.label()})"
                 return ConfigError(f"layers[{number}]", rule.label(), accepted)
     return None
+
+
+def idle_rules(rules: Iterable[LayerRule], places: Collection[Place]) -> tuple[LayerRule, ...]:
+    """The rules that mean no layer of a model."""
+    return tuple(rule for rule in rules if not any(map(rule.matches, places)))
 
 
 def near_glob(glob: str, names: Collection[str]) -> str | None:

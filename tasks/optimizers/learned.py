@@ -11,7 +11,7 @@ are summed apart, each in a place that it has whatever lanes there are, and are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn

@@ -4,9 +4,9 @@ It is a dict of tensors, the lane axis first. A new value is written into the me
 CUDA graph reads it there.
 
 A maximum that is not finite is never kept: where a loss scale moves, the step that has it is left out, and the next
-step is to find what the one before had. A held maximum of zero, of a tensor of zeros or for want of a finite one, makes a
-factor of one; so that it does not stay for a whole period, it is taken again 1, 2, 4, 8 … steps after the first one of
-training. That is known before the step, whatever the maxima are, so that other steps need not measure them.
+step is to find what the one before had. A held maximum of zero, of a tensor of zeros or for want of a finite one, makes
+a factor of one; so that it does not stay for a whole period, it is taken again at steps 1, 2, 4, 8 … of the first one.
+That is known before the step, whatever the maxima are, so that other steps need not measure them.
 """
 
 from __future__ import annotations
