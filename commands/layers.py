@@ -93,6 +93,8 @@ def sensitivity(
     found = arguments.find_recipe(recipe, store)
     numbers = arguments.parse_seeds(seeds)
     plan = studies.plan_study(found, asked, grain, lr=lr, seeds=numbers, cost=cost)
+    if share is not None:
+        studies.check_budget(plan.study, share, kind)
     target = str(store or stores.default_store(f"sensitivity-{studies.file_name(recipe)}"))
     machine: dict[str, Any] = {"device": device, "jobs": jobs, "executor": executor}
     if dry_run:
@@ -111,7 +113,11 @@ def sensitivity(
         plan = studies.with_fisher(plan, scores)
     study, said = studies.note_study(plan, opened), conclusion(result)
     if share is not None and result.exit_code == 0 and result.stopped is None:
-        choice, recipes = studies.choose(plan, opened, share, kind)
+        try:
+            choice, recipes = studies.choose(plan, opened, share, kind)
+        except ConfigError:  # what was measured is worth seeing all the same
+            _print(opened, study, said, as_json)
+            raise
         left = None if budget_s is None else max(budget_s - result.wall_s, 0.0)
         result = studies.run_choice(plan, opened, choice, recipes, budget_s=left, **limits)
         said += f"\nthe choice, on fresh seeds: {conclusion(result)}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers.place import Place
-from fp4dse.dse.layers.rule import check_places
+from fp4dse.dse.layers.rule import check_places, idle_rules
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.learned import Clips, clipped, learned_clips
@@ -103,6 +103,8 @@ class LaneNumerics:
         self.recompute = self.packed = False
         self.precise_layers: set[int] = set()
         self.places: dict[int, Place] = {}
+        self.idle_rules: tuple[str, ...] = ()
+        """Rules of lanes that no layer meets, one sentence each (`check_layers`)."""
         self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
         """Of lanes, with the recipes that they have in some layers."""
         self.learned: dict[tuple[str, int], Tensor] = {}
@@ -158,10 +160,12 @@ class LaneNumerics:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """The reasons why faster paths were passed over, of quantizers, products and gradients."""
+        """Rules for layers that this model has not, and the reasons why faster paths were passed over, of quantizers,
+        products and gradients."""
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
         if self.packed and (reason := self.why_not_packed()):
             own = *own, f"activations not kept as codes ({reason})"
+        own = *self.idle_rules, *own
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
     def add_layer(self, layer: int, place: Place) -> None:
@@ -190,10 +194,14 @@ class LaneNumerics:
         return self.learned.get((operand, layer))
 
     def check_layers(self) -> None:
-        """ConfigError for a lane's rule that check_places refuses, once all layers are added."""
+        """ConfigError for a lane's rule that check_places refuses, once all layers are added. One that is idle in this
+        model may be meant for others: `fallbacks` names it."""
+        places = list(self.places.values())
         for recipe in dict.fromkeys(self.recipes):
-            if (error := check_places(recipe.layers, self.places.values())) is not None:
+            if (error := check_places(recipe.layers, places, used_elsewhere=recipe.layers)) is not None:
                 raise error
+        idle = [rule for recipe in self.recipes for rule in idle_rules(recipe.layers, places)]
+        self.idle_rules = tuple(f"rule without a layer in this model: {rule.label()}" for rule in dict.fromkeys(idle))
 
     def split(self, layer: int) -> Split | None:
         """The groups of a layer, with numerics of the present moment; None where all lanes compute alike."""

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.learned import PREFIX, clipped, starts
+from fp4dse.kernels.learned import PREFIX, clip_parameter, clipped
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.stored import Stored
@@ -139,7 +139,8 @@ class QuantLinear(nn.Module):
     weight  [L, out, in]; bias: [L, out] or None
     layer   keys the random numbers of this layer: no two layers of a model may share it
     place   where in the model it stands: a recipe may keep layers at some places precise
-    clips   operand -> the clips that lanes learn for it; the parameter `clip_x` or `clip_w` has them, [L, 1]
+
+    An operand for which lanes learn a clip has the parameter `clip_x` or `clip_w`, [L, 1].
 
     Sizes that the block does not divide are padded with zeros inside.
     """
@@ -152,9 +153,8 @@ class QuantLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias)
         self.numerics, self.layer, self.place = numerics, layer, place
         numerics.add_layer(layer, place)
-        self.clips = numerics.clips(layer)
-        for operand, clips in self.clips.items():
-            alpha = nn.Parameter(starts(clips).to(weight.device))
+        for operand, clips in numerics.clips(layer).items():
+            alpha = clip_parameter(clips, weight.device)
             self.register_parameter(PREFIX + operand, alpha)
             numerics.learned[operand, layer] = alpha
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fp4dse.dse import STAGES, Recipe
@@ -40,14 +40,32 @@ def learned_clips(here: Sequence[Recipe]) -> dict[str, Clips]:
     return {of: clips for of, clips in learned.items() if any(clips)}
 
 
-def is_learned(name: str) -> bool:
-    """True for the name of a parameter that a quantizer learns."""
-    return name.rpartition(".")[2].startswith(PREFIX)
+class ClipParameter(nn.Parameter):
+    """The clip of an operand, float32 [L, 1]. By this type, not by its name, it is known among a model's parameters.
+
+    of_lanes   how each lane's moves
+    """
+
+    of_lanes: Clips
 
 
-def starts(clips: Clips) -> Tensor:
-    """The parameter before the first step, float32 [L, 1]; one in lanes that learn none."""
-    return torch.tensor([[1.0 if clip is None else clip.start] for clip in clips])
+def clip_parameter(clips: Clips, device: torch.device) -> ClipParameter:
+    """The parameter before the first step; one in lanes that learn none."""
+    alpha = ClipParameter(torch.tensor([[1.0 if clip is None else clip.start] for clip in clips], device=device))
+    alpha.of_lanes = clips
+    return alpha
+
+
+def possible_clips(model: nn.Module) -> dict[str, ClipParameter | None]:
+    """Name of each clip that the layers of a model may have -> the clip, None where no lane learns it. Which names
+    there are, and their order, does not depend on the lanes."""
+    layers = [(path, layer) for path, layer in model.named_modules() if hasattr(layer, "place")]
+    found = {
+        (f"{path}." if path else "") + PREFIX + operand: getattr(layer, PREFIX + operand, None)
+        for path, layer in layers
+        for operand in STAGES["fprop"]
+    }
+    return {name: of if isinstance(of, ClipParameter) else None for name, of in found.items()}
 
 
 def refuse(clips: dict[str, Clips], why: str) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from fp4dse.dse import SLOTS, ConfigError, Recipe, Space
 from fp4dse.dse.cost import DEFAULT_COST, CostTarget
-from fp4dse.dse.layers.rule import check_places
+from fp4dse.dse.layers.rule import check_places, idle_rules
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.space.space import Count
@@ -232,16 +232,23 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def _check_tasks(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
-    """ConfigError for a rollout with a task that has none, and for a rule that names layers of which a task's model has
-    none. Models that are too large to be looked at here are checked when they are built."""
-    recipes = list(recipes)
+    """ConfigError for a rollout with a task that has none, and for a rule that means no layer: with names or blocks of
+    one task's model, with kinds and the ends alone of any task's. Models that are too large to be looked at here are
+    checked when they are built."""
+    recipes, tasks = list(recipes), list(tasks)
     for recipe, task in itertools.product(recipes, tasks):
         check_rollout(recipe, task)
     ruled = [recipe for recipe in recipes if recipe.layers]
-    for task in tasks if ruled else ():
-        layers = find_layers(*(task.origin or (task.name, task.preset))) or []
-        for recipe in ruled if layers else ():
-            if (error := check_places(recipe.layers, [layer.place for layer in layers])) is not None:
+    if not ruled:
+        return
+    found = [(task, find_layers(*(task.origin or (task.name, task.preset)))) for task in tasks]
+    places = [(task, [layer.place for layer in layers]) for task, layers in found if layers]
+    every = [place for _, of_task in places for place in of_task]
+    for recipe in ruled:
+        idle = idle_rules(recipe.layers, every) if len(places) == len(found) else ()
+        used = [rule for rule in recipe.layers if rule not in idle]
+        for task, of_task in places:
+            if (error := check_places(recipe.layers, of_task, used)) is not None:
                 where = f"{task.name}:{task.preset}, recipe {recipe.label()}, {error.where}"
                 raise ConfigError(where, error.found, error.accepted, error.also)
 

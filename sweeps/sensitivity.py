@@ -9,6 +9,7 @@ recipe itself and beside the first and last blocks of equal cost, because the se
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import count, islice
@@ -153,23 +154,33 @@ def note_study(plan: StudyPlan, store: Store) -> Study:
     return read_studies(store)[-1]
 
 
+def check_budget(study: Study, budget: float, spend: Spend | None = None) -> Spend:
+    """The cost that the budget (a share: 0.05) limits. ConfigError, before anything is trained, if it is the step's and
+    that is not known, and if no unit fits, whatever it gains."""
+    if spend == "step" and study.spend != "step":
+        raise ConfigError("--spend", spend, "products: the cost model does not know all units of this task")
+    spend = spend or study.spend
+    if (least := min(unit.cost(spend) for unit in study.units)) > budget:
+        raise ConfigError("--budget", f"{budget:.2%}", f"{_rounded_up(least)} or more: the cheapest unit")
+    return spend
+
+
 def choose(plan: StudyPlan, store: Store, budget: float, spend: Spend | None = None) -> tuple[Spared, list[Recipe]]:
     """The units to spare within a budget (a share: 0.05), by what was measured, and the recipes to train for it: the
     recipe itself, the chosen one, that with first and last blocks spared.
 
-    ConfigError if nothing that gains fits, and if the cost of the step is asked for and not known.
+    ConfigError if nothing that gains fits, and as of `check_budget`.
     """
     study = plan.study
-    spend = spend or study.spend
-    if spend == "step" and study.spend != "step":
-        raise ConfigError("--spend", spend, "products: the cost model does not know all units of this task")
+    spend = check_budget(study, budget, spend)
     lines = sensitivity(store.runs(), study)
     lines = lines.drop_duplicates("unit").set_index("unit")
     gains = [float(lines["gain"].get(unit.label, float("nan"))) for unit in study.units]
     best = best_choice(options(study, gains, spend, SCOPES), budget)
     if not best.units:
         gaining = [unit.cost(spend) for unit, gain in zip(study.units, gains, strict=True) if gain > 0]
-        accepted = f"{min(gaining):.2%} or more: the cheapest unit that gains" if gaining else "nothing: no unit gains"
+        fits = f"{_rounded_up(min(gaining))} or more: the cheapest unit that gains" if gaining else ""
+        accepted = fits or "nothing: no unit gains"
         raise ConfigError("--budget", f"{budget:.2%}", accepted)
     places = list(plan.work)
     meant = products([plan.units[i] for i in best.units], places, plan.grain.by)
@@ -198,6 +209,11 @@ def run_choice(plan: StudyPlan, store: Store, choice: Spared, recipes: Sequence[
     result = run_sweep(recipes, tasks=[plan.asked], seeds=choice.seeds, lrs=lrs, store=where, stage=CONFIRM, **limits)
     record_study(store, msgspec.structs.replace(plan.study, choices=(choice,)))
     return result
+
+
+def _rounded_up(share: float) -> str:
+    """A share in words that, given back as a budget, is enough for it."""
+    return f"{math.ceil(share * 1e4 - 1e-6) / 100:.2f}%"
 
 
 def _first_and_last(plan: StudyPlan, most: float) -> tuple[list[Place], float]:

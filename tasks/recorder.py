@@ -15,7 +15,7 @@ is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +26,7 @@ from fp4dse.kernels import LaneNumerics, lane_sum
 from fp4dse.tasks.backward import backward
 from fp4dse.tasks.job import number
 from fp4dse.tasks.optimizers import LaneOptimizer
+from fp4dse.tasks.optimizers.learned import Learned
 
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
@@ -60,7 +61,7 @@ def measure(
 
     out: dict[str, Tensor] = {}
     squares = {name: (_square(g), _square(true[name]), _square(g - true[name])) for name, g in used.items()}
-    totals = [lane_sum(torch.stack(column), 0) for column in zip(*squares.values(), strict=True)]
+    totals = [_total(column, optimizer.learned) for column in zip(*squares.values(), strict=True)]
     layers = {name: m for name, m in model.named_modules() if hasattr(m, "place")}
     for name, (own, plain, noise) in {"": totals, **{name: squares[f"{name}.weight"] for name in layers}}.items():
         end = f"/{name}" if name else ""
@@ -73,6 +74,15 @@ def _gradients(model: nn.Module, optimizer: LaneOptimizer) -> dict[str, Tensor]:
     """Parameter name -> its gradient [L, n] without the loss scale, in float64; gradients are cleared."""
     flat = optimizer.gradient().double().split(optimizer.sizes, 1)
     return dict(zip([name for name, _ in model.named_parameters()], flat, strict=True))
+
+
+def _total(of_parameters: Sequence[Tensor], learned: Learned) -> Tensor:
+    """The sum [L] over all parameters, of numbers [L] each; what only some lanes learn is added last."""
+    rest = [x for i, x in enumerate(of_parameters) if i not in learned.tensors]
+    total = lane_sum(torch.stack(rest), 0)
+    if learned.is_any:
+        total = total + learned.total(torch.stack([of_parameters[i] for i in learned.tensors], dim=1))
+    return total
 
 
 def _square(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics
-from fp4dse.kernels.learned import is_learned
+from fp4dse.kernels.learned import possible_clips
 from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
 from fp4dse.tasks.task import Task
 
@@ -111,9 +111,9 @@ def _started(
 ) -> nn.Module:
     """The model that `make` makes of the parameters, with the weights in each of its lanes."""
     model = make(parameters, numerics)
-    there = model.state_dict()
+    there, clips = model.state_dict(), possible_clips(model)
     for name, tensor in there.items():
-        if is_learned(name) and name not in weights:
+        if clips.get(name) is not None and name not in weights:
             continue  # what quantizers learn begins as their recipe says, where the file is of another
         wanted = f"{_shape(tensor[0])}, as the model has it"
         if name not in weights:
@@ -121,7 +121,7 @@ def _started(
         if weights[name].shape != tensor.shape[1:]:
             raise ConfigError(f"{OPTION} {where}: {name}", _shape(weights[name]), wanted)
     for name, value in weights.items():
-        if name not in there and not is_learned(name):
+        if name not in there and name not in clips:
             raise ConfigError(f"{OPTION} {where}: {name}", _shape(value), f"tensors of the model: {', '.join(there)}")
     with torch.no_grad():
         for name in there.keys() & weights.keys():

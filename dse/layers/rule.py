@@ -9,6 +9,7 @@ the rule's; nor have layers that an earlier rule made BF16 in all six operands, 
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
@@ -183,28 +184,32 @@ def _folded(precise: Precise, rule: LayerRule) -> Precise | None:
 
 def check_rules(rules: Iterable[LayerRule]) -> ConfigError | None:
     """The error of two rules that say different things of the same layers, if there are such."""
-    seen: dict[tuple[object, ...], tuple[int, LayerRule]] = {}
-    for number, rule in enumerate(rules):
-        where = tuple(getattr(rule, field) for field in WHERE)
-        earlier_number, earlier = seen.setdefault(where, (number, rule))
+    for (earlier_number, earlier), (number, rule) in itertools.combinations(enumerate(rules), 2):
         both = [field for field in rule.changes if field in earlier.changes]
-        if earlier is not rule and any(getattr(rule, field) != getattr(earlier, field) for field in both):
+        if _place(rule) == _place(earlier) and any(getattr(rule, field) != getattr(earlier, field) for field in both):
             accepted = f"other layers than layers[{earlier_number}] has, which says otherwise ({earlier.label()})"
             return ConfigError(f"layers[{number}]", rule.label(), accepted)
     return None
 
 
-def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> ConfigError | None:
-    """The error of a rule that names layers or blocks of which a model has none, or whose changes later rules take back
-    in every layer; None if there is no such rule.
+def _place(rule: LayerRule) -> tuple[object, ...]:
+    """The fields that say where a rule applies; the order of kinds says nothing."""
+    return frozenset(rule.kind), *(getattr(rule, field) for field in WHERE if field != "kind")
 
-    Kinds and the ends are words for any model: a rule with nothing else is idle in a model without such layers, as a
-    published recipe's for attention is in one that has none.
+
+def check_places(
+    rules: tuple[LayerRule, ...], places: Iterable[Place], used_elsewhere: Collection[LayerRule] = ()
+) -> ConfigError | None:
+    """The error of a rule that means no layer of a model, or whose changes later rules take back in every layer; None
+    if there is no such rule.
+
+    used_elsewhere: rules that may be idle here, where they say no more than kinds and the ends, which are words for any
+    model: one for attention may be meant for another task of the same sweep.
     """
     layers = list(places)
     for number, rule in enumerate(rules):
         meant = [place for place in layers if rule.matches(place)]
-        if not meant and not rule.name and not rule.blocks:
+        if not meant and rule in used_elsewhere and not rule.name and not rule.blocks:
             continue
         if not meant:
             names = ", ".join(dict.fromkeys(place.name for place in layers if place.name))
@@ -217,6 +222,11 @@ def check_places(rules: tuple[LayerRule, ...], places: Iterable[Place]) -> Confi
                 accepted = f"an effect in some layer: all that it means, a later rule changes ({other.label()})"
                 return ConfigError(f"layers[{number}]", rule.label(), accepted)
     return None
+
+
+def idle_rules(rules: Iterable[LayerRule], places: Collection[Place]) -> tuple[LayerRule, ...]:
+    """The rules that mean no layer of a model."""
+    return tuple(rule for rule in rules if not any(map(rule.matches, places)))
 
 
 def near_glob(glob: str, names: Collection[str]) -> str | None:

@@ -20,8 +20,6 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
-from fp4dse.kernels import lane_sum
-from fp4dse.kernels.learned import is_learned
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
@@ -62,21 +60,24 @@ class LaneOptimizer:
         self.kind, self.accumulate = type(numbers[0].optimizer), accumulate
         self.rule = KINDS[self.kind]
         self.parameters = list(model.parameters())
-        self.clips = [p for name, p in model.named_parameters() if is_learned(name)]
         self.sizes = [p[0].numel() for p in self.parameters]
         self.flat = torch.cat([p.detach().reshape(lanes, -1) for p in self.parameters], dim=1)
         for p, view in zip(self.parameters, self.flat.split(self.sizes, 1), strict=True):
             p.data = view.view(p.shape)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
-        self.learned = Learned(model, self.sizes, device)
+        self.learned = Learned(model, self.tensors, device)
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
-        self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.rule.STATE.items()}
+        self.per = dict(self.rule.STATE)
+        """Name of what is kept -> per what it has a number."""
+        self.kept = {name: torch.zeros(lanes, sizes[per], device=device) for name, per in self.per.items()}
         self.ramps = any(n.ramps for n in numbers)
         if self.ramps:
-            self.kept |= ramped.state(self.flat)
+            of_ramps = ramped.state(self.flat)
+            self.kept |= of_ramps
+            self.per |= dict.fromkeys(of_ramps, "element")
 
         def column(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64).to(torch.float32).to(device)[:, None]
@@ -114,10 +115,8 @@ class LaneOptimizer:
         return schedule_factor(n.schedule, step, len(self.lr_factors)) if n.schedule else self.lr_factors[step]
 
     def gradient(self) -> Tensor:
-        """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared. A clip that is learned
-        has none where its quantizer is off."""
-        for p in self.clips:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        """The gradients as one tensor [L, P], with the loss scale taken out; they are cleared."""
+        self.learned.take_note()
         out = torch.cat([p.grad.reshape(len(p), -1) for p in self.parameters], dim=1)  # type: ignore[union-attr]
         for p in self.parameters:
             p.grad = None
@@ -130,16 +129,18 @@ class LaneOptimizer:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
-        """One update of the lanes that are alive (bool [L]) by gradient [L, P]; the others keep their bits.
+        """One update of the lanes that are alive (bool [L]) by gradient [L, P], of `gradient()`; the others keep their
+        bits.
 
         at: number of the step, int64 [1] on the device, so that a captured step reads it anew; `prepare` has seen it.
         """
         if not self.learned.is_any:
             self._step(gradient, alive, at)
             return
-        before = self.learned.of(self.flat)
-        self._step(self.learned.with_decay(gradient, self.flat), alive, at)
-        self.learned.moved(self.flat, before)
+        kept = {name: (self.per[name], value) for name, value in self.kept.items()}
+        before = self.learned.before(self.flat, kept)
+        self._step(self.learned.with_decay(gradient, before[""]), alive, at)
+        self.learned.after(self.flat, kept, before)
 
     def _step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
         """The same, as the optimizer alone has it."""
@@ -147,7 +148,7 @@ class LaneOptimizer:
             :, :, None
         ]
         if self.clip is not None:
-            norm = sqrt(lane_sum(gradient * gradient, 1))[:, None]
+            norm = sqrt(self.learned.square_sum(gradient))[:, None]
             gradient = gradient * torch.where(norm > self.clip, self.clip / norm, 1.0)
         if self.kind is AdamW:
             self._adamw(gradient, alive, lr_factor, numbers)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fp4dse.results import open_store
 from fp4dse.results.report import write_report
+from fp4dse.results.stats.knapsack import Option
 from tests.commands.running import assert_one_line, call
 
 ASKED = ("sensitivity", "nvfp4", "--task", "language:smoke", "--by", "kind", "--seeds", "2", "--jobs", "1")
@@ -72,8 +73,18 @@ def test_a_part_of_a_study_says_what_is_missing(run):
     assert len(open_store("part").runs()) == 2 * (1 + 1 + 4)
 
 
+def test_a_budget_for_which_nothing_gains_shows_what_was_measured(run, monkeypatch):
+    """The error comes after the table, which took the training."""
+    monkeypatch.setattr("fp4dse.sweeps.sensitivity.best_choice", lambda *_: Option(0.0, 0.0, ()))
+    answer = run(*ASKED, "--store", "part", "--budget", "100%")
+    assert answer.code == 2
+    assert "sparing gains" in answer.out
+    assert "--budget" in answer.err
+
+
 def test_wrong_input_is_one_line(run):
     assert_one_line(run(*ASKED, "--budget", "5"), 2, "--budget", "5%")
+    assert_one_line(run(*ASKED, "--budget", "1%"), 2, "--budget", "found '1.00%'", "or more: the cheapest unit")
     assert_one_line(run(*ASKED, "--products", "all,wgrd"), 2, "--products", "wgrad")
     assert_one_line(run("sensitivity", "bf16", "--task", "language:smoke"), 2, "one that quantizes a layer")
     assert_one_line(run(*ASKED, "--stop-after", "soon"), 2, "--stop-after")

@@ -158,3 +158,14 @@ def test_cut_and_join_are_inverse_and_gradients_go_back(lanes):
     assert torch.equal(joined, 2 * x)
     (joined * weights).sum().backward()
     assert torch.equal(x.grad, 2 * weights)
+
+
+def test_a_rule_that_is_idle_in_a_model_is_said_of_the_run():
+    idle = recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), "layers": [{"kind": "conv", "*": "mxfp8"}]})
+    numerics = LaneNumerics([idle, Recipe.named("nvfp4")], [0, 1])
+    numerics.add_layer(0, Place("linear", 0, 1))
+    numerics.check_layers()
+    assert numerics.fallbacks[0] == "rule without a layer in this model: conv: mxfp8"
+    numerics.add_layer(1, Place("conv", 0, 1))
+    numerics.check_layers()
+    assert not any("rule without" in said for said in numerics.fallbacks)

@@ -86,6 +86,39 @@ def test_a_held_maximum_is_refreshed_every_so_many_steps():
     assert followed(TensorScale(amax="held", steps=3.0), SHRINKING) == [0, 0, 0, 3, 3, 3, 6]
 
 
+@pytest.mark.parametrize("steps", [3, 50])
+@pytest.mark.parametrize("nothing", [0.0, torch.inf])
+@pytest.mark.parametrize("until", range(6))
+def test_a_held_maximum_of_nothing_is_taken_again_soon(nothing, until, steps):
+    """1, 2, 4 … steps after the first, and with every period: whether or not other lanes measure in between."""
+    q = replace(NV, tensor_scale=TensorScale(amax="held", steps=float(steps)))
+    for beside in (q, replace(q, tensor_scale=TensorScale(amax="previous"))):
+        numerics = LaneNumerics([recipe(x=q), recipe(x=beside)], [0, 1])
+        found = []
+        for step in range(12):
+            x = torch.ones(2, 1, 16) * 2.0**-step
+            if step < until:
+                x[:, :, 0] = nothing
+                x = x if nothing else torch.zeros_like(x)
+            numerics.step.fill_(step)
+            numerics.measuring = numerics.measures(step)
+            decoded(numerics, x)
+            [kept_now] = numerics.slots["fprop.x"].state.values()
+            found.append(kept_now[0].item())
+        taken = [step for step in range(12) if step % steps == 0 or (step in (1, 2, 4, 8) and step < steps)]
+        expected, kept = [], 0.0
+        for step in range(12):
+            if step in taken and (step % steps == 0 or not kept):
+                kept = 2.0**-step if step >= until else nothing if nothing == 0 else kept
+            expected.append(kept)
+        assert found == expected
+
+
+def test_a_held_maximum_is_measured_when_it_may_be_taken_and_not_else():
+    numerics = LaneNumerics([recipe(x=replace(NV, tensor_scale=TensorScale(amax="held", steps=20.0)))], [0])
+    assert [step for step in range(64) if numerics.measures(step)] == [0, 1, 2, 4, 8, 16, 20, 40, 60]
+
+
 def test_a_neighbour_with_a_held_maximum_changes_nothing():
     held = replace(NV, tensor_scale=TensorScale(amax="held"))
     together = steps(LaneNumerics([recipe(x=held), recipe(x=NV)], [0, 1]), SHRINKING)

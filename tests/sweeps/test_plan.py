@@ -208,6 +208,16 @@ def test_a_rule_that_meets_no_layer_of_a_task_is_an_error_before_anything_is_tra
         make([fine], [vision, get_task("regression", "quickstart")])
 
 
+def test_a_rule_for_a_kind_that_no_task_has_is_an_error_and_one_that_some_have_is_not():
+    vision, regression = get_task("vision", "quickstart"), get_task("regression", "quickstart")
+    attention = ruled(kind="attention", wgrad="bf16")
+    with pytest.raises(ConfigError, match=r"layers\[0\]: found 'attention'.*linear"):
+        make([attention], [regression])
+    assert make([attention], [regression, vision]).left == 2 * make([attention], [vision]).left
+    with pytest.raises(ConfigError, match=r"layers\[0\]: found 'expert'"):
+        make([ruled(kind="expert", wgrad="bf16")], [regression, vision])
+
+
 def test_a_recipe_whose_rules_quantize_the_forward_pass_has_the_rate_of_such():
     bf16 = recipe_to_dict(Recipe.named("bf16"))
     for what, of in (("fprop", "forward"), ("wgrad", "backward"), ("*", "forward")):

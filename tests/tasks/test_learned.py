@@ -1,5 +1,7 @@
 """A clip that quantizers learn is a parameter like others: it moves, decays, is kept, and a lane's own."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 import torch
@@ -9,7 +11,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.outliers import LearnedClip
 from fp4dse.dse.rollout import ROLLOUT_NAMES
-from fp4dse.dse.training import SGD, Training
+from fp4dse.dse.training import SGD, Muon, StableSPAM, Training
 from fp4dse.kernels.learned import LEAST
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
@@ -53,16 +55,38 @@ def test_training_moves_it_at_a_rate_of_its_own():
 
 
 @pytest.mark.parametrize("rate", [1.0, 3.0])
-def test_without_a_gradient_it_decays(rate):
-    """Where the quantizer is off, by lr · rate · decay · alpha a step under plain SGD; never to zero."""
-    members = [
-        lane(training=Training(optimizer=SGD(momentum=0.0)), finish=Finish(1.0, "forward"), start=2.0, **clip)
-        for clip in ({"decay": 0.5, "rate": rate}, {"decay": 1e4, "rate": rate})
-    ]
-    found = clips(trained(*members))
-    expected = 2.0 * (1 - TASK.lr * rate * 0.5) ** TASK.steps
-    assert found[0].tolist() == pytest.approx([expected] * 2, rel=1e-5)
-    assert found[1].tolist() == [pytest.approx(LEAST)] * 2
+def test_where_nothing_is_clamped_it_decays(rate):
+    """By lr · rate · decay · alpha a step under plain SGD; never to zero."""
+    sgd = Training(optimizer=SGD(momentum=0.0))
+    population = trained(lane(training=sgd, start=50.0, decay=0.5, rate=rate))
+    expected = 50.0 * (1 - TASK.lr * rate * 0.5) ** TASK.steps
+    assert clips(population)[0].tolist() == pytest.approx([expected] * 2, rel=1e-5)
+    fallen = trained(lane(training=sgd, start=50.0, decay=1e6, rate=rate), task=replace(TASK, steps=1))
+    assert clips(fallen)[0].tolist() == [pytest.approx(LEAST)] * 2
+
+
+@pytest.mark.parametrize("what", ["forward", "all", "all-but-weights"])
+@pytest.mark.parametrize("optimizer", [None, SGD(), StableSPAM(), Muon()])
+def test_while_its_quantizer_is_off_neither_it_nor_its_momenta_move(what, optimizer):
+    training = Training(optimizer=optimizer, clip=0.5)
+    population = Population(TASK, [lane(training=training, finish=Finish(0.5, what), decay=0.3, start=1.0)], "cpu")
+    learned, seen = population.optimizer.learned, []
+    for step in range(TASK.steps):
+        population.train_step(step)
+        per, kept = population.optimizer.per, population.optimizer.kept
+        of_kept = [value[:, learned.at[per[name]]] for name, value in kept.items() if per[name] in learned.at]
+        seen.append(torch.cat([clips(population), *of_kept], 1))
+    moves = [not torch.equal(a, b) for a, b in pairwise(seen)]
+    assert moves == [True] * 5 + [False] * 6
+
+
+def test_what_a_finish_reports_is_of_the_clip_that_training_left():
+    """Not of one that decayed unused: held-out data go through the quantizer after fine-tuning but for the weights."""
+    task = replace(TASK, steps=200)
+    fast = {"start": 3.0, "decay": 0.5, "rate": 20.0}
+    population = trained(lane(finish=Finish(0.7, "all-but-weights"), **fast), task=task)
+    before = trained(lane(**fast), task=replace(task, steps=60))  # the rate is constant so far
+    assert (clips(population) - clips(before)).abs().max() < 1.0
 
 
 def test_a_lane_is_itself_in_any_company_after_a_checkpoint_and_a_rung(tmp_path):
@@ -89,9 +113,48 @@ def test_a_rule_for_layers_may_give_it_to_some():
     population = trained(*members[:2], task=task)
     names = {name.partition(".clip_")[0] for name in population.model.state_dict() if "clip_" in name}
     assert names == {"layer.block0_up", "layer.block0_down"}
-    whole = train(task, members[:2]).lanes
-    assert [train(task, [member]).lanes[0].val_loss for member in members[:2]] == [of.val_loss for of in whole]
-    assert train(task, members[2:]).lanes[0].val_loss not in [of.val_loss for of in whole]
+    results = [train(task, [member]).lanes[0] for member in members]
+    assert results[:2] == train(task, members[:2]).lanes
+    assert results[2].val_loss not in [of.val_loss for of in results[:2]]
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD(), StableSPAM(), Muon()])
+def test_a_lane_is_itself_beside_lanes_that_learn_elsewhere(optimizer):
+    """Also where gradients are clipped by their norm, and in what is recorded: clips that only others have change the
+    order of no sum."""
+    task, training = replace(get_task("vision", "smoke"), steps=2), Training(optimizer=optimizer, clip=0.05)
+    plain = replace(Recipe.named("nvfp4"), training=training)
+    x = recipe_to_dict(recipe())["fprop"]["x"]
+    ruled = [
+        recipe_from_dict({**recipe_to_dict(plain), "layers": [{"kind": kind, "fprop.x": x}]})
+        for kind in (["mlp"], ["attention", "mlp"], ["linear", "attention"])
+    ]
+    members = [Lane(of, 1e-2, seed) for of, seed in [*((plain, s) for s in range(6)), *((of, 0) for of in ruled)]]
+    whole = train(task, members, record=True).lanes
+    apart = train(task, members[:6], record=True).lanes
+    assert apart == whole[:6]
+    for at in range(6, 9):
+        assert train(task, members[at : at + 1], record=True).lanes == whole[at : at + 1]
+
+
+def test_names_of_a_model_of_ones_own_mean_nothing():
+    """Neither an attribute `clips` nor a parameter `clip_x` that is not a quantizer's."""
+
+    class Own(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.clips = inner, [1, 2]
+            self.clip_x = torch.nn.Parameter(torch.ones(1, 3))
+
+        def forward(self, x):
+            return self.inner(x) + 0.0 * self.clip_x.sum()
+
+    task = replace(TASK, steps=2, model=lambda init, numerics: Own(TASK.model(init, numerics)))
+    for one, learned in (lane(), 2), (Lane(Recipe.named("nvfp4"), TASK.lr, 0), 0):
+        assert len(trained(one, task=task).optimizer.learned.clips) == learned
+    weights, _ = make_weights(task, lane())
+    with pytest.raises(ConfigError, match="clip_x: found nothing"):
+        start_from(task, {name: value for name, value in weights.items() if name != "clip_x"}, "w")
 
 
 def test_rollouts_have_it_where_they_compute_as_the_trainer_does():

@@ -4,12 +4,15 @@ It is a dict of tensors, the lane axis first. A new value is written into the me
 CUDA graph reads it there.
 
 A maximum that is not finite is never kept: where a loss scale moves, the step that has it is left out, and the next
-step is to find what the one before had.
+step is to find what the one before had. A held maximum of zero, of a tensor of zeros or for want of a finite one, makes
+a factor of one; so that it does not stay for a whole period, it is taken again at steps 1, 2, 4, 8 … of the first one.
+That is known before the step, whatever the maxima are, so that other steps need not measure them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +46,7 @@ class Maxima:
         anew = [1 if s is None or s.amax in ("current", "previous") else n for s, n in zip(scales, steps, strict=True)]
         self.anew = column(anew)
         """Steps after which a maximum is taken into the state."""
+        self.held = column([s is not None and s.amax == "held" for s in scales])
         self.history = column([s is not None and s.amax == "history" for s in scales])
         self.longest = max([n for s, n in zip(scales, steps, strict=True) if s and s.amax == "history"], default=0)
         fed_back = [s is not None and s.amax == "feedback" for s in scales]
@@ -52,7 +56,9 @@ class Maxima:
 
     def due(self, step: int) -> bool:
         """True if the state depends on the maxima of this step's tensor in some lane."""
-        return self.has_state and (self.always or any(step % period == 0 for period in self.periods))
+        return self.has_state and (
+            self.always or any(step % period == 0 or (step < period and is_retry(step)) for period in self.periods)
+        )
 
     def __call__(self, state: dict[str, Tensor], take: Callable[[], Tensor], use: Use) -> Tensor | None:
         """The maxima to scale by, [L]; None where they are the current ones in every lane. `take` returns these, and is
@@ -71,6 +77,8 @@ class Maxima:
             taken, old = torch.ones_like(taken), torch.zeros_like(current)
             used = current if self.feedback is None else torch.where(self.feedback, power_above(current), current)
         else:
+            if use.training:
+                taken = taken | (self.held & (use.step < self.anew) & is_retry(use.step) & (old == 0))
             refresh = taken & self.not_previous
             refresh = refresh if self.feedback is None else refresh & ~self.feedback
             used = torch.where(refresh, current, old)
@@ -97,6 +105,11 @@ class Maxima:
             value = torch.where(self.history & (current < torch.inf), current, 0.0)
             store(state, key, row.scatter(1, place, value), use)
         return used
+
+
+def is_retry(step: Any) -> Any:
+    """True at steps 1, 2, 4, 8 …; of a tensor of numbers bool, of an int a truth value."""
+    return (step > 0) & (step & (step - 1) == 0)
 
 
 class Average:

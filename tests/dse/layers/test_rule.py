@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_files, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import WORDS, Place
-from fp4dse.dse.layers.rule import CHANGES, LayerRule, check_places
+from fp4dse.dse.layers.rule import CHANGES, LayerRule, check_places, idle_rules
 from fp4dse.dse.reading.library import read_recipe_file, recipe_to_toml
 from fp4dse.dse.stages import SLOTS, STAGES
 
@@ -234,6 +234,16 @@ def test_two_rules_that_say_two_things_of_the_same_layers_are_both_named():
     ruled("nvfp4", {"kind": "mlp", "wgrad": "bf16"}, {"kind": "mlp", "fprop": "mxfp4"})  # two things of two products
 
 
+@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), (["mlp"], ["mlp", "conv"], ["conv", "mlp"])])
+def test_every_two_rules_of_the_same_layers_are_compared(kinds):
+    """Not only with the first of them; kinds in another order are the same layers."""
+    changes = {"wgrad.g": "bf16"}, {"dgrad.g": "mxfp8", "dgrad.w": "mxfp8"}, {"dgrad.g": "bf16"}
+    with pytest.raises(ConfigError) as raised:
+        ruled("nvfp4", *({"kind": kind, **change} for kind, change in zip(kinds, changes, strict=True)))
+    assert "layers[2]" in str(raised.value)
+    assert "layers[1]" in str(raised.value)
+
+
 def test_a_rule_without_a_layer_or_without_an_effect_is_an_error():
     nowhere = check_places(ruled("nvfp4", {"name": "blok0.*", "*": "mxfp4"}).layers, MODEL)
     assert "layers[0]: found 'blok0.*'" in str(nowhere)
@@ -244,12 +254,16 @@ def test_a_rule_without_a_layer_or_without_an_effect_is_an_error():
     assert check_places(fine.layers, MODEL) is None
 
 
-def test_a_rule_for_a_kind_is_idle_in_a_model_without_it():
-    """So that a recipe with FP8 attention may be tried on a model that has none."""
-    for where in ({"kind": "conv"}, {"kind": "attention", "last": 0.1}, {"last": 0.1}):
-        assert check_places(ruled("nvfp4", {**where, "*": "mxfp4"}).layers, MODEL) is None
+def test_a_rule_for_a_kind_may_be_idle_in_a_model_without_it_if_it_is_used_in_another():
+    """So that a recipe with FP8 attention may be tried on several models, of which one has none."""
+    for where in ({"kind": "conv"}, {"kind": "attention", "last": 0.05}, {"last": 0.05}):
+        rules = ruled("nvfp4", {**where, "*": "mxfp4"}).layers
+        assert f"layers[0]: found '{rules[0].where()}'" in str(check_places(rules, MODEL))
+        assert check_places(rules, MODEL, used_elsewhere=rules) is None
+        assert idle_rules(rules, MODEL) == rules
     for where in ({"kind": "conv", "name": "c*"}, {"blocks": "7:9"}):
-        assert check_places(ruled("nvfp4", {**where, "*": "mxfp4"}).layers, MODEL) is not None
+        rules = ruled("nvfp4", {**where, "*": "mxfp4"}).layers
+        assert check_places(rules, MODEL, used_elsewhere=rules) is not None
 
 
 @pytest.mark.parametrize(
