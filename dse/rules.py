@@ -28,7 +28,7 @@ from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic, rounding_name, samples_of
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
-from fp4dse.dse.training import AdamW
+from fp4dse.dse.training import SGD, AdamW
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 """Significant bits that FP8 products take."""
@@ -349,6 +349,21 @@ def _ramping(r: Recipe) -> ConfigError | None:
     return ConfigError("training.optimizer", r.training.kind, "adamw or the task's, with training.ramping")
 
 
+def _distill(r: Recipe) -> ConfigError | None:
+    """The loss and the distance from a teacher share a weight of one."""
+    if r.training.distill is None or r.training.distill.weight <= 1:
+        return None
+    return ConfigError("training.distill.weight", r.training.distill.weight, "a number above 0, at most 1")
+
+
+def _trains(r: Recipe) -> ConfigError | None:
+    """Weights stay where their gradients are zero, if the optimizer makes no step of that."""
+    if r.training.trains != "learned" or isinstance(r.training.optimizer, AdamW | SGD | None):
+        return None
+    accepted = "adamw, sgd or the task's, with training.trains = learned"
+    return ConfigError("training.optimizer", r.training.kind, accepted)
+
+
 _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
 
 
@@ -442,6 +457,8 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "attention": ((("attention",),), _attention),
     "fine-tuning": ((("fprop", "finish", "layers"),), _fine_tuning),
     "ramping-needs-adamw": ((("training",),), _ramping),
+    "distill": ((("training",),), _distill),
+    "trains": ((), _trains),
     "rollout": ((("training",),), _rollout),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.

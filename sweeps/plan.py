@@ -29,7 +29,7 @@ from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.experience import check_rollout
-from fp4dse.tasks.facts import rate_of
+from fp4dse.tasks.facts import check_distill, rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.layers import find_layers
 
@@ -232,11 +232,12 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def _check_tasks(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
-    """ConfigError for a rollout with a task that has none, and for a rule that names layers of which a task's model has
-    none. Models that are too large to be looked at here are checked when they are built."""
+    """ConfigError for a rollout or a teacher with a task that has none, and for a rule that names layers of which a
+    task's model has none. Models that are too large to be looked at here are checked when they are built."""
     recipes = list(recipes)
     for recipe, task in itertools.product(recipes, tasks):
         check_rollout(recipe, task)
+        check_distill(recipe, task)
     ruled = [recipe for recipe in recipes if recipe.layers]
     for task in tasks if ruled else ():
         layers = find_layers(*(task.origin or (task.name, task.preset))) or []

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp4dse.kernels import LaneNumerics, lane_mean
+from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import one_by_one
+from fp4dse.tasks.distance import mean_loss
 from fp4dse.tasks.optimizers import LaneOptimizer
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def backward(
     for part in range(parts):
         numerics.part = part
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
-        loss = lane_mean(task.loss(outputs(model, x), y))
+        loss = mean_loss(task, outputs(model, x), y)
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
         (scaled * (1 / parts)).sum().backward()  # a power of two: exact
         losses.append(loss.detach())

@@ -27,10 +27,12 @@ from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import (
+    DISTILL_NAMES,
     OPTIMIZER_NAMES,
     RAMPING_NAMES,
     RESET_NAMES,
     SCHEDULE_NAMES,
+    Distill,
     Growth,
     NotNegative,
     Optimizer,
@@ -56,6 +58,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Reset: {"none": None, **RESET_NAMES},
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
+    Distill | None: {"none": None, **DISTILL_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},

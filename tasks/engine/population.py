@@ -20,6 +20,7 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.experience import check_rollout
+from fp4dse.tasks.facts import check_distill
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer, ramped
@@ -28,6 +29,7 @@ from fp4dse.tasks.oscillation import Oscillation
 from fp4dse.tasks.q_ramping import Look, QRampings
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
+from fp4dse.tasks.teacher import Teacher
 
 REV = 7
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
@@ -62,6 +64,7 @@ class Population:
             self.batches.prepare(0)
         self.fallbacks: list[str] = []
         init = task.pretrain(self.seeds, device) if task.pretrain else problem.init
+        self.start = init if any(lane.recipe.training.distill for lane in lanes) else {}
         parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
         self._build(lanes, parameters, [lane.seed for lane in lanes])
 
@@ -79,6 +82,7 @@ class Population:
         recipes = [lane.recipe for lane in lanes]
         for recipe in recipes:
             check_rollout(recipe, task)
+            check_distill(recipe, task)
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
@@ -88,6 +92,10 @@ class Population:
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.experience = task.experience(self.model, self.numerics, self.draws) if task.experience else None
         self.fallbacks += self.experience.fallbacks if self.experience else ()
+        self.teacher: Teacher | None = None
+        """Of lanes that learn from one."""
+        if any(recipe.training.distill for recipe in recipes):
+            self.teacher = Teacher(task, [r.training.distill for r in recipes], self.start, self.seed_index)
         self.recorder = Recorder(task.steps) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
@@ -276,7 +284,8 @@ class Population:
         assert self.batches
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
-        return self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        return self.teacher.taught(*batch) if self.teacher else batch
 
     def _step(self) -> None:
         step = self.numerics.step

@@ -16,9 +16,9 @@ from fp4dse.kernels.learned import LEAST, PREFIX, Clips
 
 class Learned:
     """The places of learned numbers in the flat tensor of the optimizer, int64 [n], and their decays and rates
-    [L, n]."""
+    [L, n]. only: a lane each, True where nothing else is trained."""
 
-    def __init__(self, model: nn.Module, sizes: Sequence[int], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, sizes: Sequence[int], device: torch.device, only: Sequence[bool]) -> None:
         begins = dict(zip(map(id, model.parameters()), torch.tensor([0, *sizes]).cumsum(0).tolist(), strict=False))
         found: dict[int, Clips] = {}
         for module in model.modules():
@@ -32,12 +32,20 @@ class Learned:
 
         self.places = torch.tensor(list(found), dtype=torch.int64, device=device)
         self.is_any = bool(found)
+        self.only = torch.tensor(only, device=device)[:, None] if any(only) else None
         if found:
             self.decay, self.rate = numbers("decay", 0.0), numbers("rate", 1.0)
 
     def of(self, flat: Tensor) -> Tensor:
         """The learned numbers among all [L, P]: a copy [L, n]."""
         return flat.index_select(1, self.places)
+
+    def alone(self, gradient: Tensor) -> Tensor:
+        """The gradient [L, P], zero outside the learned numbers in lanes that train nothing else."""
+        if self.only is None:
+            return gradient
+        kept = torch.zeros_like(gradient).index_copy(1, self.places, self.of(gradient))
+        return torch.where(self.only, kept, gradient)
 
     def with_decay(self, gradient: Tensor, flat: Tensor) -> Tensor:
         """The gradient [L, P] with the decays' terms."""
