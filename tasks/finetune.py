@@ -13,7 +13,6 @@ from functools import cache, partial
 
 import msgspec
 import torch
-from torch import Tensor
 
 from fp4dse.tasks import language
 from fp4dse.tasks.base_weights import base_weights
@@ -24,10 +23,11 @@ REV = 1
 
 
 class _Preset(msgspec.Struct, frozen=True):
-    """base: preset of language whose model and training are the base's; steps, batch, lr: of what follows; held_out:
-    texts."""
+    """base: preset of language whose model and training are the base's, and its rate; steps, batch, lr: of what
+    follows; held_out: texts."""
 
     base: str
+    base_lr: float
     steps: int
     batch: int
     lr: float
@@ -47,11 +47,6 @@ def problem(base: Task, preset: _Preset, context: int, seeds: Sequence[int]) -> 
     return Problem(train, next(nothing), held_out, next(nothing), base.preview(seeds).init)
 
 
-def start(base: Task, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
-    """The base of each seed."""
-    return base_weights(base, base.lr, seeds, device)
-
-
 def _task(name: str, preset: _Preset) -> Task:
     base, words = language.NAMED["grammar"](preset.base), Language()
     context = language.context_of(preset.base)
@@ -65,7 +60,7 @@ def _task(name: str, preset: _Preset) -> Task:
         summary=f"language:{preset.base} after its training, {preset.steps} steps more; {base.summary}",
         problem=partial(problem, base, preset, context),
         preview=base.preview,
-        pretrain=partial(start, base),
+        pretrain=partial(base_weights, base, preset.base_lr),
         metrics={"excess": partial(language.excess, entropy)},
         digest_of=lambda: data,
         steps=preset.steps,
@@ -80,7 +75,7 @@ def _task(name: str, preset: _Preset) -> Task:
 
 
 _PRESETS = {
-    "smoke": _Preset("smoke", steps=20, batch=16, lr=1e-3, held_out=64),
-    "small": _Preset("0.4M", steps=300, batch=64, lr=4e-4, held_out=1024),
+    "smoke": _Preset("smoke", 1e-2, steps=20, batch=16, lr=1e-3, held_out=64),
+    "small": _Preset("0.4M", 8e-3, steps=200, batch=32, lr=4e-4, held_out=1024),
 }
 PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}
