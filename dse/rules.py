@@ -249,6 +249,21 @@ def _learned_slot(r: Recipe) -> ConfigError | None:
         if q.tensor_scale is not None and q.tensor_scale.policy != "current":
             accepted = f"none, amax (with outliers {found}, which it follows)"
             return ConfigError(f"{slot}.tensor_scale", q.tensor_scale.policy, accepted)
+        if q.outliers.start == "max" and slot != "fprop.w":
+            return ConfigError(f"{slot}.outliers.start", "max", "a number (max is for weights)")
+        if q.outliers.gradient == "lsq" and (error := _lsq(q, slot)):
+            return error
+    return None
+
+
+def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
+    """The gradient of a scale holds where all elements have that scale and are rounded to the nearest."""
+    found = {"block": block_name(q.block), "scale": scale_name(q.scale), "rounding": rounding_name(q.rounding)}
+    for field, accepted in {"block": "tensor", "scale": "one", "rounding": "nearest"}.items():
+        if found[field] != accepted:
+            return ConfigError(f"{slot}.{field}", found[field], f"{accepted} (with the gradient of LSQ)")
+    if q.tensor_scale is None:
+        return ConfigError(f"{slot}.tensor_scale", "none", "amax (with the gradient of LSQ)")
     return None
 
 

@@ -29,9 +29,10 @@ from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.halving import Halving
 from fp4dse.sweeps.machine import Machine
 from fp4dse.tasks.experience import check_rollout
-from fp4dse.tasks.facts import check_distill, rate_of
+from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.layers import find_layers
+from fp4dse.tasks.teachable import check_distill
 
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fp4dse.dse import ConfigError, Recipe
-from fp4dse.dse.training import distill_name
+from fp4dse.dse import Recipe
 from fp4dse.dse.tuning import tuning_class
 from fp4dse.tasks.remembered import remembered
 
@@ -42,13 +41,6 @@ class TaskFacts(msgspec.Struct, frozen=True):
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:
     """The learning rate of a recipe where nobody gives one: the tuned one of its class, else the preset's."""
     return task.rates.get(tuning_class(recipe), task.lr)
-
-
-def check_distill(recipe: Recipe, task: TaskFacts | Task) -> None:
-    """ConfigError for a teacher with a task that has none."""
-    if recipe.training.distill is not None and not task.has_teacher:
-        accepted = f"none with {task.name}:{task.preset}, which starts from no trained model with logits"
-        raise ConfigError("training.distill", distill_name(recipe.training.distill), accepted)
 
 
 def facts_of(task: Task) -> TaskFacts:

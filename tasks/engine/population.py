@@ -20,7 +20,6 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.engine.batches import Batches
 from fp4dse.tasks.engine.loss_record import LossRecord
 from fp4dse.tasks.experience import check_rollout
-from fp4dse.tasks.facts import check_distill
 from fp4dse.tasks.job import Lane, number
 from fp4dse.tasks.one_by_one import SequentialNumerics
 from fp4dse.tasks.optimizers import make_optimizer, ramped
@@ -29,6 +28,7 @@ from fp4dse.tasks.oscillation import Oscillation
 from fp4dse.tasks.q_ramping import Look, QRampings
 from fp4dse.tasks.recorder import Recorder, measure
 from fp4dse.tasks.task import Problem, Task
+from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
 
 REV = 7

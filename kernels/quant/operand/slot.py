@@ -34,6 +34,7 @@ class Slot(ABC):
     multiplies_rest  what is cut off the operand is multiplied with the other operand, rotated and not quantized
     is_centred       `quantize` takes the operand without its mean over tokens, which the stage takes off and multiplies
     has_estimator    the gradient does not pass straight through
+    lsq              1/sqrt(largest element), [L, 1], zero in lanes whose bound has not LSQ's gradient; None: in all
     learns_clip      the layer clamps the operand to a bound that is trained (kernels/learned.py)
     why_not_fused    why the reference quantizes although the backend has kernels, else None
     why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
@@ -44,6 +45,7 @@ class Slot(ABC):
     is_centred: bool = False
     has_estimator: bool = False
     learns_clip: bool = False
+    lsq: Tensor | None = None
     why_not_through: str | None = None
 
     def __init__(self, quantizers: LaneQuantizers | None = None) -> None:
