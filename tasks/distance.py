@@ -24,14 +24,16 @@ class Taught(NamedTuple):
     temperature: Tensor
 
 
-def mean_loss(task: Task, out: Any, targets: Any) -> Tensor:
-    """Mean loss of each lane [L], of outputs and targets."""
+def mean_losses(task: Task, out: Any, targets: Any) -> tuple[Tensor, Tensor]:
+    """Mean loss that each lane descends, [L], and the task's own, by which lanes are compared; of outputs and
+    targets."""
     if not isinstance(targets, Taught):
-        return lane_mean(task.loss(out, targets))
+        loss = lane_mean(task.loss(out, targets))
+        return loss, loss
     assert task.logits is not None
     away = lane_mean(distance(targets.logits, task.logits(out), targets.temperature))
-    weight = targets.weight[:, 0]
-    return (1 - weight) * lane_mean(task.loss(out, targets.targets)) + weight * away
+    own, weight = lane_mean(task.loss(out, targets.targets)), targets.weight[:, 0]
+    return (1 - weight) * own + weight * away, own
 
 
 def distance(teacher: Tensor, student: Tensor, temperature: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def _task(name: str, preset: _Preset) -> Task:
 
 
 _PRESETS = {
-    "smoke": _Preset("smoke", 1e-2, steps=20, batch=16, lr=1e-3, held_out=64),
+    "smoke": _Preset("smoke", 1e-2, steps=20, batch=16, lr=1e-3, held_out=32),
     "small": _Preset("0.4M", 8e-3, steps=200, batch=32, lr=4e-4, held_out=1024),
 }
 PRESETS = {name: _task(name, preset) for name, preset in _PRESETS.items()}

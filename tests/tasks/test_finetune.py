@@ -11,8 +11,8 @@ from fp4dse.dse.training import Distill, Training
 from fp4dse.tasks import Lane, get_task, train
 from fp4dse.tasks.base_weights import base_weights
 from fp4dse.tasks.data.grammar import TRAIN, Language
-from fp4dse.tasks.distance import mean_loss
-from fp4dse.tasks.engine import Population, Pruning
+from fp4dse.tasks.distance import mean_losses
+from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.engine.evaluation import evaluate
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.language import presets
@@ -99,11 +99,14 @@ def test_rounding_to_nearest_loses_and_training_gets_some_of_it_back(together):
     )
 
 
-def test_a_lane_is_itself_beside_lanes_with_other_teachers(together):
+def test_a_lane_is_itself_beside_lanes_with_other_teachers_and_after_a_checkpoint(together, tmp_path):
     [qat, qad, both, other], *_ = together
     assert train(TASK, [lane()]).lanes == [qat]
-    assert train(TASK, [lane(1, **QAD)]).lanes == [other]
     assert both not in (qat, qad)
+    left, file = iter([False] * 5 + [True]), tmp_path / "half.pt"
+    with pytest.raises(Stopped):
+        train(TASK, [lane(1, **QAD)], checkpoint=file, should_stop=lambda: next(left))
+    assert train(TASK, [lane(1, **QAD)], checkpoint=file).lanes == [other]
     leaves = Pruning([Rung(7, 0.5)], lambda *_: [False, True, False])
     assert train(TASK, [lane(1), lane(**QAD), lane()], pruning=leaves).lanes[1] == qad
 
@@ -130,7 +133,7 @@ def test_the_loss_is_the_distance_from_the_base_in_bf16():
         of_base = bf16.model(x)[0]
     assert torch.equal(taught.logits, of_base)
     logits = population.model(x)[0].detach().requires_grad_()
-    found = mean_loss(TASK, (logits, torch.zeros(3)), taught)
+    found, own = mean_losses(TASK, (logits, torch.zeros(3)), taught)
     found.sum().backward()
     theirs = logits.detach().double().requires_grad_()
     labels = torch.nn.functional.cross_entropy(theirs.flatten(0, 2), taught.targets.flatten(), reduction="none")
@@ -139,6 +142,7 @@ def test_the_loss_is_the_distance_from_the_base_in_bf16():
     expected = torch.stack([away[0], labels[1], 0.75 * labels[2] + 0.25 * away[1]])
     expected.sum().backward()
     assert torch.allclose(found.double(), expected, rtol=1e-5)
+    assert torch.allclose(own.double(), labels, rtol=1e-5), "curves and rungs go by it"
     assert torch.allclose(logits.grad.double(), theirs.grad, rtol=1e-4, atol=1e-9)
 
 
