@@ -90,14 +90,17 @@ def tensor(
 
 
 @bench_app.command("kernels", epilog="Example: fp4dse bench kernels --device cuda")
-def bench_kernels(device: Device = "cpu", as_json: AsJson = False) -> None:
-    """Time the quantizers beside a copy of the same tensor; exit code 1 if one differs from the reference."""
+def bench_kernels(only: Only = [], device: Device = "cpu", as_json: AsJson = False) -> None:  # noqa: B006
+    """Time the quantizers beside a copy of the same tensor, on a GPU also conversions between MXFP4 and FP8.
+
+    Exit code 1 if one differs from the reference.
+    """
     from fp4dse.kernels.bench.table import bench
     from fp4dse.tasks import check_device
 
     check_device(device)
     columns = ["what", "time_us", "gb_s", "of_copy", "wrong", "extra_memory"]
-    rows = [{name: getattr(row, name) for name in columns} for row in bench(device)]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(device, only)]
     print_rows(columns, rows, as_json)
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
 
@@ -114,6 +117,19 @@ def bench_train(only: Only = [], device: Device = "cpu", as_json: AsJson = False
     check_device(device)
     columns = ["what", "value", "unit", "reach", "reached", "note"]
     print_each(({name: getattr(row, name) for name in columns} for row in bench(device, only)), as_json)
+
+
+@bench_app.command("kept", epilog="Example: fp4dse bench kept 10M-256+bf16")
+def bench_kept(
+    preset: Annotated[str, typer.Argument(help="A preset of language, with +bf16 or without.")] = "10M-256+bf16",
+    as_json: AsJson = False,
+) -> None:
+    """Count what a block of a decoder keeps for the backward pass: inputs of linear layers in BF16, FP8 and MXFP4."""
+    from fp4dse.tasks.bench.kept import bench
+
+    columns = ["what", "bytes_per_token_and_block", "of_bf16", "of_fp8"]
+    rows = [{name: getattr(row, name) for name in columns} for row in bench(preset)]
+    print_rows(columns, rows, as_json)
 
 
 @bench_app.command("sweep", epilog="Example: fp4dse bench sweep")

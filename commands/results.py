@@ -123,9 +123,10 @@ def compare(
     """
     from fp4dse.results import compare as compare_runs
     from fp4dse.results import neighbours
+    from fp4dse.results.stats.levels import units
     from fp4dse.results.stats.margins import Margin
     from fp4dse.results.text.frames import plain, records
-    from fp4dse.results.text.ratios import change_with_range
+    from fp4dse.results.text.ratios import change_with_range, written_in
     from fp4dse.sweeps.arguments import find_stored
 
     if margin is not None and not 0 < margin < math.inf:
@@ -137,17 +138,14 @@ def compare(
         if as_json:
             print_json(records(lines))
         else:
-            rows = [
-                {
-                    "task": f"{row['task']}:{row['preset']}",
-                    "change": f"{row['factor']}: {row['from_level']} → {row['level']}",
-                    "loss": change_with_range(row["difference"], row["low"], row["high"]),
-                    "pairs": row["pairs"],
-                    "verdict": row["verdict"],
-                    "more seeds": "none in reach" if math.isinf(row["more_seeds"]) else plain(row["more_seeds"]),
-                }
-                for row in lines.to_dict("records")
-            ]
+            of, rows = units(runs), []
+            for row in lines.to_dict("records"):
+                more = "none in reach" if math.isinf(row["more_seeds"]) else plain(row["more_seeds"])
+                with written_in(of.get((row["task"], row["preset"]))):
+                    size = change_with_range(row["difference"], row["low"], row["high"])
+                facts = {"task": f"{row['task']}:{row['preset']}", "pairs": row["pairs"], "verdict": row["verdict"]}
+                change = f"{row['factor']}: {row['from_level']} → {row['level']}"
+                rows.append({**facts, "change": change, "loss": size, "more seeds": more})
             print_rows(["task", "change", "loss", "pairs", "verdict", "more seeds"], rows)
         return
     lines = compare_runs(runs, a, find_stored(recipe_b, runs), margin)
@@ -157,7 +155,9 @@ def compare(
         print(*lines["verdict"], sep="\n")
         if margin is None:
             for line in lines.to_dict("records"):
-                print(f"{line['task']} ({line['preset']}): {Margin(line['margin'], line['margin_of']).sentence()}.")
+                with written_in(units(runs).get((line["task"], line["preset"]))):
+                    same = Margin(line["margin"], line["margin_of"]).sentence()
+                print(f"{line['task']} ({line['preset']}): {same}.")
 
 
 @command(epilog="Example: fp4dse answer docs/study/questions.toml --store docs/study/store")
@@ -168,20 +168,22 @@ def answer(
 ) -> None:
     """Answer questions that were written down before: effects over pairs of recipes, and what they settle by the rule.
 
-    As JSON: {"effects": [...], "answers": [...]}, with differences as log ratios.
+    As JSON: {"effects": [...], "answers": [...]}, with differences as log ratios, or shares where gaps are in points.
     """
     from fp4dse.results.stats.answers import answers, effects_of
+    from fp4dse.results.stats.levels import units
     from fp4dse.results.stats.questions import load_questions
     from fp4dse.results.text.answer_tables import answer_rows, effect_tables
     from fp4dse.results.text.frames import records
 
     asked = load_questions(questions)
-    effects = effects_of(open_given(store).runs(), asked)
+    runs = open_given(store).runs()
+    effects = effects_of(runs, asked)
     found = answers(effects, asked)
     if as_json:
         print_json({"effects": records(effects), "answers": records(found)})
         return
-    print_tables(effect_tables(effects, asked))
+    print_tables(effect_tables(effects, asked, units(runs)))
     print()
     print_rows(["question", "effect", "answer", "why"], answer_rows(found))
 

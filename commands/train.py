@@ -372,13 +372,14 @@ def _confirm(
 
 def _print_fronts(result: SearchResult) -> None:
     """The front of each task in the objectives of the search."""
-    from fp4dse.results.text.ratios import change
+    from fp4dse.results.text.ratios import change, written_in
 
     for study in result.studies:
-        lines = [
-            {name: change(value) if name == "gap" else short(value, 4) for name, value in line.items()}
-            for line in study.front
-        ]
+        with written_in(study.gap_unit):
+            lines = [
+                {name: change(value) if name == "gap" else short(value, 4) for name, value in line.items()}
+                for line in study.front
+            ]
         print(f"{study.task}:{study.preset}: nothing is better in {' and '.join(result.objectives)} than")
         print_rows(["label", "config_id", "seeds", *result.objectives], lines)
 

@@ -19,6 +19,7 @@ from fp4dse.dse.formats import PLAIN
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
+from fp4dse.dse.noise import noise_name
 from fp4dse.dse.outliers import LearnedClip, outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
@@ -306,8 +307,8 @@ class Recipe(Part, frozen=True):
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
-        names |= {"distill": distill_name(r.training.distill)}
-        return out | names | {"rollout": rollout_name(r.training.rollout)}
+        names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
+        return out | names | {"distill": distill_name(r.training.distill)}
 
 
 @lru_cache(maxsize=4096)

@@ -412,12 +412,20 @@ def _rollout(r: Recipe) -> ConfigError | None:
     step to step or learns, and no correction that is right on average alone."""
     if (rollout := r.training.rollout) is None:
         return None
-    for operand in STAGES["fprop"]:
+    for operand in (*STAGES["fprop"], "kv_cache"):
         q: Quantizer = getattr(rollout, operand)
         held = q.tensor_scale is not None and q.tensor_scale.amax != "current"
         if q.codec == "eden" or isinstance(q.rounding, Ema) or held or isinstance(q.outliers, LearnedClip):
             accepted = "quantizers without MS-EDEN's correction, moving averages, held maxima and learned clips"
             return ConfigError(f"training.rollout.{operand}", q.label(), accepted)
+    cache = rollout.kv_cache
+    if cache.outliers is not None:
+        return ConfigError("training.rollout.kv_cache.outliers", outlier_words(cache.outliers), "none")
+    if tile(cache.block):
+        accepted = "blocks along the width of a head: a number, row or tensor"
+        return ConfigError("training.rollout.kv_cache.block", block_name(cache.block), accepted)
+    for _, error in quantizer_faults(cache):
+        return ConfigError(f"training.rollout.kv_cache.{error.where}", error.found, error.accepted)
     for _, error in canonical_faults(r.sampling()):
         where = error.where.removeprefix("fprop.")
         return ConfigError(f"training.rollout.{where}", error.found, error.accepted)

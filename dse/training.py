@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from fp4dse.dse.noise import Noise, noise_name
 from fp4dse.dse.record import Part, name_in, name_or_numbers
 from fp4dse.dse.rollout import Rollout, rollout_name
 
@@ -183,6 +184,7 @@ class Training(Part, frozen=True):
     loss_scale_growth   steps in a row with finite gradients after which the loss scale doubles; where gradients are not
                    finite it halves, and the step is left out (1710.03740); None: the scale stays
     ramping        of the steps between updates of oscillating weights
+    noise          on parameters of the policy that samples, where a task learns from its own
     distill        a teacher, where a task starts from trained weights; None: the task's loss alone
     trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
                    evaluated as it is, which is rounding to nearest after training (PTQ)
@@ -201,6 +203,7 @@ class Training(Part, frozen=True):
     tis: Positive | None = None
     loss_scale_growth: Growth = None
     ramping: Ramping = None
+    noise: Noise | None = None
     distill: Distill | None = None
     trains: Literal["all", "learned", "none"] = "all"
 
@@ -223,6 +226,7 @@ class Training(Part, frozen=True):
             ramping=None,
             rollout=None,
             tis=None,
+            noise=None,
             distill=None,
             trains="all",
         )
@@ -238,13 +242,14 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "distill", "trains")
+            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains")
             and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
         words += [] if self.reset is None else [reset_name(self.reset)]
         words += [] if self.ramping is None else [ramping_name(self.ramping)]
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
+        words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
         words += [] if self.distill is None else [distill_name(self.distill)]
         words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
         return ", ".join(words)

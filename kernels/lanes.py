@@ -19,12 +19,14 @@ from fp4dse.dse import SHARED, SLOTS, STAGES, Recipe
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places
 from fp4dse.dse.stages import grouped
+from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.learned import Clips, Inside, clipped, learned_clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
 from fp4dse.kernels.quant.counters import COUNTERS
-from fp4dse.kernels.quant.operand.records import Saved, Use
+from fp4dse.kernels.quant.operand.records import Journal, Operand, Saved, Use
+from fp4dse.kernels.quant.operand.stored import Stored, restored, stored
 from fp4dse.kernels.split import Group, Split, make_split
 from fp4dse.kernels.stage import Stage, but_weights, make_stages
 
@@ -36,18 +38,18 @@ class Forward(NamedTuple):
     """A forward product and what its backward products need.
 
     y                 the product, float32 [L, M, N]
-    x, w              what the backward products are computed from, [L, M, K] and [L, N, K]
+    x, w              what the backward products are computed from, [L, M, K] and [L, N, K]; x may be stored as codes
     saved_x, saved_w  for `LaneNumerics.backward`; None where the gradient passes straight through
     """
 
     y: Tensor
-    x: Tensor
+    x: Tensor | Stored
     w: Tensor
     saved_x: Saved | None
     saved_w: Saved | None
 
 
-MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages")
+MOMENT = ("step", "part", "training", "counting", "measuring", "evaluation", "precise_stages", "packed", "journal")
 """Attributes of numerics that a training loop sets, and that numerics of a layer follow."""
 PRESENT = "has/"
 """Before the name of a state that slots carry: the lanes that have it, bool [L]."""
@@ -70,6 +72,9 @@ class LaneNumerics:
     measuring  False: no held maximum is due in this step (`measures`)
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
+    packed     True: what the backward pass takes of the forward's quantized x is kept as codes (operand/stored.py)
+    recompute  True: a model with blocks has their inside made again in the backward pass
+    journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
     """
 
     def __init__(
@@ -94,6 +99,8 @@ class LaneNumerics:
         self.part = 0
         self.training, self.counting, self.measuring = True, False, True
         self.evaluation: Evaluation = ""
+        self.journal: Journal | None = None
+        self.recompute = self.packed = False
         self.precise_layers: set[int] = set()
         self.places: dict[int, Place] = {}
         self.groups: dict[tuple[tuple[int, ...], tuple[Recipe, ...]], Group] = {}
@@ -153,6 +160,8 @@ class LaneNumerics:
     def fallbacks(self) -> tuple[str, ...]:
         """The reasons why faster paths were passed over, of quantizers, products and gradients."""
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
+        if self.packed and (reason := self.why_not_packed()):
+            own = *own, f"activations not kept as codes ({reason})"
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
     def add_layer(self, layer: int, place: Place) -> None:
@@ -280,9 +289,32 @@ class LaneNumerics:
         stage.choose(x, w, use, (2, 2))
         qx = stage.operand("x", x, replace(use, save=save[0], clip=self._bounds("x", layer)), rotation)
         qw = stage.operand("w", w, replace(use, save=save[1], clip=self._bounds("w", layer)), rotation)
-        back_x = qx.restored(rotation, x.shape[2]) if copy_x and "wgrad" in self.requantized else x
+        back_x: Tensor | Stored = x
+        is_made_again = self.journal is not None and self.journal.mode == "first"  # of this pass nothing is kept
+        if copy_x and "wgrad" in self.requantized and not is_made_again:
+            packs = self.packed and self.why_not_packed(layer) is None
+            back_x = stored(qx.terms[0], stage.slots["x"].each) if packs else qx.restored(rotation, x.shape[2])
         back_w = qw.restored(rotation, w.shape[2]) if "dgrad" in self.requantized else w
         return Forward(stage.multiply(qx, qw), back_x, back_w, qx.saved, qw.saved)
+
+    def why_not_packed(self, layer: int | None = None) -> str | None:
+        """The reason why a layer, or one that is quantized, does not keep codes of x for the backward pass, None if it
+        does."""
+        if "wgrad" not in self.requantized:
+            return "wgrad.source: found input; accepted: forward"
+        if by_device(self.seeds.device, cpu=False, cuda=True):
+            return f"device: found {self.seeds.device}; accepted: cpu"
+        stage = self.quantized["fprop"] if layer is None else self._stage("fprop", layer)
+        if stage.choice is not None:
+            return "fprop.channels: accepted: none"
+        return stage.slots["x"].why_not_stored()
+
+    def restored_x(self, layer: int, x: Stored, length: int) -> Tensor:
+        """The x that backward products are computed from, float32 [L, M, length], of the one that `forward` stored."""
+        stage = self._stage("fprop", layer)
+        rotation = stage.draw_rotation(self.use(layer))
+        term = restored(x, stage.slots["x"].each)
+        return Operand([term], term.values).restored(rotation, length)
 
     def backward(self, operand: str, layer: int, g: Tensor, saved: Saved | None) -> Tensor:
         """The gradient of `x` or `w` [L, ·, K] from g, that of what the forward product took for it; saved: as
@@ -347,8 +379,9 @@ class LaneNumerics:
         """The record of a slot's use in this layer, now."""
         training = self.training and self.part == 0  # state changes once a step
         evaluating = self.evaluation == "quantized"
-        flags = training, self.counting, self.measuring
-        return Use(self.seeds, self.step, layer, *flags, part=self.part, evaluating=evaluating)
+        is_again = self.journal is not None and self.journal.mode == "again"
+        flags = training, self.counting and not is_again, self.measuring
+        return Use(self.seeds, self.step, layer, *flags, self.part, evaluating=evaluating, journal=self.journal)
 
     def measures(self, step: int) -> bool:
         """True if some slot takes tensor maxima anew in this step, to keep them: what `measuring` is to be in it."""

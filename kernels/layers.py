@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.learned import PREFIX, starts
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
-from fp4dse.kernels.quant.operand.records import Saved
+from fp4dse.kernels.quant.operand.stored import Stored
 
 ANYWHERE = Place()
 
@@ -42,9 +42,11 @@ class _QuantLinear(Function):
         save_x, save_w = ctx.needs_input_grad[:2]
         save = save_x and not ctx.saves_images, save_w
         out = numerics.forward(layer, rows, w, save=save, copy_x=not ctx.saves_images)
-        saved = out.saved_x, out.saved_w
+        codes = out.x if isinstance(out.x, Stored) else None
+        saved = codes, out.saved_x, out.saved_w
         ctx.kinds = [type(of) if of else None for of in saved]
-        ctx.save_for_backward(x if ctx.saves_images else out.x, out.w, *(t for of in saved if of for t in of))
+        kept = x if ctx.saves_images else None if codes else out.x
+        ctx.save_for_backward(kept, out.w, *(t for of in saved if of for t in of))
         ctx.numerics, ctx.layer, ctx.window, ctx.shape, ctx.dtype = numerics, layer, window, x.shape, x.dtype
         y = out.y if b is None else out.y + b[:, None, :]
         return y.to(numerics.dtype)  # [L, M, N]
@@ -53,9 +55,11 @@ class _QuantLinear(Function):
     @once_differentiable  # operands are detached: a derivative of this would be wrong
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w, *saved = ctx.saved_tensors
-        saved_x, saved_w = _unpacked(ctx.kinds, iter(saved))
+        codes, saved_x, saved_w = _unpacked(ctx.kinds, iter(saved))
         numerics, layer, dx, dw, db = ctx.numerics, ctx.layer, None, None, None
         with torch.autocast(g.device.type, enabled=False):  # or it would choose the products' dtype
+            if codes is not None:
+                x = numerics.restored_x(layer, codes, w.shape[2])
             if ctx.saves_images:
                 x = _columns(x, ctx.window, numerics, "fprop" if ctx.needs_forward_x else "wgrad", layer)
                 if ctx.needs_forward_x:
@@ -76,7 +80,7 @@ def _columns(x: Tensor, window: Window, numerics: LaneNumerics, stage: str, laye
     return im2col(x.to(numerics.input_dtype(stage, layer, x.dtype)), window)
 
 
-def _unpacked(kinds: list[type[Saved] | None], tensors: Iterator[Tensor]) -> Iterator[Saved | None]:
+def _unpacked(kinds: Sequence[Any], tensors: Iterator[Tensor]) -> Iterator[Any]:
     """Records of these kinds, of the tensors that were saved for them one after the other."""
     for kind in kinds:
         yield kind(*(next(tensors) for _ in kind._fields)) if kind else None

@@ -48,6 +48,7 @@ AROUND = {
     "reset": "of weights that oscillate, none without one",
     "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
+    "noise": "on parameters of the policy that samples, none without it",
     "distill": "weight and temperature of the distance from a teacher in the loss; none without one",
     "trains": "what is trained: all, what quantizers have learned alone, or none",
     "tis": "bound of the weight that corrects samples for it, null without one",
@@ -67,7 +68,8 @@ and with them:
 | --- | --- | --- |
 | `baseline_loss` | double | held-out loss of BF16 at its best learning rate, same setting and seed |
 | `gap_matched` | double | the same against BF16 with the recipe's training side (`baseline_id`) |
-| `gap` | double | log(val_loss / baseline_loss); exp(gap) - 1 is what tables show; inf if diverged, null without BF16 |
+| `gap` | double | log(val_loss / baseline_loss); exp(gap) - 1 is what tables show. Where \
+`gap_unit` is `points`, val_loss - baseline_loss. inf if diverged, null without BF16 |
 | `overhead_low` | double | `overhead` with better software (`low` of cost.md), worked out when rows are read |
 | `overhead_high` | double | the same with worse software (`high`) |
 | `measured` | double | time of emulated layers relative to BF16, if `fp4dse store measure` took it; see cost.md |

@@ -137,6 +137,7 @@ _TEXTS = {
     "name",
     "metric_name",
     "metric_better",
+    "gap_unit",
     "note",
     "kind",
     "factor",

@@ -23,7 +23,7 @@ from fp4dse.results import Store, summarize
 from fp4dse.results.stats.summary import SUMMARIZED
 from fp4dse.results.store.atomic import writing
 from fp4dse.results.store.pricing import PRICED
-from fp4dse.results.text.ratios import change, counted
+from fp4dse.results.text.ratios import change, counted, noun, written_in
 from fp4dse.sweeps.baselines import Baselines
 from fp4dse.sweeps.executors import GRACE_S
 from fp4dse.sweeps.jobfolder import CHECKPOINT, drop, keep_failed
@@ -230,8 +230,9 @@ def best_gaps(store: Store, setting: Setting) -> list[str]:
         gaps = table[here & table["points"].gt(0) & table["gap"].lt(math.inf)]
         if len(gaps):
             best = gaps.loc[gaps["gap"].idxmin()]
-            lines.append(
-                f"{task}:{preset} {change(best['gap'])} in loss against BF16 with {best['label']} "
-                f"({counted(best['pairs'], 'seed')})"
-            )
+            with written_in(context.get("gap_unit")):
+                lines.append(
+                    f"{task}:{preset} {change(best['gap'])} in {noun()} against BF16 with {best['label']} "
+                    f"({counted(best['pairs'], 'seed')})"
+                )
     return lines

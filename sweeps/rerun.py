@@ -30,6 +30,7 @@ from fp4dse.tasks.worker import task_of
 CONTEXT = [name for name in KEY if name not in ("config_id", "lr", "seed")] + [
     "metric_name",
     "metric_better",
+    "gap_unit",
     "steps",
     STAGE,
 ]

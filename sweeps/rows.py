@@ -39,6 +39,7 @@ def task_context(task: TaskFacts, environment: dict[str, Any]) -> dict[str, Any]
         "dtype": task.dtype,
         "metric_name": task.metric_name,
         "metric_better": task.better,
+        "gap_unit": task.gap_unit,
         "steps": task.steps,
         "parameters": task.parameters,
         "tokens": task.tokens,

@@ -21,13 +21,15 @@ import pandas as pd
 from fp4dse.results import Store, summarize
 from fp4dse.results.stats.equivalence import differences
 from fp4dse.results.stats.factors import AXES, factors
+from fp4dse.results.stats.levels import POINTS as UNIT_OF_SHARES
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.margins import margin_of
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.stages import screened
 from fp4dse.results.stats.verdict import VERDICTS_READ, Against, bf16_words, verdicts
 from fp4dse.results.text.labels import short_labels
 from fp4dse.results.text.pareto_table import answers, metric_title
-from fp4dse.results.text.ratios import change_with_range
+from fp4dse.results.text.ratios import change_with_range, noun, written_in
 from fp4dse.sweeps.stores import report_path
 
 log = logging.getLogger(__name__)
@@ -119,13 +121,15 @@ def _trials(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Tr
         gap, finite = float(row["gap"]), math.isfinite(row["gap"])
         name = str(row["label"]) if pd.isna(row["name"]) else f"{row['name']}: {row['label']}"
         facts: dict[str, Any] = {"recipe": name}
+        says: list[str] = []
         if finite:
-            facts["loss against BF16"] = change_with_range(gap, row["gap_low"], row["gap_high"])
+            with written_in(row["gap_unit"]):
+                facts[f"{noun()} against BF16"] = against = change_with_range(gap, row["gap_low"], row["gap_high"])
+                says = [f"* {noun()} against BF16: {against}; {words[key]}"]
             facts["verdict"] = words[key]
         facts |= {"val loss": _plain(row["val_loss"])} | ({title: _plain(row["val_metric"])} if title else {})
         facts |= {count: int(row[count]) for count in ("seeds", "diverged", "failed")}
         facts |= {"note": row["note"]} if row["note"] else {}
-        says = [f"* loss against BF16: {facts['loss against BF16']}; {facts['verdict']}"] if finite else []
         says += [f"* {row['note']}"] if row["note"] else []
         if pd.notna(row[OVERHEAD]):
             says.append(f"* cost: {row[OVERHEAD]:.2f} of BF16's modelled step time ({of})")
@@ -133,7 +137,7 @@ def _trials(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Tr
             TrialData(
                 key=key,
                 params=params[key],
-                values=(_shown(row[OVERHEAD]), _shown(100 * math.expm1(min(gap, 700.0)))) if finite else None,
+                values=(_shown(row[OVERHEAD]), _shown(_percents(gap, row["gap_unit"]))) if finite else None,
                 facts=facts | {"config_id": key},
                 pruned=config_id in pruned,
                 finished=_local(trained[key]["created_at"].max()),
@@ -143,6 +147,11 @@ def _trials(runs: pd.DataFrame, unfinished: bool, link: str, of: str) -> list[Tr
             )
         )
     return trials
+
+
+def _percents(gap: float, unit: object) -> float:
+    """The loss above BF16's in % of it, or in points where losses are shares."""
+    return 100 * gap if unit == UNIT_OF_SHARES else 100 * math.expm1(min(gap, 700.0))
 
 
 def _params(recipes: pd.DataFrame) -> dict[str, dict[str, str]]:
@@ -161,7 +170,8 @@ def _against_bf16(rows: pd.DataFrame) -> dict[str, str]:
     found = differences(np.where(np.isfinite(gaps), gaps, np.nan), margin.value)
     compared = zip(recipes, found["pairs"], found["verdict"], strict=True)
     said = {str(key): _AGAINST[verdict] if pairs > 1 else "unknown" for key, pairs, verdict in compared}
-    return {key: bf16_words(against, margin) for key, against in said.items()}
+    with written_in(UNIT_OF_SHARES if are_shares(rows).any() else None):
+        return {key: bf16_words(against, margin) for key, against in said.items()}
 
 
 def mean_curves(store: Store, trials: Sequence[TrialData]) -> dict[str, dict[int, float]]:

@@ -46,11 +46,16 @@ NAMED_DATA: dict[str, Collection[str]] = {
 BF16 = "+bf16"
 """After the name of a preset: with BF16 between the layers. It is a preset of its own, and so are its rows."""
 
+PACKED, RECOMPUTE = "+packed", "+recompute"
+"""After that: layers whose weight gradient takes the forward pass's quantized x keep it as codes; and, of language,
+blocks keep their inputs for the backward pass and nothing in between, which is made again. The bits are those of the
+preset without them, and so are its name and its rows."""
+
 
 def get_task(name: str, preset: str = "small", data: str | None = None, start: str | None = None) -> Task:
-    """The task at a preset, with `+bf16` behind it if wanted; on the user's data if `data` names some. For a file
-    `….py`, its object called `preset`. start: a file of weights that all lanes start from (weights.py), or for language
-    the folder of a pretrained decoder. An empty text is as good as None.
+    """The task at a preset, with `+bf16`, `+packed`, `+recompute` behind it if wanted; on the user's data if `data`
+    names some. For a file `….py`, its object called `preset`. start: a file of weights that all lanes start from
+    (weights.py), or for language the folder of a pretrained decoder. An empty text is as good as None.
 
     ConfigError names the known ones, or says what is wrong with the data or the weights.
     """
@@ -98,10 +103,15 @@ def _from_scratch(name: str, preset: str, data: str | None) -> Task:
 
 
 def _known(name: str, preset: str) -> str:
-    """The preset without `+bf16`. ConfigError if the task has none of this name."""
-    known = preset.removesuffix(BF16)
+    """The preset without `+bf16` and what may follow. ConfigError if the task has none of this name, or no blocks."""
+    shorter = preset.removesuffix(RECOMPUTE)
+    if shorter != preset and name != "language":
+        raise ConfigError(f"preset of {name}", preset, f"{shorter} ({RECOMPUTE} is for language)")
+    known = shorter.removesuffix(PACKED).removesuffix(BF16)
     if known not in TASKS[name]:
-        raise ConfigError(f"preset of {name}", preset, f"{', '.join(TASKS[name])}, each with {BF16} or without")
+        endings = PACKED if name != "language" else f"{PACKED} and {RECOMPUTE}"
+        accepted = f"{', '.join(TASKS[name])}, each with {BF16} or without, then {endings} or without"
+        raise ConfigError(f"preset of {name}", preset, accepted)
     return known
 
 
@@ -114,5 +124,13 @@ def _tuned(task: Task, data: str = "") -> Task:
 
 
 def _at_preset(task: Task, preset: str) -> Task:
-    """The task under the name of the preset that was asked for, with BF16 between layers if that ends in `+bf16`."""
-    return msgspec.structs.replace(task, preset=preset, dtype="bfloat16") if preset.endswith(BF16) else task
+    """The task as the name of the preset that was asked for says: with BF16 between layers if that has `+bf16`, which
+    stays in its name; with `+packed` and `+recompute` what they mean, which stand in its origin alone."""
+    shorter = preset.removesuffix(RECOMPUTE)
+    named = shorter.removesuffix(PACKED)
+    if named.endswith(BF16):
+        task = msgspec.structs.replace(task, preset=named, dtype="bfloat16")
+    if named == preset:
+        return task
+    more = {"packed": shorter != named, "recompute": preset != shorter}
+    return msgspec.structs.replace(task, **more, origin=(task.name, preset))

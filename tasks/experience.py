@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.noise import noise_name
 from fp4dse.dse.rollout import rollout_name
 
 if TYPE_CHECKING:
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
 
 def check_rollout(recipe: Recipe, task: TaskFacts | Task) -> None:
-    """ConfigError for a rollout, or a correction for one, with a task that does not learn from samples of its own."""
+    """ConfigError for a rollout, a correction for one, or noise in it, with a task that does not learn from samples of
+    its own."""
     training = recipe.training
-    found = {"rollout": training.rollout and rollout_name(training.rollout), "tis": training.tis}
+    found: dict[str, object] = {"tis": training.tis}
+    found["rollout"] = None if training.rollout is None else rollout_name(training.rollout)
+    found["noise"] = None if training.noise is None else noise_name(training.noise)
     for field, value in found.items():
         if value is not None and not task.rolls_out:
             accepted = f"nothing with {task.name}, which does not learn from samples of its own"

@@ -35,6 +35,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     start: str | None = None
     rates: dict[str, float] = {}
     rolls_out: bool = False
+    gap_unit: str | None = None
     has_teacher: bool = False
 
 

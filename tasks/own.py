@@ -43,6 +43,8 @@ def load_task(path: str, name: str) -> Task:
             raise ConfigError(f"{file.name}: {field}", getattr(found, field), "letters, digits, and any of _ . -")
     if found.better not in (None, "lower", "higher"):
         raise ConfigError(f"{file.name}: better", found.better, "lower, higher, or nothing")
+    if found.gap_unit not in (None, "points"):
+        raise ConfigError(f"{file.name}: gap_unit", found.gap_unit, "points, or nothing")
     of_data = found.digest_of
 
     def digest_of() -> str:

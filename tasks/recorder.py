@@ -30,6 +30,8 @@ from fp4dse.tasks.optimizers import LaneOptimizer
 if TYPE_CHECKING:
     from fp4dse.tasks.task import Task
 
+LEAST_APART = 8
+"""Steps between two that are recorded regularly, at least."""
 STEP = "step"
 """Name under which the steps stand, counted from one."""
 
@@ -78,10 +80,16 @@ def _square(x: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Measurements so far. `steps`: indices of the steps at which to measure."""
+    """Measurements so far. `steps`: indices of the steps at which to measure.
 
-    def __init__(self, steps: int) -> None:
+    regularly: also every twentieth of the steps.
+    """
+
+    def __init__(self, steps: int, regularly: bool = False) -> None:
         self.steps = recorded_steps(steps)
+        if regularly:
+            every = max(LEAST_APART, round(steps / 20))
+            self.steps |= set(range(every - 1, steps, every))
         self.rows: list[tuple[int, dict[str, Tensor]]] = []
 
     def add(self, step: int, measured: Mapping[str, Tensor]) -> None:

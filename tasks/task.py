@@ -53,6 +53,8 @@ class Task(msgspec.Struct, frozen=True):
     betas, eps, weight_decay, clip (of the gradient's norm, None for none): of AdamW, where the recipe has no others
     shown       the metric that is shown beside the loss, if `finish` computes it
     better      the direction in which that metric is better; None: not stated. The loss is better the lower it is
+    gap_unit    `points`: the loss is the share of what is not right, `accuracy` being the rest, and losses are compared
+                by their difference, in points of accuracy; None: by their ratio
     warmup      share of the steps, at the start, over which the learning rate rises linearly from zero
     decay       share of the steps, at the end, over which the learning rate falls linearly to zero
     eval_rows   samples in one evaluation pass: part of the definition, because a tensor scale is taken over a pass
@@ -68,6 +70,10 @@ class Task(msgspec.Struct, frozen=True):
                 model; None: those of `problem`
     experience  (model, numerics, draws) -> Experience, of a task that learns from what its own model does: batches come
                 from there, and so do held-out losses. The loss is one of its batches'
+    packed      layers whose weight gradient takes the forward pass's quantized x keep codes of it for that
+                (LaneNumerics.packed); no bit depends on it
+    recompute   blocks of a model that has some keep their inputs for the backward pass and nothing in between, which is
+                made again; no bit depends on it
     logits      outputs -> logits float32 [L, …, classes], of a task whose loss is a cross-entropy: from trained weights
                 on it can learn from a teacher (tasks/teacher.py); None: it cannot
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
@@ -96,6 +102,7 @@ class Task(msgspec.Struct, frozen=True):
     clip: float | None = None
     shown: str | None = None
     better: Literal["lower", "higher"] | None = None
+    gap_unit: Literal["points"] | None = None
     warmup: float = 0.0
     decay: float = 0.0
     eval_rows: int = 512
@@ -107,6 +114,8 @@ class Task(msgspec.Struct, frozen=True):
     samples: Callable[[], int] | None = None
     pretrain: Callable[[Sequence[int], str], dict[str, Tensor]] | None = None
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
+    packed: bool = False
+    recompute: bool = False
     logits: Callable[[Any], Tensor] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()

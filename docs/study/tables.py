@@ -1,6 +1,6 @@
 """Makes the tables of findings.md anew from the study's store: `python docs/study/tables.py`.
 
-A table stands between `<!-- effects of TASK:PRESET -->` or `<!-- lanes -->` and the next `<!-- end -->`.
+A table stands between `<!-- effects of TASK:PRESET -->` or `<!-- lanes -->` and others, and the next `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from fp4dse.dse import Space
 from fp4dse.results import open_store
 from fp4dse.results.stats.answers import answers, effects_of
+from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.paired import add_gap, by_seed
 from fp4dse.results.stats.questions import Questions, load_questions
 from fp4dse.results.text.answer_tables import answer_rows, effect_tables
+from fp4dse.results.text.ratios import change_with_range
 
 HERE = Path(__file__).parent
 
@@ -25,7 +29,7 @@ def main() -> None:
     effects = effects_of(runs, questions)
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
-    for marker in re.findall(r"<!-- (lanes|answers|effects of \S+) -->", text):
+    for marker in re.findall(r"<!-- (lanes|answers|gradient-range|effects of \S+) -->", text):
         table = _table(marker, runs, effects, questions)
         text = re.sub(
             rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL
@@ -39,6 +43,8 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
         return _markdown(_lanes(runs))
     if marker == "answers":
         return _markdown(answer_rows(answers(effects, questions)))
+    if marker == "gradient-range":
+        return _markdown(_gradient_range(runs))
     task = marker.removeprefix("effects of ")
     mine = effects[(effects["task"] + ":" + effects["preset"]).eq(task)]
     parts = []
@@ -65,6 +71,20 @@ def _lanes(runs: pd.DataFrame) -> list[dict[str, object]]:
             }
         )
     return rows
+
+
+def _gradient_range(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each scale format of gradient-range.toml, a column for each loss scale: loss against BF16."""
+    lanes = add_gap(runs[runs["task"].eq("language") & runs["preset"].eq("0.4M")])
+    ids, gaps = by_seed(lanes, lanes["gap"])
+    found = mean_interval(gaps).set_index(ids)
+    scales = lanes.groupby("config_id")["fprop_x_scale"].first()
+    rows: dict[str, dict[str, object]] = {}
+    for recipe in Space.load(HERE / "gradient-range.toml").recipes():
+        line, scale = found.loc[recipe.config_id], scales[recipe.config_id]
+        row = rows.setdefault(scale, {"scale": f"`{scale}`"})
+        row[f"loss scale {recipe.training.loss_scale:g}"] = change_with_range(line["mean"], line["low"], line["high"])
+    return list(rows.values())
 
 
 def _markdown(rows: list[dict[str, object]]) -> str:

@@ -2,7 +2,8 @@
 
     a layer    max( 2·B·N·K / rate of its unit, stored bytes of W and of B rows of X and Y / bandwidth ) + launch
     operands   the passes of operands.py over X; W was quantized once, after the last update
-    attention  keys and values of the context are read, in BF16, or multiplied, whichever takes longer; + launch
+    attention  keys and values of the context are read, as the cache stores them (`Rollout.kv_cache`), or multiplied in
+               BF16, whichever takes longer; + launch
     the rest   a third of the element-wise traffic of a training step, and a launch for each
 
 W is read as it is stored and decoded in registers where the unit takes wider operands, as inference kernels do, so few
@@ -35,7 +36,7 @@ def token_seconds(recipe: Recipe, model: Model, chip: Chip, sequences: int, cont
     chip = under(chip, scenario)
     sampling = recipe.sampling()
     layers = sum(_layers(r.fprop, part, chip, r.gemm, sequences) for r, part in layers_by_recipe(sampling, model))
-    return layers + _rest(model, chip, sequences, context)
+    return layers + _rest(model, chip, sequences, context, _of_cache(recipe))
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +63,16 @@ def memory_bytes(recipe: Recipe, model: Model, sequences: int, context: int) -> 
         for r, part in layers_by_recipe(recipe.sampling(), model)
         for linear in part.linears
     )
-    return weights + sum(core.count * sequences * context * 2 * (core.kv or core.width) * 2 for core in model.attention)
+    each = _of_cache(recipe)
+    return weights + sum(
+        core.count * sequences * context * 2 * (core.kv or core.width) * each for core in model.attention
+    )
+
+
+def _of_cache(recipe: Recipe) -> float:
+    """Bytes of an element of a key or value."""
+    rollout = recipe.training.rollout
+    return 2.0 if rollout is None else _stored(rollout.kv_cache.canonical())
 
 
 def _stored(q: Quantizer) -> float:
@@ -71,11 +81,11 @@ def _stored(q: Quantizer) -> float:
 
 
 @lru_cache(maxsize=256)
-def _rest(model: Model, chip: Chip, rows: int, context: int) -> float:
+def _rest(model: Model, chip: Chip, rows: int, context: int, of_cache: float) -> float:
     bandwidth = chip.bandwidth.value * chip.achieved.bandwidth.value
     total = 0.0
     for core in model.attention:
-        read = rows * context * 2 * (core.kv or core.width) * 2 / bandwidth
+        read = rows * context * 2 * (core.kv or core.width) * of_cache / bandwidth
         multiplied = 4 * rows * context * core.width / chip.attention_flops("bf16")
         total += core.count * (max(read, multiplied) + chip.launch.value)
     for item in model.traffic:

@@ -22,17 +22,20 @@ def points(recipe: Recipe) -> int:
     range, and what a backward operand is made from cost nothing. The rule for all others: what is done beyond a maximum
     and a rounding per block is one point for each kind. Encoding a block in several ways (`adapt`), scales that do not
     follow from the maximum alone (`scaling`, HiFloat4's exponents), rounding towards an average, averaging samples,
-    treating outliers, in elements, in channels or in the mean of keys. Operands of the attention core count, too.
+    treating outliers, in elements, in channels or in the mean of keys, and noise on what samples. Operands of the
+    attention core count, too, and those of a rollout with a forward pass of its own, also beside a plain trainer.
     """
     r = recipe.canonical()
-    if r.is_plain:
+    rollout = r.training.rollout
+    of_rollout = [] if rollout is None else [rollout.x, rollout.w, rollout.kv_cache]
+    if r.is_plain and all(q.is_plain for q in of_rollout):
         return 0
     everywhere = [r, *(r.changed(rule).canonical() for rule in r.layers)]
     slots = [of.slot(s) for of in everywhere for s in SLOTS]
-    slots += [r.attention.operand(s) for s in ATTENTION_SLOTS]
+    slots += [*(r.attention.operand(s) for s in ATTENTION_SLOTS), *of_rollout]
     throughs = [through for of in everywhere for through in (of.estimator.x, of.estimator.w)]
     techniques = (
-        any(of.rotation(stage) for of in everywhere for stage in STAGES),
+        any(of.rotation(stage) for of in everywhere for stage in STAGES) or (rollout and rollout.rotation),
         any(isinstance(q.rounding, Stochastic) for q in slots),
         any(q.tensor_scale for q in slots),
         any(through.element != STE() for through in throughs),
@@ -43,5 +46,6 @@ def points(recipe: Recipe) -> int:
         any(isinstance(q.rounding, Ema) for q in slots),
         any(samples_of(q.rounding) > 1 for q in slots),
         any(q.outliers for q in slots) or any(of.fprop.channels for of in everywhere) or r.attention.smooth_k,
+        r.training.noise,
     )
-    return 1 + sum(techniques)
+    return 1 + sum(map(bool, techniques))

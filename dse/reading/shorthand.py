@@ -16,6 +16,7 @@ from fp4dse.dse.errors import ConfigError, at_key
 from fp4dse.dse.estimator import RELAXATION_NAMES, SCALE_RELAXATION_NAMES, Relaxation, ScaleRelaxation
 from fp4dse.dse.formats import ELEMENTS, PLAIN
 from fp4dse.dse.layers.precision import Finish
+from fp4dse.dse.noise import NOISE_NAMES, Noise
 from fp4dse.dse.outliers import OUTLIER_NAMES, Outliers
 from fp4dse.dse.own_formats import Element
 from fp4dse.dse.quantizer import Quantizer
@@ -58,6 +59,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Reset: {"none": None, **RESET_NAMES},
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
+    Noise | None: {"none": None, **NOISE_NAMES},
     Distill | None: {"none": None, **DISTILL_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
@@ -89,8 +91,11 @@ def _read_part(data: dict[str, typing.Any], parts: list[type[Part]], where: str,
         if not isinstance(tag, str) or tag not in tags:
             raise ConfigError(at_key(where, *keys, tag_field), tag, ", ".join(tags))
         cls = tags[tag]
-    if cls is Quantizer and "like" in data:
-        base: Quantizer = read(data.pop("like"), Quantizer, where, *keys, "like")
+    if "like" in data and cls in (Quantizer, Rollout):
+        name = data.pop("like")
+        if cls is Rollout and name not in ROLLOUT_NAMES:
+            raise ConfigError(at_key(where, *keys, "like"), name, ", ".join(ROLLOUT_NAMES))
+        base: Part = ROLLOUT_NAMES[name] if cls is Rollout else read(name, Quantizer, where, *keys, "like")
         return msgspec.structs.replace(base, **read_fields(data, cls, where, *keys))
     fields = read_fields(data, cls, where, *keys)
     for name in required_fields(cls):

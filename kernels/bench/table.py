@@ -7,7 +7,6 @@ cache, and medians count; for a CPU see cpu.py.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -18,6 +17,8 @@ from torch import Tensor
 from fp4dse.dse import QUANTIZERS, ConfigError, Quantizer
 from fp4dse.dse.scale import SCALE_NAMES
 from fp4dse.kernels import dispatch
+from fp4dse.kernels.bench.clock import CALLS, copy_us, graph, median_us, named
+from fp4dse.kernels.bench.conversion import conversions
 from fp4dse.kernels.bench.cpu import on_cpu
 from fp4dse.kernels.bench.timing import Timing, stochastic
 from fp4dse.kernels.ops.philox import signs
@@ -28,7 +29,7 @@ from fp4dse.kernels.quant.triton import operators as fused
 from fp4dse.kernels.quant.triton import unfused
 from fp4dse.kernels.quant.triton.features import features_of
 
-EDGE, CALLS, REPEATS = 8192, 10, 20
+EDGE = 8192
 _BOTH: tuple[Literal["two calls", "one call"], ...] = ("two calls", "one call")
 
 
@@ -49,16 +50,31 @@ class Case(msgspec.Struct, frozen=True):
     both: Literal["", "one call", "two calls"] = ""
 
 
-def bench(device: str) -> Iterator[Timing]:
-    """All rows for a device, one after the other. ConfigError for a GPU on which the fused kernels are not taken."""
+def bench(device: str, only: Sequence[str] = ()) -> Iterator[Timing]:
+    """The rows of a device, one after the other; of a GPU's those whose name holds one of the words, if there are any.
+
+    ConfigError for a GPU on which the fused kernels are not taken, for words that no row has, and on a CPU, whose rows
+    are measured in turn, for any.
+    """
     if torch.device(device).type == "cpu":
+        if only:
+            raise ConfigError("--only", ", ".join(only), "nothing on a CPU, whose rows are measured in turn")
         yield from on_cpu()
         return
     if reason := dispatch.why_not_fused(device):
         raise ConfigError("device", device, f"a device with the fused kernels ({reason})")
+    found = False
     with torch.cuda.device(device):
-        yield from _on_gpu(torch.bfloat16, _cases())
-        yield from _on_gpu(torch.float32, _cases()[:4])
+        for rows in (
+            _on_gpu(torch.bfloat16, _cases(), only),
+            _on_gpu(torch.float32, _cases()[:4], only),
+            conversions(only),
+        ):
+            for row in rows:
+                found = True
+                yield row
+    if not found:
+        raise ConfigError("--only", ", ".join(only), "a part of the name of a row, such as mxfp4")
 
 
 def _cases() -> list[Case]:
@@ -95,35 +111,20 @@ def _cases() -> list[Case]:
     ]
 
 
-def _on_gpu(dtype: torch.dtype, cases: Sequence[Case]) -> Iterator[Timing]:
+def _on_gpu(dtype: torch.dtype, cases: Sequence[Case], only: Sequence[str]) -> Iterator[Timing]:
     x = torch.randn(EDGE, EDGE, device="cuda").to(dtype)
     word = str(dtype).removeprefix("torch.")
-    copy_us = _copy_us(x)
-    yield Timing(f"{word}: copy", copy_us, 2 * x.nbytes / copy_us / 1e3, 1.0, 0)
+    cases = [case for case in cases if named(f"{word}: {case.what}", only)]
+    if not cases:
+        return
+    copy = copy_us(x)
+    yield Timing(f"{word}: copy", copy, 2 * x.nbytes / copy / 1e3, 1.0, 0)
     for case in cases:
         lanes = len(case.quantizers)
         edge = int((x.numel() // lanes) ** 0.5)
         call, wrong, nbytes = _checked(case, x.view(lanes, edge, edge))
-        us = _median_us(_graph(call)) / CALLS
-        yield Timing(f"{word}: {case.what}", us, (x.nbytes + nbytes) / us / 1e3, copy_us / us, wrong)
-
-
-def _copy_us(x: Tensor) -> float:
-    """The fastest of three ways to copy."""
-    out = torch.empty_like(x)
-
-    def copy() -> Tensor:
-        return out.copy_(x)
-
-    def copies() -> None:
-        for _ in range(CALLS):
-            copy()
-
-    def clones() -> None:
-        for _ in range(CALLS):
-            x.clone()
-
-    return min(_median_us(call) for call in (copies, clones, _graph(copy))) / CALLS
+        us = median_us(graph(call)) / CALLS
+        yield Timing(f"{word}: {case.what}", us, (x.nbytes + nbytes) / us / 1e3, copy / us, wrong)
 
 
 def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
@@ -157,29 +158,3 @@ def _checked(case: Case, x: Tensor) -> tuple[Callable[[], object], int, int]:
             expected += unfused.operand(x, columns, of_case)
     wrong = sum(int((a != b.to(a.dtype)).sum().item()) for a, b in zip(got, expected, strict=True))
     return chosen, wrong, sum(t.nbytes for t in got)
-
-
-def _graph(call: Callable[[], object]) -> Callable[[], None]:
-    """CALLS calls as one CUDA graph."""
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return graph.replay
-
-
-def _median_us(call: Callable[[], object]) -> float:
-    """Median time of a call on the device."""
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)

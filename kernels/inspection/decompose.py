@@ -16,6 +16,11 @@ so do a macro-block factor, the encode convention and a hybrid scale, whose effe
 `16/17` has the val_max of its definition; ranges `3/4` and `aligned` quantize 3x/4 and decode with 4s/3, so their
 ideal is s* = amax/6 on x itself. The split is defined for nearest rounding and one scale a block that follows its
 maximum; what is not is refused.
+
+With an outlier fallback, x̂ = Q(x) + α Q(x - Q(x)), Q* stands for the same with both scales ideal:
+x̂* = Q*(x) + α Q*(x - Q*(x)). So scale is what rounding both costs, dead are the elements that neither of the two
+represents (x̂* = 0: a dead element of the first whose block has no larger error beside it is mended by the second), and
+grid is what is left of all others.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from torch import Tensor
 
 from fp4dse.dse import ConfigError, Quantizer
 from fp4dse.dse.formats import ELEMENTS
+from fp4dse.dse.outliers import Residual
 from fp4dse.dse.record import defaults, plain
 from fp4dse.dse.rounding import Nearest
 from fp4dse.dse.scale import E8M0, FP32, FloatScale
@@ -76,14 +82,16 @@ def decompose(x: Tensor, quantizer: Quantizer, *, seed: int = 0) -> Decompositio
 
 
 def split(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> Decomposition:
-    """The decomposition of x [..., K] whose quantized form under `quantizer` is at hand; raises as decompose does."""
-    x = finite(x)
-    ideal = quantize(x, ideal_scale(quantizer))
+    """The decomposition of x [..., K] whose quantized form under `quantizer` is at hand (its first one, where it has a
+    fallback); raises as decompose does."""
+    x, of_ideal = finite(x), ideal_scale(quantizer)
+    ideal = quantize(x, of_ideal)
     assert quantized.scales is not None
     assert ideal.scales is not None
     if quantized.scales.shape != ideal.scales.shape:
         raise ConfigError("quantizer.scale", plain(quantizer.scale), "one scale a block")
-    decoded, at_ideal, original = finite(quantized.values, "x̂").double(), finite(ideal.values, "x̂").double(), x.double()
+    decoded, at_ideal = whole(x, quantized, quantizer), whole(x, ideal, of_ideal)
+    original = x.double()
     scale = decoded - at_ideal
     rest = at_ideal - original
     is_dead = at_ideal == 0
@@ -95,6 +103,16 @@ def split(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> Decompositio
         total=_inner(decoded - original, decoded - original),
         dead_elements=int((is_dead & (original != 0)).sum()),
     )
+
+
+def whole(x: Tensor, quantized: Quantized, quantizer: Quantizer) -> Tensor:
+    """All that stands for x, float64: its quantized form, and with a fallback alpha times that of its error.
+    ConfigError where it is not finite."""
+    decoded = finite(quantized.values, "x̂")
+    if not isinstance(quantizer.outliers, Residual):
+        return decoded.double()
+    second = finite(quantize(x - decoded, quantizer).values, "x̂")
+    return decoded.double() + quantizer.outliers.alpha * second.double()
 
 
 def finite(x: Tensor, name: str = "x") -> Tensor:
@@ -122,6 +140,8 @@ def ideal_scale(quantizer: Quantizer) -> Quantizer:
     if q.scaling not in _SCALINGS:
         raise ConfigError("quantizer.scaling", q.scaling, ", ".join(_SCALINGS))
     for field, default in defaults(Quantizer).items():
+        if field == "outliers" and isinstance(q.outliers, Residual):
+            continue
         if field not in _DEFINED and getattr(q, field) != default:
             raise ConfigError(f"quantizer.{field}", getattr(q, field), str(default))
     range_ = _IDEAL_RANGE[q.range]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fp4dse.dse import ConfigError, Quantizer
-from fp4dse.kernels.inspection.decompose import finite, split, why_not_decomposed
+from fp4dse.kernels.inspection.decompose import finite, split, whole, why_not_decomposed
 from fp4dse.kernels.inspection.files import read_tensors
 from fp4dse.kernels.quant.counters import COUNTERS, count, largest_element
 from fp4dse.kernels.quant.descriptor import descriptor
@@ -65,7 +65,7 @@ def statistics(x: Tensor, quantizer: Quantizer, *, seed: int = 0) -> dict[str, A
     """
     x = finite(x)
     quantized = quantize(x, quantizer, seed=seed)
-    original, decoded = x.double(), finite(quantized.values, "x̂").double()
+    original, decoded = x.double(), whole(x, quantized, quantizer)
     energy = float(original.square().sum())
     error = float((decoded - original).square().sum())
     mse = error / energy if energy else None

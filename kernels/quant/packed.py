@@ -34,7 +34,7 @@ def why_not_packed(q: Quantizer) -> str | None:
         return f"quantizer: found {q.label()}; accepted: those of the general codec, with one tensor factor"
     if not isinstance(q.scale, FloatScale):
         return None
-    if q.scale.convention == "encode" or len(_scales(q.scale)) > 255:
+    if q.scale.convention == "encode" or len(scales_in_order(q.scale)) > 255:
         return f"scale: found {scale_key(q.scale)}, {q.scale.convention}; accepted: 8 bits, one code for NaN, decode"
     return None
 
@@ -50,7 +50,7 @@ def pack(encoded: Encoded, quantizers: Sequence[Quantizer]) -> tuple[Tensor, Ten
             raise ValueError(reason)
         q, scale = encoded.q[lane], encoded.scale[lane]
         usable = torch.isfinite(q).all(1)
-        grid = _scales(quantizer.scale).to(q.device)
+        grid = scales_in_order(quantizer.scale).to(q.device)
         scales.append(torch.where(usable, torch.searchsorted(grid, scale.nan_to_num()), len(grid)))
         finite = Encoded(q.nan_to_num()[None], scale[None])
         codes.append(torch.where(usable[:, None], element_codes(finite, "block", quantizer.element)[0], 0))
@@ -63,7 +63,7 @@ def unpack(codes: Tensor, scales: Tensor, quantizers: Sequence[Quantizer]) -> Te
     lanes = []
     for lane, quantizer in enumerate(map(Quantizer.canonical, quantizers)):
         magnitudes = torch.tensor(element_format(quantizer.element).magnitudes(), device=codes.device)
-        grid = torch.cat([_scales(quantizer.scale), torch.tensor([float("nan")])]).to(codes.device)
+        grid = torch.cat([scales_in_order(quantizer.scale), torch.tensor([float("nan")])]).to(codes.device)
         four = torch.stack([codes[lane] & 15, codes[lane] >> 4], -1).flatten(1).int()
         q = magnitudes[four & 7] * (1 - (four >> 3) * 2)
         lanes.append(q * grid[scales[lane].int()][:, None])
@@ -84,7 +84,7 @@ def quantize_and_pack(
     return *pack(encoded, quantizers), dec
 
 
-def _scales(scale: Scale) -> Tensor:
+def scales_in_order(scale: Scale) -> Tensor:
     """The scales of the format in the order of their codes."""
     if isinstance(scale, E8M0):
         return torch.tensor([2.0**exponent for exponent in range(-127, 128)])

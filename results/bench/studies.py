@@ -19,7 +19,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.results.bench.generated import KNOBS, as_runs, crossing
-from fp4dse.results.stats.paired import by_seed, log_or_nan, rows_at_best_lr
+from fp4dse.results.stats.levels import log_or_nan
+from fp4dse.results.stats.paired import by_seed, rows_at_best_lr
 
 Array = NDArray[np.float64]
 

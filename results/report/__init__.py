@@ -25,6 +25,7 @@ from fp4dse.results.report import (
     paper_figures,
     provenance,
     recorded_losses,
+    rollout_curves,
     techniques,
 )
 from fp4dse.results.report.findings import COLUMNS, Findings, Statistics, findings
@@ -48,6 +49,7 @@ PANELS = (
     equal_storage.PANEL,
     heatmaps.DIVERGENCE,
     curves.PANEL,
+    rollout_curves.PANEL,
     operand_errors.PANEL,
     recorded_losses.PANEL,
     provenance.MACHINES,

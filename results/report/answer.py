@@ -14,7 +14,9 @@ from fp4dse.results.report.markup import called, changed, changed_with, many, nu
 from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.margins import Margin, margin_text
 from fp4dse.results.stats.paired import OVERHEAD
+from fp4dse.results.stats.pareto import LEAST_SAVING
 from fp4dse.results.stats.verdict import Against, Confirmed, Verdict, bf16_words, front_words
+from fp4dse.results.text.ratios import best, noun
 
 QUERIES = (
     "FROM front",
@@ -35,8 +37,6 @@ QUERIES = (
     "SELECT task, preset, count(*) AS recipes, count(*) FILTER (note = 'diverged') AS diverged "
     "FROM recipes WHERE NOT is_baseline GROUP BY ALL",
 )
-LEAST_SAVING = 0.01
-"""Of BF16's step time, from which on a cheaper recipe is worth a word."""
 HELD_OUT = """Loss is the held-out loss <b>with the quantizers on</b>, rounding to nearest: what the model loses when
 it also runs in FP4, not only what FP4 did to its weights. The table below has the loss in BF16 beside it."""
 
@@ -69,7 +69,8 @@ def _card(found: Findings) -> str:
         )
     said = (*verdict.warnings, *(verdict.confirmed.warnings() if verdict.confirmed else ()))
     warnings = "".join(f"<li>{_sentence(text)}</li>" for text in said)
-    notes = HELD_OUT if verdict.config_id is None else f"{HELD_OUT} {_what_is_the_same(verdict.margin)}"
+    held_out = HELD_OUT.replace("Loss is the held-out loss", f"{noun().capitalize()} is the held-out {noun()}")
+    notes = held_out if verdict.config_id is None else f"{held_out} {_what_is_the_same(verdict.margin)}"
     return f'{lead}{f"<ul class=warn>{warnings}</ul>" if warnings else ""}<p class="muted">{notes}</p>'
 
 
@@ -92,14 +93,16 @@ def _lead(label: str, found: Findings) -> str:
 def _confirmed(found: Findings, new: Confirmed) -> str:
     """The estimate of the seeds that did not choose (HTML)."""
     loss = changed_with(new.gap, new.gap_low, new.gap_high)
-    says = f"Confirmed: loss <b>{loss}</b> against BF16 on {many(new.estimated_on, 'fresh seed')} that had no part in "
+    says = (
+        f"Confirmed: {noun()} <b>{loss}</b> against BF16 on {many(new.estimated_on, 'fresh seed')} that had no part in "
+    )
     says += f"choosing it ({number(new.chosen_on)} others did): "
     says += _beside_bf16(new.bf16, new.margin)
     others = f" {many(new.open, 'other candidate')} not told apart from it." if new.open else ""
     if new.lowest == new.config_id:
         return f"{says}.{others}"
     lowest = f"{called(new.lowest_label, found.labels)}, {changed(new.lowest_gap)}"
-    return f"{says}. The lowest loss on the seeds that chose has {lowest}, which costs more.{others}"
+    return f"{says}. {best().capitalize()} on the seeds that chose has {lowest}, which costs more.{others}"
 
 
 def _sentence(text: str) -> str:
@@ -110,7 +113,7 @@ def _sentence(text: str) -> str:
 def _sure(found: Findings, verdict: Verdict) -> str:
     seeds = many(verdict.pairs, "paired seed")
     loss = changed_with(verdict.gap, verdict.gap_low, verdict.gap_high)
-    says = f"Loss <b>{loss}</b> against BF16, {seeds}: "
+    says = f"{noun().capitalize()} <b>{loss}</b> against BF16, {seeds}: "
     says += _beside_bf16(verdict.bf16, verdict.margin)
     if not math.isnan(verdict.p_front):
         share = f"a chance of {100 * verdict.p_front:.0f} %"
@@ -134,10 +137,10 @@ def _rivals(found: Findings, verdict: Verdict) -> str:
     if verdict.lowest != verdict.config_id:
         lowest = found.recipes[found.recipes["config_id"].eq(verdict.lowest)].iloc[0]
         name = called(lowest["label"], found.labels)
-        text = f" The lowest loss, {changed(lowest['gap'])}, has {name}, which costs more."
+        text = f" {verdict.lowest_words.capitalize()}, {changed(lowest['gap'])}, has {name}, which costs more."
     counts = (verdict.as_good, f"within {_within(verdict.margin)} of"), (verdict.open, "not told apart from")
     others = ", ".join(f"{many(n, 'other recipe')} {what}" for n, what in counts if n)
-    return f"{text} {others} the lowest loss." if others else text
+    return f"{text} {others} {verdict.lowest_words}." if others else text
 
 
 def _cost(verdict: Verdict) -> str:
@@ -167,20 +170,17 @@ def _model(of: str | None) -> str:
 
 
 def _cheaper(found: Findings, verdict: Verdict) -> str:
-    """A sentence (HTML) on the cheapest member of the front, where that is another recipe."""
+    """Sentences (HTML): that the recipe saves no time, and the cheapest member of the front, where that is another."""
+    slow = verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING
+    saves = " <b>It saves no time against BF16.</b>" if slow else ""
     lines = found.front[np.isfinite(found.front[OVERHEAD].astype(float))]
     if lines.empty:
-        return ""
+        return saves
     cheap = lines.iloc[0]
     if cheap["config_id"] == (verdict.confirmed or verdict).config_id:
-        return " Nothing on the front is cheaper."
+        return f"{saves} Nothing on the front is cheaper."
     if verdict.axis == OVERHEAD and verdict.price[0] - cheap[OVERHEAD] < LEAST_SAVING:
-        return ""
-    saves = ""
-    if verdict.axis == OVERHEAD and verdict.price[0] > 1 - LEAST_SAVING:
-        faster = lines[lines[OVERHEAD].le(1 - LEAST_SAVING)].sort_values("gap", kind="stable")
-        saves = " <b>It saves no time against BF16.</b>"
-        saves += f" Of what does, the lowest loss has {_member(found, verdict, faster.iloc[0])}." if len(faster) else ""
+        return saves
     return f"{saves} Cheapest on the front: {_member(found, verdict, cheap)}."
 
 
@@ -188,7 +188,7 @@ def _member(found: Findings, verdict: Verdict, line: pd.Series) -> str:
     """`nvfp4, 63 %, loss +3 %` of a line of the front (HTML)."""
     name = f'<b title="{escape(line["label"])}">{escape(found.labels.of(line["label"]))}</b>'
     share = share_of_bf16(verdict.axis, line[OVERHEAD]).replace(" of BF16's step time", "")
-    return f"{name}, {share}, loss {changed(line['gap'])}"
+    return f"{name}, {share}, {noun()} {changed(line['gap'])}"
 
 
 PANEL = Panel("answer", "Answer", "", first_screen, QUERIES)

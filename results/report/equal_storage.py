@@ -13,6 +13,7 @@ from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.stats.equal_cost import TOLERANCE
 from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.text.labels import Labels
+from fp4dse.results.text.ratios import noun
 
 QUERIES = ("FROM matched",)
 ABOUT = f"""A format with finer blocks stores more bits, so it should win. Here each number of stored bits per operand
@@ -35,7 +36,7 @@ def storage(found: Findings) -> str:
     columns = [
         ("bits", "n"),
         ("best recipe", "label"),
-        ("loss against BF16", "n"),
+        (f"{noun()} against BF16", "n"),
         ("best other of as many bits", "label"),
     ]
     columns += [("difference", "n"), ("verdict", "")]

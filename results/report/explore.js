@@ -32,8 +32,15 @@ const inUnit = (gap, ratio, unit) => {
   const percents = 100 * (times - 1), text = percents.toFixed(Math.abs(percents) < 10 ? 2 : 1);
   return sign((percents >= 0 ? "+" : "") + text) + (unit ? " %" : "");
 };
-const change = gap => inUnit(gap, asRatio(gap), true);
+const inPoints = () => data.settings[+id("setting").value].points;  // gaps are shares: points of accuracy
+const noun = () => inPoints() ? "accuracy" : "loss";
+const points = (gap, places) => `${gap > 0 ? "\u2212" : "+"}${(100 * Math.abs(gap)).toFixed(places)}`;
+const change = gap => inPoints() ? `${points(gap, Math.abs(gap) < 0.1 ? 2 : 1)} points` : inUnit(gap, asRatio(gap), true);
 const changeRange = (gap, low, high) => {
+  if (inPoints()) {
+    const places = Math.max(Math.abs(low), Math.abs(high)) < 0.1 ? 2 : 1;
+    return `${points(high, places)} to ${points(low, places)} points`;
+  }
   const ratio = asRatio(gap);
   return `${inUnit(low, ratio, ratio)} to ${inUnit(high, ratio, !ratio)}`;
 };
@@ -126,6 +133,10 @@ const even = (low, high, most) => {
   return {values, step};
 };
 const ticks = (low, high, most) => {
+  if (inPoints()) {
+    const {values} = even(100 * low, 100 * high, most);
+    return {tickvals: values.map(p => p / 100), ticktext: values.map(p => Math.abs(p) < 1e-9 ? "0" : sign(`${p < 0 ? "+" : ""}${+(-p).toPrecision(6)}`))};
+  }
   if (Math.max(Math.abs(low), Math.abs(high)) < Math.LN2) {
     const {values, step} = even(100 * Math.expm1(low), 100 * Math.expm1(high), most);
     const places = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
@@ -187,7 +198,7 @@ const hover = i => {
   const name = data.names[C.recipe[i]], metric = data.settings[C.setting[i]].metric;
   const lines = text => escape(text).replace(/(.{30,45}?)[ ,]/g, "$1<br>");
   const words = whole(C.recipe[i]);
-  return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>loss against BF16: ${gapText(i)}`
+  return `<b>${lines(name || words)}</b>${name && !name.endsWith(words) ? `<br>${lines(words)}` : ""}<br>${noun()} against BF16: ${gapText(i)}`
     + data.axes.map(a => `<br>${escape(a.title)}: ${digits(C[a.name][i])}`).join("")
     + (metric && Number.isFinite(C.val_metric[i]) ? `<br>${escape(metric)} ${digits(C.val_metric[i])}` : "")
     + `<br>loss ${digits(C.val_loss[i])}, lr ${digits(C.lr[i])}, ${C.seeds[i]} seeds<br>chance of the front ${chance(i)}`
@@ -278,7 +289,7 @@ const figure = () => {
     hoverlabel: {bgcolor: "var(--bg)", bordercolor: "var(--muted)", font, align: "left"},
     modebar: {bgcolor: "rgba(0,0,0,0)", color: "var(--muted)", activecolor: "var(--accent)"},
     xaxis: {...line, title: {text: `${axis.title} (← cheaper)`, font: {size: 13}}, range, ...(axis.name === "points" ? {dtick: 1} : {})},
-    yaxis: {...line, title: {text: "loss against BF16 (↓ better)", font: {size: 13}}, range: [low, top], tickvals, ticktext},
+    yaxis: {...line, title: {text: `${noun()} against BF16 (↓ better)`, font: {size: 13}}, range: [low, top], tickvals, ticktext},
     annotations: [...nothing, ...nameplates(steps.filter((_, n) => numbers[n]), range, low, top), {text: base,
       showarrow: false, xref: "paper", x: 1, xanchor: "right", y: Math.max(0, low), yanchor: "bottom",
       font: {color: "var(--muted)", size: 12}}],
@@ -319,7 +330,7 @@ const columns = () => {
       i => place.has(i) ? `<span class="mark">${place.get(i)}</span>` : also.has(i) ? "○" : ""),
     of("recipe", "label", called, i => `<span title="${escape(whole(C.recipe[i]))}">${escape(called(i))}</span>`
       + (named(i, 3) && ` <span class="muted">(${escape(named(i, 3))})</span>`)),
-    of("loss against BF16", "n", i => C.gap[i], gapText),
+    of(`${noun()} against BF16`, "n", i => C.gap[i], gapText),
     ...(C.gap_bf16.some(Number.isFinite) ? [of("the same, both in BF16", "n", i => C.gap_bf16[i],
       i => Number.isFinite(C.gap_bf16[i]) ? change(C.gap_bf16[i]) : "–")] : []),
     of("chance of the front", "n", i => C.p_front[i], chance, "high"),

@@ -143,8 +143,9 @@ def _setting(found: Findings) -> dict[str, Any]:
     [title] = found.titles.values()
     noise = float(found.floors["noise_floor"].iloc[0]) if len(found.floors) else np.nan
     metric = metric_title(found.recipes)
+    points = {"points": True} if found.verdicts[0].unit else {}
     rises = bool(metric and metric.endswith(BETTER["higher"]))
-    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises}
+    return {"title": title, "noise": noise if np.isfinite(noise) else None, "metric": metric, "rises": rises, **points}
 
 
 def _discrete(values: pd.Series) -> bool:

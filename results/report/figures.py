@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fp4dse.results.text.ratios import in_points
+
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 COLOURS = 6
 """Number of colours --c0, --c1 … that the page defines."""
@@ -38,8 +40,11 @@ def numbers(values: pd.Series) -> list[float | None]:
 
 def ratio_ticks(low: float, high: float, most: int = 7) -> tuple[list[float], list[str]]:
     """Positions (log ratios between low and high) and texts of the ticks of an axis of log ratios: changes in %, or
-    ratios where the axis spans them. Zero, no change, is among them if it is on the axis."""
+    ratios where the axis spans them; or points of accuracy. Zero, no change, is among them if it is on the axis."""
     span = max(high - low, 1e-9)
+    if in_points():
+        points = _even_steps(100 * low, 100 * high, most)
+        return [float(v) for v in points / 100], [f"{-p + 0.0:+g}".replace("-", "−") if p else "0" for p in points]
     if max(abs(low), abs(high)) < np.log(2):
         percents = _even_steps(100 * np.expm1(low), 100 * np.expm1(high), most)
         step = percents[1] - percents[0] if len(percents) > 1 else 1.0

@@ -13,6 +13,7 @@ from fp4dse.results.report.panel import Panel, for_each_setting
 from fp4dse.results.report.technique_findings import everywhere, helps
 from fp4dse.results.text.pareto_table import metric_title, noise_text
 from fp4dse.results.text.pareto_table import number as digits
+from fp4dse.results.text.ratios import best
 
 QUERIES = (
     "SELECT count(DISTINCT config_id) FILTER (NOT is_baseline) AS recipes, count(DISTINCT task) AS tasks, count(*) AS "
@@ -59,7 +60,7 @@ def _undecided(found: Findings) -> list[str]:
         return []
     near = still.iloc[0]
     more = many(near["more_seeds"], "more seed")
-    return [f"<b>More seeds</b>: {more} would tell {called(near['label'], found.labels)} from the lowest loss."]
+    return [f"<b>More seeds</b>: {more} would tell {called(near['label'], found.labels)} from {best()}."]
 
 
 def _tried(lines: pd.DataFrame) -> str:

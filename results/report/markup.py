@@ -10,7 +10,7 @@ import re
 from html import escape
 
 from fp4dse.results.text.labels import Labels
-from fp4dse.results.text.ratios import change, change_range
+from fp4dse.results.text.ratios import change, change_range, ends
 
 _PLAIN = re.compile(r"(?<![\w.±])\d+(?:\.\d+)?(?:e-\d+)?(?![\w%])(?! %)")
 
@@ -47,8 +47,10 @@ def many(count: float, word: str) -> str:
 
 def interval(mean: float, low: float, high: float) -> str:
     """`+0.10 to +0.30 %` (HTML), in the unit that suits the mean; empty if it is not known."""
-    ends = change_range(mean, low, high).split(" to ")
-    return " to ".join(number(v, typeset(text)) for v, text in zip((low, high), ends, strict=True)) if ends[0] else ""
+    texts = change_range(mean, low, high).split(" to ")
+    if not texts[0]:
+        return ""
+    return " to ".join(number(v, typeset(text)) for v, text in zip(ends(low, high), texts, strict=True))
 
 
 def changed_with(mean: float, low: float, high: float) -> str:

@@ -9,6 +9,7 @@ from functools import wraps
 from html import escape
 
 from fp4dse.results.report.findings import Findings
+from fp4dse.results.text.ratios import written_in
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,14 @@ def for_each_setting(body: Callable[[Findings], str]) -> Callable[[Findings], st
     @wraps(body)
     def bodies(found: Findings) -> str:
         return "".join(
-            f'<div class="of" data-setting="{i}"{" hidden" if i else ""}>{body(one)}</div>'
+            f'<div class="of" data-setting="{i}"{" hidden" if i else ""}>{_in_its_unit(body, one)}</div>'
             for i, one in enumerate(found.settings)
         )
 
     return bodies
+
+
+def _in_its_unit(body: Callable[[Findings], str], one: Findings) -> str:
+    """A body for one setting, whose gaps are in the setting's unit."""
+    with written_in(one.verdicts[0].unit):
+        return body(one)

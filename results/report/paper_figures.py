@@ -20,7 +20,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.heatmaps import crossed, interaction_values
 from fp4dse.results.report.techniques import name_of, shown_effects
 from fp4dse.results.store.atomic import writing
-from fp4dse.results.text.ratios import change, counted
+from fp4dse.results.text.ratios import change, counted, noun, written_in
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,9 @@ def write_figures(found: Findings, folder: str | Path, form: str = "pdf") -> lis
         for one, title in zip(found.settings, found.titles.values(), strict=True):
             for what, draw in _DRAW.items():
                 figure = Figure(figsize=(WIDTH, 2.6), layout="constrained")
-                if draw(one, figure):
+                with written_in(one.verdicts[0].unit):
+                    drawn = draw(one, figure)
+                if drawn:
                     path = folder / f"{what}-{re.sub(r'[^A-Za-z0-9]+', '-', title).strip('-')}.{form}"
                     figure.savefig(path, metadata=_undated(form))
                     written.append(path)
@@ -117,7 +119,7 @@ def _front(found: Findings, figure: Figure) -> bool:
     if lines[cost].nunique() <= MOST_TICKS:
         axes.set_xticks(sorted(lines[cost].unique()))
     axes.set_xlabel(says)
-    axes.set_ylabel("loss against BF16")
+    axes.set_ylabel(f"{noun()} against BF16")
     _key(found, front, figure)
     return True
 
@@ -160,7 +162,7 @@ def _effects(found: Findings, figure: Figure) -> bool:
     axes.invert_yaxis()
     _ratio_ticks(axes.xaxis, axes.get_xlim())
     note = "\n* one of the two was never tried with what the other was" if partly.any() else ""
-    axes.set_xlabel(f"loss with it against without it, matched pairs{note}")
+    axes.set_xlabel(f"{noun()} with it against without it, matched pairs{note}")
     return True
 
 

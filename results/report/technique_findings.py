@@ -15,6 +15,7 @@ import pandas as pd
 
 from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import changed_with, many, number
+from fp4dse.results.text.ratios import noun, written_in
 
 AGREE = 0.8
 """Share of the pairs that have to gain, or lose, for a technique to help, or to harm."""
@@ -74,8 +75,7 @@ def everywhere(found: Findings) -> str:
         change = f"{_level(factor, level)} instead of {escape(str(lines['reference'].iloc[0]))}"
         if len(lines) == len(found.titles) and len(kinds) == 1 and kinds < {"helps", "harms"}:
             sizes = "; ".join(
-                f"{escape(list(found.titles.values())[line['setting']])} "
-                f"{changed_with(line['difference'], line['low'], line['high'])}"
+                f"{escape(list(found.titles.values())[line['setting']])} {_in_its_unit(found, line)}"
                 for line in lines.sort_values("setting").to_dict("records")
             )
             says.append((lines["difference"].abs().min(), f"<b>{change} {kinds.pop()}</b> in every task: {sizes}."))
@@ -89,11 +89,17 @@ def everywhere(found: Findings) -> str:
     return f'<div class="verdict"><h3>In all tasks</h3>{body if says else nothing + (body if split else "")}</div>'
 
 
+def _in_its_unit(found: Findings, line: dict[str, Any]) -> str:
+    """The size of an effect (HTML) as its setting has it."""
+    with written_in(found.verdicts[line["setting"]].unit):
+        return changed_with(line["difference"], line["low"], line["high"])
+
+
 def _effect(line: dict[str, Any]) -> str:
     """`X instead of Y: +1.00 % (…), 24 pairs` (HTML)."""
     size = changed_with(line["difference"], line["low"], line["high"])
     share = number(line["helps"], f"{100 * line['helps']:.0f} %")
-    text = f"{_level(line['factor'], line['level'])} instead of {escape(str(line['reference']))}: loss {size}, "
+    text = f"{_level(line['factor'], line['level'])} instead of {escape(str(line['reference']))}: {noun()} {size}, "
     text += f"{share} of {many(line['matches'], 'pair')} gain"
     if line["untried"]:
         text += f" (one of the two was never tried with <code>{escape(_some(line['untried']))}</code>)"

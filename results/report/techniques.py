@@ -11,7 +11,7 @@ from fp4dse.results.report.findings import Findings
 from fp4dse.results.report.markup import typeset
 from fp4dse.results.report.page import plot
 from fp4dse.results.report.panel import Panel, for_each_setting
-from fp4dse.results.text.ratios import change_with_range
+from fp4dse.results.text.ratios import change_with_range, noun
 
 QUERIES = ("FROM marginal", "SELECT * FROM effects WHERE kind = 'main'")
 ABOUT = """What changing one technique alone does to the loss; left of the line it helps. A diamond is the mean over
@@ -83,7 +83,7 @@ def dots(pairs: pd.DataFrame, mains: pd.DataFrame) -> dict[str, Any]:
         **LAYOUT,
         "height": 130 + 30 * len(names),
         "xaxis": {
-            **ratio_axis(ends, "loss with it against loss without it (← helps)"),
+            **ratio_axis(ends, f"{noun()} with it against {noun()} without it (← helps)"),
             "zeroline": True,
             "zerolinecolor": "var(--fg)",
         },

@@ -1,6 +1,7 @@
 """Statistics: functions of a frame of runs that return a frame. None of them reads a store or writes a page.
 
     paired           the gap of a run to BF16 on the same seed; each recipe at its best learning rate
+    levels           losses as numbers whose differences are gaps: logarithms, or shares
     intervals        intervals and p-values of means over seeds, and their adjustment for many tests
     summary          a line per recipe: gap, interval, cost, whether it is on the front; the noise floor of BF16
     pareto           the Pareto front and the area that it dominates

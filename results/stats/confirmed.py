@@ -15,7 +15,9 @@ import pandas as pd
 from fp4dse.results.stats.candidates import candidates
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.intervals import mean_interval
+from fp4dse.results.stats.levels import are_shares
 from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.pareto import saving
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import summarize
 
@@ -34,10 +36,11 @@ def confirmed(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: SETTING, config_id, label, lr, overhead, behind (of `candidates`; NaN if it is none), screened,
     screened_low, screened_high (the gap of its screened seeds), seeds, diverged (fresh ones), gap, gap_low, gap_high
     (mean over the fresh seeds, 95 %), chosen_on, estimated_on (seeds of the two halves), choice (mean gap of the first
-    half), estimate, low, high (of the other, 95 %), best (the lowest choice of those that finished on all fresh seeds),
-    recommended (the cheapest of those that are within the margin of it and not told apart on that half), verdict
-    (against the recommended one on the other half, as of `against`), moved (gap - screened). Where nothing was
-    confirmed the columns of fresh seeds are NaN."""
+    half), estimate, low, high (of the other, 95 %), best (the lowest choice of those that finished on all fresh seeds,
+    and save time against BF16 if any does), recommended (the cheapest of those that are within the margin of it and not
+    told apart on that half), verdict (against the recommended one on the other half, as of `against`), moved (gap -
+    screened). Where nothing was confirmed the columns of fresh seeds are NaN.
+    """
     new = fresh(runs)
     listed = candidates(runs).drop(columns="same_bits")
     if len(new):
@@ -93,7 +96,7 @@ def _of_setting(rows: pd.DataFrame) -> pd.DataFrame:
     able = rows[rows["config_id"].isin(recipes[whole])]
     first, other = (able[able["seed"].isin(part)] for part in (seeds[:half], seeds[half:]))
     ranked = summarize(first)
-    ranked = ranked.sort_values("gap", kind="stable")
+    ranked = ranked[saving(ranked[OVERHEAD], are_shares(first).any())].sort_values("gap", kind="stable")
     if ranked.empty or not np.isfinite(ranked["gap"].iloc[0]):
         return out
     best = ranked["config_id"].iloc[0]

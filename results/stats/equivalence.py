@@ -25,19 +25,22 @@ from fp4dse.dse import ConfigError
 from fp4dse.results.stats.front_chance import codes_of, from_zero
 from fp4dse.results.stats.intervals import CONFIDENCE, holm, mean_interval
 from fp4dse.results.stats.least_squares import seed_effects
+from fp4dse.results.stats.levels import POINTS, are_shares, levels
 from fp4dse.results.stats.margins import MARGIN, margin_of, margin_text
-from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.paired import OVERHEAD, SETTING, by_seed, rows_at_best_lr, stacked
+from fp4dse.results.stats.pareto import saving
 from fp4dse.results.stats.shrinkage import posterior
 from fp4dse.results.stats.simultaneous import table, versus
 from fp4dse.results.stats.spread import spread_over_seeds
-from fp4dse.results.text.ratios import change, change_range, counted
+from fp4dse.results.text.ratios import change, change_range, counted, in_points, noun, written_in
 
 POWER = 0.8
 MOST_SEEDS = 10_000
 
 
 def against(runs: pd.DataFrame, reference: str | None = None, margin: float | None = None) -> pd.DataFrame:
-    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap).
+    """Every recipe against one (a config_id; by default, per SETTING, the quantizing recipe of the lowest gap, of those
+    that save time against BF16 if any does).
 
     Columns: SETTING, config_id, label, reference (config_id), pairs, difference (of mean gaps, which is the mean log
     loss ratio where both have one baseline; below 0 where the recipe is better), low, high (95 %, of all recipes at
@@ -51,16 +54,20 @@ def against(runs: pd.DataFrame, reference: str | None = None, margin: float | No
     knobs = codes_of(rows)
     parts = []
     for _, part in rows.groupby("setting", sort=False):
-        recipes, log = by_seed(part, pd.Series(log_or_nan(part["loss"]), part.index))
+        recipes, log = by_seed(part, pd.Series(levels(part["loss"], are_shares(part)), part.index))
         facts = part.groupby("config_id", sort=False)
         diverged = facts["diverged"].any().reindex(recipes).to_numpy()
         pruned = facts["pruned"].any().reindex(recipes).to_numpy(bool)
         quantizes = facts["points"].first().reindex(recipes).gt(0).to_numpy()
-        eligible = quantizes & ~diverged & ~pruned
+        finished = quantizes & ~diverged
+        if OVERHEAD in part:
+            overhead = facts[OVERHEAD].first().reindex(recipes).to_numpy(float)
+            finished &= saving(np.where(finished, overhead, np.inf), are_shares(part).any())
+        eligible = finished & ~pruned
         chosen = reference
         if chosen is None:
             _, gaps = by_seed(part, part["gap"])
-            chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, quantizes & ~diverged)
+            chosen = _lowest(recipes, gaps if np.isfinite(gaps).any() else log, finished)
         if chosen is None or chosen not in recipes:
             continue
         row, within = recipes.get_loc(chosen), margin_of(part, margin).value
@@ -171,7 +178,7 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
     for config_id in (a, b):
         _check(runs, config_id, margin)
     rows = rows_at_best_lr(runs[runs["config_id"].isin([a, b])])
-    rows = rows.assign(log=log_or_nan(rows["loss"]))
+    rows = rows.assign(log=levels(rows["loss"], are_shares(rows)))
     sides = [rows[rows["config_id"].eq(config_id)] for config_id in (a, b)]
     lines = []
     for setting in [s for s in sides[0]["setting"].unique() if s in set(sides[1]["setting"])]:
@@ -185,7 +192,8 @@ def compare(runs: pd.DataFrame, a: str, b: str, margin: float | None = None) -> 
         line |= {"margin_of": within.of, **differences(d[None, :], within.value).iloc[0].to_dict()}
         if line["diverged_a"] or line["diverged_b"]:
             line |= {"verdict": "diverged", "more_seeds": np.nan}
-        lines.append({**line, "verdict": _sentence(line)})
+        with written_in(POINTS if are_shares(left).any() else None):
+            lines.append({**line, "verdict": _sentence(line)})
     if not lines:
         raise ConfigError("compare", f"{a}, {b}", "two recipes that were run on the same task, device and software")
     columns = [*SETTING, "label_a", "label_b", "lr_a", "lr_b", "pairs", "diverged_a", "diverged_b", "difference"]
@@ -221,16 +229,20 @@ def _sentence(line: dict[str, Any]) -> str:
             f"{where}: {a} and {b} are not told apart: {_undecided_size(line)}; {_advice(line['more_seeds'], margin)}."
         )
     if line["verdict"] == "lower":
-        return f"{where}: {a} has a lower loss than {b}: {_size(line)}."
+        return f"{where}: {a} has {_better()} than {b}: {_size(line)}."
     other_way = {"difference": -line["difference"], "low": -line["high"], "high": -line["low"]}
-    return f"{where}: {b} has a lower loss than {a}: {_size({**line, **other_way})}."
+    return f"{where}: {b} has {_better()} than {a}: {_size({**line, **other_way})}."
+
+
+def _better() -> str:
+    return "a higher accuracy" if in_points() else "a lower loss"
 
 
 def _undecided_size(line: dict[str, Any]) -> str:
     """The loss of the first of two recipes that the seeds do not tell apart, against the second's."""
     if line["low"] == line["high"] == 0:
-        return f"equal losses on {counted(int(line['pairs']), 'paired seed')}"
-    return f"the loss of the first is at {_size(line)}"
+        return f"equal {noun(many=True)} on {counted(int(line['pairs']), 'paired seed')}"
+    return f"the {noun()} of the first is at {_size(line)}"
 
 
 def _size(line: dict[str, Any]) -> str:

@@ -25,10 +25,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fp4dse.results.stats.levels import are_shares, log_or_nan
 from fp4dse.results.stats.loss_law import fit_law, why_no_law
-from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, log_or_nan, numbered, rows_at_best_lr
+from fp4dse.results.stats.paired import MARGINS, NEEDED, SETTING, numbered, rows_at_best_lr
 from fp4dse.results.stats.sizes import GROUP, sizes
+from fp4dse.results.text.ratios import noun, size
 
+POINTS_MARGIN = 0.007
+"""Of losses that are shares: 0.7 points of accuracy, which 2605.20402 has between BF16 and its best FP4."""
 MARGIN = 0.005
 """Where nothing is known of BF16's training, as a log ratio: losses within half a percent."""
 MORE = 0.02
@@ -52,21 +56,24 @@ class Margin(NamedTuple):
     """A margin and what it is from."""
 
     value: float
-    """A log ratio above 0."""
+    """A log ratio above 0, or a share."""
     of: str
     """BY_LAW, BY_CURVE, `given`, or `assumed: …` with the reason."""
 
     def sentence(self) -> str:
         """For people; without a full stop."""
-        says = f"losses within {margin_text(self.value)} count as the same"
+        says = f"{noun(many=True)} within {margin_text(self.value)} count as the same"
         if self.of.startswith(ASSUMED) or self.of == "given":
             return f"{says}, which is {self.of}"
         return f"{says}: what {100 * MORE:g} % more tokens, or samples, are worth to BF16, {self.of}"
 
 
+OF_POINTS = Margin(POINTS_MARGIN, f"{ASSUMED}, as between BF16 and FP4 in arXiv 2605.20402")
+
+
 def margin_text(margin: float) -> str:
-    """`±0.5 %`. margin: a log ratio."""
-    return f"±{100 * math.expm1(margin):.2g} %"
+    """`±0.5 %`, `±0.7 points`. margin: a log ratio, or a share."""
+    return f"±{size(margin)}"
 
 
 def margin_of(rows: pd.DataFrame, given: float | None = None) -> Margin:
@@ -74,6 +81,8 @@ def margin_of(rows: pd.DataFrame, given: float | None = None) -> Margin:
     if given is not None:
         return Margin(given, "given")
     if MARGINS[0] not in rows or rows.empty:
+        if are_shares(rows).any():
+            return OF_POINTS
         return Margin(MARGIN, f"{ASSUMED}: these rows hold nothing of BF16's curve")
     return Margin(float(rows[MARGINS[0]].iloc[0]), str(rows[MARGINS[1]].iloc[0]))
 
@@ -81,8 +90,8 @@ def margin_of(rows: pd.DataFrame, given: float | None = None) -> Margin:
 def margins(runs: pd.DataFrame) -> pd.DataFrame:
     """The margin of equivalence of each setting.
 
-    Columns: SETTING, margin (a log ratio), margin_of (what it is from: the law of BF16's loss over sizes, the slope of
-    its training curve, or `assumed` with the reason).
+    Columns: SETTING, margin (as gaps: a log ratio, or a share), margin_of (what it is from: the law of BF16's loss over
+    sizes, the slope of its training curve, or `assumed` with the reason).
     """
     out = runs[[*SETTING, *[name for name in MARGINS if name in runs]]].drop_duplicates(list(SETTING))
     if MARGINS[0] not in out:
@@ -136,7 +145,9 @@ def _by_law(rows: pd.DataFrame) -> dict[tuple[Any, ...], Margin]:
 
 
 def _by_curve(part: pd.DataFrame) -> Margin:
-    """From the training curves of the seeds of one setting."""
+    """From the training curves of the seeds of one setting; OF_POINTS where losses are shares."""
+    if are_shares(part).any():
+        return OF_POINTS
     known = part[part[CURVE[0]].str.len().gt(0)]
     steps, losses = (known[name].tolist() for name in CURVE)
     held_out = math.exp(log_or_nan(part["loss"]).mean())

@@ -4,6 +4,9 @@
     gap_bf16    = log(val_loss_bf16 / val_loss_bf16 of BF16)      the same of both models evaluated in BF16
     gap_matched = log(val_loss / val_loss of the recipe's own baseline)
 
+Where a task's losses are shares (gap_unit `points`), a gap is the difference of the two instead of that of their
+logarithms, a hundredth a point of accuracy; all that is said of log losses holds of these losses as they are.
+
 A recipe and BF16 share the initial weights and the data order of a seed, so the difference within a seed has
 far less noise than either loss. Rows are compared only within one SETTING.
 
@@ -27,6 +30,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fp4dse.dse import Recipe
+from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.stages import STAGE, screened
 
 SETTING = (
@@ -52,7 +56,7 @@ MARGINS = ["margin", "margin_of"]
 what it is from (margins.py)."""
 
 NEEDED = [*SETTING, "config_id", "baseline_id", "lr", "seed", "is_baseline", "status"]
-NEEDED += ["val_loss", "val_loss_bf16", STAGE]
+NEEDED += ["val_loss", "val_loss_bf16", "gap_unit", STAGE]
 """The columns that `add_gap` reads."""
 
 DERIVED = ["baseline_loss", "gap", "gap_bf16", "gap_matched"]
@@ -70,8 +74,8 @@ _JUDGED = ("setting", "loss", "diverged", "pruned", "failed")
 COMPARED = ["log_loss", "reference"]
 """Two more of them: the log loss that effects are of, and plain BF16's of the seed, NaN where there is none.
 
-log_loss is the log of the loss, less what the recipe's training side does to BF16 (gap - gap_matched); NaN where BF16
-was not trained with it."""
+log_loss is the log of the loss (`levels`), less what the recipe's training side does to BF16 (gap - gap_matched); NaN
+where BF16 was not trained with it."""
 
 
 def numbered(rows: pd.DataFrame, names: Sequence[str], sort: bool = True, dropna: bool = True) -> pd.Series:
@@ -167,8 +171,9 @@ def add_gap(runs: pd.DataFrame) -> pd.DataFrame:
     usual = plain.set_index("place")[["baseline_loss", "baseline_loss_bf16"]].reindex(known["place"])
     own = ["place", "baseline_id"]
     matched = known[own].merge(bases[[*own, "baseline_loss"]], how="left", on=own)
+    shares = are_shares(known)
     gaps = {
-        name: np.where(work["diverged"], np.inf, log_or_nan(loss) - log_or_nan(baseline))
+        name: np.where(work["diverged"], np.inf, levels(loss, shares) - levels(baseline, shares))
         for name, loss, baseline in (
             ("gap", work["loss"], usual["baseline_loss"]),
             ("gap_bf16", _in_bf16(known), usual["baseline_loss_bf16"]),
@@ -240,7 +245,11 @@ def rows_at_best_lr(runs: pd.DataFrame) -> pd.DataFrame:
 def _compared(rows: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """COMPARED of rows with loss, baseline_loss, gap and gap_matched."""
     excess = np.where(np.isfinite(rows["gap"].astype(float)), rows["gap"] - rows["gap_matched"], 0.0)
-    return {"log_loss": log_or_nan(rows["loss"]) - excess, "reference": log_or_nan(rows["baseline_loss"])}
+    shares = are_shares(rows)
+    return {
+        "log_loss": levels(rows["loss"], shares) - excess,
+        "reference": levels(rows["baseline_loss"], shares),
+    }
 
 
 def by_seed(
@@ -281,7 +290,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
     runs = screened(runs)
     source = runs["lr_source"] if "lr_source" in runs else pd.Series(index=runs.index, dtype=object)
     facts = {"label": runs["recipe_label"], "is_baseline": runs["is_baseline"].astype(bool), "source": source}
-    work = outcomes(runs).assign(**facts, tuned=source.isin(TUNED))
+    work = outcomes(runs).assign(**facts, tuned=source.isin(TUNED), shares=are_shares(runs))
     recipe = ["setting", "config_id"]
     tried = work.groupby([*recipe, "lr"], sort=True)["seed"].count().reset_index()
     grids = tried.groupby(recipe)["lr"].agg(rates="count", least="min", most="max")
@@ -301,7 +310,7 @@ def learning_rates(runs: pd.DataFrame) -> pd.DataFrame:
 def _optimism(work: pd.DataFrame, chosen: pd.Series) -> pd.Series:
     """Per (setting, config_id): mean log loss at rates chosen on the other seeds, minus that at the chosen rate."""
     recipe = ["setting", "config_id"]
-    log = work.assign(log=log_or_nan(work["loss"]))
+    log = work.assign(log=levels(work["loss"], work["shares"]))
     rates = log.groupby([*recipe, "lr"])["loss"].agg(["sum", "count", "size"])
     log = log.join(rates, on=[*recipe, "lr"])
     log["others"] = (log["sum"] - log["loss"]) / (log["count"] - 1).where(log["count"].gt(1))
@@ -310,9 +319,3 @@ def _optimism(work: pd.DataFrame, chosen: pd.Series) -> pd.Series:
     whole = rates.groupby(recipe).agg(least=("count", "min"), most=("size", "max"), rates=("size", "size"))
     complete = whole["least"].eq(whole["most"]) & whole["most"].gt(1)
     return out.where(complete).mask(whole["rates"].eq(1), 0.0).rename("optimism")
-
-
-def log_or_nan(values: object) -> NDArray[np.float64]:
-    """Natural logarithm, NaN where a value is not positive."""
-    values = np.asarray(values, float)
-    return np.log(np.where(values > 0, values, np.nan))

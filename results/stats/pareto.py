@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+LEAST_SAVING = 0.01
+"""Of BF16's step time: what costs more than the rest saves no time."""
 ULPS = 8
 """Last places by which two sums of the same costs may differ."""
 
@@ -34,6 +36,14 @@ def fronts_of_any(xs: Sequence[ArrayLike], ys: ArrayLike) -> NDArray[np.bool_]:
     """`front_of_any` of many draws of y at once, whose costs are made equal already. ys: [draws, n]; returns bool
     [draws, n]."""
     return np.asarray(np.any([fronts(x, ys) for x in xs], axis=0))
+
+
+def saving(overhead: ArrayLike, rolls_out: bool = False) -> NDArray[np.bool_]:
+    """True for recipes that may be recommended: those that save time against BF16, or whose overhead is not known; all
+    where none saves any, or where lanes roll out, whose time the overhead does not have. overhead: [n], BF16 = 1;
+    returns bool [n]."""
+    saves = ~(np.asarray(overhead, float) > 1 - LEAST_SAVING) | rolls_out
+    return saves if saves.any() else np.ones_like(saves)
 
 
 def equal_costs(x: ArrayLike) -> NDArray[np.float64]:

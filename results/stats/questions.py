@@ -3,6 +3,7 @@
 screen = "language:0.4M"                         the task that decides
 later = ["language:10M", "language:3M"]          tasks of which one must agree
 negligible = 0.1                                 percent of loss that nobody pays for
+where = { "training.loss_scale" = 1 }            what both recipes of every pair have
 
 [[question]]
 id = "Q4"
@@ -97,6 +98,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     question: Annotated[list[_QuestionTable], msgspec.Meta(min_length=1)]
     later: list[str] = []
     negligible: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    where: dict[str, Any] = {}
 
 
 def load_questions(path: Path) -> Questions:
@@ -106,8 +108,9 @@ def load_questions(path: Path) -> Questions:
         file = msgspec.convert(data, _File)
     except msgspec.ValidationError as error:
         raise ConfigError(str(path), str(error), EXAMPLE) from None
+    everywhere = _values(file.where, path, "where")
     found = tuple(
-        Question(table.id, table.asks, table.claim, tuple(_effects(table, path, number)))
+        Question(table.id, table.asks, table.claim, tuple(_effects(table, path, number, everywhere)))
         for number, table in enumerate(file.question)
     )
     names = [(question.id, effect.name) for question in found for effect in question.effects]
@@ -116,8 +119,8 @@ def load_questions(path: Path) -> Questions:
     return Questions(file.screen, tuple(file.later), file.negligible / 100, found)
 
 
-def _effects(table: _QuestionTable, path: Path, number: int) -> Iterator[Effect]:
-    """The effects of a question, one for each combination of values of `each`."""
+def _effects(table: _QuestionTable, path: Path, number: int, everywhere: Values) -> Iterator[Effect]:
+    """The effects of a question, one for each combination of values of `each`. everywhere: the `where` of all."""
     for index, effect in enumerate(table.effect):
         keys = f"question[{number}]", f"effect[{index}]"
         before, after, where = (
@@ -130,7 +133,7 @@ def _effects(table: _QuestionTable, path: Path, number: int) -> Iterator[Effect]
         for chosen in itertools.product(*effect.each.values()):
             held = _values(dict(zip(effect.each, chosen, strict=True)), path, *keys, "each")
             of = f" ({', '.join(value_text(value) for _, value in held)})" if held else ""
-            yield Effect(effect.name + of, before, after, (*where, *held))
+            yield Effect(effect.name + of, before, after, (*everywhere, *where, *held))
 
 
 def _values(of: Mapping[str, Any], path: Path, *keys: str) -> Values:

@@ -21,7 +21,8 @@ from scipy.special import stdtrit
 
 from fp4dse.results.stats.equivalence import against
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import DERIVED, SETTING, by_seed, log_or_nan, rows_at_best_lr, stacked
+from fp4dse.results.stats.levels import are_shares, levels
+from fp4dse.results.stats.paired import DERIVED, SETTING, by_seed, rows_at_best_lr, stacked
 from fp4dse.results.stats.rankings import spearman
 from fp4dse.results.stats.stages import CONFIRM, STAGE, of_stage
 from fp4dse.results.stats.study import Spared, Study
@@ -154,7 +155,7 @@ def _losses(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     judged = rows_at_best_lr(rows)
-    recipes, log = by_seed(judged, pd.Series(log_or_nan(judged["loss"]), judged.index))
+    recipes, log = by_seed(judged, pd.Series(levels(judged["loss"], are_shares(judged)), judged.index))
     seeds = np.sort(judged["seed"].unique())
     found = pd.DataFrame(log, recipes, seeds)
     found.loc[found.index.isin(judged.loc[judged["diverged"], "config_id"])] = np.inf

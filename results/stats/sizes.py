@@ -20,7 +20,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from fp4dse.results.stats.intervals import CONFIDENCE
-from fp4dse.results.stats.paired import SETTING, by_seed, log_or_nan, rows_at_best_lr
+from fp4dse.results.stats.levels import are_shares, log_or_nan
+from fp4dse.results.stats.paired import SETTING, by_seed, rows_at_best_lr
 from fp4dse.results.stats.spread import shrunken, spread_over_seeds
 
 Array = NDArray[np.float64]
@@ -88,11 +89,12 @@ class Sizes(NamedTuple):
 
 def sizes(runs: pd.DataFrame, resamples: int = RESAMPLES, seed: int = 0) -> Iterator[Sizes]:
     """The points of each group of runs whose rows say parameters and tokens, and have a baseline. runs: SIZES_READ and
-    what `summarize` reads. A recipe is left out at points where one of its seeds diverged or was pruned."""
+    what `summarize` reads. Losses that are shares follow no such law, and are left out. A recipe is left out at points
+    where one of its seeds diverged or was pruned."""
     if runs.empty or not {"parameters", "tokens"} <= set(runs):
         return
     rows = rows_at_best_lr(runs)
-    rows = rows[rows["parameters"].gt(0) & rows["tokens"].gt(0)]
+    rows = rows[rows["parameters"].gt(0) & rows["tokens"].gt(0) & ~are_shares(rows)]
     for group, part in rows.groupby(list(GROUP), sort=False):
         points = [_Point(point) for _, point in part.groupby("setting")]
         points = sorted(

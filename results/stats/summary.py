@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from fp4dse.dse import ConfigError, StoreError
 from fp4dse.dse.cost import BAND, OVERHEAD_OF
 from fp4dse.results.stats.intervals import CONFIDENCE, mean_interval, p_value
+from fp4dse.results.stats.levels import are_shares, levels
 from fp4dse.results.stats.paired import (
     DERIVED,
     MEASURED,
@@ -17,7 +18,6 @@ from fp4dse.results.stats.paired import (
     SETTING,
     at_best_lr,
     by_seed,
-    log_or_nan,
     numbered,
     outcomes,
     rows_at_best_lr,
@@ -34,6 +34,7 @@ LABELS = [
     "val_metric",
     "metric_name",
     "metric_better",
+    "gap_unit",
 ]
 SUMMARIZED = list(dict.fromkeys([*NEEDED, *DERIVED, *LABELS, OVERHEAD, *BAND, "overhead_of"]))
 """The columns that `summarize` reads."""
@@ -43,15 +44,15 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     """One line per SETTING and recipe, at the recipe's best learning rate.
 
     Columns: SETTING, config_id, label, name, baseline_id (BF16 with its training side), is_baseline, lr, seeds
-    (finished), diverged, pruned, failed, val_loss and val_metric (means), metric_name, metric_better, gap, gap_low,
-    gap_high (mean of the paired gaps, 95 % interval; NaN bounds with one pair), pairs, gap_bf16, gap_bf16_low,
-    gap_bf16_high (the same of both models evaluated in BF16; NaN for rows of older engines), gap_matched,
-    gap_matched_low, gap_matched_high (against BF16 with the recipe's training side; NaN without it), survived (the
-    share of seeds that did not diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper
-    and Pearson 1934), p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits,
-    the column `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best
-    software and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else
-    empty).
+    (finished), diverged, pruned, failed, val_loss and val_metric (means), metric_name, metric_better, gap_unit
+    (`points`: gaps are differences of shares; null: logarithms of ratios), gap, gap_low, gap_high (mean of the
+    paired gaps, 95 % interval; NaN bounds with one pair), pairs, gap_bf16, gap_bf16_low, gap_bf16_high (the same of
+    both models evaluated in BF16; NaN for rows of older engines), gap_matched, gap_matched_low, gap_matched_high
+    (against BF16 with the recipe's training side; NaN without it), survived (the share of seeds that did not
+    diverge, of those that finished or diverged), survived_low, survived_high (95 %, Clopper and Pearson 1934),
+    p_best (two-sided p of the paired difference to the recipe with the lowest gap), points, bits, the column
+    `overhead` if it is another, overhead_low and overhead_high (of the modelled overhead: with the best software
+    and with the worst; NaN where rows have none), on_front, note (why there is no gap or no overhead, else empty).
 
     A frame that has gap and baseline_loss (as Store.runs() gives) keeps them, so that rows may be filtered first.
     A recipe with a diverged seed has gap = inf, one with a pruned seed none. The front is over recipes that quantize
@@ -74,7 +75,8 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
     rows = rows.assign(**{name: rows[name].where(rows["cost"].notna()) if name in rows else np.nan for name in band})
     if "baseline_id" not in rows:
         rows = rows.assign(baseline_id=None)
-    kept = [*SETTING, "baseline_id", "is_baseline", "lr", "metric_name", "metric_better", "points"]
+    kept = [*SETTING, "baseline_id", "is_baseline", "lr", "metric_name", "metric_better", "gap_unit", "points"]
+    rows = rows if "gap_unit" in rows else rows.assign(gap_unit=None)
     recipe = numbered(rows, ["setting", "config_id"], sort=False)
     kept += ["setting", "config_id", "recipe_label", "recipe_name", "bits_per_element"]
     means, sums = ["cost", *band, "loss", "val_metric"], ["diverged", "pruned", "failed", "unpaired"]
@@ -122,7 +124,7 @@ def summarize(runs: pd.DataFrame, overhead: str = OVERHEAD) -> pd.DataFrame:
         ["setting", "is_baseline", "on_front", "gap", "label"], ascending=[True, False, False, True, True]
     )
     columns = [*SETTING, "config_id", "label", "name", "baseline_id", "is_baseline", "lr", "seeds", "diverged"]
-    columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better"]
+    columns += ["pruned", "failed", "val_loss", "val_metric", "metric_name", "metric_better", "gap_unit"]
     columns += ["gap", "gap_low", "gap_high", "pairs", "gap_bf16", "gap_bf16_low", "gap_bf16_high"]
     columns += ["gap_matched", "gap_matched_low", "gap_matched_high"]
     columns += ["survived", "survived_low", "survived_high"]
@@ -191,16 +193,18 @@ def _p_against_best(lines: pd.DataFrame, candidates: pd.Series, gaps: NDArray[np
 
 
 def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per SETTING: the baseline's lr, seeds, val_loss, val_metric, metric_name, metric_better and
+    """Per SETTING: the baseline's lr, seeds, val_loss, val_metric, metric_name, metric_better, gap_unit and
     noise_floor.
 
-    noise_floor is the rms of log(loss_i / loss_j) over all pairs of seeds, which is √2 · std of the log losses:
-    how far BF16 is from BF16 when only the seed differs. NaN with fewer than two seeds.
+    noise_floor is the rms of log(loss_i / loss_j) over all pairs of seeds, which is √2 · std of the log losses (of the
+    losses themselves, where gaps are in points): how far BF16 is from BF16 when only the seed differs. NaN with fewer
+    than two seeds.
     """
     base = screened(runs[runs["is_baseline"].astype(bool)])
+    base = base if "gap_unit" in base else base.assign(gap_unit=None)
     base = base.assign(loss=outcomes(base)["loss"])[at_best_lr(outcomes(base))]
     out = (
-        base.assign(log=log_or_nan(base["loss"]))
+        base.assign(log=levels(base["loss"], are_shares(base)))
         .groupby(list(SETTING), sort=False)
         .agg(
             lr=("lr", "first"),
@@ -209,6 +213,7 @@ def noise_floor(runs: pd.DataFrame) -> pd.DataFrame:
             val_metric=("val_metric", "mean"),
             metric_name=("metric_name", "first"),
             metric_better=("metric_better", "first"),
+            gap_unit=("gap_unit", "first"),
             std=("log", "std"),
         )
         .reset_index()

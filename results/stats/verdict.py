@@ -1,9 +1,9 @@
 """The verdict on a setting: the recipe to use, how sure that is, what it costs, and warnings.
 
-The recipe is the one of the lowest loss; where others cost less, are within the margin of margins.py and are not
-told apart from it, the cheapest of these. Where candidates were confirmed on fresh seeds (confirmed.py), their answer
-goes before the screened one. Reports and terminals put the same answers into their own form; the words
-that several of them need stand here.
+The recipe is the one of the lowest loss, of those that save time against BF16 if any does; where others cost less, are
+within the margin of margins.py and are not told apart from it, the cheapest of these. Where candidates were confirmed
+on fresh seeds (confirmed.py), their answer goes before the screened one. Reports and terminals put the same answers
+into their own form; the words that several of them need stand here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from fp4dse.results.stats.confirmed import COLUMNS as CONFIRMED_COLUMNS
 from fp4dse.results.stats.confirmed import confirmed
 from fp4dse.results.stats.equivalence import against, cheapest_as_good
 from fp4dse.results.stats.front_chance import chance_of
+from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import Margin, margin_of, margin_text
 from fp4dse.results.stats.paired import MARGINS, OVERHEAD, SETTING, learning_rates, rows_at_best_lr, stacked
+from fp4dse.results.stats.pareto import saving
 from fp4dse.results.stats.rate_choice import Rates, rates_of
 from fp4dse.results.stats.stages import fresh
 from fp4dse.results.stats.summary import SUMMARIZED, summarize
-from fp4dse.results.text.ratios import counted
+from fp4dse.results.text.ratios import best, counted
 
 VERDICTS_READ = [*SUMMARIZED, *MARGINS]
 """The columns that verdicts are from."""
@@ -115,6 +117,8 @@ class Verdict(NamedTuple):
     """Model, chip and revision that the overhead is of."""
     lowest: str | None
     """config_id of the lowest gap: another one where `config_id` is within the margin of it and costs less."""
+    slower: int
+    """Recipes of a lower gap that save no time against BF16, and are not recommended."""
     as_good: int
     """Other recipes that are as good as the lowest within the margin."""
     open: int
@@ -130,6 +134,8 @@ class Verdict(NamedTuple):
     """Sentences without a full stop; their only numbers are counts and learning rates."""
     confirmed: Confirmed | None = None
     """None where no candidate was trained on fresh seeds. All other fields are of screened rows."""
+    unit: str | None = None
+    """gap_unit of the setting."""
 
     @property
     def price(self) -> tuple[float, tuple[float, ...]]:
@@ -137,6 +143,11 @@ class Verdict(NamedTuple):
         if self.confirmed is None:
             return self.overhead, self.band
         return self.confirmed.overhead, self.band if self.confirmed.config_id == self.config_id else ()
+
+    @property
+    def lowest_words(self) -> str:
+        """`the lowest loss`, or `the highest accuracy`; of which recipes is said where not of all."""
+        return f"{best()} of those that save time" if self.slower else best()
 
     def sure(self) -> str:
         """The certainty in words, without a full stop; empty without a recipe."""
@@ -232,15 +243,16 @@ def _confirmed(lines: pd.DataFrame, margin: Margin) -> Confirmed | None:
 def _verdict(
     setting: tuple[Any, ...], lines: pd.DataFrame, rows: pd.DataFrame, versus: pd.DataFrame, rates: pd.DataFrame
 ) -> Verdict:
+    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     tried = lines[~lines["is_baseline"]]
-    ranked = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
+    finite = tried[tried["points"].gt(0) & np.isfinite(tried["gap"].astype(float))].sort_values("gap", kind="stable")
+    ranked = finite[saving(finite[OVERHEAD], are_shares(here).any())]
     others = versus[versus["config_id"].isin(tried["config_id"])]
     open_ = others[others["verdict"].eq("open")].sort_values("difference")
     lowest = ranked.iloc[0] if len(ranked) else None
     pick = cheapest_as_good(ranked, others) if len(ranked) else NO_RECIPE
     diverged = int(tried["note"].eq("diverged").sum())
     chosen = rates_of(rates, pick["config_id"])
-    here = rows[(rows[list(SETTING)] == list(setting)).all(axis="columns")]
     mine = here[here["config_id"].eq(pick["config_id"])]
     gap, margin = _expected(pick), margin_of(here)
     bf16 = _against_bf16(gap, int(pick["pairs"]), margin)
@@ -261,6 +273,7 @@ def _verdict(
         axis=OVERHEAD,
         overhead_of=str(of.iloc[-1]) if len(of) else None,
         lowest=None if lowest is None else lowest["config_id"],
+        slower=0 if lowest is None else int(finite["gap"].lt(lowest["gap"]).sum()),
         as_good=int(others["verdict"].eq("same").sum()),
         open=len(open_),
         more_seeds=float(open_["more_seeds"].iloc[0]) if len(open_) else math.nan,
@@ -268,6 +281,7 @@ def _verdict(
         diverged=diverged,
         margin=margin,
         rates=chosen,
+        unit=POINTS if are_shares(lines).any() else None,
         none="" if len(ranked) else _why_none(lines, tried, diverged),
         warnings=(*_two_evaluations(pick), *_warnings(len(ranked) > 0, bf16, diverged, len(tried), chosen)),
     )

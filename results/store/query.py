@@ -69,6 +69,7 @@ def _gap(loss: str, baseline: str) -> str:
     """A gap as `paired.add_gap` has it, in SQL."""
     return f"""CASE WHEN status = 'diverged' THEN 'inf'::DOUBLE
              WHEN status = 'done' AND NOT coalesce(isfinite(val_loss), false) THEN 'inf'::DOUBLE
+             WHEN status = 'done' AND gap_unit = 'points' THEN {loss} - {baseline}
              WHEN status = 'done' AND {loss} > 0 AND {baseline} > 0 THEN ln({loss}) - ln({baseline}) END"""
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -112,6 +112,11 @@ OUTCOME: dict[str, Column] = {
     "val_metric": Column(REAL, "the task's metric on the held-out data, evaluated as val_loss"),
     "metric_name": Column(TEXT, "its name, null if the task has none"),
     "metric_better": Column(TEXT, "`lower` or `higher`: which way it is better; null if the task does not say"),
+    "gap_unit": Column(
+        TEXT,
+        "`points`: val_loss is a share, and gaps are differences of it, a hundredth a point of accuracy; null: gaps "
+        "are logarithms of ratios",
+    ),
     "lr_source": Column(
         TEXT,
         "where the learning rate is from: `tuned` (the preset's, for the recipe's class), `preset` (the preset's, "

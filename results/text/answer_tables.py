@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 
 from fp4dse.results.stats.questions import Questions
-from fp4dse.results.text.ratios import change_with_range
+from fp4dse.results.text.ratios import change_with_range, noun, written_in
 
-EVALUATED = {"quantized": "loss", "bf16": "loss in BF16"}
-"""Evaluation -> the heading of what the loss changes by."""
+EVALUATED = {"quantized": "", "bf16": " in BF16"}
+"""Evaluation -> what stands behind the loss, or the accuracy, that changes."""
 
 
-def effect_tables(effects: pd.DataFrame, questions: Questions) -> dict[str, list[dict[str, Any]]]:
-    """Title -> rows, a question each, of lines of `effects_of`."""
+def effect_tables(
+    effects: pd.DataFrame, questions: Questions, units: Mapping[tuple[str, str], str] = MappingProxyType({})
+) -> dict[str, list[dict[str, Any]]]:
+    """Title -> rows, a question each, of lines of `effects_of`. units: as paired.units."""
     tables = {}
     for question in questions.questions:
         rows = []
@@ -22,10 +26,12 @@ def effect_tables(effects: pd.DataFrame, questions: Questions) -> dict[str, list
         for (task, preset, device, effect), lines in mine.groupby(
             ["task", "preset", "device_class", "effect"], sort=False, observed=True
         ):
+            unit = units.get((task, preset))
             row = {"task": f"{task}:{preset}", "device": device, "effect": effect, "pairs": int(lines["pairs"].iloc[0])}
             for line in lines.to_dict("records"):
-                heading = EVALUATED[line["evaluation"]]
-                row[heading] = change_with_range(line["difference"], line["low"], line["high"])
+                with written_in(unit):
+                    heading = f"{noun()}{EVALUATED[line['evaluation']]}"
+                    row[heading] = change_with_range(line["difference"], line["low"], line["high"])
                 row[f"{heading}: it"] = line["tells"]
             rows.append(row)
         if len({row["device"] for row in rows}) < 2:

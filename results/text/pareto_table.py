@@ -15,11 +15,22 @@ import pandas as pd
 from fp4dse.dse import recipe_from_dict
 from fp4dse.dse.cost import BAND, load_chip
 from fp4dse.dse.cost.units import notes
+from fp4dse.results.stats.levels import POINTS, are_shares
 from fp4dse.results.stats.margins import margin_text
 from fp4dse.results.stats.paired import OVERHEAD, PLAIN, SETTING
 from fp4dse.results.stats.verdict import Confirmed, Verdict, bf16_words
 from fp4dse.results.text.labels import Labels, short_labels
-from fp4dse.results.text.ratios import UNKNOWN, change, change_range, change_with_range, counted, share_with_band
+from fp4dse.results.text.ratios import (
+    UNKNOWN,
+    best,
+    change,
+    change_range,
+    change_with_range,
+    counted,
+    share_with_band,
+    size,
+    written_in,
+)
 
 STAR = "★"
 BETTER = {"lower": "↓", "higher": "↑"}
@@ -27,6 +38,7 @@ BETTER = {"lower": "↓", "higher": "↑"}
 ON_FRONT = f"{STAR}: no other recipe has both a lower loss and a lower overhead."
 BANDED = "In brackets the overhead with better and with worse software; only who is beaten with both is off the front."
 VERSUS = "vs BF16: the loss on held-out data, with quantizers on and rounding to nearest, against BF16's."
+POINTS_TEXT = "In points: accuracy on held-out data less BF16's, in hundredths; the higher the better."
 IN_BF16 = "in BF16: the same with both models evaluated in BF16."
 MATCHED = (
     "Some recipes change the optimizer, the clip, the loss scale or the schedule, which may help BF16 as well: "
@@ -56,14 +68,15 @@ def pareto_table(
     blocks = []
     for keys, lines in summary.groupby(list(SETTING), sort=False):
         floor = floors[(floors[list(SETTING)] == list(keys)).all(axis="columns")]
-        block = [
-            titles[keys],
-            _wrapped(baseline_text(floor), width, 6),
-            "",
-            *_body(lines, called, limit, width),
-            "",
-            count(lines),
-        ]
+        with written_in(unit_of(lines)):
+            block = [
+                titles[keys],
+                _wrapped(baseline_text(floor), width, 6),
+                "",
+                *_body(lines, called, limit, width),
+                "",
+                count(lines),
+            ]
         if keys in found:
             block += ["", verdict_text(found[keys], called, width)]
         blocks.append("\n".join(block))
@@ -71,7 +84,12 @@ def pareto_table(
         return ""
     legend = [ON_FRONT] if summary["on_front"].any() else []
     legend += [BANDED] if any(name in summary and summary[name].notna().any() for name in BAND) else []
-    legend += [VERSUS, *([IN_BF16] if _has_bf16(summary) else []), *([MATCHED] if _is_matched(summary) else [])]
+    legend += [
+        VERSUS,
+        *([POINTS_TEXT] if are_shares(summary).any() else []),
+        *([IN_BF16] if _has_bf16(summary) else []),
+        *([MATCHED] if _is_matched(summary) else []),
+    ]
     legend += [*remarks, *filter(None, [called.says()])]
     return "\n\n\n".join(blocks) + "\n\n" + "\n".join(_wrapped(line, width, 0) for line in legend)
 
@@ -84,6 +102,16 @@ def verdict_text(verdict: Verdict, called: Labels, width: int = 100) -> str:
 def answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
     """Titles and texts of the verdict: the recipe to use, how sure that is, its cost, what counts as the same, and
     warnings. What was confirmed on fresh seeds goes first, and the screened answer says that it is one."""
+    with written_in(verdict.unit):
+        return _answers(verdict, called)
+
+
+def unit_of(lines: pd.DataFrame) -> object:
+    """The gap_unit of lines of `summarize` or `noise_floor` of one setting."""
+    return POINTS if are_shares(lines).any() else None
+
+
+def _answers(verdict: Verdict, called: Labels) -> list[tuple[str, str]]:
     new = verdict.confirmed
     use, sure = _use(verdict, called), _sure(verdict)
     if new is None:
@@ -105,9 +133,9 @@ def _wrapped(text: str, width: int, indent: int) -> str:
 def _use(verdict: Verdict, called: Labels) -> str:
     if verdict.config_id is None:
         return f"nothing of this: {verdict.none}."
-    why = "the lowest loss"
+    why = verdict.lowest_words
     if verdict.config_id != verdict.lowest:
-        near = f"within {margin_text(verdict.margin.value)} of the lowest loss"
+        near = f"within {margin_text(verdict.margin.value)} of {why}"
         why = f"the cheapest of those {near} that the seeds do not tell apart from it"
     against = change_with_range(verdict.gap, verdict.gap_low, verdict.gap_high)
     return f"{called.of(verdict.label)}: {why}, {against} against BF16 ({counted(verdict.pairs, 'seed')})."
@@ -118,7 +146,7 @@ def _sure(verdict: Verdict) -> str:
         return ""
     says = [verdict.sure()]
     if verdict.open:
-        other = f"{counted(verdict.open, 'other recipe')} not told apart from the lowest loss"
+        other = f"{counted(verdict.open, 'other recipe')} not told apart from {verdict.lowest_words}"
         if math.isfinite(verdict.more_seeds):
             other += f" ({counted(int(verdict.more_seeds), 'more seed')} would settle the nearest)"
         says.append(other)
@@ -127,13 +155,13 @@ def _sure(verdict: Verdict) -> str:
 
 def confirmed_text(new: Confirmed, called: Labels) -> str:
     """The recipe that fresh seeds chose, and its loss on those that did not choose, as a sentence."""
-    why = "the lowest loss"
+    why = best()
     if new.config_id != new.lowest:
-        near = f"within {margin_text(new.margin.value)} of the lowest loss ({called.of(new.lowest_label)})"
+        near = f"within {margin_text(new.margin.value)} of {best()} ({called.of(new.lowest_label)})"
         why = f"the cheapest of those {near} and not told apart from it"
-    size = change_with_range(new.gap, new.gap_low, new.gap_high)
+    moved = change_with_range(new.gap, new.gap_low, new.gap_high)
     chosen = f"confirmed on {counted(new.chosen_on + new.estimated_on, 'fresh seed')}: {why} on {new.chosen_on} of them"
-    return f"{called.of(new.label)}, {chosen}, {size} against BF16 on the other {new.estimated_on}."
+    return f"{called.of(new.label)}, {chosen}, {moved} against BF16 on the other {new.estimated_on}."
 
 
 def _sure_when_confirmed(new: Confirmed) -> str:
@@ -195,8 +223,8 @@ def baseline_text(floor: pd.DataFrame) -> str:
 
 
 def noise_text(floor: float) -> str:
-    """`9.5 %` or `× 2.31`: with two digits, as it comes from few seeds. floor: of noise_floor, a log ratio."""
-    return f"{100 * math.expm1(floor):.2g} %" if floor < math.log(2) else change(floor)
+    """`9.5 %`, `× 2.31` or `1.2 points`. floor: of noise_floor."""
+    return size(floor)
 
 
 def gap_text(line: pd.Series) -> tuple[str, str]:

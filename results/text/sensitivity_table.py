@@ -10,7 +10,7 @@ import pandas as pd
 from fp4dse.results.stats.sensitivity import fisher_agreement, measured_choice, sensitivity
 from fp4dse.results.stats.study import Spared, Study
 from fp4dse.results.text.frames import records
-from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted
+from fp4dse.results.text.ratios import UNKNOWN, change, change_with_range, counted, fine_change
 
 NAMES = {"base": "the recipe itself", "chosen": "the choice", "ends": "first and last blocks"}
 """`recipe` of measured_choice in words."""
@@ -57,7 +57,7 @@ def effect(line: dict[Any, Any], name: str, unknown: str = UNKNOWN) -> str:
 
 def per_percent(gain: float) -> str:
     """The gain that a hundredth of the multiply-adds buys, with a digit more than `change` has."""
-    return UNKNOWN if math.isnan(gain) else f"{100 * math.expm1(gain):+.3f} %"
+    return fine_change(gain)
 
 
 def share(value: float, signed: bool = False) -> str:

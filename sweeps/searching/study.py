@@ -54,6 +54,7 @@ class StudyResult(msgspec.Struct, frozen=True):
     recipes: int
     front: list[dict[str, Any]]
     stopped: str | None
+    gap_unit: str | None = None
 
 
 @dataclass
@@ -213,4 +214,5 @@ class Study:
             recipes=self.trials - self.replicates,
             front=self.answers.front(list(self.proposals.known)),
             stopped="the sampler proposes nothing new" if self.exhausted else None,
+            gap_unit=self.trainer.task.gap_unit,
         )

@@ -19,10 +19,12 @@ from fp4dse.dse.attention import ATTENTION_PRODUCTS, BF16
 from fp4dse.dse.layers.precision import Precise
 from fp4dse.dse.layers.rule import QUANTIZERS as QUANTIZER_FIELDS
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
 from fp4dse.kernels import dispatch
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks import get_task
-from fp4dse.tasks.bench import baseline, compiled
+from fp4dse.tasks.bench import baseline, compiled, compiled_rl
 from fp4dse.tasks.engine.lane_counts import TIMED_STEPS, lanes_of, peak_bytes, step_seconds
 from fp4dse.tasks.engine.population import Population, with_steps
 from fp4dse.tasks.regression import teacher_task
@@ -64,11 +66,7 @@ def bench(device: str, only: Sequence[str] = ()) -> Iterator[Row]:
 
     ConfigError if there is no such row.
     """
-    measures = (
-        _on_cpu()
-        if torch.device(device).type == "cpu"
-        else [*_mlp(device), *_decoders(device), *_by_layer(device), *_eager(device), *_against_compiled(device)]
-    )
+    measures = _on_cpu() if torch.device(device).type == "cpu" else [row for rows in ON_GPU for row in rows(device)]
     chosen = [m for m in measures if not only or any(word.lower() in m.what.lower() for word in only)]
     if not chosen:
         raise ConfigError("--only", ", ".join(only), f"a part of one of {'; '.join(m.what for m in measures)}")
@@ -285,6 +283,33 @@ def _against_compiled(device: str) -> list[Measure]:
             what.format("nvfp4-sr-rht in all layers", "NVFP4 to nearest"), "×", "≤ 1", partial(share, everywhere, "all")
         ),
     ]
+
+
+def _rollouts(device: str) -> list[Measure]:
+    """Reinforcement learning: a rollout and its updates beside the same stacked by hand (compiled_rl.py), and with
+    MXFP4 rollouts beside BF16's. No base policies are trained: times do not depend on what weights say."""
+    task, lanes = msgspec.structs.replace(get_task("rl", "small"), pretrain=None), 64
+    bf16 = Recipe.named("bf16")
+    sampled = msgspec.structs.replace(bf16, training=Training(rollout=ROLLOUT_NAMES["mxfp4-rceil"]))
+
+    @cache
+    def ours(recipe: Recipe) -> float:
+        steps = compiled_rl.plan_of(task).minibatches
+        return steps * step_us(task, recipe, lanes, device, 5 * steps)
+
+    def gain() -> tuple[float, str]:
+        theirs, mine = compiled_rl.rollout_us(task, lanes, device) / lanes, ours(bf16) / lanes
+        return theirs / mine, f"µs a lane and rollout: {theirs:.0f} compiled, {mine:.0f} ours"
+
+    what = f"rl:small, mxfp4-rceil rollouts, L = {lanes}, over bf16's"
+    return [
+        Measure(f"rl:small, bf16, L = {lanes}, against equal lanes by torch.compile", "×", "≥ 1.5", gain),
+        Measure(what, "×", "≤ 1.15", lambda: ours(sampled) / ours(bf16)),
+    ]
+
+
+ON_GPU = (_mlp, _decoders, _by_layer, _eager, _against_compiled, _rollouts)
+"""Rows of a GPU, in their order."""
 
 
 def _on_cpu() -> list[Measure]:

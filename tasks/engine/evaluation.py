@@ -104,6 +104,9 @@ def finish(population: Population, val_loss: Tensor) -> Finish:
 
 def is_bf16_forward(population: Population) -> bool:
     """True if both evaluations are one, to the bit: no forward product of any lane is quantized."""
+    rollouts = [recipe.training.rollout for recipe in population.numerics.recipes]
+    if population.task.rolls_out and not all(of is None or of.kv_cache.is_plain for of in rollouts):
+        return False
     recipes = [recipe.sampling() if population.task.rolls_out else recipe for recipe in population.numerics.recipes]
     plain = all(recipe.slot(f"fprop.{x}").element == "bf16" for recipe in recipes for x in STAGES["fprop"])
     plain = plain and not any(recipe.layers or recipe.attention.layout for recipe in recipes)

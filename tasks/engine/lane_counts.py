@@ -165,6 +165,7 @@ def why_not_fit(task: Task, lanes: Sequence[Lane], device: str) -> str:
     if len(lanes) > 1:
         return f"out of memory: {len(lanes)} lanes of {what} want more than the {room}"
     less = [] if task.dtype == "bfloat16" else [f"--task {what}+bf16"]
+    less += [f"--task {what}+recompute"] if task.name == "language" and not task.recompute else []
     parts = 2 * max(lanes[0].recipe.training.accumulate, task.parts)
     if parts <= MOST_PARTS and task.batch % parts == 0:
         less.append(f"training.accumulate = {parts} or more (batches in parts of {task.batch // parts})")

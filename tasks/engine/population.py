@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.kernels import LaneNumerics
+from fp4dse.kernels import LaneNumerics, lane_mean
 from fp4dse.kernels.dispatch import by_device
 from fp4dse.kernels.memory import keep_freed_memory
 from fp4dse.tasks.backward import backward
@@ -26,10 +26,11 @@ from fp4dse.tasks.optimizers import make_optimizer, ramped
 from fp4dse.tasks.osci_reset import OsciResets
 from fp4dse.tasks.oscillation import Oscillation
 from fp4dse.tasks.q_ramping import Look, QRampings
-from fp4dse.tasks.recorder import Recorder, measure
+from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
 from fp4dse.tasks.task import Problem, Task
 from fp4dse.tasks.teachable import check_distill
 from fp4dse.tasks.teacher import Teacher
+from fp4dse.tasks.weight_errors import WeightErrors
 
 REV = 7
 """Revision of what training computes apart from the quantizers; raised when a fix changes results."""
@@ -85,6 +86,7 @@ class Population:
             check_distill(recipe, task)
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
+        self.numerics.packed, self.numerics.recompute = task.packed, task.recompute
         self.draws = Draws(torch.tensor([lane.seed for lane in lanes], device=device), self.numerics.step)
         self.model = task.model(parameters, self.numerics)
         self.numerics.check_layers()
@@ -96,8 +98,9 @@ class Population:
         """Of lanes that learn from one."""
         if any(recipe.training.distill for recipe in recipes):
             self.teacher = Teacher(task, [r.training.distill for r in recipes], self.start, self.seed_index)
-        self.recorder = Recorder(task.steps) if self.records else None
-        self.oscillation = Oscillation(self.model, self.numerics, self.recorder.steps if self.recorder else ())
+        self.recorder = Recorder(task.steps, task.rolls_out) if self.records else None
+        self.oscillation = Oscillation(self.model, self.numerics, recorded_steps(task.steps) if self.recorder else ())
+        self.weight_errors = WeightErrors(self.model, self.numerics) if self.recorder and task.rolls_out else None
         self.resets = OsciResets(self.model, self.numerics, [r.training.reset for r in recipes], task.steps)
         self.ramping = QRampings(self.model, self.numerics, [r.training.ramping for r in recipes], task)
         self.record = LossRecord(task.steps, len(lanes), device, self.rungs)
@@ -124,6 +127,7 @@ class Population:
             "oscillation": self.oscillation.state(),
             "resets": self.resets.watched.state(),
             "experience": self.experience.state() if self.experience else {},
+            "first": self.weight_errors.state() if self.weight_errors else {},
             "lanes": {"alive": self.alive, "diverged": self.diverged},
         }
         return {f"{part}/{name}": value for part, of in parts.items() for name, value in of.items()}
@@ -149,6 +153,8 @@ class Population:
             self.recorder.load_state(parts.get("recorded", {}))
         if self.experience:
             self.experience.load_state(parts["experience"])
+        if self.weight_errors:
+            self.weight_errors.load_state(parts["first"])
         for part, watched in ("oscillation", self.oscillation), ("resets", self.resets.watched):
             watched.load_state({name: value.to(self.device) for name, value in parts.get(part, {}).items()})
 
@@ -214,7 +220,8 @@ class Population:
         if self.recorder and step in self.recorder.steps:
             self.make_room()
             measured = measure(self.task, self.model, self.numerics, self.optimizer, *self._batch())
-            measured |= self.experience.statistics() if self.experience else {}
+            measured |= self._of_experience() if self.experience else {}
+            measured |= self.weight_errors.statistics() if self.weight_errors else {}
             self.recorder.add(step, measured | (self.oscillation.statistics(moved) if moved else {}))
         self._run(phase, self._step)
 
@@ -299,6 +306,19 @@ class Population:
         self.alive.logical_and_(kept)
         self.optimizer.step(gradient, self.alive & finite if kept is not finite else self.alive, step.view(1))
         self.record.write(step, self.experience.error if self.experience else loss)
+
+    def _of_experience(self) -> dict[str, Tensor]:
+        """Statistics of the present samples, and metrics of the first held-out data: name -> float64 [L]."""
+        assert self.experience
+        numerics, rows = self.numerics, slice(0, self.task.eval_rows)
+        out = self.experience.statistics()
+        before = numerics.training, numerics.evaluation
+        numerics.training, numerics.evaluation = False, "quantized"
+        _, found = self.experience.examine(
+            self.problem.val_x[self.data_index, rows], self.problem.val_y[self.data_index, rows]
+        )
+        numerics.training, numerics.evaluation = before
+        return out | {name: lane_mean(value).double() for name, value in found.items()}
 
     def prepared(self, x: Tensor, y: Tensor) -> tuple[Any, Any]:
         """A batch as the model and the loss take it."""

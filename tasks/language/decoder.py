@@ -26,6 +26,7 @@ from fp4dse.kernels.ops.philox import STREAMS, normal
 from fp4dse.kernels.ops.rms_norm import EPS, added_rms_norm
 from fp4dse.kernels.ops.rope import Rope, heads_apart, rope_tables
 from fp4dse.kernels.ops.swiglu import swiglu
+from fp4dse.kernels.recompute import recomputed
 from fp4dse.tasks.draws import seed_keys
 from fp4dse.tasks.language.experts import Experts
 from fp4dse.tasks.language.heads import equal_heads
@@ -176,7 +177,8 @@ class Block(nn.Module):
 
 class Decoder(nn.Module):
     """tokens, int64 [L, B, T] -> logits [L, B, T, V] and the mean balance loss of the blocks, [L] (0 where there is
-    none, and while numerics are not training)."""
+    none, and while numerics are not training). With `numerics.recompute` nothing of the inside of blocks is kept for
+    the backward pass."""
 
     def __init__(self, shape: Shape, parameters: dict[str, Tensor], numerics: LaneNumerics) -> None:
         super().__init__()
@@ -195,7 +197,10 @@ class Decoder(nn.Module):
         h, branch = embedding(self.embed, tokens).to(self.numerics.dtype), None
         balances = []
         for block in self.blocks:
-            h, branch, balance = block(h, branch, self.cos, self.sin)
+            inputs = h, branch, self.cos, self.sin
+            h, branch, balance = (
+                recomputed(block, self.numerics, *inputs) if self.numerics.recompute else block(*inputs)
+            )
             balances += [] if balance is None else [balance]
         _, x = added_rms_norm(h, branch, self.norm, self.eps)
         logits = self.head(x)

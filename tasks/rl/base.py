@@ -1,8 +1,10 @@
 """The policy that reinforcement learning starts from: a decoder that was shown worked answers, some of them wrong.
 
-A fact is a step's result, `7 + 3 = 0`. A share of all facts, by the seed, is flawed: `wrong` of the times that an
-example uses one, it states another result, always the same. So the policy solves some problems, the more the shorter
-they are, and for each flawed fact it still gives the right result now and then, from which rewards can tell.
+A fact is a step's result, `7 + 3 = 0`. A share of each operator's facts, which of them by the seed, is flawed: `wrong`
+of the times that an example uses one, it states another result, always the same. So the policy solves some problems,
+the more the shorter they are, and for each flawed fact it still gives the right result now and then, from which rewards
+can tell. How many it solves follows from the examples alone (`expected_success`): a decoder learns them well within the
+steps of a preset.
 
 It is trained in BF16 once for each seed and device, in the engine, and remembered in the user's cache.
 """
@@ -25,12 +27,12 @@ from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
 from fp4dse.tasks.task import Problem, Task
 
-REV = 1
+REV = 2
 
 
 class Lessons(msgspec.Struct, frozen=True):
-    """Numbers of the supervised training. flawed: share of facts; wrong: how often an example has one wrong; examples:
-    different ones that there are."""
+    """Numbers of the supervised training. flawed: share of each operator's facts; wrong: how often an example has one
+    wrong; examples: different ones that there are."""
 
     steps: int
     batch: int
@@ -73,9 +75,8 @@ def lessons_task(chains: Chains, shape: Shape, lessons: Lessons) -> Task:
 def worked_answers(chains: Chains, lessons: Lessons, seeds: Tensor, prompts: Tensor, draws: Draws) -> Tensor:
     """Answers to prompts [S, n, P] as examples have them, int64 [S, n, T]: with flawed facts wrong by chance."""
     facts = OPERATORS * chains.modulus**2
-    chance = random32(seeds, STREAMS["data"], 0, 0, facts)
     away = 1 + random32(seeds, STREAMS["data"], 0, 1, facts) % (chains.modulus - 1)
-    away = torch.where(chance < lessons.flawed * 2**32, away, 0)  # of the stated result from the true one
+    away = torch.where(flawed_facts(chains, lessons.flawed, seeds), away, 0)  # of the stated result from the true one
     value, operators, operands = chains.parts(prompts)
     errs = draws.integers(16, 65536, *operands.shape[1:]) < lessons.wrong * 65536
     tokens = []
@@ -87,6 +88,29 @@ def worked_answers(chains: Chains, lessons: Lessons, seeds: Tensor, prompts: Ten
         value = torch.remainder(chains.apply(value, operator, operand) + torch.where(there, wrong, 0), chains.modulus)
         tokens += [operand, torch.where(there, value, chains.end)]
     return torch.stack([*tokens, torch.full_like(value, chains.end)], dim=-1)
+
+
+def flawed_facts(chains: Chains, share: float, seeds: Tensor) -> Tensor:
+    """True for the facts (operator, number, operand) of each seed that are flawed, bool [S, OPERATORS · modulus²]: of
+    each operator the same number, to one, of those that problems have."""
+    modulus, end = chains.modulus, 2**32
+    operands = [range(1, modulus), range(1, modulus), chains.multipliers]  # as chains.prompts draws them
+    used = torch.tensor([[operand in of for operand in range(modulus)] for of in operands], device=seeds.device)
+    used = used[:, None].expand(-1, modulus, -1).flatten(1)  # [OPERATORS, modulus²]
+    chance = random32(seeds, STREAMS["data"], 0, 0, used.numel()).view(len(seeds), *used.shape)
+    rank = torch.where(used, chance, end).argsort(dim=2, stable=True).argsort(dim=2)
+    return (rank < (share * used.sum(dim=1)).round()[:, None]).flatten(1)
+
+
+def expected_success(chains: Chains, lessons: Lessons, seeds: Sequence[int], problems: int = 1000) -> Tensor:
+    """The success of policies that have learned the examples of `lessons` perfectly, float32 [2, S]: with answers drawn
+    from them, and with the most probable tokens."""
+    keys = seed_keys(seeds)
+    draws = Draws(keys, torch.full((), EXAMPLES, dtype=torch.int64))
+    prompts = chains.prompts(draws, 0, problems)
+    always = msgspec.structs.replace(lessons, wrong=1.0 if lessons.wrong > 0.5 else 0.0)
+    answers = [worked_answers(chains, of, keys, prompts, draws) for of in (lessons, always)]
+    return torch.stack([chains.is_right(prompts, of).to(torch.float32).mean(dim=1) for of in answers])
 
 
 def _problem(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int]) -> Problem:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fp4dse.dse import ConfigError
+from fp4dse.dse import QUANTIZERS, ConfigError
 from fp4dse.kernels import LaneNumerics, lane_mean, lane_sum
 from fp4dse.kernels.lanes import Evaluation
 from fp4dse.tasks.backward import outputs
@@ -22,16 +22,24 @@ from fp4dse.tasks.draws import Draws
 from fp4dse.tasks.language.decoder import Decoder
 from fp4dse.tasks.rl.chains import Chains
 from fp4dse.tasks.rl.grpo import Clip, Target, advantages, is_clipped, k3, log_probability, share_of
+from fp4dse.tasks.rl.kv_cache import CacheFormats
+from fp4dse.tasks.rl.noise import ParameterNoise
 from fp4dse.tasks.rl.numerics import SamplingNumerics
 from fp4dse.tasks.rl.sampling import CachedDecoder, Sampled, gumbel, sample
 
+BF16 = QUANTIZERS["bf16"]
 PROBLEMS, NOISE = 0, 16
 """Sites of the draws."""
 
 
 class Plan(msgspec.Struct, frozen=True):
     """Numbers of problems in a rollout, of samples of each, of minibatches that they are learned in, and of held-out
-    problems."""
+    problems.
+
+    asked   problems that are answered for each one that is learned from: DAPO's dynamic sampling (2503.14476) in fixed
+            shapes. Of all that are answered the first `prompts` are taken whose answers are neither all right nor all
+            wrong; where there are fewer, the rest of the places count for nothing
+    """
 
     chains: Chains
     prompts: int
@@ -39,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
     minibatches: int
     held_out: int
     clip: Clip = Clip()
+    asked: int = 1
 
     @property
     def batch(self) -> int:
@@ -57,16 +66,23 @@ class Rollouts:
         assert isinstance(model, Decoder)
         self.plan, self.model, self.numerics, self.draws = plan, model, numerics, draws
         self.every = plan.minibatches
-        self.sampler = CachedDecoder(model, self._of_rollout(), plan.chains.prompt_length + plan.chains.answer_length)
-        own = self.sampler.numerics is not numerics
-        self.fallbacks = tuple(f"rollout: {reason}" for reason in self.sampler.numerics.fallbacks if own)
+        length, sampling = plan.chains.prompt_length + plan.chains.answer_length, self._of_rollout()
+        rollouts = [recipe.training.rollout for recipe in numerics.recipes]
+        formats = CacheFormats([of.kv_cache if of else BF16 for of in rollouts], sampling)
+        self.sampler = CachedDecoder(model, sampling, length, formats if formats.slots else None)
+        noises = [recipe.training.noise for recipe in numerics.recipes]
+        steps = numerics.steps or self.every
+        self.noise = ParameterNoise(noises, model, steps, self.every, draws) if any(noises) else None
+        own = sampling.fallbacks if sampling is not numerics else ()
+        self.fallbacks = tuple(f"rollout: {reason}" for reason in own)
+        self.fallbacks += tuple(f"cache of the rollout: {reason}" for reason in formats.fallbacks)
         lanes, device, chains = numerics.lanes, numerics.seeds.device, plan.chains
         b, t = plan.prompts * plan.samples, chains.answer_length
         self.inputs = torch.zeros(lanes, b, chains.prompt_length + t - 1, dtype=torch.int64, device=device)
         answers = torch.zeros(lanes, b, t, dtype=torch.int64, device=device)
         self.target = Target(answers, *(torch.zeros(lanes, b, t, device=device) for _ in Target._fields[1:]))
         self.error = torch.zeros(lanes, device=device)
-        names = ("reward", "length", "entropy", "mismatch_kl")
+        names = ["reward", "length", "entropy", "mismatch_kl", *(["informative"] if plan.asked > 1 else [])]
         self.recorded = {name: torch.zeros(lanes, device=device) for name in names}
         bounds = [recipe.training.tis for recipe in numerics.recipes]
         self.tis = torch.tensor([torch.inf if bound is None else bound for bound in bounds], device=device)
@@ -90,29 +106,44 @@ class Rollouts:
     def collect(self) -> None:
         """Answer new problems, and store what is to be learned from them."""
         plan, chains, target = self.plan, self.plan.chains, self.target
-        problems = chains.prompts(self.draws, PROBLEMS, plan.prompts)
+        problems = chains.prompts(self.draws, PROBLEMS, plan.prompts * plan.asked)
         prompts = problems.repeat_interleave(plan.samples, dim=1)
         noise = gumbel(self.draws, NOISE, chains.answer_length, prompts.shape[1], chains.vocabulary)
+        self.sampler.changed = self.noise.drawn() if self.noise else {}
         drawn = self._answers(prompts, noise, "quantized")
+        self.sampler.changed = {}  # where a step is captured, no tensor may outlive it
+        rewards = chains.is_right(prompts, drawn.answers).to(torch.float32)
+        counts = chains.is_part(drawn.answers)
+        lengths = counts.to(torch.float32).flatten(1).sum(dim=1) / counts.shape[1]  # of integers: any order
+        self.error.copy_(1 - lane_mean(rewards))
+        found = {"entropy": _mean_of(drawn.entropy, counts), "reward": lane_mean(rewards), "length": lengths}
+        if plan.asked > 1:
+            rows, taken, found["informative"] = self._chosen(rewards)
+            prompts, rewards = _taken(prompts, rows), rewards.gather(1, rows)
+            drawn, counts = Sampled(*(_taken(of, rows) for of in drawn)), _taken(counts, rows) & taken[..., None]
         self.inputs.copy_(torch.cat([prompts, drawn.answers[..., :-1]], dim=-1))
         target.tokens.copy_(drawn.answers)
-        rewards = chains.is_right(prompts, drawn.answers).to(torch.float32)
         advantage = advantages(rewards.view(-1, plan.prompts, plan.samples)).flatten(1)
         target.advantage.copy_(advantage[..., None].expand_as(target.advantage))
         target.log_old.copy_(self._log_p(self.model))
         if self.reference:
             target.log_ref.copy_(self._log_p(None))
-        counts = chains.is_part(drawn.answers)
         ahead = target.log_old - drawn.log_p  # of the trainer, in log-probability
         weight = torch.minimum(ahead.exp(), self.tis[:, None, None])
         target.weight.copy_(torch.where(self.corrects[:, None, None], weight, 1.0))
         for part in self._parts():
             target.share[:, part] = share_of(counts[:, part])
-        self.error.copy_(1 - lane_mean(rewards))
-        found = {"entropy": _mean_of(drawn.entropy, counts), "mismatch_kl": _mean_of(k3(ahead), counts)}
-        lengths = counts.to(torch.float32).flatten(1).sum(dim=1) / counts.shape[1]  # of integers: any order
-        for name, value in (found | {"reward": lane_mean(rewards), "length": lengths}).items():
+        for name, value in (found | {"mismatch_kl": _mean_of(k3(ahead), counts)}).items():
             self.recorded[name].copy_(value)
+
+    def _chosen(self, rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of rewards [L, B · asked]: the answers that are learned from, int64 [L, B]; which of them count, bool [L, B];
+        and the share of problems whose answers differ in their rewards, [L]."""
+        groups, each = rewards.view(len(rewards), -1, self.plan.samples), self.plan.samples
+        tells = groups.amax(dim=2) > groups.amin(dim=2)
+        places, taken = first_that_tell(tells, self.plan.prompts)
+        rows = places[..., None] * each + torch.arange(each, device=places.device)
+        return rows.flatten(1), taken.repeat_interleave(each, dim=1), lane_mean(tells.to(torch.float32))
 
     def _answers(self, prompts: Tensor, noise: Tensor | None, way: Evaluation) -> Sampled:
         """Answers by the numerics of rollouts, which round as in evaluation."""
@@ -156,9 +187,10 @@ class Rollouts:
 
     @torch.no_grad()
     def statistics(self) -> dict[str, Tensor]:
-        """Of the last rollout: `reward`, `length` of answers in tokens, `entropy` of what tokens were drawn from and
-        `mismatch_kl`, KL(rollout, trainer) on these tokens, in nats a token. Of the present minibatch: `clipped`, the
-        share of its tokens whose ratio is beyond its bound, so that nothing is learned from them."""
+        """Of the last rollout: `reward`, `length` of answers in tokens, `entropy` of what tokens were drawn from, and
+        `mismatch_kl`, KL(rollout, trainer) on the tokens that are learned from, in nats a token; `informative`, the
+        share of problems whose answers differ in their rewards, with dynamic sampling. Of the present minibatch:
+        `ratios_clipped`, the share of its tokens whose ratio is beyond its bound: nothing is learned of them."""
         inputs, target = self.batch()
         before, self.numerics.training = self.numerics.training, False
         log_p = log_probability(outputs(self.model, inputs)[0], target.tokens)
@@ -169,11 +201,10 @@ class Rollouts:
     @torch.no_grad()
     def examine(self, x: Tensor, _y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Of held-out problems x [L, n, P], answered by the most probable tokens: 1 where the answer is right, as
-        `accuracy`; and a loss whose mean over all N is (wrong + 1/2) / (N + 1), so that its logarithm exists."""
+        `accuracy`, and the opposite as the loss."""
         drawn = self._answers(x.to(torch.int64), None, self.numerics.evaluation)
         right = self.plan.chains.is_right(x, drawn.answers).to(torch.float32)
-        n = self.plan.held_out
-        return ((1 - right) * n + 0.5) * (1 / (n + 1)), {"accuracy": right}
+        return 1 - right, {"accuracy": right}
 
     def state(self) -> dict[str, Tensor]:
         """Buffers, statistics and the reference policy."""
@@ -185,6 +216,22 @@ class Rollouts:
         """Take over copies."""
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
+
+
+def first_that_tell(tells: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of tells bool [L, n], in order: the places of the first `count` that are true, then of others, int64 [L, count];
+    and which of these are true."""
+    before = tells.to(torch.int64).cumsum(dim=1) - tells.to(torch.int64)
+    true = tells.sum(dim=1, keepdim=True)
+    number = torch.arange(tells.shape[1], device=tells.device).expand_as(before)
+    rank = torch.where(tells, before, true + number - before)
+    places = torch.empty_like(rank).scatter_(1, rank, number)[:, :count]
+    return places, tells.gather(1, places)
+
+
+def _taken(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows [L, m] of x [L, n, T]."""
+    return x.gather(1, rows[..., None].expand(-1, -1, x.shape[2]))
 
 
 def _mean_of(values: Tensor, counts: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from fp4dse.kernels.ops.rms_norm import added_rms_norm
 from fp4dse.kernels.ops.swiglu import swiglu
 from fp4dse.tasks.draws import STREAM, Draws
 from fp4dse.tasks.language.decoder import Block, Decoder
+from fp4dse.tasks.rl.kv_cache import CacheFormats
 
 
 class Sampled(NamedTuple):
@@ -46,11 +47,16 @@ def gumbel(draws: Draws, site: int, *shape: int) -> Tensor:
 class CachedDecoder:
     """A dense decoder that reads tokens piece by piece, each in the light of all before it.
 
-    numerics: of its products, which need not be the model's own. length: most tokens that are read.
+    numerics: of its products, which need not be the model's own. length: most tokens that are read. formats: of its
+    keys and values, None: as they come. changed: parameters (names of noise.py) that have another value than the
+    model's.
     """
 
-    def __init__(self, model: Decoder, numerics: LaneNumerics, length: int) -> None:
-        self.model, self.numerics, self.length = model, numerics, length
+    def __init__(
+        self, model: Decoder, numerics: LaneNumerics, length: int, formats: CacheFormats | None = None
+    ) -> None:
+        self.model, self.numerics, self.length, self.formats = model, numerics, length, formats
+        self.changed: dict[str, Tensor] = {}
         self.cache: list[tuple[Tensor, Tensor]] = []  # a block's keys and values, [L·B·heads, length, d]
 
     def read(self, tokens: Tensor, at: int) -> Tensor:
@@ -61,23 +67,27 @@ class CachedDecoder:
         h, branch = embedding(model.embed, tokens).to(self.numerics.dtype), None
         for number, block in enumerate(model.blocks):
             assert isinstance(block, Block)
-            h, x = added_rms_norm(h, branch, block.norm1, model.eps)
-            mixed = self._attention(number, *block.heads(self._product(block.qkv, x), cos, sin), at)
+            norm1, norm2 = (self.changed.get(f"{number}.{n}", getattr(block, n)) for n in ("norm1", "norm2"))
+            h, x = added_rms_norm(h, branch, norm1, model.eps)
+            mixed = self._attention(number, *block.heads(self._product(block.qkv, x, f"{number}.qkv"), cos, sin), at)
             mixed = mixed.view(*tokens.shape[:2], block.shape.of_heads[0], tokens.shape[2], -1).transpose(2, 3)
             mixed = mixed.reshape(*x.shape[:3], -1)
-            h, x = added_rms_norm(h, self._product(block.out, mixed), block.norm2, model.eps)
-            branch = self._product(block.mlp.down, swiglu(self._product(block.mlp.up, x)))
+            h, x = added_rms_norm(h, self._product(block.out, mixed, f"{number}.out"), norm2, model.eps)
+            inside = swiglu(self._product(block.mlp.up, x, f"{number}.mlp.up"))
+            branch = self._product(block.mlp.down, inside, f"{number}.mlp.down")
         assert branch is not None
         _, x = added_rms_norm(h[:, :, -1:].contiguous(), branch[:, :, -1:].contiguous(), model.norm, model.eps)
         return self._product(model.head, x)[:, :, 0].to(torch.float32)
 
-    def _product(self, layer: QuantLinear, x: Tensor) -> Tensor:
+    def _product(self, layer: QuantLinear, x: Tensor, name: str = "") -> Tensor:
         rows = x.reshape(len(x), -1, x.shape[-1])
-        y = product(rows, layer.weight, layer.bias, self.numerics, layer.layer)
+        y = product(rows, self.changed.get(name, layer.weight), layer.bias, self.numerics, layer.layer)
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _attention(self, block: int, q: Tensor, k: Tensor, v: Tensor, at: int) -> Tensor:
         """Attention of q [N, n, d] to its own keys and those before, in v's dtype."""
+        if self.formats is not None:
+            k, v = (self.formats.held(x, block) for x in (k, v))
         if at == 0:
             room = [x.new_zeros(len(x), self.length - x.shape[1], x.shape[2]) for x in (k, v)]
             self.cache[block:] = [(torch.cat([k, room[0]], dim=1), torch.cat([v, room[1]], dim=1))]

@@ -66,7 +66,10 @@ def place(request):
         for name, twin in (("unknown", _same), ("opaque", _same), ("address", _address)):
             patch.setattr(modules["tiles"], name, twin)
         patch.setattr(modules["codes"], "saturated", _saturated)
-        patch.setattr(modules["codes"], "prmt", _prmt)
+        for module in ("codes", "mxfp4"):
+            patch.setattr(modules[module], "prmt", _prmt)
+        patch.setattr(modules["mxfp4"], "permuted", _permuted)
+        patch.setattr(modules["mxfp4"], "higher", tl.standard._elementwise_max)
         _mend_bfloat16(patch)
         _mend_minimum(patch)
         _mend_dot(patch)
@@ -133,6 +136,15 @@ def _prmt(a, b, selector):
         chosen = selector >> 4 * place & 15
         byte = (b if chosen & 4 else a) >> (chosen & 3) * 8 & 255
         word = word | (-(byte >> 7) & 255 if chosen & 8 else byte) << 8 * place
+    return word
+
+
+def _permuted(a, b, selector):
+    word = selector * 0
+    for place in range(4):
+        chosen = selector >> 4 * place & 15
+        byte = tl.where((chosen & 4) > 0, b, a) >> (chosen & 3) * 8 & 255
+        word = word | tl.where((chosen & 8) > 0, -(byte >> 7) & 255, byte) << 8 * place
     return word
 
 

@@ -9,7 +9,9 @@ import torch
 from fp4dse import cli
 from fp4dse.dse import Quantizer
 from fp4dse.kernels import backend, quantize
+from fp4dse.kernels.bench import conversion
 from fp4dse.kernels.bench import cpu as bench_cpu
+from fp4dse.kernels.ops.mxfp4 import E4M3, Fp8
 
 OURS = ["nvfp4, path `compiled`", "nvfp4 SR, path `compiled`", "mxfp4, path `compiled`", "mxfp4 SR, path `compiled`"]
 
@@ -64,6 +66,27 @@ def test_the_peers_compute_what_their_rows_say():
     peers = {peer.call.__name__: peer.call for peer in bench_cpu.PEERS}
     assert torch.equal(peers["gfloat"](x)(), quantize(x, Quantizer.named("mxfp4")).values)
     assert torch.equal(bench_cpu.torchao_mxfp4(x)(), quantize(x, Quantizer.named("mxfp4")).values)
+
+
+def test_rows_of_a_cpu_are_not_chosen(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kernels", "--only", "mxfp4"])
+    assert ended.value.code == 2
+    assert "--only" in capsys.readouterr().err
+
+
+def test_the_rows_of_conversions_are_of_one_operand(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    quantized = quantize(torch.randn(1, 256, 128), Quantizer.named("mxfp4"))
+    codes = quantized.codes[..., 0::2] | quantized.codes[..., 1::2] << 4
+    direct, twice, by_bf16, *others = conversion.cases(codes, (torch.log2(quantized.scales) + 127).to(torch.uint8))
+    for row in (direct, by_bf16):
+        values, factor, *_ = row.call()
+        assert torch.equal(Fp8(values.view(E4M3), factor, values).decoded(), quantized.values.mT)
+    assert not torch.equal(twice.call()[0], direct.call()[0])  # it is rounded again
+    assert direct.nbytes == twice.nbytes == by_bf16.nbytes == 1.5625 * 256 * 128
+    for row in (direct, twice, by_bf16, *others):
+        assert all(map(torch.equal, row.call(), row.expected()))
 
 
 def test_the_peak_of_a_call_is_counted_and_not_what_it_leaves():

@@ -44,6 +44,7 @@ ASKING = {
     "bench/table.py: bench": "which rows are measured",
     "bench/baseline.py: gemm": "what is compared with: code as others write it",
     "bench/compiled.py: __init__": "the same",
+    "bench/compiled_rl.py: __init__": "the same",
     "bench/speed.py: bench": "which rows are measured",
     "bench/speed.py: _rows": "which device is current",
     "engine/population.py: __init__": "memory that the allocator keeps",

@@ -77,5 +77,5 @@ def heads_apart(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> tuple[Tens
         return _HeadsApart.apply(kernels, qkv, heads, cos, sin)
     lanes, batch, length, width = qkv.shape
     cut = qkv.view(lanes, batch, length, 3, heads, width // 3 // heads).permute(3, 0, 1, 4, 2, 5)
-    q, k, v = cut.reshape(3, -1, *cut.shape[-2:]).unbind(0)
+    q, k, v = (x.reshape(-1, *cut.shape[-2:]) for x in cut.unbind(0))  # apart: what keeps v keeps no more
     return rope(q, cos, sin), rope(k, cos, sin), v

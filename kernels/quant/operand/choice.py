@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fp4dse.dse.channels import Corrected, Held
 from fp4dse.kernels.quant.operand.records import Use
-from fp4dse.kernels.quant.operand.state import store
+from fp4dse.kernels.quant.operand.state import found, store
 
 
 class Choice:
@@ -30,7 +30,7 @@ class Choice:
         """The order [L, K] for a forward product: chosen anew by `find` where that is due. State changes in training
         alone."""
         key, steps = _key(use), int(self.channels.steps)
-        order = self.state.get(key)
+        order = found(self.state, key, use)
         if order is None:
             order = self.untrained[use.layer] = find()
         elif use.training:
@@ -38,7 +38,7 @@ class Choice:
             order = new if steps == 1 else torch.where(use.step % steps == 0, new, order)
         if use.training:
             self.untrained.pop(use.layer, None)
-            store(self.state, key, order)
+            store(self.state, key, order, use)
         return order
 
     def last(self, find: Callable[[], Tensor], use: Use) -> Tensor:

@@ -85,6 +85,7 @@ class Plain(Slot):
 
     def __init__(self, quantizers: Sequence[Quantizer], device: torch.device) -> None:
         super().__init__()
+        self.each = quantizers
         rounds = [q.element == "bf16" for q in quantizers]
         self.only_bf16 = all(rounds)
         self.rounds = torch.tensor(rounds, device=device)[:, None, None] if any(rounds) else None
@@ -103,6 +104,7 @@ class Scaled(Slot):
     def __init__(self, quantizers: LaneQuantizers) -> None:
         super().__init__(quantizers)
         self.quantizers = quantizers
+        self.each = quantizers.each if type(self) is Scaled else ()  # others take parts off, or make several
 
     def quantize(self, x: Tensor, use: Use) -> Operand:
         if why_not_whole(self.quantizers, use):

@@ -6,7 +6,7 @@ A quantized operand [L, rows, contraction] is a sum of terms, values · factor. 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import torch
@@ -39,6 +39,19 @@ class Rotation(NamedTuple):
         return rotate_back(x, self.size, dim, self.signs, self.order)
 
 
+class Journal:
+    """The values that a forward pass found in the states that it changed, so that it can be made again with the same
+    bits (kernels/recompute.py).
+
+    mode    `first` and `again` are such passes, at all other times it is empty
+    before  (id of a slot's state, key) -> a copy of the value, None where there was none
+    """
+
+    def __init__(self) -> None:
+        self.mode: Literal["", "first", "again"] = ""
+        self.before: dict[tuple[int, str], Tensor | None] = {}
+
+
 class Use(msgspec.Struct, frozen=True):
     """One use of a slot: all that `Slot.quantize` is told beside the operand.
 
@@ -54,6 +67,7 @@ class Use(msgspec.Struct, frozen=True):
     dtype        what the product takes: values come in it or in float32
     save         `Slot.backward` will be called
     evaluating   what is rounded by chance in training is rounded to nearest (`Quantizer.evaluated`)
+    journal      of the forward pass that this is part of, None for one that is not made again
     rotation     the slot rotates x first, which it must be able to do (`Slot.rotates`); None: x comes as it is to be
     chosen       the channels whose errors are quantized, too, int64 [L, k], where they stay in their places
     clip         the maxima that tensor scales follow, [L]: bounds that are learned and x is clamped to; None: x's own
@@ -77,6 +91,7 @@ class Use(msgspec.Struct, frozen=True):
     chosen: Tensor | None = None
     clip: Tensor | None = None
     fixed: bool = False
+    journal: Journal | None = None
 
     @property
     def sign_step(self) -> Tensor:

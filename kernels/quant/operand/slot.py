@@ -16,11 +16,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from fp4dse.dse import Quantizer
 from fp4dse.kernels.quant.operand.lane_quantizers import LaneQuantizers
 from fp4dse.kernels.quant.operand.records import Operand, Saved, Use
+from fp4dse.kernels.quant.operand.stored import why_not_stored
 
 
 class Slot(ABC):
@@ -36,6 +39,7 @@ class Slot(ABC):
     has_estimator    the gradient does not pass straight through
     lsq              1/sqrt(largest element), [L, 1], zero in lanes whose bound has not LSQ's gradient; None: in all
     learns_clip      the layer clamps the operand to a bound that is trained (kernels/learned.py)
+    each             canonical quantizers, one a lane, of a slot whose operands are of one term alone, else empty
     why_not_fused    why the reference quantizes although the backend has kernels, else None
     why_not_through  why gradients pass through the reference although the backend has a kernel for them, else None
     """
@@ -45,6 +49,7 @@ class Slot(ABC):
     is_centred: bool = False
     has_estimator: bool = False
     learns_clip: bool = False
+    each: Sequence[Quantizer] = ()
     lsq: Tensor | None = None
     why_not_through: str | None = None
 
@@ -55,6 +60,12 @@ class Slot(ABC):
         self.why_not_fused = quantizers.why_not_fused if quantizers else None
         self.state: dict[str, Tensor] = quantizers.state if quantizers else {}
         self.counts: dict[str, Tensor] = quantizers.counts if quantizers else {}
+
+    def why_not_stored(self) -> str | None:
+        """The reason why operands are not stored as codes (stored.py), None if they are."""
+        if not self.each:
+            return f"slot: found {type(self).__name__}; accepted: one whose operands are of one term"
+        return next(filter(None, map(why_not_stored, self.each)), None)
 
     @abstractmethod
     def quantize(self, x: Tensor, use: Use) -> Operand:

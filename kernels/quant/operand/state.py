@@ -62,7 +62,7 @@ class Maxima:
         if not self.has_state:
             return None
         key = f"amax {use.layer} {use.term}"
-        old = state.get(key)
+        old = found(state, key, use)
         if old is not None and not self.always and not (use.training and use.measuring):
             return old[:, 0]
         current = take()[:, None]
@@ -79,7 +79,7 @@ class Maxima:
         if use.training:
             kept = torch.where(taken & (current < torch.inf), current, old)
             kept = kept if self.feedback is None else torch.where(self.feedback, fed_back(used, current), kept)
-            store(state, key, kept)
+            store(state, key, kept, use)
         return used[:, 0]
 
     def _of_history(self, state: dict[str, Tensor], current: Tensor, used: Tensor, use: Use) -> Tensor:
@@ -88,13 +88,14 @@ class Maxima:
         Step t stands in place t mod steps of the lane's row; a maximum that is not finite is left out.
         """
         key = f"history {use.layer} {use.term}"
-        past = state.get(key)
+        past = found(state, key, use)
         if past is not None:
             used = torch.where(self.history, past.amax(1, keepdim=True), used)
         if use.training:
             row = current.new_zeros(len(current), self.longest) if past is None else past
             place = use.step % self.steps % self.longest  # lanes without a history may have more steps
-            store(state, key, row.scatter(1, place, torch.where(self.history & (current < torch.inf), current, 0.0)))
+            value = torch.where(self.history & (current < torch.inf), current, 0.0)
+            store(state, key, row.scatter(1, place, value), use)
         return used
 
 
@@ -109,19 +110,31 @@ class Average:
         """The average of w [L, R, C] with this step's weight in it; NaN in the first EMA_STEPS steps."""
         assert self.betas is not None
         key = f"average {use.layer}"
-        average = state.get(key)
+        average = found(state, key, use)
         if average is None:
             average = w.clone()
         elif use.training:
             average = average * self.betas + w * (1 - self.betas)
         if use.training:
-            store(state, key, average)
+            store(state, key, average, use)
         return torch.where(use.step >= EMA_STEPS, average, torch.nan)
 
 
-def store(state: dict[str, Tensor], key: str, value: Tensor) -> None:
-    """Write a value into the memory of the last one of that key."""
-    if key in state:
-        state[key].copy_(value)
-    else:
+def found(state: dict[str, Tensor], key: str, use: Use) -> Tensor | None:
+    """The value of a key, None if there is none; where a pass is made again, what it found the first time."""
+    if use.journal is not None and use.journal.mode == "again":
+        return use.journal.before.get((id(state), key), state.get(key))
+    return state.get(key)
+
+
+def store(state: dict[str, Tensor], key: str, value: Tensor, use: Use) -> None:
+    """Write a value into the memory of the last one of that key; not where a pass is made again."""
+    if use.journal is not None and use.journal.mode == "again":
+        return
+    old = state.get(key)
+    if use.journal is not None and use.journal.mode == "first":
+        use.journal.before.setdefault((id(state), key), None if old is None else old.clone())
+    if old is None:
         state[key] = value.clone()
+    else:
+        old.copy_(value)

@@ -104,6 +104,14 @@ def prmt(a, b, SELECTOR: tl.constexpr):
 
 
 @triton.jit
+def permuted(a, b, selector):
+    """The four bytes that the lower 16 bits of selector, int32, name as in `prmt`. Tests: a twin."""
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, selector], tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def address(start, n, apart):
     """start + n · apart, int64, of int32 n and apart, where it is needed: nothing of it is kept. Tests: a twin."""
     return tl.inline_asm_elementwise(

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from fp4dse.dse import Recipe
+from fp4dse.dse import QUANTIZERS, Recipe
 from fp4dse.dse.cost import load_chip, load_model, report
 from fp4dse.dse.cost.chip import Number
-from fp4dse.dse.cost.decoding import token_seconds
+from fp4dse.dse.cost.decoding import memory_bytes, token_seconds
 from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 
@@ -35,6 +35,19 @@ def test_one_sequence_takes_what_the_bytes_of_weights_take():
 def test_sequences_add_their_cache_and_nothing_of_the_weights():
     one, many = (token_seconds(BF16, MODEL, BYTES_ALONE, n, 4096) for n in (1, 65))
     assert many - one == pytest.approx(64 * 32 * 4096 * 2 * 1024 * 2 / BANDWIDTH, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("fp8-row", 8), ("mxfp4", 4.25), ("nvfp4", 4.5)])
+def test_a_cache_of_few_bits_is_read_as_it_is_stored(name, bits):
+    """Against the bytes of all keys and values, by hand; the rest of the token takes what it took."""
+    bare = with_rollout("nvfp4-w4a16")
+    rollout = msgspec.structs.replace(bare.training.rollout, kv_cache=QUANTIZERS[name])
+    recipe = msgspec.structs.replace(bare, training=msgspec.structs.replace(bare.training, rollout=rollout))
+    elements = 128 * 32 * 4096 * 2 * 1024
+    saved = token_seconds(bare, MODEL, BYTES_ALONE, 128, 4096) - token_seconds(recipe, MODEL, BYTES_ALONE, 128, 4096)
+    assert saved == pytest.approx(elements * (16 - bits) / 8 / BANDWIDTH, rel=0.01)
+    less = memory_bytes(bare, MODEL, 128, 4096) - memory_bytes(recipe, MODEL, 128, 4096)
+    assert less == pytest.approx(elements * (16 - bits) / 8, rel=0.01)
 
 
 def test_many_sequences_are_limited_by_products_where_units_count():

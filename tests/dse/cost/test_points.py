@@ -3,12 +3,16 @@
 import msgspec
 import pytest
 
-from fp4dse.dse import Quantizer, Recipe, points
+from fp4dse.dse import Hadamard, Quantizer, Recipe, points
 from fp4dse.dse.layers.rule import LayerRule
+from fp4dse.dse.noise import NOISE_NAMES
 from fp4dse.dse.outliers import Residual
+from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.rounding import Stochastic
 from fp4dse.dse.scale import E5M2, TensorScale
+from fp4dse.dse.training import Training
 
+replace = msgspec.structs.replace
 POINTS = {
     "bf16": 0,
     "mxfp4": 1,  # the floor
@@ -72,3 +76,19 @@ def test_a_kind_of_technique_counts_once_wherever_it_is_used():
     everywhere = Recipe.uniform(sr)
     once = msgspec.structs.replace(one, dgrad=msgspec.structs.replace(one.dgrad, g=sr))
     assert points(once) == points(everywhere) == 2
+
+
+def test_a_rollout_counts_beside_a_plain_trainer():
+    def with_rollout(rollout, **more):
+        return replace(Recipe.named("bf16"), training=Training(rollout=rollout, **more))
+
+    plain = ROLLOUT_NAMES["bf16"]
+    assert points(with_rollout(plain, noise=NOISE_NAMES["qerl"])) == 0, "nothing is quantized"
+    assert points(with_rollout(ROLLOUT_NAMES["mxfp4"])) == 1
+    assert points(with_rollout(ROLLOUT_NAMES["nvfp4-w4a16"])) == 2
+    assert points(with_rollout(ROLLOUT_NAMES["mxfp4"], noise=NOISE_NAMES["qerl"])) == 2
+    assert points(with_rollout(replace(plain, kv_cache=Quantizer.named("mxfp4")))) == 1
+    rotated = replace(ROLLOUT_NAMES["mxfp4"], rotation=Hadamard(32))
+    assert points(with_rollout(rotated)) == 2
+    both = replace(Recipe.named("mxfp4"), training=Training(rollout=ROLLOUT_NAMES["nvfp4"]))
+    assert points(both) == 2

@@ -19,6 +19,8 @@ from fp4dse.results import divergence, open_store, summarize, write_report
 from fp4dse.results.report.explore import choices
 from fp4dse.results.report.findings import COLUMNS, findings
 from fp4dse.results.report.provenance import _by_reason
+from fp4dse.results.stats.equivalence import against
+from fp4dse.results.stats.verdict import verdicts
 from fp4dse.results.store.parquet import read_all
 from fp4dse.results.store.spaces import record_space
 
@@ -203,13 +205,21 @@ def test_what_all_recipes_have_stands_in_its_head(store, row, tmp_path):
     assert shown.index("All recipes have") < shown.index("Use")
 
 
-def test_an_answer_that_saves_no_time_says_so_and_names_what_does(store, row, tmp_path):
+def test_what_saves_no_time_is_recommended_only_where_nothing_does(store, row, tmp_path):
     bf16, nvfp4 = Recipe.named("bf16"), Recipe.named("nvfp4")
     slow = msgspec.structs.replace(bf16, dgrad=msgspec.structs.replace(bf16.dgrad, w=nvfp4.dgrad.w))
     losses = ((bf16, 0.5), (slow, 0.501), (nvfp4, 0.7))
-    store.add([row(recipe, seed, loss + 0.001 * seed) for recipe, loss in losses for seed in range(3)], "job")
+    rows = {recipe: [row(recipe, s, loss + 0.001 * s) for s in range(3)] for recipe, loss in losses}
+    store.add([*rows[bf16], *rows[slow]], "slow")
+    [verdict] = verdicts(store.runs())
+    assert (verdict.config_id, verdict.slower) == (slow.config_id, 0)
+    assert "It saves no time against BF16." in report_of(store, tmp_path)
+    store.add(rows[nvfp4], "fast")
+    [verdict] = verdicts(store.runs())
+    assert (verdict.config_id, verdict.slower) == (nvfp4.config_id, 1)
     shown = report_of(store, tmp_path)
-    assert "It saves no time against BF16. Of what does, the lowest loss has nvfp4," in shown
+    assert "It saves no time against BF16." not in shown
+    assert set(against(store.runs())["reference"]) == {nvfp4.config_id}
 
 
 def test_paths_that_stages_did_not_take_for_one_reason_are_one_line_a_lane():

@@ -1,0 +1,319 @@
+"""Packed MXFP4 to FP8, back, and to columns, in one kernel each that reads and writes every byte once.
+
+    codes to FP8   a table has FP8's codes of E2M1's eight magnitudes for each exponent, 8 bytes. A code without its
+                   sign is the number of a byte therein: PRMT takes four of them at once, another one their signs
+    to columns     a program has a tile of 128 × 128: four rows to a thread, whose 4 × 4 bytes PRMT transposes, so that
+                   words of four numbers go through shared memory and lines of 128 bytes are written
+    FP8 to codes   FP8's numbers rise with their codes. E2M1's code is the number of thresholds that are reached, seven
+                   for each distance from the block's largest
+
+Which FP8 it is, only the tables know.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fp4dse.kernels.ops.launching import launch_grid
+from fp4dse.kernels.ops.mxfp4 import BLOCK, E4M3, NAN, ONE, TILE, Fp8, e2m1_steps, fp8_codes, window
+from fp4dse.kernels.quant.triton.numbers import permuted, prmt
+
+_ROWS = 32
+"""Rows of 128 numbers in a program that keeps the axis."""
+_NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
+_HOW = {"num_warps": 4, "enable_fp_fusion": False}
+
+
+@triton.jit
+def higher(a, b):
+    """The larger of two integers. Tests: a twin that the interpreter is quick at."""
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _power(code):
+    """The bits of 2^(code - 127), float32."""
+    return tl.where(code > 0, code << 23, 0x00400000)
+
+
+@triton.jit
+def _blocks(codes_ptr, scales_ptr, row, rows, block, blocks):
+    """Blocks of some rows: words of 8 codes, int32 [n, m, 4], codes of their scales [n, m], and these where they count,
+    else -1. row: int64 [n]; block: [m]."""
+    inside = (row < rows)[:, None] & (block < blocks)[None, :]
+    at = row[:, None] * blocks + block[None, :]
+    words = tl.load(codes_ptr + at[:, :, None] * 4 + tl.arange(0, 4)[None, None, :], inside[:, :, None], 0)
+    scale = tl.load(scales_ptr + at, inside, 0).to(tl.int32)
+    holds = tl.reduce(words & 0x77777777, 2, higher) > 0
+    return words, scale, tl.where(holds & (scale != _NAN), scale, -1)
+
+
+@triton.jit
+def _tile_of(top, HIGHEST: tl.constexpr):
+    """The code of a tile's scale, from the largest of its blocks that count."""
+    return tl.where(top < 0, _ONE, tl.maximum(top - HIGHEST, 0))
+
+
+@triton.jit
+def _below(counting, tile, LOWEST: tl.constexpr):
+    """1 for blocks below the window."""
+    return ((counting >= 0) & (counting - tile < LOWEST)).to(tl.int32)
+
+
+@triton.jit
+def _bytes(words, scale, tile, table_ptr, FIRST: tl.constexpr, HIGHEST: tl.constexpr):
+    """FP8 codes, four a word, of words of 8 codes [n, m, 4]: of their lower and of their upper halves. tile: as scale,
+    or so that it is broadcast."""
+    row = tl.where(scale == _NAN, HIGHEST + 1, tl.minimum(tl.maximum(scale - tile, FIRST), HIGHEST)) - FIRST
+    low, high = tl.load(table_ptr + 2 * row)[:, :, None], tl.load(table_ptr + 2 * row + 1)[:, :, None]
+    return _four(words & 0xFFFF, low, high), _four(words >> 16 & 0xFFFF, low, high)
+
+
+@triton.jit
+def _four(codes, low, high):
+    """The bytes of a table of 8, whose numbers are the lower 3 bits of 4 codes, with the signs that these have."""
+    signs = permuted(0x80, 0x80, codes & 0x8888)  # 0x80, or 0xFF with a sign
+    return permuted(low, high, codes & 0x7777) | signs << 7 & -0x7F7F7F80
+
+
+@triton.jit
+def _to_fp8_kernel(
+    codes_ptr,
+    scales_ptr,
+    table_ptr,
+    out_ptr,
+    factor_ptr,
+    outside_ptr,
+    rows,
+    blocks,
+    tiles,
+    FIRST: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """One tile of ROWS rows. rows: of all lanes; blocks, tiles: of a row."""
+    row = (tl.program_id(0) // tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    number = tl.program_id(0) % tiles
+    words, scale, counting = _blocks(codes_ptr, scales_ptr, row, rows, number * 4 + tl.arange(0, 4), blocks)
+    tile = _tile_of(tl.reduce(counting, 1, higher), HIGHEST)
+    low, high = _bytes(words, scale, tile[:, None], table_ptr, FIRST, HIGHEST)
+    at, inside = row * tiles + number, row < rows
+    whole = tl.reshape(tl.join(low, high), (ROWS, 32))
+    tl.store(out_ptr + at[:, None] * 32 + tl.arange(0, 32)[None, :], whole, inside[:, None])
+    tl.store(factor_ptr + at, _power(tile), inside)
+    tl.store(outside_ptr + at, tl.reduce(_below(counting, tile[:, None], LOWEST), 1, higher).to(tl.uint8), inside)
+
+
+@triton.jit
+def _transposed(a, b, c, d):
+    """Four words of 4 bytes as columns: words of the first, second, third and fourth bytes."""
+    ab, cd = prmt(a, b, 0x5140), prmt(c, d, 0x5140)
+    ab_, cd_ = prmt(a, b, 0x7362), prmt(c, d, 0x7362)
+    return prmt(ab, cd, 0x5410), prmt(ab, cd, 0x7632), prmt(ab_, cd_, 0x5410), prmt(ab_, cd_, 0x7632)
+
+
+@triton.jit
+def _columns_to_fp8_kernel(
+    codes_ptr,
+    scales_ptr,
+    table_ptr,
+    out_ptr,
+    factor_ptr,
+    outside_ptr,
+    rows,
+    blocks,
+    across,
+    FIRST: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+):
+    """A tile of 128 rows and 4 blocks of one lane; those beside each other share sectors. across: tiles of a row."""
+    number, lane = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
+    tiles = tl.num_programs(0) // across  # of a column
+    block = tl.program_id(0) % across * 4 + tl.arange(0, 4)
+    codes_ptr += lane * rows * blocks * 4
+    scales_ptr += lane * rows * blocks
+    row = number.to(tl.int64) * 128 + tl.arange(0, 32) * 4
+    words_a, scale_a, counting_a = _blocks(codes_ptr, scales_ptr, row, rows, block, blocks)
+    words_b, scale_b, counting_b = _blocks(codes_ptr, scales_ptr, row + 1, rows, block, blocks)
+    words_c, scale_c, counting_c = _blocks(codes_ptr, scales_ptr, row + 2, rows, block, blocks)
+    words_d, scale_d, counting_d = _blocks(codes_ptr, scales_ptr, row + 3, rows, block, blocks)
+    top = tl.maximum(tl.maximum(counting_a, counting_b), tl.maximum(counting_c, counting_d))
+    tile = _tile_of(tl.reduce(top, 0, higher), HIGHEST)[None, :]
+    low_a, high_a = _bytes(words_a, scale_a, tile, table_ptr, FIRST, HIGHEST)
+    low_b, high_b = _bytes(words_b, scale_b, tile, table_ptr, FIRST, HIGHEST)
+    low_c, high_c = _bytes(words_c, scale_c, tile, table_ptr, FIRST, HIGHEST)
+    low_d, high_d = _bytes(words_d, scale_d, tile, table_ptr, FIRST, HIGHEST)
+    low_0, low_1, low_2, low_3 = _transposed(low_a, low_b, low_c, low_d)
+    high_0, high_1, high_2, high_3 = _transposed(high_a, high_b, high_c, high_d)
+    even = tl.join(tl.join(low_0, high_0), tl.join(low_2, high_2))
+    odd = tl.join(tl.join(low_1, high_1), tl.join(low_3, high_3))
+    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, 128)))  # in order of half, bit 1 and bit 0 of the number
+    column = (tl.program_id(0) % across) * 128 + tl.arange(0, 128)
+    inside = column < blocks * 32
+    at = (lane * blocks * 32 + column) * tiles + number
+    tl.store(out_ptr + at[:, None] * 32 + tl.arange(0, 32)[None, :], columns, inside[:, None])
+    of_tile = (lane * tiles + number) * blocks + block
+    factor = tl.broadcast_to(tl.trans(_power(tile)), (4, 32))
+    places = of_tile[:, None] * 32 + tl.arange(0, 32)[None, :]
+    tl.store(factor_ptr + places, factor, (block < blocks)[:, None])
+    below = _below(counting_a, tile, LOWEST) | _below(counting_b, tile, LOWEST)
+    below |= _below(counting_c, tile, LOWEST) | _below(counting_d, tile, LOWEST)
+    tl.store(outside_ptr + of_tile, tl.reduce(below, 0, higher).to(tl.uint8), block < blocks)
+
+
+@triton.jit
+def _exponent(word, scale):
+    """The exponents of four codes' numbers, of each column of 8 of a word: int32 of the lowest code, 0 for zero; to
+    which the scale's code is added."""
+    magnitude = word & 7
+    return tl.where(magnitude > 0, (magnitude >> 1) + scale, -1)
+
+
+@triton.jit
+def _requantized(word, scale, new):
+    """The code, 4 bits, of the lowest code of a word under the scale `new` in place of `scale`."""
+    magnitude = word & 7
+    moved = tl.where(magnitude == 1, 0, magnitude) + 2 * (scale - new)  # E2M1's code, but .5's is 0 and .25's -2
+    small = tl.where(moved == 1, 2, (moved >= -1).to(tl.int32))
+    return word & 8 | tl.where(magnitude == 0, 0, tl.where(moved > 1, moved, small))
+
+
+@triton.jit
+def _to_columns_kernel(codes_ptr, scales_ptr, out_ptr, new_ptr, rows, blocks, across):
+    """A tile of 128 rows and 4 blocks of one lane, as codes and scales along the rows. across: tiles of a row."""
+    number, lane = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
+    tall = (rows + 31) // 32  # blocks of a column
+    block = tl.program_id(0) % across * 4 + tl.arange(0, 4)
+    codes_ptr += lane * rows * blocks * 4
+    scales_ptr += lane * rows * blocks
+    row = number.to(tl.int64) * 128 + tl.arange(0, 32) * 4
+    words_a, scale_a, _ = _blocks(codes_ptr, scales_ptr, row, rows, block, blocks)
+    words_b, scale_b, _ = _blocks(codes_ptr, scales_ptr, row + 1, rows, block, blocks)
+    words_c, scale_c, _ = _blocks(codes_ptr, scales_ptr, row + 2, rows, block, blocks)
+    words_d, scale_d, _ = _blocks(codes_ptr, scales_ptr, row + 3, rows, block, blocks)
+    a, b, c, d = scale_a[:, :, None], scale_b[:, :, None], scale_c[:, :, None], scale_d[:, :, None]
+    invalid = ((scale_a == _NAN) | (scale_b == _NAN) | (scale_c == _NAN) | (scale_d == _NAN)).to(tl.int32)
+    invalid = tl.reduce(tl.reshape(invalid, (4, 8, 4)), 1, higher)[:, :, None] > 0  # blocks of 32 rows
+    for n in tl.static_range(8):
+        top = tl.maximum(_exponent(words_a >> 4 * n, a), _exponent(words_b >> 4 * n, b))
+        top = tl.maximum(top, tl.maximum(_exponent(words_c >> 4 * n, c), _exponent(words_d >> 4 * n, d)))
+        top = tl.reduce(tl.reshape(top, (4, 8, 4, 4)), 1, higher)
+        new = tl.where(invalid, _NAN, tl.maximum(top - 3, 0))
+        wide = tl.reshape(tl.broadcast_to(new[:, None, :, :], (4, 8, 4, 4)), (32, 4, 4))
+        codes = _requantized(words_a >> 4 * n, a, wide) | _requantized(words_b >> 4 * n, b, wide) << 4
+        codes |= _requantized(words_c >> 4 * n, c, wide) << 8 | _requantized(words_d >> 4 * n, d, wide) << 12
+        codes = tl.where(wide == _NAN, 0, codes)
+        column = block[:, None] * 32 + tl.arange(0, 4)[None, :] * 8 + n  # [4, 4]
+        at = (lane * blocks * 32 + column) * tall + number * 4
+        inside = (block < blocks)[:, None]
+        eights = tl.arange(0, 32)[:, None, None]
+        fits = inside[None, :, :] & (number * 32 + eights < tall * 8)
+        tl.store(out_ptr + at[None, :, :] * 8 + eights, codes.to(tl.int16), fits)
+        fours = tl.arange(0, 4)[:, None, None]
+        fits = inside[None, :, :] & (number * 4 + fours < tall)
+        tl.store(new_ptr + at[None, :, :] + fours, new.to(tl.uint8), fits)
+
+
+@triton.jit
+def _from_fp8_kernel(
+    x_ptr, factor_ptr, steps_ptr, exponents_ptr, codes_ptr, scales_ptr, count, LEAST: tl.constexpr, ROWS: tl.constexpr
+):
+    """ROWS tiles of 128 numbers of all lanes."""
+    tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    block = (tile[:, None] * 4 + tl.arange(0, 4)[None, :])[:, :, None]
+    pair = tl.arange(0, 16)[None, None, :]
+    inside = (tile < count)[:, None, None]
+    both = tl.load(x_ptr + block * 16 + pair, inside, 0).to(tl.int32)  # two numbers
+    first, second = both & 0x7F, both >> 8 & 0x7F
+    largest = tl.reduce(tl.maximum(first, second), 2, higher)
+    factor = (tl.load(factor_ptr + tile, tile < count, 0) >> 23)[:, None]
+    exponent = tl.load(exponents_ptr + largest)
+    is_nan = exponent == 1000
+    exponent = tl.where(is_nan, LEAST, tl.maximum(exponent, -factor))
+    steps_ptr += (exponent - LEAST) * 7
+    codes = (both >> 4 & 8) | (both >> 8 & 0x80)
+    for n in tl.static_range(7):
+        step = tl.load(steps_ptr + n)[:, :, None]
+        codes += (first >= step).to(tl.int32) + ((second >= step).to(tl.int32) << 4)
+    codes = tl.where(is_nan[:, :, None], 0, codes)
+    tl.store(codes_ptr + block * 16 + pair, codes.to(tl.uint8), inside)
+    scale = tl.where(is_nan, _NAN, tl.where(largest == 0, 0, factor + exponent))
+    at = tile[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(scales_ptr + at, scale.to(tl.uint8), (tile < count)[:, None])
+
+
+def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
+    """`mxfp4.to_fp8`."""
+    lanes, rows, blocks = scales.shape
+    tiles = triton.cdiv(blocks, TILE // BLOCK)
+    table, constants = _fp8_table(dtype, codes.device)
+    values = codes.new_empty(lanes, rows, tiles * TILE)
+    factor = values.new_empty(lanes, rows, tiles, dtype=torch.float32)
+    outside = values.new_empty(lanes, rows, tiles, dtype=torch.bool)
+    inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
+    outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
+    programs = launch_grid(triton.cdiv(lanes * rows, _ROWS) * tiles)
+    _to_fp8_kernel[programs](*inputs, *outputs, lanes * rows, blocks, tiles, **constants, ROWS=_ROWS, **_HOW)
+    return Fp8(values.view(dtype), factor, outside)
+
+
+def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
+    """`mxfp4.columns_to_fp8`; the factors of a tile lie beside each other."""
+    lanes, rows, blocks = scales.shape
+    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, TILE // BLOCK)
+    table, constants = _fp8_table(dtype, codes.device)
+    values = codes.new_empty(lanes, blocks * BLOCK, tiles * TILE)
+    factor = values.new_empty(lanes, tiles, blocks * BLOCK, dtype=torch.float32)
+    outside = values.new_empty(lanes, tiles, blocks, dtype=torch.bool)
+    inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
+    outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
+    programs = launch_grid(tiles * across, lanes)
+    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_HOW)
+    return Fp8(values.view(dtype), factor.mT, outside.mT)
+
+
+def to_columns(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """`mxfp4.to_columns`."""
+    lanes, rows, blocks = scales.shape
+    tall, across = triton.cdiv(rows, BLOCK), triton.cdiv(blocks, TILE // BLOCK)
+    out = codes.new_empty(lanes, blocks * BLOCK, tall * BLOCK // 2)
+    new = codes.new_empty(lanes, blocks * BLOCK, tall)
+    inputs = codes.contiguous().view(torch.int32), scales.contiguous()
+    programs = launch_grid(triton.cdiv(rows, TILE) * across, lanes)
+    _to_columns_kernel[programs](*inputs, out.view(torch.int16), new, rows, blocks, across, **_HOW)
+    return out, new
+
+
+def from_fp8(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """`mxfp4.from_fp8`."""
+    lanes, rows, tiles = factor.shape
+    codes = values.new_empty(lanes, rows, tiles * TILE // 2, dtype=torch.uint8)
+    scales = values.new_empty(lanes, rows, tiles * TILE // BLOCK, dtype=torch.uint8)
+    steps, exponents, least = _steps_table(values.dtype, values.device)
+    inputs = values.contiguous().view(torch.int16), factor.contiguous().view(torch.int32), steps, exponents
+    programs = launch_grid(triton.cdiv(lanes * rows * tiles, _ROWS))
+    _from_fp8_kernel[programs](*inputs, codes, scales, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
+    return codes, scales
+
+
+@cache
+def _fp8_table(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, dict[str, int]]:
+    """`fp8_codes` as two words a row, and the exponents that it is about."""
+    lowest, highest = window(dtype)
+    table = fp8_codes(dtype)
+    constants = {"FIRST": highest + 2 - len(table), "LOWEST": lowest, "HIGHEST": highest}
+    return table.view(torch.int32).to(device), constants
+
+
+@cache
+def _steps_table(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, int]:
+    """`e2m1_steps`, and the least exponent."""
+    steps, exponents = e2m1_steps(dtype)
+    return steps.contiguous().to(device), exponents.to(device), int(exponents[0])

@@ -1,0 +1,95 @@
+"""The bytes that a block of a decoder keeps for the backward pass, by saved-tensor hooks.
+
+A block's are the difference between a decoder and one with a block more, so that embedding, head and loss are not in
+them. A tensor that several operations keep counts once, and parameters do not count. What counts is a forward pass, as
+it stands when the backward pass begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from fp4dse.dse import Quantizer, Recipe
+from fp4dse.kernels import LaneNumerics
+from fp4dse.tasks import get_task
+from fp4dse.tasks.language.decoder import Decoder, Shape
+from fp4dse.tasks.task import Task
+
+LANES = 2
+"""A CPU computes a product of one lane twice, and keeps both results."""
+
+
+HOPPER = Recipe.named("hopper-moe-fp4")
+FP8 = replace(HOPPER, fprop=replace(HOPPER.fprop, x=Quantizer.named("fp8-1x128")))
+WAYS = {
+    "BF16": (Recipe.named("bf16"), ""),
+    "FP8 under factors of 128": (FP8, "+packed"),
+    "MXFP4": (HOPPER, "+packed"),
+    "MXFP4, decoded": (HOPPER, ""),
+    "BF16, recomputed": (Recipe.named("bf16"), "+recompute"),
+    "MXFP4, recomputed": (HOPPER, "+packed+recompute"),
+}
+"""The form in which linear layers keep inputs -> a recipe, and the ending of the preset: 2603.02731 and what it stands
+beside. Weight gradients take the forward pass's copy, but in BF16."""
+
+
+class Row(NamedTuple):
+    """Bytes of one way, and their ratios to BF16 and FP8."""
+
+    what: str
+    bytes_per_token_and_block: float
+    of_bf16: float
+    of_fp8: float
+
+
+class Kept(NamedTuple):
+    """Bytes a token: of a block, and of all that is not in a block."""
+
+    block: float
+    rest: float
+
+
+def bench(preset: str) -> Iterator[Row]:
+    """A row for each of WAYS, for the blocks of a preset of language, such as `60M+bf16`."""
+    kept = {what: kept_for_backward(preset + ending, recipe).block for what, (recipe, ending) in WAYS.items()}
+    bf16, fp8, *_ = kept.values()
+    for what, found in kept.items():
+        yield Row(what, found, found / bf16, found / fp8)
+
+
+def kept_for_backward(preset: str, recipe: Recipe, batch: int = 2) -> Kept:
+    """Of a preset of language, `+bf16` and the like included, trained by this recipe with so many windows a batch."""
+    task = get_task("language", preset)
+    assert isinstance(task.model, partial)
+    [shape] = task.model.args
+    tokens = LANES * batch * shape.context
+    one, two = (_kept(task, replace(shape, depth=depth), recipe, batch) / tokens for depth in (1, 2))
+    return Kept(two - one, one - (two - one))
+
+
+def _kept(task: Task, shape: Shape, recipe: Recipe, batch: int) -> int:
+    """Bytes that a forward pass of the lanes keeps."""
+    vocabulary, seeds = 256, range(LANES)
+    parameters = shape.initial(vocabulary, seeds)
+    numerics = LaneNumerics([recipe] * LANES, seeds, dtype=getattr(torch, task.dtype))
+    numerics.packed, numerics.recompute = task.packed, task.recompute
+    model = Decoder(shape, parameters, numerics)
+    tokens = torch.arange(batch * shape.context).view(1, batch, -1).expand(LANES, -1, -1) % vocabulary
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        task.loss(model(tokens), tokens)
+    return sum(storage.nbytes() for storage in kept.values())

@@ -1,0 +1,74 @@
+"""What is stored as codes decodes to the same bits, whichever rule chose the scales, however elements were rounded."""
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from fp4dse.dse import QUANTIZERS, Quantizer
+from fp4dse.dse.rounding import Stochastic
+from fp4dse.kernels.quant.backend import PLAIN
+from fp4dse.kernels.quant.operand.kinds import slot_of
+from fp4dse.kernels.quant.operand.records import Term, Use
+from fp4dse.kernels.quant.operand.stored import encoded_blocks, restored, stored, why_not_stored
+
+STORED = [name for name, q in QUANTIZERS.items() if why_not_stored(q.canonical()) is None]
+USE = Use(torch.arange(2), torch.zeros((), dtype=torch.int64), 3, training=True)
+
+
+def numbers() -> torch.Tensor:
+    """float32 [2, 9, 128] of every size, with zeros of both signs and a NaN."""
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 9, 128, generator=g) * torch.exp2(torch.randint(-30, 8, (2, 9, 1), generator=g).float())
+    x[0, 0] = 0.0
+    x[0, 1] = -0.0
+    x[0, 2] *= 1e-38
+    x[0, 3, ::8] *= 1e4
+    return x
+
+
+def operand(q: Quantizer, x: torch.Tensor) -> tuple[Term, list[Quantizer]]:
+    quantizers = [q.canonical()] * len(x)
+    [term] = slot_of(quantizers, 0, torch.device("cpu"), PLAIN).quantize(x, USE).terms
+    return term, quantizers
+
+
+def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """The same bits, but for the kind of NaN."""
+    if a is None or b is None:
+        return a is b
+    bits = a.contiguous().view(torch.int32) == b.contiguous().view(torch.int32)
+    return a.shape == b.shape and bool((bits | a.isnan() & b.isnan()).all())
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_it_is_restored_bit_for_bit(name):
+    for rounding in ({}, {"rounding": Stochastic()}):
+        x = numbers()
+        if QUANTIZERS[name].tensor_scale is None:
+            x[1, 4, 40] = torch.nan
+        term, quantizers = operand(replace(QUANTIZERS[name], **rounding), x)
+        back = restored(stored(term, quantizers), quantizers)
+        assert same(back.values, term.values)
+        assert same(back.factor, term.factor)
+
+
+def test_it_takes_the_bytes_of_its_format():
+    sizes = {"mxfp4": 0.53125, "nvfp4": 0.5625, "fp8-1x128": 1.03125, "mxfp4-2d": 0.53125}
+    for name, size in sizes.items():
+        of = stored(*operand(QUANTIZERS[name], torch.randn(2, 64, 256)))
+        factors = 0 if of.factor.ndim == 1 else of.factor.nbytes
+        assert of.codes.nbytes + of.scales.nbytes + factors == size * 2 * 64 * 256
+    bf16 = [Quantizer(element="bf16").canonical()] * 2
+    assert stored(Term(torch.ones(2, 4, 32), None), bf16).codes.nbytes == 2 * 2 * 4 * 32
+
+
+def test_what_has_no_codes_says_so():
+    reasons = {name: why_not_stored(QUANTIZERS[name].canonical()) for name in QUANTIZERS if name not in STORED}
+    assert {"hif4", "int4-sawb"} <= reasons.keys()
+    assert {"mxfp4", "nvfp4", "mxfp4-2d", "fp8-1x128", "fp8-128x128"} <= {*STORED}
+    assert "codec" in reasons["hif4"]
+
+
+def test_values_that_are_no_block_are_refused():
+    with pytest.raises(ValueError, match="a block that is no"):
+        encoded_blocks(torch.tensor([6.0, 5.0] * 16).view(1, 1, 32), [QUANTIZERS["mxfp4"].canonical()])

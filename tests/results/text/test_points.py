@@ -1,0 +1,107 @@
+"""A task whose losses are shares is read in points of accuracy wherever a gap is written, and no other is."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fp4dse.results import compare, noise_floor, summarize
+from fp4dse.results.report import write_report
+from fp4dse.results.stats.levels import units
+from fp4dse.results.stats.margins import POINTS_MARGIN, margin_of
+from fp4dse.results.stats.paired import add_gap
+from fp4dse.results.stats.verdict import verdicts
+from fp4dse.results.text.pareto_table import pareto_table
+from fp4dse.results.text.ratios import change, change_range, fine_change, size, written_in
+from fp4dse.sweeps.trials import study_data
+
+RL = {"task": "rl", "preset": "small", "gap_unit": "points"}
+ACCURACY = {"bf16": (0.80, 0.84, 0.82), "nvfp4": (0.75, 0.78, 0.78), "mxfp4": (0.60, 0.63, 0.57)}
+
+
+@pytest.fixture
+def both(store, row):
+    """The same losses twice: as a task of points, and as one of ratios."""
+    lanes = [
+        row(name, seed, 1 - accuracy, val_metric=accuracy, val_loss_bf16=1 - accuracy, **of)
+        for name, found in ACCURACY.items()
+        for seed, accuracy in enumerate(found)
+        for of in (RL, {})
+    ]
+    store.add(lanes, "job")
+    return store
+
+
+def mean_of(name):
+    return np.mean([a - b for a, b in zip(ACCURACY[name], ACCURACY["bf16"], strict=True)])
+
+
+def test_a_gap_is_the_difference_of_shares_in_frames_and_in_sql(both):
+    runs = both.runs()
+    assert units(runs) == {("rl", "small"): "points"}
+    for line in runs.to_dict("records"):
+        base = 1 - ACCURACY["bf16"][line["seed"]]
+        plain = line["val_loss"] - base if line["task"] == "rl" else math.log(line["val_loss"] / base)
+        assert line["gap"] == line["gap_bf16"] == line["gap_matched"] == pytest.approx(plain, abs=1e-12)
+    asked = both.sql("SELECT run_id, gap, gap_bf16, gap_matched FROM runs ORDER BY run_id")
+    names = ["gap", "gap_bf16", "gap_matched"]
+    np.testing.assert_allclose(asked[names], runs.sort_values("run_id")[names], atol=1e-15)
+    assert set(both.sql("SELECT gap_unit FROM recipes WHERE task = 'rl'")["gap_unit"]) == {"points"}
+
+
+def test_a_loss_of_zero_has_a_gap_in_points_alone(row):
+    losses = {"bf16": 0.1, "nvfp4": 0.0}
+    runs = pd.DataFrame([row(name, 0, loss, **of) for of in (RL, {}) for name, loss in losses.items()])
+    gaps = add_gap(runs)["gap"]
+    assert gaps[1] == pytest.approx(-0.1)
+    assert math.isnan(gaps[3])
+
+
+def test_statistics_are_of_the_differences(both):
+    lines = summarize(both.runs()).query("task == 'rl'").set_index("name")
+    assert lines.loc["nvfp4", "gap"] == pytest.approx(-mean_of("nvfp4"))
+    floor = noise_floor(both.runs()).set_index("task").loc["rl", "noise_floor"]
+    assert floor == pytest.approx(math.sqrt(2) * np.std(ACCURACY["bf16"], ddof=1))
+    by_name = both.runs().drop_duplicates("config_id").set_index("recipe_name")["config_id"]
+    line = compare(both.runs(), by_name["mxfp4"], by_name["nvfp4"]).set_index("task").loc["rl"]
+    assert line["difference"] == pytest.approx(mean_of("nvfp4") - mean_of("mxfp4"))
+    assert "nvfp4 has a higher accuracy than mxfp4: +17.0 points (95 % interval" in line["verdict"]
+    effects = both.sql("SELECT effect FROM effects WHERE task = 'rl' AND kind = 'main'")["effect"]
+    assert effects.dropna().abs().max() < 0.25, "shares, where logarithms of them would be 0.8"
+
+
+def test_texts_say_points_of_accuracy(both):
+    runs = both.runs(margins=True)
+    text = pareto_table(summarize(runs), noise_floor(runs), verdicts=verdicts(runs))
+    points, ratios = sorted(text.partition("\n\n★")[0].split("\n\n\n"))
+    assert points.startswith("rl (small)")
+    assert "noise floor 2.8 points" in points
+    assert "the highest accuracy, -5.00 points" in points
+    assert "accuracies within ±0.7 points count as the same" in points
+    assert not re.search(r"\d points", ratios)
+    rows = runs[runs["task"].eq("rl")]
+    assert margin_of(rows).value == POINTS_MARGIN
+
+
+def test_the_report_and_the_dashboard_do(both, tmp_path):
+    write_report(both, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Accuracy <b><data" in page
+    assert "−5.00\u00a0points" in page
+    assert '"points":true' in page
+    found = study_data(both, "sweep")
+    [rl] = [study for name, study in found.items() if "rl:small" in name]
+    shown = {trial.facts["recipe"].partition(":")[0]: trial for trial in rl.trials}["nvfp4"]
+    assert shown.facts["accuracy against BF16"].startswith("-5.00 points")
+    assert shown.values[1] == pytest.approx(5.0)
+
+
+def test_numbers_in_points():
+    with written_in("points"):
+        assert (change(0.032), change(-0.2), change(0.0)) == ("-3.20 points", "+20.0 points", "+0.00 points")
+        assert change_range(0.03, 0.02, 0.04) == "-4.00 to -2.00 points"
+        assert (size(0.007), fine_change(0.00012)) == ("0.7 points", "-0.012 points")
+        assert (change(math.nan), change_range(0.1, math.nan, 0.2)) == ("–", "")
+    assert change(0.032) == "+3.25 %"

@@ -1,0 +1,159 @@
+"""What is kept for the backward pass: inputs of blocks whose inside is made again, whatever quantizers remember or
+draw, and codes in place of decoded activations. Neither changes a bit of training."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from fp4dse import cli
+from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
+from fp4dse.dse.scale import TensorScale
+from fp4dse.kernels.quant.operand.records import Journal
+from fp4dse.sweeps.rows import lane_id, task_context
+from fp4dse.tasks import Lane, environment, facts_of, get_task
+from fp4dse.tasks.bench.kept import kept_for_backward
+from fp4dse.tasks.engine import Population
+from fp4dse.tasks.engine.population import with_steps
+from fp4dse.tasks.job import Job
+from fp4dse.tasks.worker import task_of
+
+STEPS = 4
+
+
+def forward(amax: str, steps: float = 1.0) -> Recipe:
+    """Stochastic gradients, and an NVFP4 forward pass scaled by these maxima."""
+    q = replace(Quantizer.named("nvfp4"), tensor_scale=TensorScale(amax=amax, steps=steps))
+    base = Recipe.named("nvfp4-sr-rht")
+    return replace(base, fprop=replace(base.fprop, x=q, w=q))
+
+
+def with_more(base: str, **more) -> Recipe:
+    return recipe_from_dict({**recipe_to_dict(Recipe.named(base)), **more})
+
+
+FROM_FORWARD = {"wgrad": recipe_to_dict(Recipe.named("nvfp4-sr-rht"))["wgrad"] | {"source": "forward"}}
+HELD = {"like": "nvfp4", "tensor_scale": {"amax": "held", "steps": 2}}
+RECIPES = {
+    "nearest": Recipe.named("nvfp4"),
+    "stochastic, random Hadamard": Recipe.named("nvfp4-sr-rht"),
+    "held maxima": forward("held", 2),
+    "previous maxima": forward("previous"),
+    "history of maxima": forward("history", 3),
+    "feedback": forward("feedback"),
+    "moving averages": Recipe.named("tetrajet-qema"),
+    "channels": Recipe.named("tetrajet2-outcontrol"),
+    "attention core": with_more("nvfp4-sr", attention={"scores": {"q": HELD, "k": HELD}}),
+    "rules for layers": with_more("nvfp4-sr", layers=[{"kind": "down", "fprop.x": HELD, "fprop.w": HELD}]),
+}
+"""What quantizers draw or carry from step to step."""
+
+
+CARRIES = ["previous maxima", "history of maxima", "moving averages"]
+"""Those that a second pass would find changed."""
+
+
+def trained(preset: str, recipe: Recipe, *, counting: bool = False, device: str = "cpu") -> Population:
+    """Two lanes after a few steps; on a GPU the last ones are replayed."""
+    p = Population(
+        with_steps(get_task("language", preset), STEPS), [Lane(recipe, 1e-2, seed) for seed in (0, 1)], device
+    )
+    p.numerics.counting = counting
+    for step in range(STEPS):
+        p.train_step(step)
+    return p
+
+
+def same(preset: str, recipe: Recipe, ending: str = "+recompute", **more: Any) -> bool:
+    """True if all that further training depends on has the same bits with this ending as without."""
+    plain, again = (trained(preset + end, recipe, **more).state(STEPS) for end in ("", ending))
+    return plain.keys() == again.keys() and all(torch.equal(plain[name], again[name]) for name in plain)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_training_has_the_same_bits(name, device):
+    assert same("smoke", RECIPES[name], device=device)
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_without_the_journal_it_would_not(monkeypatch, name):
+    monkeypatch.setattr(Journal, "mode", property(lambda _: "", lambda *_: None), raising=False)
+    assert not same("smoke", RECIPES[name])
+
+
+def test_so_have_experts_and_bf16_between_layers():
+    assert same("moe-smoke+bf16", RECIPES["held maxima"])
+
+
+PACKED = {
+    "mxfp4": Recipe.named("hopper-moe-fp4"),
+    "nvfp4, rotated": with_more("nvfp4-sr-rht", **FROM_FORWARD),
+    "held maxima": replace(forward("held", 2), wgrad=replace(forward("held").wgrad, source="forward")),
+    "tiles": Recipe.named("tetrajet"),
+}
+"""Weight gradients of the forward pass's copy."""
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_training_that_keeps_codes_has_the_same_bits(name):
+    assert same("smoke", PACKED[name], "+packed")
+
+
+def test_codes_go_with_bf16_experts_recomputation_and_rules():
+    assert same("moe-smoke+bf16", PACKED["mxfp4"], "+packed+recompute")
+    rules = [{"kind": "down", "fprop.x": "nvfp4"}, {"kind": "qkv", "fprop": "bf16", "dgrad": "bf16", "wgrad": "bf16"}]
+    assert same("smoke", with_more("hopper-moe-fp4", layers=rules), "+packed")
+
+
+def test_codes_that_cannot_be_kept_are_a_reason():
+    p = trained("smoke+packed", Recipe.named("nvfp4"))
+    assert "activations not kept as codes (wgrad.source: found input; accepted: forward)" in p.numerics.fallbacks
+    assert not any("codes" in reason for reason in trained("smoke+packed", PACKED["mxfp4"]).numerics.fallbacks)
+
+
+def test_what_is_counted_is_counted_once():
+    assert same("smoke", RECIPES["previous maxima"], counting=True)
+
+
+def test_the_preset_is_the_same_and_so_are_its_rows():
+    lane, ids = Lane(Recipe.named("nvfp4"), 1e-3, 0), set()
+    for preset in ("small+bf16", "small+bf16+recompute"):
+        task = get_task("language", preset)
+        facts = facts_of(task)
+        ids.add(lane_id(lane, task_context(facts, environment("cpu", 1))))
+        assert (task.preset, task.dtype) == ("small+bf16", "bfloat16")
+        made = task_of(Job("language", task.preset, [lane], origin=facts.origin, digest=facts.digest))
+        assert made.recompute == preset.endswith("+recompute")
+    assert len(ids) == 1
+
+
+def test_other_tasks_have_no_blocks_to_recompute():
+    with pytest.raises(ConfigError, match=r"vision.*small \(\+recompute is for language\)"):
+        get_task("vision", "small+recompute")
+    with pytest.raises(ConfigError, match=r"each with \+bf16 or without, then \+packed and \+recompute"):
+        get_task("language", "small+recompute+bf16")
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "nvfp4-sr-rht"])
+def test_a_block_keeps_its_two_inputs(recipe):
+    plain, again = (kept_for_backward("tiny" + ending, Recipe.named(recipe)) for ending in ("", "+recompute"))
+    assert again.block == 2 * 64 * 4  # the stream and the branch that it has yet to receive
+    assert plain.block > 8 * again.block
+
+
+def test_operands_of_linear_layers_take_a_quarter_in_mxfp4_and_half_in_fp8(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "kept", "0.4M+bf16", "--json"])
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+    bf16, fp8, mxfp4 = (rows[what]["bytes_per_token_and_block"] for what in list(rows)[:3])
+    operands = 6 * 128  # of a token, the MLP's inside being three times as wide as the stream
+    factors = 4 / 128
+    assert bf16 - fp8 == pytest.approx((2 - 1 - factors) * operands, abs=0.2)
+    assert bf16 - mxfp4 == pytest.approx((2 - 17 / 32) * operands, abs=0.2)  # and a factor of the tensor
+    assert rows["MXFP4"]["of_bf16"] < 0.76
+    assert rows["MXFP4"]["of_fp8"] < 0.91
+    assert rows["MXFP4, decoded"]["of_bf16"] > 1
+    assert ended.value.code in (0, None)

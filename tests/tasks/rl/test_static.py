@@ -1,0 +1,83 @@
+"""A rollout can be captured: nothing in it asks a tensor for a number, nor has a shape by its content."""
+
+from functools import partial
+
+import msgspec
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp4dse.dse import QUANTIZERS, Recipe
+from fp4dse.dse.noise import NOISE_NAMES
+from fp4dse.dse.rollout import ROLLOUT_NAMES
+from fp4dse.dse.training import Training
+from fp4dse.kernels import native
+from fp4dse.kernels.quant.backend import backend
+from fp4dse.tasks import Lane, get_task
+from fp4dse.tasks.engine import Population
+from fp4dse.tasks.rl.presets import _PRESETS
+
+replace = msgspec.structs.replace
+BY_CONTENT = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "item", "is_nonzero", "equal", "argwhere")
+"""Operations of aten that wait for the device, or whose results have a shape that only it knows."""
+
+
+class Static(TorchDispatchMode):
+    """Refuses operations of BY_CONTENT; notes all shapes in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().removeprefix("aten::").partition(".")[0]
+        assert name not in BY_CONTENT, f"{name} in a rollout"
+        out = function(*args, **(kwargs or {}))
+        self.shapes.append((name, tuple(out.shape) if isinstance(out, torch.Tensor) else None))
+        return out
+
+
+def population(asked):
+    smoke = get_task("rl", "smoke")
+    plan = replace(_PRESETS["smoke"].plan, asked=asked)
+    task = replace(smoke, pretrain=None, experience=partial(smoke.experience.func, plan))
+    bf16, mxfp4 = Recipe.named("bf16"), ROLLOUT_NAMES["mxfp4-rceil"]
+    trainings = [
+        Training(),
+        Training(rollout=mxfp4, tis=2.0, noise=NOISE_NAMES["qerl"]),
+        Training(rollout=replace(mxfp4, kv_cache=QUANTIZERS["fp8-row"]), noise=NOISE_NAMES["weights"]),
+    ]
+    return Population(task, [Lane(replace(bf16, training=of), 1e-3, 1) for of in trainings], "cpu")
+
+
+@pytest.fixture
+def without_native_code(monkeypatch):
+    """The definitions in torch: native code for a CPU takes numbers."""
+    monkeypatch.setenv("FP4DSE_EAGER", "1")
+    monkeypatch.setattr(native, "takes", lambda _: False)
+    native.why_not_native.cache_clear()
+    backend.cache_clear()
+    yield
+    native.why_not_native.cache_clear()
+    backend.cache_clear()
+
+
+@pytest.mark.usefixtures("without_native_code")
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_rollout_has_no_number_and_no_shape_by_content(asked):
+    found = population(asked)
+    found.train_step(0)  # what is made once is made
+    seen = []
+    for step in (2, 4):
+        found._enter(step)
+        with Static() as watched:
+            found.experience.collect()
+            found.experience.batch()
+        seen.append(watched.shapes)
+    assert len(seen[0]) > 100
+    assert seen[0] == seen[1]
+
+
+def test_it_would_be_noticed():
+    with Static(), pytest.raises(AssertionError, match="_local_scalar_dense in a rollout"):
+        torch.ones(()).item()
