@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from fp4dse.dse.record import Part, name_in, name_or_numbers
+from fp4dse.dse.record import Part, name_in
 
 
 class Residual(Part, frozen=True, tag_field="kind", tag="residual"):
@@ -58,14 +58,17 @@ class LearnedClip(Part, frozen=True, tag_field="kind", tag="learned-clip"):
     """A forward operand is clamped to [-alpha, alpha], and alpha is trained (PACT, 1805.06085): a parameter of each
     layer. A tensor scale follows it, in place of the largest element.
 
-    start  alpha before the first step; 8 in the common implementations
-    decay  of the loss's term decay / 2 · alpha²; the default is what accounts of the paper give for CIFAR-10
-    rate   the learning rate of alpha over that of the weights
+    start     alpha before the first step; 8 in the common implementations; `max`: the largest of a weight
+    decay     of the loss's term decay / 2 · alpha²; the default is what accounts of the paper give for CIFAR-10
+    rate      the learning rate of alpha over that of the weights
+    gradient  of alpha: PACT's, which counts what is clamped, or LSQ's (1902.08153), that of the scale alpha / largest,
+              which counts errors of rounding too
     """
 
-    start: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    start: Annotated[float, msgspec.Meta(gt=0)] | Literal["max"] = 8.0
     decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0002
     rate: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    gradient: Literal["pact", "lsq"] = "pact"
 
 
 Treatment = Residual | Clamp | Mean | LowRank | LearnedClip
@@ -79,11 +82,12 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "low-rank": LowRank(),
     "low-rank-fp32": LowRank(vectors="fp32"),
     "pact": LearnedClip(),
+    "lsq": LearnedClip(start="max", decay=0.0, gradient="lsq"),
 }
 
 
 def outlier_words(outliers: Treatment | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, with what is not the default; empty for None."""
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, with what is not the default; empty for None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):
@@ -94,7 +98,8 @@ def outlier_words(outliers: Treatment | None) -> str:
         iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
         return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
     if isinstance(outliers, LearnedClip):
-        return name_or_numbers(OUTLIER_NAMES, outliers, "=")
+        numbers = f"learned-clip start={outliers.start} decay={outliers.decay} rate={outliers.rate}".replace(".0 ", " ")
+        return numbers.removesuffix(".0") + (" lsq" if outliers.gradient == "lsq" else "")
     assert isinstance(outliers, Clamp)  # of a mean there is one, which has a name
     return f"{'occ' if outliers.compensate else 'clamp'}{outliers.quantile:g}"
 

@@ -20,7 +20,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
 from fp4dse.dse.noise import noise_name
-from fp4dse.dse.outliers import outlier_words
+from fp4dse.dse.outliers import LearnedClip, outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
@@ -40,7 +40,15 @@ from fp4dse.dse.stages import (
     rotation_name,
     with_exceptions,
 )
-from fp4dse.dse.training import DEFAULT, Training, optimizer_name, ramping_name, reset_name, schedule_name
+from fp4dse.dse.training import (
+    DEFAULT,
+    Training,
+    distill_name,
+    optimizer_name,
+    ramping_name,
+    reset_name,
+    schedule_name,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 AnyPart = TypeVar("AnyPart", bound=Part)
@@ -120,6 +128,8 @@ class Recipe(Part, frozen=True):
 
     def canonical(self) -> Recipe:
         """The one spelling of all recipes that compute the same."""
+        if self.training.trains != "all" and (found := _as_trained(self)) is not self:
+            return found.canonical()
         plain_x, plain_w = self.fprop.x.is_plain, self.fprop.w.is_plain
         precise, layers = canonical_rules(self.precise, self.layers) if self.layers else (self.precise, ())
         attention = self.attention if self.attention == _PLAIN_ATTENTION else self.attention.canonical()
@@ -297,7 +307,8 @@ class Recipe(Part, frozen=True):
         out |= {name: getattr(r.training, name) for name in Training.__struct_fields__}
         names = {"optimizer": optimizer_name(r.training.optimizer), "schedule": schedule_name(r.training.schedule)}
         names |= {"reset": reset_name(r.training.reset), "ramping": ramping_name(r.training.ramping)}
-        return out | names | {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
+        names |= {"rollout": rollout_name(r.training.rollout), "noise": noise_name(r.training.noise)}
+        return out | names | {"distill": distill_name(r.training.distill)}
 
 
 @lru_cache(maxsize=4096)
@@ -320,6 +331,19 @@ def _at(recipe: Recipe, place: Place) -> Recipe:
         here = _in_bf16(here) if rule.is_bf16 else here.changed(rule)
     is_bf16 = rules and all(here.slot(slot).element == "bf16" for slot in SLOTS)
     return (_in_bf16(here) if is_bf16 else here).canonical()
+
+
+def _as_trained(recipe: Recipe) -> Recipe:
+    """A recipe that does not train all parameters: nothing where quantizers learn nothing, and then without what
+    training alone has."""
+    training, operands = recipe.training, (recipe.fprop.x.canonical(), recipe.fprop.w.canonical())
+    learns = bool(recipe.layers) or any(isinstance(q.outliers, LearnedClip) for q in operands)
+    if training.trains == "learned" and learns:
+        return recipe
+    bf16 = Recipe.named("bf16")
+    sides = {"dgrad": bf16.dgrad, "wgrad": bf16.wgrad, "estimator": bf16.estimator}
+    untrained = Training(rollout=training.rollout, trains="none")
+    return _replaced(recipe, training=untrained, **({} if recipe.layers else sides))
 
 
 def _without_own_rollout(recipe: Recipe) -> Recipe:

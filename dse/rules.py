@@ -28,7 +28,7 @@ from fp4dse.dse.recipe import Recipe, serves_recipes
 from fp4dse.dse.rounding import Ema, Nearest, Stochastic, rounding_name, samples_of
 from fp4dse.dse.scale import E8M0, FP32, FloatScale, One, OwnScale, scale_format, scale_grid, scale_key, scale_name
 from fp4dse.dse.stages import SLOTS, STAGES, rotation_name
-from fp4dse.dse.training import AdamW
+from fp4dse.dse.training import SGD, AdamW
 
 FP8_BITS = ELEMENTS["e4m3"].mantissa + 1
 """Significant bits that FP8 products take."""
@@ -249,6 +249,21 @@ def _learned_slot(r: Recipe) -> ConfigError | None:
         if q.tensor_scale is not None and q.tensor_scale.policy != "current":
             accepted = f"none, amax (with outliers {found}, which it follows)"
             return ConfigError(f"{slot}.tensor_scale", q.tensor_scale.policy, accepted)
+        if q.outliers.start == "max" and slot != "fprop.w":
+            return ConfigError(f"{slot}.outliers.start", "max", "a number (max is for weights)")
+        if q.outliers.gradient == "lsq" and (error := _lsq(q, slot)):
+            return error
+    return None
+
+
+def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
+    """The gradient of a scale holds where all elements have that scale and are rounded to the nearest."""
+    found = {"block": block_name(q.block), "scale": scale_name(q.scale), "rounding": rounding_name(q.rounding)}
+    for field, accepted in {"block": "tensor", "scale": "one", "rounding": "nearest"}.items():
+        if found[field] != accepted:
+            return ConfigError(f"{slot}.{field}", found[field], f"{accepted} (with the gradient of LSQ)")
+    if q.tensor_scale is None:
+        return ConfigError(f"{slot}.tensor_scale", "none", "amax (with the gradient of LSQ)")
     return None
 
 
@@ -347,6 +362,21 @@ def _ramping(r: Recipe) -> ConfigError | None:
     if r.training.ramping is None or isinstance(r.training.optimizer, AdamW | None):
         return None
     return ConfigError("training.optimizer", r.training.kind, "adamw or the task's, with training.ramping")
+
+
+def _distill(r: Recipe) -> ConfigError | None:
+    """The loss and the distance from a teacher share a weight of one."""
+    if r.training.distill is None or r.training.distill.weight <= 1:
+        return None
+    return ConfigError("training.distill.weight", r.training.distill.weight, "a number above 0, at most 1")
+
+
+def _trains(r: Recipe) -> ConfigError | None:
+    """Weights stay where their gradients are zero, if the optimizer makes no step of that."""
+    if r.training.trains != "learned" or isinstance(r.training.optimizer, AdamW | SGD | None):
+        return None
+    accepted = "adamw, sgd or the task's, with training.trains = learned"
+    return ConfigError("training.optimizer", r.training.kind, accepted)
 
 
 _RUNNING = ("momentum", "theta", "gamma1", "gamma2")
@@ -450,6 +480,8 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "attention": ((("attention",),), _attention),
     "fine-tuning": ((("fprop", "finish", "layers"),), _fine_tuning),
     "ramping-needs-adamw": ((("training",),), _ramping),
+    "distill": ((("training",),), _distill),
+    "trains": ((), _trains),
     "rollout": ((("training",),), _rollout),
 }
 """Rule name -> what it looks at, and what breaks it in a canonical recipe, or None.

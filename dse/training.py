@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from fp4dse.dse.noise import Noise, noise_name
-from fp4dse.dse.record import Part, name_or_numbers
+from fp4dse.dse.record import Part, name_in, name_or_numbers
 from fp4dse.dse.rollout import Rollout, rollout_name
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -152,6 +152,22 @@ Ramping = QRamping | None
 RAMPING_NAMES: dict[str, QRamping] = {"q-ramping": QRamping()}
 
 
+class Distill(Part, frozen=True):
+    """The loss is in part the distance from a teacher: the model that training starts from, in BF16 (QAD: LLM-QAT,
+    2305.17888; 2601.20088).
+
+    loss <- (1 - weight) · loss + weight · temperature² · KL(teacher, student), of softmax(logits / temperature)
+
+    The square keeps gradients alike at all temperatures (1503.02531). Both papers have no other loss.
+    """
+
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    temperature: Positive = 1.0
+
+
+DISTILL_NAMES: dict[str, Distill] = {"qad": Distill()}
+
+
 class Training(Part, frozen=True):
     """The update of weights from gradients.
 
@@ -169,6 +185,9 @@ class Training(Part, frozen=True):
                    finite it halves, and the step is left out (1710.03740); None: the scale stays
     ramping        of the steps between updates of oscillating weights
     noise          on parameters of the policy that samples, where a task learns from its own
+    distill        a teacher, where a task starts from trained weights; None: the task's loss alone
+    trains         `all` parameters, those alone that quantizers have `learned`, or `none`: what training starts from is
+                   evaluated as it is, which is rounding to nearest after training (PTQ)
     """
 
     optimizer: Optimizer = None
@@ -185,6 +204,8 @@ class Training(Part, frozen=True):
     loss_scale_growth: Growth = None
     ramping: Ramping = None
     noise: Noise | None = None
+    distill: Distill | None = None
+    trains: Literal["all", "learned", "none"] = "all"
 
     def canonical(self) -> Training:
         """SGD has no betas."""
@@ -206,6 +227,8 @@ class Training(Part, frozen=True):
             rollout=None,
             tis=None,
             noise=None,
+            distill=None,
+            trains="all",
         )
 
     @property
@@ -219,7 +242,7 @@ class Training(Part, frozen=True):
         words += [
             f"{name.replace('_', ' ')} {value!r}".removesuffix(".0")
             for name in self.__struct_fields__
-            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "noise")
+            if name not in ("optimizer", "schedule", "reset", "ramping", "rollout", "noise", "distill", "trains")
             and (value := getattr(self, name)) != getattr(DEFAULT, name)
         ]
         words += [] if self.schedule is None else [f"learning rate {schedule_name(self.schedule)}"]
@@ -227,6 +250,8 @@ class Training(Part, frozen=True):
         words += [] if self.ramping is None else [ramping_name(self.ramping)]
         words += [] if self.rollout is None else [f"rollout {rollout_name(self.rollout)}"]
         words += [] if self.noise is None else [f"noise {noise_name(self.noise)}"]
+        words += [] if self.distill is None else [distill_name(self.distill)]
+        words += {"all": [], "learned": ["trains what is learned"], "none": ["untrained"]}[self.trains]
         return ", ".join(words)
 
 
@@ -251,3 +276,11 @@ def reset_name(reset: Reset) -> str:
 def ramping_name(ramping: Ramping) -> str:
     """The key in RAMPING_NAMES, or the kind with its numbers, in full; `none` for none."""
     return "none" if ramping is None else name_or_numbers(RAMPING_NAMES, ramping, "=")
+
+
+def distill_name(distill: Distill | None) -> str:
+    """The key in DISTILL_NAMES, or weight and temperature; `none` for none."""
+    if distill is None:
+        return "none"
+    numbers = f"distill weight={distill.weight:g} temperature={distill.temperature:g}"
+    return name_in(DISTILL_NAMES, distill) or numbers

@@ -20,7 +20,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.rule import check_places, idle_rules
 from fp4dse.dse.stages import grouped
 from fp4dse.kernels.dispatch import by_device
-from fp4dse.kernels.learned import Clips, clipped, learned_clips
+from fp4dse.kernels.learned import Clips, Inside, clipped, learned_clips
 from fp4dse.kernels.ops.attention import attention
 from fp4dse.kernels.ops.attention_core import AttentionCore, attention_core
 from fp4dse.kernels.quant.backend import PLAIN, Backend, backend
@@ -193,6 +193,17 @@ class LaneNumerics:
             return None
         return self.learned.get((operand, layer))
 
+    def clipped(self, operand: str, layer: int, x: Tensor) -> Tensor:
+        """An operand [L, …] as it enters its quantizer: clamped where a clip is learned."""
+        alpha = self.clip(operand, layer)
+        if alpha is None or (unit := self._stage("fprop", layer).slots[operand].lsq) is None:
+            return clipped(x, alpha)
+
+        def decoded(x: Tensor) -> Tensor:
+            return self.decoded(operand, layer, x.reshape(len(x), -1, x.shape[-1])).view(x.shape)
+
+        return clipped(x, alpha, Inside(decoded, unit))
+
     def check_layers(self) -> None:
         """ConfigError for a lane's rule that check_places refuses, once all layers are added. One that is idle in this
         model may be meant for others: `fallbacks` names it."""
@@ -322,17 +333,22 @@ class LaneNumerics:
         return self._stage("fprop", layer).backward(operand, g, saved, use)
 
     def decoded_weight(self, layer: int, w: Tensor) -> Tensor:
-        """The operand that the forward product takes for w [L, N, K], decoded and rotated back, float32, as under
-        evaluation, with the same random signs in every step; NaN in lanes where w is not block-scaled. No state
-        changes."""
+        """`decoded` of w [L, N, K]."""
         if (split := self.split(layer)) is not None:
             parts = zip(split.groups, split.cut(w), strict=True)
             return split.join([group.numerics.decoded_weight(layer, part) for group, part in parts])
+        return self.decoded("w", layer, w)
+
+    def decoded(self, operand: str, layer: int, x: Tensor) -> Tensor:
+        """The operand that the forward product takes for x [L, ·, K] where all lanes compute alike, decoded and rotated
+        back, float32, as under evaluation, with the same random signs in every step; NaN in lanes where it is not
+        block-scaled. No state changes."""
         stage, use = self._stage("fprop", layer), replace(self.use(layer), training=False, evaluating=True, fixed=True)
-        if stage.slots["w"].maxima is None:
-            return torch.full_like(w, torch.nan)
-        rotation, use = stage.draw_rotation(use), replace(use, clip=self._bounds("w", layer))
-        return stage.operand("w", clipped(w, self.clip("w", layer)), use, rotation).restored(rotation, w.shape[2])
+        if stage.slots[operand].maxima is None:
+            return torch.full_like(x, torch.nan)
+        rotation, use = stage.draw_rotation(use), replace(use, clip=self._bounds(operand, layer))
+        x = clipped(x, self.clip(operand, layer))
+        return stage.operand(operand, x, use, rotation).restored(rotation, x.shape[2])
 
     def input_dtype(self, stage: str, layer: int, dtype: torch.dtype) -> torch.dtype:
         """The dtype that x of this dtype may be rounded to before it enters a stage, without a change of the result."""

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.learned import PREFIX, clip_parameter, clipped
+from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.stored import Stored
@@ -105,7 +105,7 @@ def _product(
     x: Tensor, w: Tensor, b: Tensor | None, numerics: LaneNumerics, layer: int, window: Window | None
 ) -> Tensor:
     """The same of lanes that compute alike, their operands clamped first where a clip is learned."""
-    x, w = clipped(x, numerics.clip("x", layer)), clipped(w, numerics.clip("w", layer))
+    x, w = numerics.clipped("x", layer, x), numerics.clipped("w", layer, w)
     return _quant_linear(x, w, b, numerics, layer, window)
 
 
@@ -154,9 +154,16 @@ class QuantLinear(nn.Module):
         self.numerics, self.layer, self.place = numerics, layer, place
         numerics.add_layer(layer, place)
         for operand, clips in numerics.clips(layer).items():
-            alpha = clip_parameter(clips, weight.device)
+            alpha = clip_parameter(clips, weight)
             self.register_parameter(PREFIX + operand, alpha)
             numerics.learned[operand, layer] = alpha
+
+    @torch.no_grad()
+    def begin(self, operand: str) -> None:
+        """Set the clip of an operand to its start, by the weight as it is now."""
+        alpha = self.get_parameter(PREFIX + operand)
+        assert isinstance(alpha, ClipParameter)
+        alpha.copy_(starts(alpha.of_lanes, self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]

@@ -4,6 +4,11 @@
     dL/dx     = dL/dx' where |x| < alpha, else 0
     dL/dalpha = Σ dL/dx' · sign(x) where |x| >= alpha
 
+LSQ (1902.08153) learns the scale s of a tensor, x̂ = s · Q(x/s), with the largest element P. That is the same clip,
+alpha = P s, with a term more, from what rounding does inside, and a factor:
+
+    dL/dalpha = 1/sqrt(n P) · Σ dL/dx' · (sign(x) where |x| >= alpha, else (x̂ - x) / alpha)         over n elements
+
 It is a parameter of the layer, [L, 1], beside its weight; `Clips` says how each lane's moves. A tensor scale follows
 alpha in place of the largest element (`Use.clip`), so that the operand's range is [-alpha, alpha] whatever is in it.
 Another number that a quantizer learns would be one more name here, with its own gradient.
@@ -12,7 +17,7 @@ Another number that a quantizer learns would be one more name here, with its own
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +54,9 @@ class ClipParameter(nn.Parameter):
     of_lanes: Clips
 
 
-def clip_parameter(clips: Clips, device: torch.device) -> ClipParameter:
-    """The parameter before the first step; one in lanes that learn none."""
-    alpha = ClipParameter(torch.tensor([[1.0 if clip is None else clip.start] for clip in clips], device=device))
+def clip_parameter(clips: Clips, operand: Tensor) -> ClipParameter:
+    """The parameter before the first step, of an operand that begins as this one, [L, …]."""
+    alpha = ClipParameter(starts(clips, operand))
     alpha.of_lanes = clips
     return alpha
 
@@ -68,6 +73,23 @@ def possible_clips(model: nn.Module) -> dict[str, ClipParameter | None]:
     return {name: of if isinstance(of, ClipParameter) else None for name, of in found.items()}
 
 
+class Inside(NamedTuple):
+    """LSQ's part of the gradient, of an operand. decoded: x -> x̂; unit: 1/sqrt(P), float32 [L, 1], zero in lanes that
+    have PACT's."""
+
+    decoded: Callable[[Tensor], Tensor]
+    unit: Tensor
+
+
+def starts(clips: Clips, operand: Tensor) -> Tensor:
+    """The parameter before the first step, float32 [L, 1]; one in lanes that learn none. operand: [L, …], of which a
+    start of `max` is the largest."""
+    largest = operand.detach().abs().flatten(1).amax(1).tolist()
+    begins = [clip.start if clip else 1.0 for clip in clips]
+    found = [top if begin == "max" else begin for begin, top in zip(begins, largest, strict=True)]
+    return torch.tensor(found, device=operand.device)[:, None].clamp(min=LEAST)
+
+
 def refuse(clips: dict[str, Clips], why: str) -> None:
     """ConfigError for operands that learn a clip where nothing can hold it."""
     for operand, of_lanes in clips.items():
@@ -77,26 +99,34 @@ def refuse(clips: dict[str, Clips], why: str) -> None:
 
 class _Clipped(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, inside: Inside | None) -> Tensor:
         ctx.save_for_backward(x, alpha)
+        ctx.inside = inside
         return _clamped(x, alpha)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
         x, alpha = ctx.saved_tensors
-        is_cut = x.abs() >= _beside(alpha, x)
-        of_alpha = torch.where(is_cut, g * torch.sign(x), 0.0).flatten(1)
-        return torch.where(is_cut, 0.0, g), wide_sum(of_alpha, 1)[:, None]
+        bound, inside = _beside(alpha, x), ctx.inside
+        is_cut = x.abs() >= bound
+        of_alpha = torch.where(is_cut, g * torch.sign(x), 0.0)
+        if inside is not None:
+            rounds = ~is_cut & _beside(inside.unit > 0, x)
+            of_alpha = torch.where(rounds, g * (inside.decoded(x) - x) / bound, of_alpha)
+        total = wide_sum(of_alpha.flatten(1), 1)[:, None]
+        if inside is not None:
+            total = total * torch.where(inside.unit > 0, inside.unit * x[0].numel() ** -0.5, 1.0)
+        return torch.where(is_cut, 0.0, g), total, None
 
 
 _clipped: Callable[..., Tensor] = _Clipped.apply
 
 
-def clipped(x: Tensor, alpha: Tensor | None) -> Tensor:
+def clipped(x: Tensor, alpha: Tensor | None, inside: Inside | None = None) -> Tensor:
     """x [L, …] clamped to [-alpha, alpha] of its lane, in x's dtype, with the gradients above. alpha: float32 [L, 1];
-    None: x itself."""
-    return x if alpha is None else _clipped(x, alpha)
+    None: x itself. inside: None where no lane has LSQ's gradient."""
+    return x if alpha is None else _clipped(x, alpha, inside)
 
 
 def _clamped(x: Tensor, alpha: Tensor) -> Tensor:

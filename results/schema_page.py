@@ -49,6 +49,8 @@ AROUND = {
     "ramping": "of the steps between updates of weights that oscillate, none without one",
     "rollout": "forward pass that samples of reinforcement learning come from; trainer: that of training",
     "noise": "on parameters of the policy that samples, none without it",
+    "distill": "weight and temperature of the distance from a teacher in the loss; none without one",
+    "trains": "what is trained: all, what quantizers have learned alone, or none",
     "tis": "bound of the weight that corrects samples for it, null without one",
 }
 OPERANDS = {"x": "the layer's input", "w": "the weight", "g": "the gradient of the output"}

@@ -32,6 +32,7 @@ from fp4dse.tasks.experience import check_rollout
 from fp4dse.tasks.facts import rate_of
 from fp4dse.tasks.job import Job, Lane
 from fp4dse.tasks.layers import find_layers
+from fp4dse.tasks.teachable import check_distill
 
 if TYPE_CHECKING:
     from fp4dse.tasks import TaskFacts
@@ -232,12 +233,13 @@ def _with_baselines(recipes: Iterable[Recipe]) -> list[Recipe]:
 
 
 def _check_tasks(recipes: Iterable[Recipe], tasks: Iterable[TaskFacts]) -> None:
-    """ConfigError for a rollout with a task that has none, and for a rule that means no layer: with names or blocks of
-    one task's model, with kinds and the ends alone of any task's. Models that are too large to be looked at here are
-    checked when they are built."""
+    """ConfigError for a rollout or a teacher with a task that has none, and for a rule that means no layer: with names
+    or blocks of one task's model, with kinds and the ends alone of any task's. Models that are too large to be looked
+    at here are checked when they are built."""
     recipes, tasks = list(recipes), list(tasks)
     for recipe, task in itertools.product(recipes, tasks):
         check_rollout(recipe, task)
+        check_distill(recipe, task)
     ruled = [recipe for recipe in recipes if recipe.layers]
     if not ruled:
         return

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp4dse.kernels import LaneNumerics, lane_mean
+from fp4dse.kernels import LaneNumerics
 from fp4dse.tasks import one_by_one
+from fp4dse.tasks.distance import mean_losses
 from fp4dse.tasks.optimizers import LaneOptimizer
 
 if TYPE_CHECKING:
@@ -23,17 +24,18 @@ if TYPE_CHECKING:
 def backward(
     task: Task, model: nn.Module, numerics: LaneNumerics, optimizer: LaneOptimizer, inputs: Any, targets: Any
 ) -> Tensor:
-    """Mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss."""
+    """The task's mean loss [L], detached. The gradients are in the model's parameters: those of loss scale · mean loss,
+    of which a teacher's distance may be a part."""
     if isinstance(model, one_by_one.SequentialLanes):
         return one_by_one.backward(task, model, numerics, optimizer, inputs, targets)
     parts, losses = optimizer.accumulate, []
     for part in range(parts):
         numerics.part = part
         x, y = (batch_part(data, part, parts) for data in (inputs, targets)) if parts > 1 else (inputs, targets)
-        loss = lane_mean(task.loss(outputs(model, x), y))
+        loss, own = mean_losses(task, outputs(model, x), y)
         scaled = loss if optimizer.loss_scale is None else loss * optimizer.loss_scale
         (scaled * (1 / parts)).sum().backward()  # a power of two: exact
-        losses.append(loss.detach())
+        losses.append(own.detach())
     numerics.part = 0
     return sum(losses[1:], losses[0]) * (1 / parts)
 

@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
-from fp4dse.tasks import diffusion, language, regression, rl, vision
+from fp4dse.tasks import diffusion, finetune, language, regression, rl, vision
 from fp4dse.tasks.data import shapes
 from fp4dse.tasks.data.user_files import absolute
 from fp4dse.tasks.own import load_task
@@ -23,6 +23,7 @@ TASKS: dict[str, dict[str, Task]] = {
     "diffusion": diffusion.PRESETS,
     "language": language.PRESETS,
     "rl": rl.PRESETS,
+    "finetune": finetune.PRESETS,
 }
 """Task name -> preset name -> task."""
 

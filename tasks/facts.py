@@ -36,6 +36,7 @@ class TaskFacts(msgspec.Struct, frozen=True):
     rates: dict[str, float] = {}
     rolls_out: bool = False
     gap_unit: str | None = None
+    has_teacher: bool = False
 
 
 def rate_of(task: TaskFacts | Task, recipe: Recipe) -> float:

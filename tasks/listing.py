@@ -68,7 +68,7 @@ def list_tasks() -> list[Listed]:
 def known_names() -> list[str]:
     """`task:preset` of all that were ever listed here; where none was, the tasks' own names."""
     known = recall(QUESTION, list[Listed])
-    return [one.task for one in known] if known else ["regression", "vision", "diffusion", "language", "rl"]
+    return [one.task for one in known] if known else ["regression", "vision", "diffusion", "language", "rl", "finetune"]
 
 
 def _look() -> list[Listed]:

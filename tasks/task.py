@@ -74,6 +74,8 @@ class Task(msgspec.Struct, frozen=True):
                 (LaneNumerics.packed); no bit depends on it
     recompute   blocks of a model that has some keep their inputs for the backward pass and nothing in between, which is
                 made again; no bit depends on it
+    logits      outputs -> logits float32 [L, …, classes], of a task whose loss is a cross-entropy: from trained weights
+                on it can learn from a teacher (tasks/teacher.py); None: it cannot
     one_by_one  the model is a plain torch module, which lanes go through one after the other (one_by_one.py)
     origin      arguments of get_task for it, where name and preset are not all of them
     start       digest of the weights that all lanes start from; None: `problem` draws them by the seed
@@ -114,6 +116,7 @@ class Task(msgspec.Struct, frozen=True):
     experience: Callable[[nn.Module, LaneNumerics, Draws], Experience] | None = None
     packed: bool = False
     recompute: bool = False
+    logits: Callable[[Any], Tensor] | None = None
     one_by_one: bool = False
     origin: tuple[str, ...] = ()
     start: str | None = None
@@ -134,6 +137,11 @@ class Task(msgspec.Struct, frozen=True):
     def rolls_out(self) -> bool:
         """True if it learns from what its own model does."""
         return self.experience is not None
+
+    @property
+    def has_teacher(self) -> bool:
+        """True if its lanes can learn from the model that they start from."""
+        return self.logits is not None and (self.pretrain is not None or self.start is not None)
 
     @property
     def digest(self) -> str:

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
-from fp4dse.kernels import LaneNumerics
-from fp4dse.kernels.learned import possible_clips
+from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels.learned import PREFIX, possible_clips
 from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
 from fp4dse.tasks.task import Task
 
@@ -126,6 +126,11 @@ def _started(
     with torch.no_grad():
         for name in there.keys() & weights.keys():
             there[name].copy_(weights[name])  # into all lanes
+    for name in there.keys() - weights.keys():  # clips, which may follow the weights
+        of, _, operand = name.rpartition(f".{PREFIX}")
+        layer = model.get_submodule(of)
+        assert isinstance(layer, QuantLinear)
+        layer.begin(operand)
     return model
 
 

@@ -28,10 +28,12 @@ from fp4dse.dse.scale import SCALE_NAMES, TENSOR_SCALE_NAMES, Scale, TensorScale
 from fp4dse.dse.space.design import DESIGN_NAMES, Design
 from fp4dse.dse.stages import ROTATION_NAMES, Hadamard
 from fp4dse.dse.training import (
+    DISTILL_NAMES,
     OPTIMIZER_NAMES,
     RAMPING_NAMES,
     RESET_NAMES,
     SCHEDULE_NAMES,
+    Distill,
     Growth,
     NotNegative,
     Optimizer,
@@ -58,6 +60,7 @@ NAMES: dict[typing.Any, dict[str, typing.Any]] = {
     Ramping: {"none": None, **RAMPING_NAMES},
     Rollout | None: {"trainer": None, **ROLLOUT_NAMES},
     Noise | None: {"none": None, **NOISE_NAMES},
+    Distill | None: {"none": None, **DISTILL_NAMES},
     Finish | None: {"none": None},
     NotNegative | None: {"task": None},
     Positive | None: {"task": None},

@@ -28,6 +28,8 @@ from fp4dse.tasks.oscillation import Oscillation
 from fp4dse.tasks.q_ramping import Look, QRampings
 from fp4dse.tasks.recorder import Recorder, measure, recorded_steps
 from fp4dse.tasks.task import Problem, Task
+from fp4dse.tasks.teachable import check_distill
+from fp4dse.tasks.teacher import Teacher
 from fp4dse.tasks.weight_errors import WeightErrors
 
 REV = 7
@@ -63,6 +65,7 @@ class Population:
             self.batches.prepare(0)
         self.fallbacks: list[str] = []
         init = task.pretrain(self.seeds, device) if task.pretrain else problem.init
+        self.start = init if any(lane.recipe.training.distill for lane in lanes) else {}
         parameters = {name: value.to(device)[self._of_lane(lanes)] for name, value in init.items()}
         self._build(lanes, parameters, [lane.seed for lane in lanes])
 
@@ -80,6 +83,7 @@ class Population:
         recipes = [lane.recipe for lane in lanes]
         for recipe in recipes:
             check_rollout(recipe, task)
+            check_distill(recipe, task)
         numerics = SequentialNumerics if task.one_by_one else LaneNumerics
         self.numerics = numerics(recipes, seeds, device, task.steps, dtype=getattr(torch, task.dtype))
         self.numerics.packed, self.numerics.recompute = task.packed, task.recompute
@@ -90,6 +94,10 @@ class Population:
         self.optimizer = make_optimizer(self.model, lanes, task)
         self.experience = task.experience(self.model, self.numerics, self.draws) if task.experience else None
         self.fallbacks += self.experience.fallbacks if self.experience else ()
+        self.teacher: Teacher | None = None
+        """Of lanes that learn from one."""
+        if any(recipe.training.distill for recipe in recipes):
+            self.teacher = Teacher(task, [r.training.distill for r in recipes], self.start, self.seed_index)
         self.recorder = Recorder(task.steps, task.rolls_out) if self.records else None
         self.oscillation = Oscillation(self.model, self.numerics, recorded_steps(task.steps) if self.recorder else ())
         self.weight_errors = WeightErrors(self.model, self.numerics) if self.recorder and task.rolls_out else None
@@ -283,7 +291,8 @@ class Population:
         assert self.batches
         rows = self.batches(self.numerics.step)[self.seed_index]  # [L, B]
         rows = rows + self.data_index[:, None] * self.problem.train_x.shape[1]
-        return self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        batch = self.prepared(*(gather_samples(of, rows) for of in (self.problem.train_x, self.problem.train_y)))
+        return self.teacher.taught(*batch) if self.teacher else batch
 
     def _step(self) -> None:
         step = self.numerics.step

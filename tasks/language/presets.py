@@ -58,6 +58,11 @@ def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     return add_bias(each.reshape(len(each), -1, 1), BALANCE * out[1][:, None])
 
 
+def logits(out: tuple[Tensor, Tensor]) -> Tensor:
+    """Logits [L, B, T, V] among the outputs."""
+    return out[0]
+
+
 def bits(bytes_per_token: float, out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
     """Bits per byte of text."""
     return cross_entropy(out[0], y) * (1 / (math.log(2) * bytes_per_token))
@@ -132,6 +137,7 @@ def _task(
         parameters=shape.size_within(vocabulary),
         tokens=found.steps * found.batch * shape.context,
         samples=samples,
+        logits=None if shape.experts else logits,
     )
 
 
@@ -192,6 +198,12 @@ PRESETS = {
     else _on_corpus(preset, standard_library, "the standard library's documentation")
     for preset in _PRESETS
 }
+
+
+def context_of(preset: str) -> int:
+    """Tokens in a window."""
+    return _PRESETS[preset].shape.context
+
 
 NAMED: dict[str, Callable[[str], Task]] = {
     "grammar": _on_grammar,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -30,7 +30,8 @@ class Tensors(NamedTuple):
 
 class Numbers(msgspec.Struct, frozen=True):
     """Hyperparameters of one lane. clip: inf for none. schedule: None for the task's. growth: of the loss scale, in
-    steps, 0 for none. ramps: the steps between updates of a weight may be more than one (ramped.py)."""
+    steps, 0 for none. ramps: the steps between updates of a weight may be more than one (ramped.py). trains: as in
+    Training."""
 
     optimizer: AdamW | SGD | StableSPAM | Muon
     weight_decay: float
@@ -42,6 +43,7 @@ class Numbers(msgspec.Struct, frozen=True):
     schedule: Constant | Linear | Cosine | Triangle | None = None
     growth: int = 0
     ramps: bool = False
+    trains: Literal["all", "learned", "none"] = "all"
 
 
 def numbers_of(training: Training, task: Task) -> Numbers:
@@ -52,7 +54,7 @@ def numbers_of(training: Training, task: Task) -> Numbers:
 
     return Numbers(
         optimizer=training.optimizer or AdamW(),
-        weight_decay=own(training.weight_decay, task.weight_decay),
+        weight_decay=own(training.weight_decay, task.weight_decay) if training.trains == "all" else 0.0,
         beta1=own(training.beta1, task.betas[0]),
         beta2=own(training.beta2, task.betas[1]),
         eps=task.eps,
@@ -61,6 +63,7 @@ def numbers_of(training: Training, task: Task) -> Numbers:
         schedule=training.schedule,
         growth=training.loss_scale_growth or 0,
         ramps=training.ramping is not None,
+        trains=training.trains,
     )
 
 

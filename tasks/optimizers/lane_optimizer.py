@@ -66,7 +66,9 @@ class LaneOptimizer:
             p.data = view.view(p.shape)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
-        self.learned = Learned(model, self.tensors, device)
+        self.learned = Learned(model, self.tensors, device, [n.trains == "learned" for n in numbers])
+        frozen = [n.trains == "none" for n in numbers]
+        self.frozen = torch.tensor(frozen, device=device) if any(frozen) else None
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
         every = self.flat.shape[1]
         sizes = {"element": every, "tensor": len(self.sizes), "hidden": hidden, "other": every - hidden}
@@ -129,17 +131,18 @@ class LaneOptimizer:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
-        """One update of the lanes that are alive (bool [L]) by gradient [L, P], of `gradient()`; the others keep their
-        bits.
+        """One update of the lanes that are alive (bool [L]) and not frozen, by gradient [L, P], of `gradient()`; the
+        others keep their bits.
 
         at: number of the step, int64 [1] on the device, so that a captured step reads it anew; `prepare` has seen it.
         """
+        alive = alive if self.frozen is None else alive & ~self.frozen
         if not self.learned.is_any:
             self._step(gradient, alive, at)
             return
         kept = {name: (self.per[name], value) for name, value in self.kept.items()}
         before = self.learned.before(self.flat, kept)
-        self._step(self.learned.with_decay(gradient, before[""]), alive, at)
+        self._step(self.learned.with_decay(self.learned.alone(gradient), before[""]), alive, at)
         self.learned.after(self.flat, kept, before)
 
     def _step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:

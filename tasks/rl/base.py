@@ -11,9 +11,7 @@ It is trained in BF16 once for each seed and device, in the engine, and remember
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,13 +19,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fp4dse.dse import Recipe
-from fp4dse.dse.program.cache import cache_folder
 from fp4dse.kernels.ops.philox import STREAMS, random32
+from fp4dse.tasks.base_weights import base_weights
 from fp4dse.tasks.draws import Draws, seed_keys
-from fp4dse.tasks.engine import checkpoint
-from fp4dse.tasks.engine.population import Population
-from fp4dse.tasks.job import Lane
 from fp4dse.tasks.language.decoder import Decoder, Shape
 from fp4dse.tasks.rl.chains import EXAMPLES, OPERATORS, Chains
 from fp4dse.tasks.rl.grpo import log_probability
@@ -53,20 +47,7 @@ Key = tuple[Chains, Shape, Lessons, int]
 
 def base_policy(chains: Chains, shape: Shape, lessons: Lessons, seeds: Sequence[int], device: str) -> dict[str, Tensor]:
     """Weights, parameter name -> float32 [S, …] on the CPU, from the cache where they are there."""
-    task = lessons_task(chains, shape, lessons)
-    lanes = [Lane(Recipe.named("bf16"), lessons.lr, seed) for seed in seeds]
-    files = [cache_folder() / f"base-{_digest(task, lane, device)}.pt" for lane in lanes]
-    missing = [lane for lane, file in zip(lanes, files, strict=True) if not file.exists()]
-    made = _train(task, missing, device) if missing else {}
-    found = []
-    for lane, file in zip(lanes, files, strict=True):
-        if lane in missing:
-            weights = {name: value[missing.index(lane)].clone() for name, value in made.items()}
-            _write(weights, file)
-        else:
-            weights = torch.load(file, map_location="cpu", weights_only=True)
-        found.append(weights)
-    return {name: torch.stack([weights[name] for weights in found]) for name in found[0]}
+    return base_weights(lessons_task(chains, shape, lessons), lessons.lr, seeds, device)
 
 
 def lessons_task(chains: Chains, shape: Shape, lessons: Lessons) -> Task:
@@ -150,30 +131,3 @@ def _prepare(x: Tensor, y: Tensor, _draws: Draws) -> tuple[Tensor, Tensor]:
 def _loss(chains: Chains, out: tuple[Tensor, Tensor], answers: Tensor) -> Tensor:
     """-log p of the tokens up to the end, [L, B, T]."""
     return torch.where(chains.is_part(answers), -log_probability(out[0], answers), 0.0)
-
-
-def _train(task: Task, lanes: Sequence[Lane], device: str) -> dict[str, Tensor]:
-    population = Population(task, lanes, device)
-    for step in range(task.steps):
-        population.train_step(step)
-    return {_short(name): value.detach().cpu() for name, value in population.model.named_parameters()}
-
-
-def _short(name: str) -> str:
-    """The name in `Shape.parameters` of a parameter of the model: `block0.up` for `blocks.0.mlp.up.weight`."""
-    return name.removesuffix(".weight").replace("blocks.", "block").replace("mlp.", "")
-
-
-def _digest(task: Task, lane: Lane, device: str) -> str:
-    """Of all that the weights of a lane depend on."""
-    identity = checkpoint.identity(task, [lane], device, [], False)
-    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:24]
-
-
-def _write(weights: dict[str, Tensor], file: os.PathLike[str]) -> None:
-    """Whole or not at all; where the cache cannot be written, the weights are made anew next time."""
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(file), exist_ok=True)
-        hidden = f"{os.fspath(file)}.{os.getpid()}"
-        torch.save(weights, hidden)
-        os.replace(hidden, file)

@@ -15,7 +15,7 @@ from fp4dse.dse.outliers import OUTLIER_NAMES
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema
 from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
-from fp4dse.dse.training import SGD, QRamping, Training
+from fp4dse.dse.training import SGD, Distill, Muon, QRamping, Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
 
@@ -65,6 +65,8 @@ def everything() -> list[Recipe]:
     named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(rollout=Rollout(moving, moving))))
     ramping = Training(optimizer=SGD(), ramping=QRamping())
     named.append(msgspec.structs.replace(Recipe.named("tetrajet"), training=ramping))
+    named.append(msgspec.structs.replace(Recipe.named("nvfp4"), training=Training(distill=Distill(weight=2.0))))
+    named.append(msgspec.structs.replace(Recipe.named("pact"), training=Training(optimizer=Muon(), trains="learned")))
     named.append(with_channels("nvfp4", Held(), finish=Finish(share=0.1, what="all-but-weights")))
     named.append(
         msgspec.structs.replace(Recipe.named("luq-fnt"), layers=(LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"]),))

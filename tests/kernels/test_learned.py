@@ -13,7 +13,8 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.outliers import LearnedClip
 from fp4dse.dse.rollout import Rollout
-from fp4dse.dse.scale import One, TensorScale
+from fp4dse.dse.rounding import Stochastic
+from fp4dse.dse.scale import FP32, One, TensorScale
 from fp4dse.dse.training import Training
 from fp4dse.kernels import LaneNumerics, QuantLinear, convert
 from fp4dse.kernels.conv import QuantConv2d
@@ -33,6 +34,11 @@ def learned(q: Quantizer = INT4, operands: str = "x", backward: str = "none", **
     fprop = replace(recipe.fprop, **{of: with_clip if of in operands else q for of in "xw"})
     dgrad, wgrad = replace(recipe.dgrad, source="forward"), replace(recipe.wgrad, source="forward")
     return replace(recipe, fprop=fprop, dgrad=dgrad, wgrad=wgrad)
+
+
+def with_x(recipe: Recipe, q: Quantizer, **clip: object) -> Recipe:
+    """The recipe with another forward x, whose clip this is."""
+    return replace(recipe, fprop=replace(recipe.fprop, x=replace(q, outliers=LearnedClip(**clip))))
 
 
 def rounded(x: torch.Tensor, alpha: torch.Tensor | None = None) -> torch.Tensor:
@@ -66,6 +72,37 @@ def test_gradients_are_those_of_autograd_through_the_plain_definition(path, oper
         for operand, bound in zip(operands, bounds, strict=False):
             assert torch.allclose(getattr(layer, f"clip_{operand}").grad[lane].double(), bound.grad, atol=1e-3)
             assert bound.grad.abs() > 0.1
+
+
+def test_gradients_of_a_learned_scale_are_those_of_lsq(path):
+    """Written as its authors have it: a scale s, ⌊clip(v/s)⌉ s, and gradients by autograd straight through the
+    rounding, scaled by 1/sqrt(n · 7) (1902.08153, appendix). Beside a lane with PACT's gradient, which keeps it."""
+    x, w, g = tensors((6, 5, 32), (8, 32), (6, 5, 8))
+    x, g = x.detach(), g.detach()
+    lanes = [learned(operands="w", start=1.5, gradient="lsq"), learned(operands="w", start=1.5)]
+    layer = QuantLinear(w.detach(), None, LaneNumerics(lanes, [0, 1]), 0)
+    layer(x).backward(g)
+    values = w.detach()[0].double().requires_grad_()
+    factor = (values.numel() * 7) ** -0.5
+    scale = torch.tensor(1.5 / 7, dtype=torch.float64, requires_grad=True)
+    scaled = scale * factor + (scale - scale * factor).detach()
+    ratio = torch.clamp(values / scaled, -7, 7)
+    (rounded(x[0].double()) @ ((ratio + (torch.round(ratio) - ratio).detach()) * scaled).T).backward(g[0].double())
+    assert layer.clip_w.grad[0].item() == pytest.approx(scale.grad.item() / 7, rel=1e-4)
+    assert torch.allclose(layer.weight.grad[0].double(), values.grad, atol=1e-4)
+    alone = QuantLinear(w.detach()[1:], None, LaneNumerics(lanes[1:], [1]), 0)
+    alone(x[1:]).backward(g[1:])
+    assert torch.equal(alone.clip_w.grad, layer.clip_w.grad[1:])
+
+
+def test_a_start_at_the_largest_weight_is_the_recipe_without_a_clip():
+    w = torch.stack([torch.linspace(-2, 1, 64).view(2, 32), torch.linspace(-1, 7, 64).view(2, 32)])
+    x = torch.linspace(-1, 1, 3 * 32).view(1, 3, 32).expand(2, -1, -1)
+    lsq = learned(operands="w", start="max", decay=0.0, gradient="lsq")
+    plain = replace(lsq, fprop=replace(lsq.fprop, w=INT4))
+    layer, without = (QuantLinear(w, None, LaneNumerics([of] * 2, [0, 1]), 0) for of in (lsq, plain))
+    assert layer.clip_w.tolist() == [[2.0], [7.0]]
+    assert torch.equal(layer(x), without(x))
 
 
 def test_of_a_convolution_images_are_clamped():
@@ -139,8 +176,16 @@ def test_it_is_off_with_its_quantizer():
             lambda r: replace(r, training=Training(rollout=Rollout(x=learned(start=1.0).fprop.x, w=r.fprop.w))),
             r"training.rollout.x: .*learned clips",
         ),
+        (
+            lambda r: with_x(r, QUANTIZERS["nvfp4"], gradient="lsq"),
+            r"fprop.x.block: .*: tensor \(with the grad",
+        ),
+        (lambda r: with_x(r, replace(INT4, scale=FP32()), gradient="lsq"), r"fprop.x.scale: .*accepted: one"),
+        (lambda r: with_x(r, replace(INT4, rounding=Stochastic()), gradient="lsq"), r"fprop.x.rounding: .*: nearest"),
+        (lambda r: with_x(r, replace(INT4, tensor_scale=None), gradient="lsq"), r"fprop.x.tensor_scale: .*: amax"),
+        (lambda r: with_x(r, INT4, start="max"), r"fprop.x.outliers.start: found 'max'; accepted: a number"),
     ],
-    ids=["backward", "rotated", "another maximum", "rollout"],
+    ids=["backward", "rotated", "another maximum", "rollout", "blocks", "scale", "rounding", "no maximum", "start"],
 )
 def test_what_makes_no_sense_is_refused(recipe, message):
     [(_, error), *_] = recipe(learned()).validate()

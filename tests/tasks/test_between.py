@@ -24,7 +24,7 @@ from fp4dse.tasks.worker import task_of
 BF16 = torch.bfloat16
 PRESETS = [(name, preset) for name, presets in TASKS.items() for preset in presets if preset.endswith("smoke")]
 """Of every task."""
-SUPERVISED = [name for name, presets in TASKS.items() if not presets["smoke"].rolls_out]
+SUPERVISED = [name for name, presets in TASKS.items() if presets["smoke"].pretrain is None]
 
 
 @pytest.fixture

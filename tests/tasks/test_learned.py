@@ -9,7 +9,7 @@ import torch
 from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish
-from fp4dse.dse.outliers import LearnedClip
+from fp4dse.dse.outliers import OUTLIER_NAMES, LearnedClip
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import SGD, Muon, StableSPAM, Training
 from fp4dse.kernels.learned import LEAST
@@ -177,6 +177,18 @@ def test_weights_in_a_file_have_it_and_recipes_without_it_leave_it():
     assert without.keys() == weights.keys() - learned.keys()
     from_others = start_from(TASK, {name: v for name, v in weights.items() if name not in learned}, "w")
     assert clips(Population(from_others, [lane(start=9.0)], "cpu")).tolist() == [[9.0, 9.0]]
+
+
+def test_a_start_at_the_largest_is_that_of_the_weights_in_the_file():
+    weights, _ = make_weights(TASK, Lane(Recipe.named("bf16"), TASK.lr, 0))
+    base = Recipe.named("pact")
+    w = replace(base.fprop.x, outliers=OUTLIER_NAMES["lsq"])
+    lsq = replace(base, fprop=replace(base.fprop, w=w))
+    begun = Population(start_from(TASK, weights, "w"), [Lane(lsq, TASK.lr, 0)], "cpu").model.state_dict()
+    for name, value in weights.items():
+        if (clip := name.replace(".weight", ".clip_w")) in begun:
+            assert begun[clip][0] == value.abs().max()
+    assert sum(".clip_w" in name for name in begun) == 2
 
 
 def test_a_plain_module_has_no_place_for_it():

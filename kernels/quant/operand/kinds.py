@@ -65,11 +65,19 @@ def slot_of(
     if isinstance(low_rank := quantizers[0].outliers, LowRank):
         return Spectral(of, low_rank)
     scaled.learns_clip = isinstance(quantizers[0].outliers, LearnedClip)
+    units = [_lsq_unit(q) for q in quantizers]
+    scaled.lsq = torch.tensor(units, device=device)[:, None] if any(units) else None
     if clamps := [q.outliers for q in quantizers if isinstance(q.outliers, Clamp)]:
         return Clamped(scaled, clamps, device)
     if residuals := [q.outliers for q in quantizers if isinstance(q.outliers, SecondQuantizer)]:
         return Residual(scaled, residuals, device)
     return scaled if estimator == Through() else Estimated(scaled, quantizers, estimator, device)
+
+
+def _lsq_unit(q: Quantizer) -> float:
+    """1/sqrt(largest element) where a bound has LSQ's gradient, else zero."""
+    has = isinstance(q.outliers, LearnedClip) and q.outliers.gradient == "lsq"
+    return element_format(q.element).max ** -0.5 if has else 0.0
 
 
 class Plain(Slot):

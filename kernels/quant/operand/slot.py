@@ -37,6 +37,7 @@ class Slot(ABC):
     multiplies_rest  what is cut off the operand is multiplied with the other operand, rotated and not quantized
     is_centred       `quantize` takes the operand without its mean over tokens, which the stage takes off and multiplies
     has_estimator    the gradient does not pass straight through
+    lsq              1/sqrt(largest element), [L, 1], zero in lanes whose bound has not LSQ's gradient; None: in all
     learns_clip      the layer clamps the operand to a bound that is trained (kernels/learned.py)
     each             canonical quantizers, one a lane, of a slot whose operands are of one term alone, else empty
     why_not_fused    why the reference quantizes although the backend has kernels, else None
@@ -49,6 +50,7 @@ class Slot(ABC):
     has_estimator: bool = False
     learns_clip: bool = False
     each: Sequence[Quantizer] = ()
+    lsq: Tensor | None = None
     why_not_through: str | None = None
 
     def __init__(self, quantizers: LaneQuantizers | None = None) -> None:

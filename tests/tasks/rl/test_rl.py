@@ -13,7 +13,7 @@ from fp4dse.dse import ConfigError, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.attention import Attention, Scores
 from fp4dse.dse.rollout import ROLLOUT_NAMES
 from fp4dse.dse.training import Training
-from fp4dse.tasks import Lane, get_task, train
+from fp4dse.tasks import Lane, base_weights, get_task, train
 from fp4dse.tasks.engine import Population, Pruning, Stopped
 from fp4dse.tasks.job import Rung
 from fp4dse.tasks.rl import base
@@ -192,7 +192,7 @@ def test_the_base_policy_is_made_once_and_the_same_beside_others():
     few = preset.plan.chains, preset.shape, replace(preset.lessons, steps=3)
     both = base.base_policy(*few, [0, 1], "cpu")
     again = base.base_policy(*few, [1], "cpu")
-    fresh = base._train(base.lessons_task(*few), [Lane(Recipe.named("bf16"), preset.lessons.lr, 1)], "cpu")
+    fresh = base_weights._train(base.lessons_task(*few), [Lane(Recipe.named("bf16"), preset.lessons.lr, 1)], "cpu")
     assert both.keys() == again.keys() == fresh.keys() == preset.shape.parameters(16).keys()
     for name, value in both.items():
         assert torch.equal(value[1], again[name][0])

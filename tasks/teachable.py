@@ -1,0 +1,19 @@
+"""Tasks that have a teacher for recipes that want one (tasks/teacher.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fp4dse.dse import ConfigError, Recipe
+from fp4dse.dse.training import distill_name
+
+if TYPE_CHECKING:
+    from fp4dse.tasks.facts import TaskFacts
+    from fp4dse.tasks.task import Task
+
+
+def check_distill(recipe: Recipe, task: TaskFacts | Task) -> None:
+    """ConfigError for a teacher with a task that has none."""
+    if recipe.training.distill is not None and not task.has_teacher:
+        accepted = f"none with {task.name}:{task.preset}, which starts from no trained model with logits"
+        raise ConfigError("training.distill", distill_name(recipe.training.distill), accepted)
