@@ -197,7 +197,7 @@ ADDED: dict[str, Edits] = {
             )
         ],
         "tasks/catalogue.py": [
-            ("from fp4dse.tasks import diffusion, language, regression", ", twice"),
+            ("from fp4dse.tasks import diffusion, finetune, language, regression", ", twice"),
             ('    "regression": regression.PRESETS,\n', '    "twice": twice.PRESETS,\n'),
         ],
     },
