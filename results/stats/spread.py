@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
-from scipy.special import digamma, polygamma
+from scipy.special import polygamma
 
-from fp4dse.results.stats.variances import Variances, inverse_trigamma, variances
+from fp4dse.results.stats.variances import Variances, expected_log, inverse_trigamma, log_variances, variances
 
 LEAST_NEIGHBOURS = 50
 """Recipes of similar gaps whose variances say what is usual."""
@@ -90,14 +90,14 @@ def shrunken(
     """
     d = np.asarray(freedom, float)
     known = np.isfinite(variance) & (d > 0)
-    if not known.any() or not (positive := variance[known & (variance > 0)]).size:
+    if not (variance[known] > 0).any():
         return variance, d
     if known.sum() == 1:
         return np.where(known, variance, variance[known]), np.where(known, d, d[known])
-    log = np.log(np.maximum(variance[known], positive.min())) - digamma(d[known] / 2) + np.log(d[known] / 2)
+    log = log_variances(variance[known]) - expected_log(d[known] / 2)
     excess = log.var(ddof=1) - polygamma(1, d[known] / 2).mean()
     d0 = 2 * inverse_trigamma(excess) if excess > 0 else np.inf
-    centre = math.exp(log.mean() + (digamma(d0 / 2) - np.log(d0 / 2) if np.isfinite(d0) else 0.0))
+    centre = math.exp(log.mean() + (float(expected_log(np.array(d0 / 2))) if np.isfinite(d0) else 0.0))
     most = d[known].sum()
     if not np.isfinite(d0):
         return np.full_like(d, centre), np.full_like(d, most)

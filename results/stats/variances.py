@@ -52,19 +52,28 @@ def variances(own: Array, freedom: Array, usual: Array | None = None) -> Varianc
     usual = np.ones(len(own)) if usual is None else usual
     own, freedom = np.nan_to_num(np.asarray(own, float) / usual), np.asarray(freedom, float)
     known = freedom > 0
-    positive = own[known & (own > 0)]
-    if known.sum() < 2 or not positive.size:
+    if known.sum() < 2 or not (own[known] > 0).any():
         only = own[known].sum() if known.sum() == 1 else 0.0
         return Variances(np.where(known, own, only), freedom, np.zeros(0), np.zeros(0), usual)
-    log, half = np.log(np.maximum(own[known], positive.min())), freedom[known] / 2
+    log, half = log_variances(own[known]), freedom[known] / 2
     halves = PRIOR_FREEDOM[:, None] / 2
-    centres = (log - digamma(half) + np.log(half)).mean() + digamma(halves) - np.log(halves)
+    centres = (log - expected_log(half)).mean() + expected_log(halves)
     above = log - centres
     density = half * above - (half + halves) * np.log1p(half / halves * np.exp(above))
     density += half * np.log(half / halves) + gammaln(half + halves) - gammaln(halves)
     weight = density.sum(axis=1) - np.square(_ROOTS / WIDTH) / 2
     weight = np.exp(weight - weight.max())
     return Variances(own, freedom, weight / weight.sum(), centres[:, 0], usual)
+
+
+def log_variances(variance: Array) -> Array:
+    """Logarithms of variances [n], zeros counted as the smallest above; one at least is."""
+    return np.asarray(np.log(np.maximum(variance, variance[variance > 0].min())))
+
+
+def expected_log(half: Array) -> Array:
+    """The mean of log(χ²(d)/d), of half = d/2: what log s² has where log σ² is 0."""
+    return np.asarray(digamma(half) - np.log(half))
 
 
 def inverse_trigamma(value: float) -> float:
