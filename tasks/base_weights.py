@@ -3,17 +3,16 @@ and remembered in the user's cache."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
 
 from fp4dse.dse import Recipe
-from fp4dse.dse.program.cache import cache_folder
+from fp4dse.dse.program.cache import cache_folder, keep
 from fp4dse.tasks.engine import checkpoint
 from fp4dse.tasks.engine.population import Population
 from fp4dse.tasks.job import Lane
@@ -31,7 +30,7 @@ def base_weights(task: Task, lr: float, seeds: Sequence[int], device: str) -> di
     for lane, file in zip(lanes, files, strict=True):
         if lane in missing:
             weights = {name: value[missing.index(lane)].clone() for name, value in made.items()}
-            _write(weights, file)
+            keep(file, partial(torch.save, weights))
         else:
             weights = torch.load(file, map_location="cpu", weights_only=True)
         found.append(weights)
@@ -54,12 +53,3 @@ def _digest(task: Task, lane: Lane, device: str) -> str:
     """Of all that the weights of a lane depend on."""
     identity = checkpoint.identity(task, [lane], device, [], False)
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:24]
-
-
-def _write(weights: dict[str, Tensor], file: os.PathLike[str]) -> None:
-    """Whole or not at all; where the cache cannot be written, the weights are made anew next time."""
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(file), exist_ok=True)
-        hidden = f"{os.fspath(file)}.{os.getpid()}"
-        torch.save(weights, hidden)
-        os.replace(hidden, file)

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fp4dse.dse.program.cache import cache_folder
+from fp4dse.dse.program.cache import cache_folder, keep
 from fp4dse.dse.reading.files import decode_json
 
 T = TypeVar("T")
@@ -55,11 +55,7 @@ def remember(question: str, answer: object) -> None:
     """Store an answer beside the others. If the file cannot be written, the question is asked again next time."""
     file, known = cache_folder() / "answers.json", _read()
     known.answers[question] = msgspec.Raw(msgspec.json.encode(answer))
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        hidden = file.with_name(f".{file.name}.{os.getpid()}")
-        hidden.write_bytes(msgspec.json.encode(known))
-        hidden.replace(file)
+    keep(file, lambda path: path.write_bytes(msgspec.json.encode(known)))
 
 
 def recall(question: str, type_: type[T]) -> T | None:

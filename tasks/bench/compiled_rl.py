@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fp4dse.tasks.bench.compiled import Compile, linear, rms_norm, turned
+from fp4dse.tasks.bench.compiled import Compile, captured, linear, rms_norm, turned
 from fp4dse.tasks.draws import Draws, seed_keys
 from fp4dse.tasks.engine.lane_counts import wait_for
 from fp4dse.tasks.rl.experience import Plan
@@ -98,9 +98,8 @@ class RolloutPeer:
             fused=True,
             capturable=on_gpu,
         )
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if on_gpu:
-            self._capture()
+        self.step = captured(self._step) if on_gpu else self._step
+        """A rollout of all lanes and its updates; the mean reward of each."""
 
     def _block(self, h: Tensor, cos: Tensor, sin: Tensor, norm1: Tensor, qkv: Tensor, *rest: Tensor) -> Tensor:
         """A block of a trainer's pass."""
@@ -190,24 +189,6 @@ class RolloutPeer:
         self.draws.step.add_(1)
         mean: Tensor = rewards.mean(1)
         return mean
-
-    def _capture(self) -> None:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.captured = self._step()
-
-    def step(self) -> Tensor:
-        """A rollout of all lanes and its updates; the mean reward of each."""
-        if self.graph is None:
-            return self._step()
-        self.graph.replay()
-        return self.captured
 
 
 def rollout_us(task: Task, lanes: int, device: str, rounds: int = 5) -> float:
