@@ -112,7 +112,7 @@ def test_the_compiled_peer_names_the_tasks_that_it_has():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler, in 2.11
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's compiler in 2.11 has both
 @pytest.mark.parametrize("quantized", ["nothing", "blocks"])
 def test_the_compiled_peer_learns_in_a_graph(quantized):
     peer = compiled.Peer(get_task("regression", "smoke"), 4, "cuda", quantized)
