@@ -12,6 +12,7 @@ import pandas as pd
 
 from fp4dse.dse import Space
 from fp4dse.results import open_store
+from fp4dse.results.stats.agreement import agreement, published
 from fp4dse.results.stats.answers import answers, effects_of
 from fp4dse.results.stats.intervals import mean_interval
 from fp4dse.results.stats.paired import add_gap, by_seed
@@ -29,7 +30,7 @@ def main() -> None:
     effects = effects_of(runs, questions)
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
-    for marker in re.findall(r"<!-- (lanes|answers|gradient-range|effects of \S+) -->", text):
+    for marker in re.findall(r"<!-- (lanes|answers|gradient-range|agreement|published|effects of \S+) -->", text):
         table = _table(marker, runs, effects, questions)
         text = re.sub(
             rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL
@@ -45,6 +46,10 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
         return _markdown(answer_rows(answers(effects, questions)))
     if marker == "gradient-range":
         return _markdown(_gradient_range(runs))
+    if marker == "agreement":
+        return _markdown(_agreement(runs))
+    if marker == "published":
+        return _markdown(_published(runs))
     task = marker.removeprefix("effects of ")
     mine = effects[(effects["task"] + ":" + effects["preset"]).eq(task)]
     parts = []
@@ -57,15 +62,16 @@ def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Qu
 
 
 def _lanes(runs: pd.DataFrame) -> list[dict[str, object]]:
-    """A row for each task and kind of device: recipes, seeds, lanes, and how many diverged."""
+    """A row for each task and kind of device: recipes, seeds of each, lanes, and how many diverged."""
     rows = []
     for (task, preset, device), lanes in runs.groupby(["task", "preset", "device_class"], observed=True):
+        seeds = lanes.groupby("config_id", observed=True)["seed"].nunique()
         rows.append(
             {
                 "task": f"{task}:{preset}",
                 "device": device,
-                "recipes": lanes["config_id"].nunique(),
-                "seeds": lanes["seed"].nunique(),
+                "recipes": len(seeds),
+                "seeds of a recipe": " or ".join(str(count) for count in sorted(seeds.unique())),
                 "lanes": len(lanes),
                 "diverged": int(lanes["status"].eq("diverged").sum()),
             }
@@ -85,6 +91,41 @@ def _gradient_range(runs: pd.DataFrame) -> list[dict[str, object]]:
         row = rows.setdefault(scale, {"scale": f"`{scale}`"})
         row[f"loss scale {recipe.training.loss_scale:g}"] = change_with_range(line["mean"], line["low"], line["high"])
     return list(rows.values())
+
+
+def _agreement(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each task and group of Quartet II's schemes: agreement with their order at 30M parameters."""
+    found = agreement(runs)
+    return [
+        {
+            "task": f"{line.task}:{line.preset}",
+            "schemes": line.group,
+            "recipes": line.recipes,
+            "pairs 0.2 % apart": line.pairs,
+            "in the same order": f"{line.agree:.0%} ({line.agree_low:.0%} to {line.agree_high:.0%})",
+            "of a perfect proxy": f"{line.ceiling_agree:.0%}",
+            "Spearman": f"{line.spearman:.2f} ({line.spearman_low:.2f} to {line.spearman_high:.2f})",
+            "of a perfect proxy's": f"{line.ceiling_spearman:.2f}",
+        }
+        for line in found[found["published"].eq("quartet2")].itertuples()
+    ]
+
+
+def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each of Quartet II's schemes: its published gap, and the gaps here, from the least in each group."""
+    found = published(runs)
+    mine = found["published"].eq("quartet2") & found["task"].eq("language")
+    found = found[mine].sort_values(["group", "published_gap"])
+    return [
+        {
+            "group": line.group,
+            "scheme": line.scheme,
+            "30M, published": f"{100 * line.published_gap:+.2f} %",
+            f"{line.task}:{line.preset}": change_with_range(line.gap, line.gap_low, line.gap_high),
+            "seeds": line.pairs,
+        }
+        for line in found.itertuples()
+    ]
 
 
 def _markdown(rows: list[dict[str, object]]) -> str:
