@@ -27,6 +27,7 @@ _ROWS = 32
 """Rows of 128 numbers in a program that keeps the axis."""
 _NAN, _ONE = tl.constexpr(NAN), tl.constexpr(ONE)
 _HOW = {"num_warps": 4, "enable_fp_fusion": False}
+_COLUMNS = {"BLOCKS": 4, "num_warps": 4, "enable_fp_fusion": False}
 
 
 @triton.jit
@@ -132,11 +133,12 @@ def _columns_to_fp8_kernel(
     FIRST: tl.constexpr,
     LOWEST: tl.constexpr,
     HIGHEST: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    """A tile of 128 rows and 4 blocks of one lane; those beside each other share sectors. across: tiles of a row."""
+    """A tile of 128 rows and BLOCKS blocks of one lane; those beside each other share sectors. across: tiles of a row."""
     number, lane = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
     tiles = tl.num_programs(0) // across  # of a column
-    block = tl.program_id(0) % across * 4 + tl.arange(0, 4)
+    block = tl.program_id(0) % across * BLOCKS + tl.arange(0, BLOCKS)
     codes_ptr += lane * rows * blocks * 4
     scales_ptr += lane * rows * blocks
     row = number.to(tl.int64) * 128 + tl.arange(0, 32) * 4
@@ -154,13 +156,13 @@ def _columns_to_fp8_kernel(
     high_0, high_1, high_2, high_3 = _transposed(high_a, high_b, high_c, high_d)
     even = tl.join(tl.join(low_0, high_0), tl.join(low_2, high_2))
     odd = tl.join(tl.join(low_1, high_1), tl.join(low_3, high_3))
-    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, 128)))  # in order of half, bit 1 and bit 0 of the number
-    column = (tl.program_id(0) % across) * 128 + tl.arange(0, 128)
+    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, BLOCKS * 32)))  # in order of half, bit 1 and bit 0 of the number
+    column = (tl.program_id(0) % across) * BLOCKS * 32 + tl.arange(0, BLOCKS * 32)
     inside = column < blocks * 32
     at = (lane * blocks * 32 + column) * tiles + number
     tl.store(out_ptr + at[:, None] * 32 + tl.arange(0, 32)[None, :], columns, inside[:, None])
     of_tile = (lane * tiles + number) * blocks + block
-    factor = tl.broadcast_to(tl.trans(_power(tile)), (4, 32))
+    factor = tl.broadcast_to(tl.trans(_power(tile)), (BLOCKS, 32))
     places = of_tile[:, None] * 32 + tl.arange(0, 32)[None, :]
     tl.store(factor_ptr + places, factor, (block < blocks)[:, None])
     below = _below(counting_a, tile, LOWEST) | _below(counting_b, tile, LOWEST)
@@ -267,7 +269,7 @@ def to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
 def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> Fp8:
     """`mxfp4.columns_to_fp8`; the factors of a tile lie beside each other."""
     lanes, rows, blocks = scales.shape
-    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, TILE // BLOCK)
+    tiles, across = triton.cdiv(rows, TILE), triton.cdiv(blocks, _COLUMNS["BLOCKS"])
     table, constants = _fp8_table(dtype, codes.device)
     values = codes.new_empty(lanes, blocks * BLOCK, tiles * TILE)
     factor = values.new_empty(lanes, tiles, blocks * BLOCK, dtype=torch.float32)
@@ -275,7 +277,7 @@ def columns_to_fp8(codes: Tensor, scales: Tensor, dtype: torch.dtype = E4M3) -> 
     inputs = codes.contiguous().view(torch.int32), scales.contiguous(), table
     outputs = values.view(torch.int32), factor.view(torch.int32), outside.view(torch.uint8)
     programs = launch_grid(tiles * across, lanes)
-    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_HOW)
+    _columns_to_fp8_kernel[programs](*inputs, *outputs, rows, blocks, across, **constants, **_COLUMNS)
     return Fp8(values.view(dtype), factor.mT, outside.mT)
 
 
