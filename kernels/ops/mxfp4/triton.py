@@ -5,7 +5,7 @@
     to columns     a program has a tile of 128 × 128: four rows to a thread, whose 4 × 4 bytes PRMT transposes, so that
                    words of four numbers go through shared memory and lines of 128 bytes are written
     FP8 to codes   FP8's numbers rise with their codes. E2M1's code is the number of thresholds that are reached, seven
-                   for each distance from the block's largest
+                   for each distance from the block's largest; a word's four codes are compared at once
 
 Which FP8 it is, only the tables know.
 """
@@ -72,14 +72,15 @@ def _bytes(words, scale, tile, table_ptr, FIRST: tl.constexpr, HIGHEST: tl.const
     or so that it is broadcast."""
     row = tl.where(scale == _NAN, HIGHEST + 1, tl.minimum(tl.maximum(scale - tile, FIRST), HIGHEST)) - FIRST
     low, high = tl.load(table_ptr + 2 * row)[:, :, None], tl.load(table_ptr + 2 * row + 1)[:, :, None]
-    return _four(words & 0xFFFF, low, high), _four(words >> 16 & 0xFFFF, low, high)
+    return _four(words, low, high), _four(words >> 16, low, high)
 
 
 @triton.jit
 def _four(codes, low, high):
-    """The bytes of a table of 8, whose numbers are the lower 3 bits of 4 codes, with the signs that these have."""
-    signs = permuted(0x80, 0x80, codes & 0x8888)  # 0x80, or 0xFF with a sign
-    return permuted(low, high, codes & 0x7777) | signs << 7 & -0x7F7F7F80
+    """The bytes of a table of 8, whose numbers are the lower 3 bits of a word's lower 4 codes, with the signs that these
+    have."""
+    signs = permuted(-0x7F7F7F80, -0x7F7F7F80, codes)  # bytes of 0x80, or 0xFF with a sign
+    return permuted(low, high, codes & 0x77777777) | signs << 7 & -0x7F7F7F80
 
 
 @triton.jit
@@ -227,25 +228,28 @@ def _to_columns_kernel(codes_ptr, scales_ptr, out_ptr, new_ptr, rows, blocks, ac
 def _from_fp8_kernel(
     x_ptr, factor_ptr, steps_ptr, exponents_ptr, codes_ptr, scales_ptr, count, LEAST: tl.constexpr, ROWS: tl.constexpr
 ):
-    """ROWS tiles of 128 numbers of all lanes."""
+    """ROWS tiles of 128 numbers of all lanes. Four codes of 7 bits fill a word: with bit 7 set in each, one subtraction
+    compares them all."""
     tile = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     block = (tile[:, None] * 4 + tl.arange(0, 4)[None, :])[:, :, None]
-    pair = tl.arange(0, 16)[None, None, :]
+    four = tl.arange(0, 8)[None, None, :]
     inside = (tile < count)[:, None, None]
-    both = tl.load(x_ptr + block * 16 + pair, inside, 0).to(tl.int32)  # two numbers
-    first, second = both & 0x7F, both >> 8 & 0x7F
-    largest = tl.reduce(tl.maximum(first, second), 2, higher)
+    words = tl.load(x_ptr + block * 8 + four, inside, 0)
+    magnitudes = words & 0x7F7F7F7F
+    top = tl.maximum(magnitudes & 0x7F, magnitudes >> 8 & 0x7F)
+    largest = tl.reduce(tl.maximum(top, tl.maximum(magnitudes >> 16 & 0x7F, magnitudes >> 24)), 2, higher)
     factor = (tl.load(factor_ptr + tile, tile < count, 0) >> 23)[:, None]
     exponent = tl.load(exponents_ptr + largest)
     is_nan = exponent == 1000
     exponent = tl.where(is_nan, LEAST, tl.maximum(exponent, -factor))
     steps_ptr += (exponent - LEAST) * 7
-    codes = (both >> 4 & 8) | (both >> 8 & 0x80)
+    codes = words >> 4 & 0x08080808
     for n in tl.static_range(7):
         step = tl.load(steps_ptr + n)[:, :, None]
-        codes += (first >= step).to(tl.int32) + ((second >= step).to(tl.int32) << 4)
-    codes = tl.where(is_nan[:, :, None], 0, codes)
-    tl.store(codes_ptr + block * 16 + pair, codes.to(tl.uint8), inside)
+        codes += (magnitudes | -0x7F7F7F80) - step >> 7 & 0x01010101
+    pairs = (codes | codes >> 4) & 0x00FF00FF
+    pairs = tl.where(is_nan[:, :, None], 0, pairs | pairs >> 8)
+    tl.store(codes_ptr + block * 8 + four, pairs.to(tl.int16), inside)
     scale = tl.where(is_nan, _NAN, tl.where(largest == 0, 0, factor + exponent))
     at = tile[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(scales_ptr + at, scale.to(tl.uint8), (tile < count)[:, None])
@@ -299,9 +303,9 @@ def from_fp8(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     codes = values.new_empty(lanes, rows, tiles * TILE // 2, dtype=torch.uint8)
     scales = values.new_empty(lanes, rows, tiles * TILE // BLOCK, dtype=torch.uint8)
     steps, exponents, least = _steps_table(values.dtype, values.device)
-    inputs = values.contiguous().view(torch.int16), factor.contiguous().view(torch.int32), steps, exponents
+    inputs = values.contiguous().view(torch.int32), factor.contiguous().view(torch.int32), steps, exponents
     programs = launch_grid(triton.cdiv(lanes * rows * tiles, _ROWS))
-    _from_fp8_kernel[programs](*inputs, codes, scales, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
+    _from_fp8_kernel[programs](*inputs, codes.view(torch.int16), scales, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
     return codes, scales
 
 
@@ -316,6 +320,6 @@ def _fp8_table(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, dict[s
 
 @cache
 def _steps_table(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, int]:
-    """`e2m1_steps`, and the least exponent."""
+    """`e2m1_steps`, a step in each byte, and the least exponent."""
     steps, exponents = e2m1_steps(dtype)
-    return steps.contiguous().to(device), exponents.to(device), int(exponents[0])
+    return (steps * 0x01010101).to(torch.int32).contiguous().to(device), exponents.to(device), int(exponents[0])
