@@ -77,8 +77,7 @@ def _bytes(words, scale, tile, table_ptr, FIRST: tl.constexpr, HIGHEST: tl.const
 
 @triton.jit
 def _four(codes, low, high):
-    """The bytes of a table of 8, whose numbers are the lower 3 bits of a word's lower 4 codes, with the signs that these
-    have."""
+    """The bytes of a table of 8 whose numbers are the lower 3 bits of a word's lower 4 codes, with the codes' signs."""
     signs = permuted(-0x7F7F7F80, -0x7F7F7F80, codes)  # bytes of 0x80, or 0xFF with a sign
     return permuted(low, high, codes & 0x77777777) | signs << 7 & -0x7F7F7F80
 
@@ -136,7 +135,7 @@ def _columns_to_fp8_kernel(
     HIGHEST: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """A tile of 128 rows and BLOCKS blocks of one lane; those beside each other share sectors. across: tiles of a row."""
+    """A tile of 128 rows and BLOCKS blocks of one lane; those beside each other share sectors. across: of a row."""
     number, lane = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
     tiles = tl.num_programs(0) // across  # of a column
     block = tl.program_id(0) % across * BLOCKS + tl.arange(0, BLOCKS)
@@ -157,7 +156,8 @@ def _columns_to_fp8_kernel(
     high_0, high_1, high_2, high_3 = _transposed(high_a, high_b, high_c, high_d)
     even = tl.join(tl.join(low_0, high_0), tl.join(low_2, high_2))
     odd = tl.join(tl.join(low_1, high_1), tl.join(low_3, high_3))
-    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, BLOCKS * 32)))  # in order of half, bit 1 and bit 0 of the number
+    # in order of half, bit 1 and bit 0 of the number
+    columns = tl.trans(tl.reshape(tl.join(even, odd), (32, BLOCKS * 32)))
     column = (tl.program_id(0) % across) * BLOCKS * 32 + tl.arange(0, BLOCKS * 32)
     inside = column < blocks * 32
     at = (lane * blocks * 32 + column) * tiles + number
@@ -305,7 +305,8 @@ def from_fp8(values: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     steps, exponents, least = _steps_table(values.dtype, values.device)
     inputs = values.contiguous().view(torch.int32), factor.contiguous().view(torch.int32), steps, exponents
     programs = launch_grid(triton.cdiv(lanes * rows * tiles, _ROWS))
-    _from_fp8_kernel[programs](*inputs, codes.view(torch.int16), scales, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
+    outputs = codes.view(torch.int16), scales
+    _from_fp8_kernel[programs](*inputs, *outputs, lanes * rows * tiles, LEAST=least, ROWS=_ROWS, **_HOW)
     return codes, scales
 
 
