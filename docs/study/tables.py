@@ -12,12 +12,12 @@ import pandas as pd
 
 from fp4dse.dse import Space
 from fp4dse.results import open_store
-from fp4dse.results.stats.agreement import agreement, published
-from fp4dse.results.stats.answers import answers, effects_of
+from fp4dse.results.stats.agreement import agreement, agreement_with_fewer_seeds, published
+from fp4dse.results.stats.answers import effects_of
 from fp4dse.results.stats.intervals import mean_interval
 from fp4dse.results.stats.paired import add_gap, by_seed
 from fp4dse.results.stats.questions import Questions, load_questions
-from fp4dse.results.text.answer_tables import answer_rows, effect_tables
+from fp4dse.results.text.answer_tables import effect_tables
 from fp4dse.results.text.ratios import change_with_range
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def main() -> None:
     effects = effects_of(runs, questions)
     page = HERE / "findings.md"
     text = page.read_text(encoding="utf-8")
-    for marker in re.findall(r"<!-- (lanes|answers|gradient-range|agreement|published|effects of \S+) -->", text):
+    for marker in re.findall(r"<!-- (?!end)(.+) -->", text):
         table = _table(marker, runs, effects, questions)
         text = re.sub(
             rf"(<!-- {marker} -->\n).*?(<!-- end -->)", lambda m, t=table: f"{m[1]}{t}{m[2]}", text, flags=re.DOTALL
@@ -40,16 +40,8 @@ def main() -> None:
 
 def _table(marker: str, runs: pd.DataFrame, effects: pd.DataFrame, questions: Questions) -> str:
     """The table that a marker names, in Markdown."""
-    if marker == "lanes":
-        return _markdown(_lanes(runs))
-    if marker == "answers":
-        return _markdown(answer_rows(answers(effects, questions)))
-    if marker == "gradient-range":
-        return _markdown(_gradient_range(runs))
-    if marker == "agreement":
-        return _markdown(_agreement(runs))
-    if marker == "published":
-        return _markdown(_published(runs))
+    if marker in _OF_RUNS:
+        return _markdown(_OF_RUNS[marker](runs))
     task = marker.removeprefix("effects of ")
     mine = effects[(effects["task"] + ":" + effects["preset"]).eq(task)]
     parts = []
@@ -111,6 +103,19 @@ def _agreement(runs: pd.DataFrame) -> list[dict[str, object]]:
     ]
 
 
+def _fewer_seeds(runs: pd.DataFrame) -> list[dict[str, object]]:
+    """A row for each number of seeds: agreement with Quartet II's order in each group, over all choices of seeds."""
+    found = agreement_with_fewer_seeds(runs[runs["task"].eq("language")])
+    found = found[found["published"].eq("quartet2")]
+    return [
+        {
+            "seeds": seeds,
+            **{line.group: f"{line.agree:.0%} ({line.agree_least:.0%} at least)" for line in lines.itertuples()},
+        }
+        for seeds, lines in found.groupby("seeds")
+    ]
+
+
 def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
     """A row for each of Quartet II's schemes: its published gap, and the gaps here, from the least in each group."""
     found = published(runs)
@@ -126,6 +131,16 @@ def _published(runs: pd.DataFrame) -> list[dict[str, object]]:
         }
         for line in found.itertuples()
     ]
+
+
+_OF_RUNS = {
+    "lanes": _lanes,
+    "gradient-range": _gradient_range,
+    "agreement": _agreement,
+    "fewer-seeds": _fewer_seeds,
+    "published": _published,
+}
+"""Marker -> rows of its table, of all runs."""
 
 
 def _markdown(rows: list[dict[str, object]]) -> str:

@@ -12,6 +12,7 @@ that to fall short of 1.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,30 @@ def agreement(runs: pd.DataFrame) -> pd.DataFrame:
     able = out["agree"].ge(WANTED) & out["recipes"].eq(of_group["recipes"].transform("max"))
     least = out["lane_s"].where(able).groupby([out["published"], out["group"]]).transform("min")
     return stacked([out.assign(cheapest=able & out["lane_s"].eq(least))], columns)
+
+
+def agreement_with_fewer_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Agreement of every choice of n of the seeds that all recipes of a group have, one line per setting, table, group
+    and n, up to all of them.
+
+    Columns: SETTING, published, group, seeds (n), agree (mean over the choices of the share of pairs in the table's
+    order), agree_least (the least of them), spearman (mean).
+    """
+    columns = [*SETTING, "published", "group", "seeds", "agree", "agree_least", "spearman"]
+    lines = []
+    for setting, rows, _ in _settings(runs):
+        for ranked in _ranked(rows):
+            shared = ranked.gaps[:, np.isfinite(ranked.gaps).all(axis=0)]
+            pairs = int(signs(ranked.published, ranked.published, APART)[0])
+            for seeds in range(1, shared.shape[1] + 1) if pairs else ():
+                chosen = np.array(list(combinations(range(shared.shape[1]), seeds)))
+                means = shared[:, chosen].mean(axis=2).T  # [choices, S]
+                agree = signs(ranked.published, means, APART)[1] / pairs
+                line: dict[str, object] = {"published": ranked.table, "group": ranked.group, "seeds": seeds}
+                line |= {"agree": agree.mean(), "agree_least": agree.min()}
+                line |= {"spearman": float(spearman(ranked.published, means).mean())}
+                lines.append({**dict(zip(SETTING, setting, strict=True)), **line})
+    return stacked([pd.DataFrame(lines)] if lines else [], columns)
 
 
 def published(runs: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pytest
 from fp4dse.dse import Recipe
 from fp4dse.results.bench.scaling_studies import QUOTED, published_scores
 from fp4dse.results.published import tables
-from fp4dse.results.stats.agreement import agreement, ceiling, published, recipe_gaps
+from fp4dse.results.stats.agreement import agreement, agreement_with_fewer_seeds, ceiling, published, recipe_gaps
 
 QUARTET2 = tables()["quartet2"]
 
@@ -70,6 +70,20 @@ def test_the_opposite_order_agrees_on_nothing(row):
     assert ours["agree"].eq(0).all()
     assert ours["spearman"].to_numpy() == pytest.approx(-1)
     assert not ours["cheapest"].any()
+
+
+def test_fewer_seeds_agree_as_often_as_their_noise_lets_them(row):
+    runs = runs_like(row, scale=1.0, noise=0.3, seeds=5)
+    lines = agreement_with_fewer_seeds(runs).set_index(["group", "seeds"])
+    everything = agreement(runs).set_index("group")
+    assert sorted(set(lines.index.get_level_values("seeds"))) == [1, 2, 3, 4, 5]
+    for group in QUARTET2.groups():
+        assert lines.loc[(group, 5), "agree"] == everything.loc[group, "agree"] == lines.loc[(group, 5), "agree_least"]
+        assert lines.loc[(group, 5), "spearman"] == pytest.approx(everything.loc[group, "spearman"])
+        assert lines.loc[(group, 1), "agree"] < lines.loc[(group, 4), "agree"]
+        assert lines.loc[(group, 1), "agree_least"] < lines.loc[(group, 1), "agree"]
+    by_hand = [agreement(runs[runs["seed"].eq(seed)]).set_index("group").loc["whole", "agree"] for seed in range(5)]
+    assert lines.loc[("whole", 1), "agree"] == pytest.approx(np.mean(by_hand))
 
 
 def test_recipes_without_a_gap_are_counted_as_missing_and_one_seed_has_no_limits(row):
