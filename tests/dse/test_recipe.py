@@ -49,6 +49,7 @@ IDS = {
     "quartet": "7a9b689a482f8d00",
     "quartet2": "897217e8dfea9f8d",
     "rl-row-scaled": "f2bb596cee0b7b5d",
+    "sun-4bit": "dc5057279674d396",
     "sun-radix4": "f9c6e115daca881c",
     "sun-radix4-gradscale": "016351aba3d409d0",
     "te-mxfp8-nvfp4": "9e97b4eb5fa070ba",
