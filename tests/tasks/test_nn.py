@@ -140,7 +140,13 @@ def test_a_lane_has_the_same_bits_in_any_company(part, threads):
 
 
 def test_layers_know_their_place():
-    shapes = {"stem": (4, 3, 3, 1), "block0.conv1": (4, 3, 3, 4), "block0.skip": (4, 1, 1, 4), "block1.qkv": (12, 4), "block1.time": (4, 4)}
+    shapes = {
+        "stem": (4, 3, 3, 1),
+        "block0.conv1": (4, 3, 3, 4),
+        "block0.skip": (4, 1, 1, 4),
+        "block1.qkv": (12, 4),
+        "block1.time": (4, 4),
+    }
     made = nn.make_layers(nn.initial_weights([0, 1], shapes, {}), numerics(2), 2)
     assert [layer.place for layer in made.values()] == [
         Place("embedding", None, 2, name="stem"),

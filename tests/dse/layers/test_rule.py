@@ -330,7 +330,9 @@ def test_one_pixel_convolutions_are_a_kind_of_their_own_and_convolutions_still()
     assert roles == {(1, 1): "pointwise", (3, 3): "spatial", (1, 3): "spatial"}
     assert conv_role("embedding", (1, 1)) == conv_role("linear", ()) == ""
     assert [rule.matches(Place("conv", role=role)) for role in roles.values()] == [True, False, False]
-    assert all(LayerRule(kind=("conv",), fprop_x=QUANTIZERS["mxfp4"]).matches(Place("conv", role=r)) for r in roles.values())
+    assert all(
+        LayerRule(kind=("conv",), fprop_x=QUANTIZERS["mxfp4"]).matches(Place("conv", role=r)) for r in roles.values()
+    )
 
 
 def test_sun_has_eight_bits_in_first_and_last_layers_and_in_convolutions_of_one_pixel():
