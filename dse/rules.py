@@ -1,8 +1,8 @@
 """Rules that reject senseless combinations, as data: each has a name, and says what it found and what it accepts.
 
 What makes no sense within one part is unwritable, and what has no effect is removed by `canonical()`; rules concern
-several fields, here of a recipe, in quantizer_rules.py of one quantizer. Sweeps count the recipes that a rule rejects; a
-recipe given by name or file that breaks one is an error.
+several fields, here of a recipe, in quantizer_rules.py of one quantizer. Sweeps count the recipes that a rule rejects;
+a recipe given by name or file that breaks one is an error.
 """
 
 from __future__ import annotations
