@@ -21,7 +21,7 @@ from fp4dse.dse.estimator import Through
 from fp4dse.dse.exactness import significant_bits
 from fp4dse.dse.formats import ELEMENTS
 from fp4dse.dse.layers.rule import check_rules
-from fp4dse.dse.outliers import LearnedClip, Mean, outlier_words
+from fp4dse.dse.outliers import LearnedClip, Mean, TrainedFactors, outlier_words
 from fp4dse.dse.quantizer import Quantizer, block_name, tile
 from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.recipe import Recipe, serves_recipes
@@ -83,6 +83,27 @@ def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
             return ConfigError(f"{slot}.{field}", found[field], f"{accepted} (with the gradient of LSQ)")
     if q.tensor_scale is None:
         return ConfigError(f"{slot}.tensor_scale", "none", "amax (with the gradient of LSQ)")
+    return None
+
+
+def _factors(r: Recipe) -> ConfigError | None:
+    """Factors are trained parameters beside the weight of all quantized layers: lanes that share a layer share their
+    number, and a rollout or a training of less has no place for them."""
+    for slot in SLOTS:
+        q = r.slot(slot)
+        if not isinstance(q.outliers, TrainedFactors):
+            continue
+        found = outlier_words(q.outliers)
+        if slot != "fprop.w":
+            return ConfigError(f"{slot}.outliers", found, "none, low-rank (factors are trained for fprop.w)")
+        beside = {
+            "layers": bool(r.layers),
+            "training.rollout": r.training.rollout is not None,
+            "training.trains": r.training.trains != "all",
+        }
+        if any(beside.values()):
+            names = ", ".join(name for name, is_there in beside.items() if is_there)
+            return ConfigError("fprop.w.outliers", found, f"none, low-rank (with {names})")
     return None
 
 
@@ -283,6 +304,8 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "ema-is-for-weights": (_STAGES, _ema_slot),
     "mean-is-over-tokens": (_STAGES, _mean_slot),
     "clip-is-learned-forward": (_STAGES, _learned_slot),
+    "factors-are-trained": (_STAGES, _factors),
+    "factors-in-all-layers": ((("fprop", "layers", "training"),), _factors),
     "eden-needs-rht128": (_STAGES, _eden_rotation),
     "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
     "estimator-with-outliers": (_FORWARD, _estimator_outliers),
