@@ -30,6 +30,7 @@ IDS = {
     "luq-fnt": "e34a086af79c2320",
     "luq-smp": "b73c57a7eb9ed2f2",
     "metis": "3eb1cb689b3ed2af",
+    "metis-factors": "e5063c7f9732212c",
     "mixfp4": "cc98edc15263a2a2",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-ascend": "ab296cd9f4a3fcaa",

@@ -23,6 +23,9 @@ SLOTS_OF = {
     "amd-mxfp4": slots("mxfp4"),
     "arcquant": slots("nvfp4", g="nvfp4 16/17 SR"),
     "metis": slots("nvfp4 low-rank", w="nvfp4 low-rank-fp32", g="nvfp4 16/17 SR low-rank"),
+    "metis-factors": slots(
+        "nvfp4 low-rank", w="nvfp4 factors", g="nvfp4 16/17 SR low-rank", dgrad_w="nvfp4", wgrad_x="nvfp4 low-rank"
+    ),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
     "chon": slots("bf16"),
