@@ -59,7 +59,7 @@ class Structure(NamedTuple):
         kind: Kind = "embedding" if name == self.stem else "head" if name in self.heads else kind_of(name, module)
         words = _words(name)
         known = (role for role, (of, ends) in ROLES.items() if kind == of and not ends.isdisjoint(words[-2:]))
-        role = next(known, "") or conv_role(kind, getattr(module, "kernel_size", ()))
+        role = next(known, conv_role(kind, getattr(module, "kernel_size", ())))
         return Place(kind, block, blocks, role, bool({"expert", "experts"} & {*words}), name)
 
     def words(self) -> str:
