@@ -86,25 +86,30 @@ def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
     return None
 
 
-def _factors(r: Recipe) -> ConfigError | None:
-    """Factors are trained parameters beside the weight of all quantized layers: lanes that share a layer share their
-    number, and a rollout or a training of less has no place for them."""
+def _factors_slot(r: Recipe) -> ConfigError | None:
+    """Factors are trained for the weight as the forward product takes it."""
     for slot in SLOTS:
-        q = r.slot(slot)
-        if not isinstance(q.outliers, TrainedFactors):
-            continue
-        found = outlier_words(q.outliers)
-        if slot != "fprop.w":
-            return ConfigError(f"{slot}.outliers", found, "none, low-rank (factors are trained for fprop.w)")
-        beside = {
-            "layers": bool(r.layers),
-            "training.rollout": r.training.rollout is not None,
-            "training.trains": r.training.trains != "all",
-        }
-        if any(beside.values()):
-            names = ", ".join(name for name, is_there in beside.items() if is_there)
-            return ConfigError("fprop.w.outliers", found, f"none, low-rank (with {names})")
+        if slot != "fprop.w" and isinstance(of := r.slot(slot).outliers, TrainedFactors):
+            accepted = "none, residual, occ, clamp, low-rank (factors are trained for fprop.w)"
+            return ConfigError(f"{slot}.outliers", outlier_words(of), accepted)
     return None
+
+
+def _factors_beside(r: Recipe) -> ConfigError | None:
+    """Factors are parameters that all lanes of a population have in the same layers; a rollout of its own, and a
+    training of less than all, have no place for them."""
+    if not isinstance(r.fprop.w.outliers, TrainedFactors):
+        return None
+    beside = {
+        "layers": bool(r.layers),
+        "training.rollout": r.training.rollout is not None,
+        "training.trains": r.training.trains != "all",
+    }
+    if not any(beside.values()):
+        return None
+    names = ", ".join(name for name, is_there in beside.items() if is_there)
+    accepted = f"none, residual, occ, clamp, low-rank (with {names})"
+    return ConfigError("fprop.w.outliers", outlier_words(r.fprop.w.outliers), accepted)
 
 
 def _eden_rotation(r: Recipe) -> ConfigError | None:
@@ -304,8 +309,8 @@ RECIPE_RULES: dict[str, tuple[tuple[View, ...], Callable[[Recipe], ConfigError |
     "ema-is-for-weights": (_STAGES, _ema_slot),
     "mean-is-over-tokens": (_STAGES, _mean_slot),
     "clip-is-learned-forward": (_STAGES, _learned_slot),
-    "factors-are-trained": (_STAGES, _factors),
-    "factors-in-all-layers": ((("fprop", "layers", "training"),), _factors),
+    "factors-are-of-weights": (_STAGES, _factors_slot),
+    "factors-in-all-layers": ((("fprop", "layers", "training"),), _factors_beside),
     "eden-needs-rht128": (_STAGES, _eden_rotation),
     "estimator-needs-one-grid": (_FORWARD, _estimator_grid),
     "estimator-with-outliers": (_FORWARD, _estimator_outliers),

@@ -74,6 +74,9 @@ def everything() -> list[Recipe]:
     )
     pact = Recipe.named("pact")
     named.append(msgspec.structs.replace(pact, wgrad=msgspec.structs.replace(pact.wgrad, x=pact.fprop.x)))
+    factors, mlp = Recipe.named("metis-factors"), LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"])
+    named.append(msgspec.structs.replace(factors, layers=(mlp,)))
+    named.append(msgspec.structs.replace(factors, wgrad=msgspec.structs.replace(factors.wgrad, x=factors.fprop.w)))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 
