@@ -3,6 +3,7 @@
 #   make test       [ARGS=…]    the tests but the slow ones, e.g. ARGS="tests/dse -k canonical"
 #   make test-slow  [ARGS=…]    those that take longer: long trainings, SLURM, Ray, chaos
 #   make test-gpu   [ARGS=…]    those that need a CUDA device
+#   make zoo                    train every shipped recipe on three smallest tasks, a minute or two
 #   make services               Debian's SLURM, PostgreSQL and Chromium, for the tests that start them (asks for root)
 #   make lint                   ruff and mypy
 #   make install                the package alone, editable
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-slow test-gpu services lint install clean
+.PHONY: quickstart test test-slow test-gpu zoo services lint install clean
 
 quickstart: install
 	$(BIN)/fp4dse quickstart $(ARGS)
@@ -26,6 +27,11 @@ test-slow: .venv/dev.stamp
 
 test-gpu: .venv/dev.stamp
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# Nothing is looked up from an earlier run: the store is a new one.
+zoo: install
+	rm -rf runs/zoo-smoke
+	$(BIN)/fp4dse sweep zoo --task regression:smoke --task vision:smoke --task language:smoke --seeds 1 --store runs/zoo-smoke/store
 
 services:
 	apt-get update -qq

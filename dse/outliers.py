@@ -1,5 +1,5 @@
 """Treatments of the large elements of an operand, as data: a quantizer for the error, clamping, also to a bound that is
-learned, a part of low rank."""
+learned, a part of low rank, also one that is trained."""
 
 from __future__ import annotations
 
@@ -71,8 +71,22 @@ class LearnedClip(Part, frozen=True, tag_field="kind", tag="learned-clip"):
     gradient: Literal["pact", "lsq"] = "pact"
 
 
-Treatment = Residual | Clamp | Mean | LowRank | LearnedClip
-Outliers = Residual | Clamp | Mean | LowRank | LearnedClip | None
+class TrainedFactors(Part, frozen=True, tag_field="kind", tag="factors"):
+    """The forward weight is a sum of parts that are trained: its largest singular components as three factors, which
+    are not quantized, and what is left of it, which is (Metis, 2509.00404): W = U diag(s) Vᵀ + R.
+
+    rank   number of components, at most the weight's rows or columns
+    """
+
+    rank: Annotated[int, msgspec.Meta(ge=1)] = 16
+
+    def count(self, rows: int, columns: int) -> int:
+        """The number of components that a weight [rows, columns] has."""
+        return min(self.rank, rows, columns)
+
+
+Treatment = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors
+Outliers = Residual | Clamp | Mean | LowRank | LearnedClip | TrainedFactors | None
 OUTLIER_NAMES: dict[str, Treatment | None] = {
     "none": None,
     "residual": Residual(),
@@ -83,11 +97,13 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "low-rank-fp32": LowRank(vectors="fp32"),
     "pact": LearnedClip(),
     "lsq": LearnedClip(start="max", decay=0.0, gradient="lsq"),
+    "factors": TrainedFactors(),
 }
 
 
 def outlier_words(outliers: Treatment | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, with what is not the default; empty for None."""
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, `factors`, with what is not the default; empty for
+    None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):
@@ -97,6 +113,8 @@ def outlier_words(outliers: Treatment | None) -> str:
     if isinstance(outliers, LowRank):
         iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
         return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
+    if isinstance(outliers, TrainedFactors):
+        return f"factors{outliers.rank}"
     if isinstance(outliers, LearnedClip):
         numbers = f"learned-clip start={outliers.start} decay={outliers.decay} rate={outliers.rate}".replace(".0 ", " ")
         return numbers.removesuffix(".0") + (" lsq" if outliers.gradient == "lsq" else "")
@@ -109,4 +127,6 @@ def outlier_layout(outliers: Treatment | None) -> str:
     are found; empty for None."""
     if isinstance(outliers, LowRank):
         return f"low-rank {outliers.rank} {outliers.iterations} {outliers.vectors}"
+    if isinstance(outliers, TrainedFactors):
+        return f"factors {outliers.rank}"
     return str(outliers.__struct_config__.tag) if outliers else ""

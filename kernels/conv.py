@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.lanes import LaneNumerics
-from fp4dse.kernels.layers import ANYWHERE, QuantLinear, product
+from fp4dse.kernels.layers import ANYWHERE, QuantLinear
 from fp4dse.kernels.ops.columns import Window
 
 
@@ -42,5 +42,5 @@ class QuantConv2d(QuantLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         positions = self.window.positions(*x.shape[2:4])
-        y = product(x, self.weight, self.bias, self.numerics, self.layer, self.window)
+        y = self.product(x, self.window)
         return y.view(*x.shape[:2], *positions, -1)

@@ -11,8 +11,10 @@ from torch.autograd.function import once_differentiable
 
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels.autograd import Function
+from fp4dse.kernels.factors import Factors, layers_of_factors, trained_factors
 from fp4dse.kernels.lanes import LaneNumerics
 from fp4dse.kernels.learned import PREFIX, ClipParameter, clip_parameter, starts
+from fp4dse.kernels.ops.affine import affine
 from fp4dse.kernels.ops.columns import Window, col2im, im2col
 from fp4dse.kernels.ops.sums import wide_sum
 from fp4dse.kernels.quant.operand.stored import Stored
@@ -140,7 +142,8 @@ class QuantLinear(nn.Module):
     layer   keys the random numbers of this layer: no two layers of a model may share it
     place   where in the model it stands: a recipe may keep layers at some places precise
 
-    An operand for which lanes learn a clip has the parameter `clip_x` or `clip_w`, [L, 1].
+    An operand for which lanes learn a clip has the parameter `clip_x` or `clip_w`, [L, 1]. Of a weight with trained
+    factors, `weight` is the rest and `factors` has these.
 
     Sizes that the block does not divide are padded with zeros inside.
     """
@@ -157,6 +160,17 @@ class QuantLinear(nn.Module):
             alpha = clip_parameter(clips, weight)
             self.register_parameter(PREFIX + operand, alpha)
             numerics.learned[operand, layer] = alpha
+        self.factors: Factors | None = None
+        of = trained_factors(numerics.recipes)
+        if of is not None and layer not in numerics.precise_layers:
+            numerics.precise_layers.update(layers_of_factors(layer))
+            self.factors = Factors(weight, of.count(*weight.shape[1:]))
+            self.split()
+
+    def split(self) -> None:
+        """Take the factors, if there are any, off the weight as it is now."""
+        if self.factors is not None:
+            self.factors.take_from(self.weight, self.numerics.seeds, self.layer)
 
     @torch.no_grad()
     def begin(self, operand: str) -> None:
@@ -167,5 +181,14 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(x.shape[0], -1, x.shape[-1])  # [L, M, K]
-        y = product(rows, self.weight, self.bias, self.numerics, self.layer)
+        y = self.product(rows)
         return y.view(*x.shape[:-1], y.shape[-1])
+
+    def product(self, x: Tensor, window: Window | None = None) -> Tensor:
+        """`product` with the whole weight, also that in factors."""
+        y = product(x, self.weight, self.bias, self.numerics, self.layer, window)
+        if self.factors is None:
+            return y
+        first, second = layers_of_factors(self.layer)
+        mixed = product(x, self.factors.v, None, self.numerics, first, window)
+        return y + product(affine(mixed, self.factors.s), self.factors.u, None, self.numerics, second)

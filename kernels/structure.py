@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fp4dse.dse.layers.place import Kind, Place, Role
+from fp4dse.dse.layers.place import Kind, Place, Role, conv_role
 
 LOOK_UPS = (nn.Embedding, nn.EmbeddingBag)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -59,7 +59,8 @@ class Structure(NamedTuple):
         kind: Kind = "embedding" if name == self.stem else "head" if name in self.heads else kind_of(name, module)
         words = _words(name)
         known = (role for role, (of, ends) in ROLES.items() if kind == of and not ends.isdisjoint(words[-2:]))
-        return Place(kind, block, blocks, next(known, ""), bool({"expert", "experts"} & {*words}), name)
+        role = next(known, conv_role(kind, getattr(module, "kernel_size", ())))
+        return Place(kind, block, blocks, role, bool({"expert", "experts"} & {*words}), name)
 
     def words(self) -> str:
         """Stem, head and blocks in one line."""

@@ -40,11 +40,13 @@ def shipped_spaces() -> dict[str, Path]:
 def find_space(text: str, axes: Sequence[str] = (), model: str | None = None, chip: str | None = None) -> Space:
     """A space from a TOML file, or a shipped one by name, with further axes, and overheads of a model and a chip; where
     there are axes, a recipe, by name or file, is a space, too."""
-    space = _recipe_alone(text) if axes else None
+    space = _recipe_alone(text)
+    if space is not None and not axes:
+        one = "a recipe is one with an axis: -a PATH=VALUE,VALUE"
+        raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}; {one}")
     if space is None:
         if not text.endswith(".toml") and text not in shipped_spaces():
-            recipe = "; a recipe is one with an axis: -a PATH=VALUE,VALUE" if text in recipe_files() else ""
-            raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}{recipe}")
+            raise ConfigError("space", text, f"a .toml file, or one of {', '.join(shipped_spaces())}")
         space = Space.load(text if text.endswith(".toml") else shipped_spaces()[text], shipped_spaces().get)
     if axes:
         read = Space.from_dict({"axes": parse_axes(axes)}, "--axis").axes

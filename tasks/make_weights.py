@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fp4dse.dse import ConfigError
+from fp4dse.kernels.factors import with_whole_weights
 from fp4dse.tasks.engine.run import Run
 from fp4dse.tasks.job import Lane, LaneResult, Progress
 from fp4dse.tasks.task import Task
@@ -22,7 +23,8 @@ def make_weights(
         run.advance()
         if run.progress.done % -(-task.steps // 100) == 0:
             report(Progress("train", run.progress.done, task.steps, run.losses()))
-    weights = {name: value[0].to("cpu", copy=True) for name, value in run.population.model.state_dict().items()}
+    state = with_whole_weights(run.population.model.state_dict())
+    weights = {name: value[0].to("cpu", copy=True) for name, value in state.items()}
     [result] = run.results()
     if result.status != "done":
         what = f"{lane.recipe.label()} at --lr {lane.lr:g} and seed {lane.seed} on {task.name}:{task.preset}"

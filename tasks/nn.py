@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fp4dse.dse.layers.place import Kind, Place, Role
+from fp4dse.dse.layers.place import Kind, Place, Role, conv_role
 from fp4dse.kernels import LaneNumerics, QuantConv2d, QuantLinear, lane_sum
 from fp4dse.kernels.autograd import Function
 from fp4dse.kernels.ops.philox import STREAMS, normal
@@ -80,7 +80,7 @@ def make_layers(
         block, _, last = name.rpartition(".")
         kind = kind_of.get(last, "conv" if weight.dim() == 5 else "linear")
         number = int(block.removeprefix("block")) if block else None
-        place = Place(kind, number, blocks, ROLES.get(last, ""), name=name)
+        place = Place(kind, number, blocks, ROLES.get(last) or conv_role(kind, weight.shape[2:-1]), name=name)
         key = name.replace(".", "_")
         if weight.dim() == 5:
             stride, padding = (strides or {}).get(name, 1), weight.shape[2] // 2

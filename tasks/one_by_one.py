@@ -24,6 +24,7 @@ from torch.func import functional_call
 from fp4dse.dse.layers.place import Place
 from fp4dse.kernels import LaneNumerics
 from fp4dse.kernels.convert import attach, is_off, kept_precise, lines_of
+from fp4dse.kernels.factors import refuse_factors
 from fp4dse.kernels.lanes import PRESENT
 from fp4dse.kernels.learned import refuse
 from fp4dse.kernels.structure import LOOK_UPS, is_product, structure_of
@@ -66,6 +67,7 @@ class SequentialNumerics(LaneNumerics):
             lane.add_layer(layer, place)
         super().add_layer(layer, place)
         refuse(self.clips(layer), "plain torch modules have no place for what quantizers learn")
+        refuse_factors(self.recipes, "plain torch modules have no place for them")
 
     def reseed(self, seeds: Sequence[int]) -> None:
         super().reseed(seeds)

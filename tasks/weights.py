@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.kernels import LaneNumerics, QuantLinear
+from fp4dse.kernels.factors import is_factor
 from fp4dse.kernels.learned import PREFIX, possible_clips
 from fp4dse.tasks.counting import MOST_PARAMETERS, counting_numerics
 from fp4dse.tasks.task import Task
@@ -112,6 +113,7 @@ def _started(
     """The model that `make` makes of the parameters, with the weights in each of its lanes."""
     model = make(parameters, numerics)
     there, clips = model.state_dict(), possible_clips(model)
+    there = {name: tensor for name, tensor in there.items() if not is_factor(name)}  # files have weights as wholes
     for name, tensor in there.items():
         if clips.get(name) is not None and name not in weights:
             continue  # what quantizers learn begins as their recipe says, where the file is of another
@@ -126,6 +128,9 @@ def _started(
     with torch.no_grad():
         for name in there.keys() & weights.keys():
             there[name].copy_(weights[name])  # into all lanes
+    for layer in model.modules():
+        if isinstance(layer, QuantLinear):
+            layer.split()
     for name in there.keys() - weights.keys():  # clips, which may follow the weights
         of, _, operand = name.rpartition(f".{PREFIX}")
         layer = model.get_submodule(of)

@@ -23,7 +23,7 @@ from fp4dse.dse.cost import work
 from fp4dse.dse.cost.chip import Chip
 from fp4dse.dse.cost.model import Model
 from fp4dse.dse.cost.units import decoded_bytes, product_unit, scales_partial_sums
-from fp4dse.dse.outliers import LowRank, Mean
+from fp4dse.dse.outliers import LowRank, Mean, TrainedFactors
 from fp4dse.dse.quantizer import MACRO_BLOCK, Quantizer
 from fp4dse.dse.recipe import GemmChoice
 from fp4dse.dse.rounding import samples_of
@@ -71,6 +71,8 @@ def product(name: str, stage: Stage, model: Model, chip: Chip, gemm: GemmChoice 
         for q, own, other in ((a, rows, columns), (b, columns, rows)):
             if isinstance(q.outliers, LowRank):
                 outliers += linear.count * _low_rank(q.outliers, (own, other, depth), chip)
+        if isinstance(b.outliers, TrainedFactors):
+            outliers += linear.count * _factors(b.outliers, (rows, columns, depth), chip)
     return ("products", base), ("scales", scales), ("outliers", outliers), ("stochastic rounding", samples)
 
 
@@ -84,6 +86,18 @@ def _low_rank(of: LowRank, sizes: tuple[int, int, int], chip: Chip) -> float:
     found = 2 * of.iterations * (once + chip.launch.value) + 2 * rank * rows * depth / rate
     small = max(2 * rank * others * depth / rate, 2 * others * depth / bandwidth) + chip.launch.value
     return found + small + 2 * rank * rows * others / rate
+
+
+def _factors(of: TrainedFactors, sizes: tuple[int, int, int], chip: Chip) -> float:
+    """Seconds of the products with both outer factors of a weight, forward and those of both gradients, each as long as
+    forward. x is read again, and y is added to. sizes: rows, outputs and inputs."""
+    rows, outputs, inputs = sizes
+    rank, bandwidth = of.count(outputs, inputs), chip.bandwidth.value * chip.achieved.bandwidth.value
+    once = sum(
+        max(2 * rank * rows * width / chip.flops("bf16"), 2 * times * rows * width / bandwidth) + chip.launch.value
+        for width, times in ((inputs, 1), (outputs, 2))
+    )
+    return 3 * once
 
 
 def _sizes(name: str, inputs: int, outputs: int, model: Model) -> tuple[int, int, int, int]:

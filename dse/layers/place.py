@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -12,8 +13,9 @@ Kind = Literal["linear", "embedding", "head", "attention", "mlp", "router", "con
 """`embedding`: the first product with the input (patches, pixels, times); `head`: the last one; `attention`:
 projections of queries, keys, values and output; `linear`: none of the others."""
 
-Role = Literal["", "qkv", "attention-out", "up", "down"]
-"""Within attention and MLP: the products that begin them, and those that end them. `up` is with the gate, if any."""
+Role = Literal["", "qkv", "attention-out", "up", "down", "pointwise", "spatial"]
+"""Within attention and MLP: the products that begin them, and those that end them; `up` is with the gate, if any. Of
+convolutions: `pointwise`, those of 1×1, which see one pixel at a time, and `spatial`, all others."""
 
 WORDS: tuple[str, ...] = (*get_args(Kind), "expert", *filter(None, get_args(Role)))
 """Words by which a recipe speaks of layers."""
@@ -42,3 +44,10 @@ class Place(Part, frozen=True):
     def words(self) -> set[str]:
         """Those of WORDS that a layer here has."""
         return {self.kind, *filter(None, (self.role, "expert" if self.expert else ""))}
+
+
+def conv_role(kind: Kind, kernel: Sequence[int]) -> Role:
+    """The role of a layer of this kind with a kernel of these sizes; none of layers that are no `conv`."""
+    if kind != "conv":
+        return ""
+    return "pointwise" if set(kernel) == {1} else "spatial"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
+from fp4dse.kernels.factors import Factors
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
@@ -198,8 +199,10 @@ class LaneOptimizer:
 
 
 def decays(model: nn.Module) -> list[bool]:
-    """True for each of the model's parameters that is the weight of a product, in the order of `parameters()`."""
+    """True for each of the model's parameters that is the weight of a product, or a factor of it, in the order of
+    `parameters()`."""
     products = {id(m.weight) for m in model.modules() if hasattr(m, "place")}
+    products |= {id(of) for m in model.modules() if isinstance(m, Factors) for of in (m.u, m.v)}
     return [id(p) in products for p in model.parameters()]
 
 

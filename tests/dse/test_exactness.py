@@ -17,7 +17,7 @@ from fp4dse.dse.exactness import (
     significant_bits,
 )
 from fp4dse.dse.formats import ELEMENTS, SCALES
-from fp4dse.dse.rules import quantizer_faults
+from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E5M2, E8M0, FP32, UE4M4, UE5M3, scale_key
 
 POWERS = [2.0**e for e in range(-127, 128)]

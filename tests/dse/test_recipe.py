@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from fp4dse.dse import QUANTIZERS, SHARED, SLOTS, STAGES, ConfigError, Hadamard, Quantizer, Recipe, recipe_files
 from fp4dse.dse.estimator import STE, Through
 from fp4dse.dse.exactness import product_format
+from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.rounding import Nearest, Stochastic, samples_of
-from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import BF16, E4M3, E8M0, FP32, TensorScale, scale_key
 from fp4dse.dse.stages import ROTATION_NAMES, Dgrad, Fprop, Wgrad
 
@@ -30,6 +30,7 @@ IDS = {
     "luq-fnt": "e34a086af79c2320",
     "luq-smp": "b73c57a7eb9ed2f2",
     "metis": "3eb1cb689b3ed2af",
+    "metis-factors": "e5063c7f9732212c",
     "mixfp4": "cc98edc15263a2a2",
     "mxfp4": "a740e70ed3ccc2fa",
     "mxfp4-ascend": "ab296cd9f4a3fcaa",
@@ -49,6 +50,7 @@ IDS = {
     "quartet": "7a9b689a482f8d00",
     "quartet2": "897217e8dfea9f8d",
     "rl-row-scaled": "f2bb596cee0b7b5d",
+    "sun-4bit": "dc5057279674d396",
     "sun-radix4": "f9c6e115daca881c",
     "sun-radix4-gradscale": "016351aba3d409d0",
     "te-mxfp8-nvfp4": "9e97b4eb5fa070ba",

@@ -12,9 +12,10 @@ from fp4dse.dse.channels import Corrected, Held
 from fp4dse.dse.layers.precision import Finish
 from fp4dse.dse.layers.rule import LayerRule
 from fp4dse.dse.outliers import OUTLIER_NAMES
+from fp4dse.dse.quantizer_rules import QUANTIZER_RULES
 from fp4dse.dse.rollout import Rollout
 from fp4dse.dse.rounding import Ema
-from fp4dse.dse.rules import QUANTIZER_RULES, RECIPE_RULES, canonical_faults
+from fp4dse.dse.rules import RECIPE_RULES, canonical_faults
 from fp4dse.dse.training import SGD, Distill, Muon, QRamping, Training
 
 SPACES = Path(__file__).parents[2] / "sweeps" / "spaces"
@@ -73,6 +74,9 @@ def everything() -> list[Recipe]:
     )
     pact = Recipe.named("pact")
     named.append(msgspec.structs.replace(pact, wgrad=msgspec.structs.replace(pact.wgrad, x=pact.fprop.x)))
+    factors, mlp = Recipe.named("metis-factors"), LayerRule(("mlp",), wgrad_g=QUANTIZERS["mxfp4"])
+    named.append(msgspec.structs.replace(factors, layers=(mlp,)))
+    named.append(msgspec.structs.replace(factors, wgrad=msgspec.structs.replace(factors.wgrad, x=factors.fprop.w)))
     named += [with_channels(name, channels, **more) for name, channels, more in CHANNELS]
     return [recipe.canonical() for recipe in [*named, *combinations]]
 

@@ -23,6 +23,9 @@ SLOTS_OF = {
     "amd-mxfp4": slots("mxfp4"),
     "arcquant": slots("nvfp4", g="nvfp4 16/17 SR"),
     "metis": slots("nvfp4 low-rank", w="nvfp4 low-rank-fp32", g="nvfp4 16/17 SR low-rank"),
+    "metis-factors": slots(
+        "nvfp4 low-rank", w="nvfp4 factors", g="nvfp4 16/17 SR low-rank", dgrad_w="nvfp4", wgrad_x="nvfp4 low-rank"
+    ),
     "averis": slots("nvfp4 mean", w="nvfp4", g="nvfp4 16/17 SR mean"),
     "bf16": slots("bf16"),
     "chon": slots("bf16"),
@@ -59,6 +62,7 @@ SLOTS_OF = {
     "sun-radix4-gradscale": slots(
         "int4-sawb", g="radix4 tensor one T1 feedback", wgrad_g="radix4-odd tensor one T1 feedback"
     ),
+    "sun-4bit": slots("fp8-current", g="fp8-e5m2-current"),
     "te-nvfp4": slots("nvfp4", w="nvfp4-2d", g="nvfp4 SR"),
     "tetrajet": slots("mxfp4-rceil", backward="mxfp4-rceil SR"),
     "tetrajet-qema": slots("mxfp4-rceil", w="mxfp4-rceil EMA", backward="mxfp4-rceil SR"),
@@ -123,6 +127,11 @@ LAYERS_OF = {
         "linear+mlp+conv+attention-out: nvfp4, gradients nvfp4 16/17 SR, wgrad rht16, channels hcp",
     ],
     "mxfp4-tiles-qkv8": ["linear+mlp+conv+attention-out: mxfp4-2d, gradients mxfp4-rceil SR"],
+    "sun-4bit": [
+        "linear+mlp+attention+spatial: fprop.x int4 tensor one T1 learned-clip start=8 decay=0.0002 rate=10, "
+        "weights int4-sawb, dgrad.g radix4 tensor one T1 feedback, wgrad.g radix4-odd tensor one T1 feedback, "
+        "wgrad.x int4 tensor one T1, wgrad.x from forward"
+    ],
     "zhou-mixed": ["linear+mlp+conv: forward fp4-row"],
 }
 """Recipe -> its rules for layers."""
@@ -146,6 +155,7 @@ AROUND_OF = {
     "tetrajet2-reset": {"training": Training(reset=OsciReset(threshold=8.0))},
     "nvidia-nvfp4-finish": {"precise": ENDS, "finish": Finish(share=0.18, what="forward")},
     "rl-row-scaled": {"precise": Precise(last=0.15)},
+    "sun-4bit": {"precise": Precise(embedding=False, head=False)},
     "zhou-mixed": {"finish": Finish(share=0.1)},
 }
 """Recipe -> layers and steps that are not quantized, and the training side, where they are not the default."""

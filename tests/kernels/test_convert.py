@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp4dse.dse import ConfigError, Quantizer, Recipe
+from fp4dse.dse import ConfigError, Quantizer, Recipe, recipe_from_dict, recipe_to_dict
 from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.rounding import Stochastic
@@ -119,6 +119,16 @@ def test_places_can_be_given_where_the_name_does_not_say():
     assert report.converted == ["2"]
     assert model.fp4dse_report is report
     assert type(model[0]) is nn.Linear
+
+
+def test_convolutions_of_one_pixel_are_known_from_larger_ones():
+    """By the shape of the kernel, whatever the layers are called."""
+    rule = {"kind": "pointwise", "*": "bf16"}
+    recipe = recipe_from_dict({**recipe_to_dict(Recipe.named("nvfp4")), "layers": [rule]})
+    model = nn.Sequential(*(nn.Conv2d(16, 16, size) for size in (3, 3, 1, (1, 3), 3)), nn.Flatten(), nn.Linear(16, 4))
+    report = convert(model, recipe)
+    assert report.converted == ["1", "3", "4"]
+    assert {line.name for line in report.lines if line.why_not} == {"0", "2", "6"}
 
 
 def test_modules_that_take_weights_past_their_layers_are_left_alone():

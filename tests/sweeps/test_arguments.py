@@ -158,8 +158,9 @@ def test_a_recipe_with_axes_is_a_space_and_a_space_takes_more_of_them(tmp_path):
         assert len(list(found.recipes())) == 2
     assert list(find_space("scales", [axis]).axes) == [*find_space("scales").axes, "*.g.rounding"]
     assert find_space("scales", ["*.block=64"]).axes["*.block"].values == [64]
-    with pytest.raises(ConfigError, match=r"a recipe is one with an axis: -a PATH=VALUE,VALUE"):
-        find_space("nvfp4")
+    for text in ("nvfp4", str(tmp_path / "mine.toml")):
+        with pytest.raises(ConfigError, match=r"a recipe is one with an axis: -a PATH=VALUE,VALUE"):
+            find_space(text)
     with pytest.raises(ConfigError, match=r"--axis: axes.\*.g.rounding\[1\]: found 'sr'"):
         find_space("nvfp4", ["*.g.rounding=nearest,sr"])
     with pytest.raises(ConfigError, match=r"not fixed"):

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from fp4dse.dse import recipe_files
 from fp4dse.dse.space.space import Count
 from fp4dse.sweeps.arguments import find_space, shipped_spaces
 
@@ -59,7 +60,7 @@ COUNTS = {
     "scales": (80, 12, {}, 68),
     "slots": (64, 0, {"that is the baseline": 1}, 63),
     "tensor-scaling": (27, 0, {}, 27),
-    "zoo": (46, 0, {}, 46),
+    "zoo": (52, 0, {}, 52),
 }
 
 
@@ -73,6 +74,12 @@ STUDIED = {
 
 def test_every_shipped_space_is_counted_here():
     assert set(COUNTS) == set(shipped_spaces())
+
+
+def test_the_zoo_has_every_shipped_recipe():
+    assert {recipe.config_id for recipe in find_space("zoo").recipes()} == {
+        file.recipe.config_id for name, file in recipe_files().items() if name != "bf16"
+    }
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -140,16 +140,23 @@ def test_a_lane_has_the_same_bits_in_any_company(part, threads):
 
 
 def test_layers_know_their_place():
-    shapes = {"stem": (4, 3, 3, 1), "block0.conv1": (4, 3, 3, 4), "block1.qkv": (12, 4), "block1.time": (4, 4)}
+    shapes = {
+        "stem": (4, 3, 3, 1),
+        "block0.conv1": (4, 3, 3, 4),
+        "block0.skip": (4, 1, 1, 4),
+        "block1.qkv": (12, 4),
+        "block1.time": (4, 4),
+    }
     made = nn.make_layers(nn.initial_weights([0, 1], shapes, {}), numerics(2), 2)
     assert [layer.place for layer in made.values()] == [
         Place("embedding", None, 2, name="stem"),
-        Place("conv", 0, 2, name="block0.conv1"),
+        Place("conv", 0, 2, "spatial", name="block0.conv1"),
+        Place("conv", 0, 2, "pointwise", name="block0.skip"),
         Place("attention", 1, 2, "qkv", name="block1.qkv"),
         Place("linear", 1, 2, name="block1.time"),
     ]
-    assert [type(layer) for layer in made.values()] == [QuantConv2d, QuantConv2d, QuantLinear, QuantLinear]
-    assert len({layer.layer for layer in made.values()}) == 4
+    assert [type(layer) for layer in made.values()] == [QuantConv2d, QuantConv2d, QuantConv2d, QuantLinear, QuantLinear]
+    assert len({layer.layer for layer in made.values()}) == 5
 
 
 def test_weights_have_the_variance_that_was_asked_for_and_a_seed_its_own():

@@ -26,6 +26,7 @@ POINTS = {
     "chon": 5,  # tensor scaling, stochastic rounding, rotation, channels
     "averis": 4,  # tensor scaling, stochastic rounding, outliers
     "metis": 4,  # the same
+    "metis-factors": 4,
     "pact": 4,  # tensor scaling, scales of SAWB, outliers
     "wang-dge-occ": 3,  # a relaxation, outliers
     "tetrajet-qema": 3,  # stochastic rounding, an average

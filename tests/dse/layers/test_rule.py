@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp4dse.dse import QUANTIZERS, ConfigError, Recipe, Space, recipe_files, recipe_from_dict, recipe_to_dict
-from fp4dse.dse.layers.place import WORDS, Place
+from fp4dse.dse.layers.place import WORDS, Place, conv_role
 from fp4dse.dse.layers.rule import CHANGES, LayerRule, check_places, idle_rules
 from fp4dse.dse.reading.library import read_recipe_file, recipe_to_toml
 from fp4dse.dse.stages import SLOTS, STAGES
@@ -322,3 +322,24 @@ def test_every_field_of_a_rule_is_one_of_a_recipe():
     for field in CHANGES:
         part, _, name = field.partition("_")
         assert hasattr(getattr(NVFP4, part), name)
+
+
+def test_one_pixel_convolutions_are_a_kind_of_their_own_and_convolutions_still():
+    rule = LayerRule(kind=("pointwise",), fprop_x=QUANTIZERS["mxfp4"])
+    roles = {kernel: conv_role("conv", kernel) for kernel in ((1, 1), (3, 3), (1, 3))}
+    assert roles == {(1, 1): "pointwise", (3, 3): "spatial", (1, 3): "spatial"}
+    assert conv_role("embedding", (1, 1)) == conv_role("linear", ()) == ""
+    assert [rule.matches(Place("conv", role=role)) for role in roles.values()] == [True, False, False]
+    assert all(
+        LayerRule(kind=("conv",), fprop_x=QUANTIZERS["mxfp4"]).matches(Place("conv", role=r)) for r in roles.values()
+    )
+
+
+def test_sun_has_eight_bits_in_first_and_last_layers_and_in_convolutions_of_one_pixel():
+    recipe = Recipe.named("sun-4bit")
+    eight = [Place("embedding"), Place("head"), Place("conv", 0, 2, "pointwise")]
+    four = [Place("conv", 0, 2, "spatial"), Place("linear"), Place("mlp", role="up"), Place("attention", role="qkv")]
+    assert {recipe.at(place).fprop.w.element for place in eight} == {"e4m3"}
+    assert {recipe.at(place).wgrad.g.element for place in eight} == {"e5m2"}
+    assert {recipe.at(place).fprop.w.element for place in four} == {"int4"}
+    assert {recipe.at(place).wgrad.g.element for place in four} == {"radix4-odd"}

@@ -20,10 +20,10 @@ from fp4dse.dse import (
     recipe_to_toml,
 )
 from fp4dse.dse.estimator import Estimator
+from fp4dse.dse.quantizer_rules import quantizer_faults
 from fp4dse.dse.reading.shorthand import NAMES
 from fp4dse.dse.record import unlabelled
 from fp4dse.dse.rounding import Ema, Nearest
-from fp4dse.dse.rules import quantizer_faults
 from fp4dse.dse.scale import E4M3, E6M2
 from fp4dse.dse.training import Training
 
