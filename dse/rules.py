@@ -88,7 +88,7 @@ def _lsq(q: Quantizer, slot: str) -> ConfigError | None:
 
 def _factors(r: Recipe) -> ConfigError | None:
     """Factors are trained parameters beside the weight of all quantized layers: lanes that share a layer share their
-    number, and a rollout or a training of less has no place for them."""
+    number, and a rollout, or no training, has no place for them."""
     for slot in SLOTS:
         q = r.slot(slot)
         if not isinstance(q.outliers, TrainedFactors):
@@ -99,7 +99,7 @@ def _factors(r: Recipe) -> ConfigError | None:
         beside = {
             "layers": bool(r.layers),
             "training.rollout": r.training.rollout is not None,
-            "training.trains": r.training.trains != "all",
+            "training.trains": r.training.trains == "none",
         }
         if any(beside.values()):
             names = ", ".join(name for name, is_there in beside.items() if is_there)
