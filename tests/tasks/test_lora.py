@@ -134,7 +134,7 @@ def test_a_checkpoint_has_them(tmp_path):
 
 def test_a_policy_learns_by_its_adapters_alone():
     """Sampling and updates use the same parts; the rest stays as the base had it."""
-    task = replace(get_task("rl", "smoke"), steps=4)
+    task = replace(get_task("rl", "smoke"), steps=4, pretrain=None)
     population = Population(task, [Lane(recipe(), 10 * task.lr, 0)], "cpu")
     before = {name: p.detach().clone() for name, p in population.model.named_parameters()}
     for step in range(task.steps):
