@@ -72,13 +72,17 @@ class LearnedClip(Part, frozen=True, tag_field="kind", tag="learned-clip"):
 
 
 class TrainedFactors(Part, frozen=True, tag_field="kind", tag="factors"):
-    """The forward weight is a sum of parts that are trained: its largest singular components as three factors, which
-    are not quantized, and what is left of it, which is (Metis, 2509.00404): W = U diag(s) Vᵀ + R.
+    """The forward weight is a sum of parts that are trained: a part of low rank as factors, which are not quantized,
+    and the rest, which is.
 
-    rank   number of components, at most the weight's rows or columns
+    rank    number of components, at most the weight's rows or columns
+    start   `largest`: the weight's largest singular components, W = U diag(s) Vᵀ + R (Metis, 2509.00404; with
+            `training.trains = "learned"`, QPiSSA, 2404.02948). `zero`: nothing, W + U Vᵀ with U = 0 and V drawn (LoRA,
+            2106.09685; over a rounded weight QLoRA, 2305.14314)
     """
 
     rank: Annotated[int, msgspec.Meta(ge=1)] = 16
+    start: Literal["largest", "zero"] = "largest"
 
     def count(self, rows: int, columns: int) -> int:
         """The number of components that a weight [rows, columns] has."""
@@ -98,12 +102,13 @@ OUTLIER_NAMES: dict[str, Treatment | None] = {
     "pact": LearnedClip(),
     "lsq": LearnedClip(start="max", decay=0.0, gradient="lsq"),
     "factors": TrainedFactors(),
+    "lora": TrainedFactors(start="zero"),
 }
 
 
 def outlier_words(outliers: Treatment | None) -> str:
-    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, `factors`, with what is not the default; empty for
-    None."""
+    """`residual`, `occ`, `clamp`, `mean`, `low-rank`, `pact`, `lsq`, `factors`, `lora`, with what is not the default;
+    empty for None."""
     if outliers is None:
         return ""
     if name := name_in(OUTLIER_NAMES, outliers):
@@ -114,7 +119,7 @@ def outlier_words(outliers: Treatment | None) -> str:
         iterations = f"x{outliers.iterations}" if outliers.iterations != LowRank().iterations else ""
         return f"low-rank{outliers.rank}{iterations}{'-fp32' if outliers.vectors == 'fp32' else ''}"
     if isinstance(outliers, TrainedFactors):
-        return f"factors{outliers.rank}"
+        return f"{'lora' if outliers.start == 'zero' else 'factors'}{outliers.rank}"
     if isinstance(outliers, LearnedClip):
         numbers = f"learned-clip start={outliers.start} decay={outliers.decay} rate={outliers.rate}".replace(".0 ", " ")
         return numbers.removesuffix(".0") + (" lsq" if outliers.gradient == "lsq" else "")
@@ -128,5 +133,5 @@ def outlier_layout(outliers: Treatment | None) -> str:
     if isinstance(outliers, LowRank):
         return f"low-rank {outliers.rank} {outliers.iterations} {outliers.vectors}"
     if isinstance(outliers, TrainedFactors):
-        return f"factors {outliers.rank}"
+        return f"factors {outliers.rank} {outliers.start}"
     return str(outliers.__struct_config__.tag) if outliers else ""

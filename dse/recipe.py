@@ -20,7 +20,7 @@ from fp4dse.dse.layers.place import Place
 from fp4dse.dse.layers.precision import Finish, Precise
 from fp4dse.dse.layers.rule import LayerRule, canonical_rules
 from fp4dse.dse.noise import noise_name
-from fp4dse.dse.outliers import LearnedClip, outlier_words
+from fp4dse.dse.outliers import LearnedClip, TrainedFactors, outlier_words
 from fp4dse.dse.own_formats import Element, element_name
 from fp4dse.dse.quantizer import Quantizer, block_name
 from fp4dse.dse.record import Part, plain_parts, unlabelled
@@ -334,10 +334,10 @@ def _at(recipe: Recipe, place: Place) -> Recipe:
 
 
 def _as_trained(recipe: Recipe) -> Recipe:
-    """A recipe that does not train all parameters: nothing where quantizers learn nothing, and then without what
-    training alone has."""
+    """A recipe that does not train all parameters: none where nothing is learned beside the weights, and then without
+    what training alone has."""
     training, operands = recipe.training, (recipe.fprop.x.canonical(), recipe.fprop.w.canonical())
-    learns = bool(recipe.layers) or any(isinstance(q.outliers, LearnedClip) for q in operands)
+    learns = bool(recipe.layers) or any(isinstance(q.outliers, LearnedClip | TrainedFactors) for q in operands)
     if training.trains == "learned" and learns:
         return recipe
     bf16 = Recipe.named("bf16")

@@ -103,7 +103,7 @@ def _factors_beside(r: Recipe) -> ConfigError | None:
     beside = {
         "layers": bool(r.layers),
         "training.rollout": r.training.rollout is not None,
-        "training.trains": r.training.trains != "all",
+        "training.trains": r.training.trains == "none",
     }
     if not any(beside.values()):
         return None

@@ -164,7 +164,7 @@ class QuantLinear(nn.Module):
         of = trained_factors(numerics.recipes)
         if of is not None and layer not in numerics.precise_layers:
             numerics.precise_layers.update(layers_of_factors(layer))
-            self.factors = Factors(weight, of.count(*weight.shape[1:]))
+            self.factors = Factors(weight, of)
             self.split()
 
     def split(self) -> None:
@@ -191,4 +191,5 @@ class QuantLinear(nn.Module):
             return y
         first, second = layers_of_factors(self.layer)
         mixed = product(x, self.factors.v, None, self.numerics, first, window)
-        return y + product(affine(mixed, self.factors.s), self.factors.u, None, self.numerics, second)
+        mixed = mixed if self.factors.s is None else affine(mixed, self.factors.s)
+        return y + product(mixed, self.factors.u, None, self.numerics, second)

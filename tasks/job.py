@@ -60,7 +60,8 @@ class LaneResult(msgspec.Struct):
     `diverged`: a loss or a weight became NaN or Inf at `diverged_step`; losses that then do not exist are None.
     `pruned`: dropped at a rung after `pruned_step` steps; held-out loss and metrics are those at the rung.
     val_loss and metrics are those of the quantized forward pass, val_loss_bf16 that of the same weights in BF16 (see
-    evaluation.py); rungs have none. train_loss_final: the mean over the last tenth of the steps.
+    evaluation.py), val_loss_merged that of weights with their trained factors added, where there are any; rungs have
+    neither. train_loss_final: the mean over the last tenth of the steps.
     Curves are training losses at log-spaced steps, pictures PNG files; recorded: what recorder.py names, if asked for.
     """
 
@@ -75,6 +76,7 @@ class LaneResult(msgspec.Struct):
     pictures: dict[str, bytes] = {}
     pruned_step: int | None = None
     val_loss_bf16: float | None = None
+    val_loss_merged: float | None = None
     recorded: dict[str, list[float | None]] = {}
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -108,6 +108,11 @@ OUTCOME: dict[str, Column] = {
         REAL,
         "the same with BF16 in place of every quantizer: the loss of the weights that training found. Null for rows "
         "of older engines and lanes that did not finish",
+    ),
+    "val_loss_merged": Column(
+        REAL,
+        "as val_loss, with trained factors added to the weights before these are quantized (the merge of LoRA); null "
+        "where a recipe has no factors",
     ),
     "val_metric": Column(REAL, "the task's metric on the held-out data, evaluated as val_loss"),
     "metric_name": Column(TEXT, "its name, null if the task has none"),

@@ -7,6 +7,9 @@ Held-out data go through a model in two ways, both without chance:
                always the same
     bf16       with BF16 in place of every quantizer: the model that training has found, without what FP4 does to it
                when it is used
+
+Where weights have factors beside them (kernels/factors.py), they go through once more, quantized, with weights that the
+factors have been added to.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 
 from fp4dse.dse import STAGES
 from fp4dse.kernels import lane_mean
+from fp4dse.kernels.factors import has_factors, merged
 from fp4dse.kernels.lanes import Evaluation
 from fp4dse.tasks.backward import outputs
 from fp4dse.tasks.device_memory import total_memory
@@ -119,6 +123,7 @@ def final_results(population: Population) -> list[LaneResult]:
     p.record.fetch(steps, p.diverged)
     val_loss, metrics = evaluate(p)
     in_bf16 = val_loss if is_bf16_forward(p) else evaluate(p, "bf16")[0]
+    of_merged = _loss_merged(p) if has_factors(p.model) else None
     finished = finish(p, val_loss)
     metrics |= finished.metrics
     p.diverged.copy_(torch.where((p.diverged < 0) & ~torch.isfinite(val_loss), steps, p.diverged))
@@ -130,10 +135,16 @@ def final_results(population: Population) -> list[LaneResult]:
         result = pruned_result(p, position, steps, val_loss, metrics)
         result.status, result.pruned_step = "done", None
         result.val_loss_bf16 = number(in_bf16[position].item())
+        result.val_loss_merged = None if of_merged is None else number(of_merged[position].item())
         result.train_loss_final = p.record.last[position].item() / p.record.tail
         result.pictures = {name: of[position] for name, of in finished.pictures.items()}
         out.append(result)
     return out
+
+
+def _loss_merged(population: Population) -> Tensor:
+    with merged(population.model):
+        return evaluate(population)[0]
 
 
 def pruned_result(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fp4dse.dse import ConfigError
 from fp4dse.dse.training import SGD, AdamW, Muon, StableSPAM
 from fp4dse.kernels.factors import Factors
+from fp4dse.kernels.learned import ClipParameter
 from fp4dse.kernels.ops.adamw import NUMBERS, pieces
 from fp4dse.kernels.ops.adamw import adamw as adamw_step
 from fp4dse.kernels.ops.elementary import sqrt
@@ -67,7 +68,10 @@ class LaneOptimizer:
             p.data = view.view(p.shape)
         of_tensor = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(self.sizes)).to(device)
         self.tensors = Tensors(self.sizes, of_tensor, hidden_matrices(model))
-        self.learned = Learned(model, self.tensors, device, [n.trains == "learned" for n in numbers])
+        self.learned = Learned(model, self.tensors, device)
+        only = torch.tensor([n.trains == "learned" for n in numbers])
+        self.still = (only[:, None] & ~self._of_tensors(are_learned(model))).to(device) if only.any() else None
+        """Parameters [L, P] that a lane does not train, in lanes that train what is learned beside the weights."""
         frozen = [n.trains == "none" for n in numbers]
         self.frozen = torch.tensor(frozen, device=device) if any(frozen) else None
         hidden = sum(math.prod(shape) for shape in self.tensors.matrices if shape)
@@ -89,8 +93,7 @@ class LaneOptimizer:
         self.columns = {name: column([lane[name] for lane in named]) for name in named[0]}
         self.lr = lr[:, None]
         self.weight_decay = column([n.weight_decay for n in numbers]) if any(n.weight_decay for n in numbers) else None
-        flags = decays(model)
-        self.decaying = torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)]).to(device)
+        self.decaying = self._of_tensors(decays(model)).to(device)
         self.clip = column([n.clip for n in numbers]) if any(n.clip < math.inf for n in numbers) else None
         self.scaling = LossScales([n.loss_scale for n in numbers], [n.growth for n in numbers], device)
 
@@ -100,6 +103,10 @@ class LaneOptimizer:
         self.table = torch.zeros(min(TABLE_STEPS, len(lr_factors)), some, len(self.distinct), device=device)
         self.first: int | None = None  # step of the table's first row
         self.prepare(0)
+
+    def _of_tensors(self, flags: Sequence[bool]) -> Tensor:
+        """bool [P] of a flag for each tensor of parameters."""
+        return torch.cat([torch.full((s,), f) for s, f in zip(self.sizes, flags, strict=True)])
 
     def prepare(self, step: int) -> None:
         """Make sure that the table holds the numbers of step `step`."""
@@ -138,12 +145,13 @@ class LaneOptimizer:
         at: number of the step, int64 [1] on the device, so that a captured step reads it anew; `prepare` has seen it.
         """
         alive = alive if self.frozen is None else alive & ~self.frozen
+        gradient = gradient if self.still is None else torch.where(self.still, 0.0, gradient)
         if not self.learned.is_any:
             self._step(gradient, alive, at)
             return
         kept = {name: (self.per[name], value) for name, value in self.kept.items()}
         before = self.learned.before(self.flat, kept)
-        self._step(self.learned.with_decay(self.learned.alone(gradient), before[""]), alive, at)
+        self._step(self.learned.with_decay(gradient, before[""]), alive, at)
         self.learned.after(self.flat, kept, before)
 
     def _step(self, gradient: Tensor, alive: Tensor, at: Tensor) -> None:
@@ -196,6 +204,13 @@ class LaneOptimizer:
     def state(self) -> dict[str, Tensor]:
         """State of the updates: name -> the tensor itself, the lane axis first."""
         return self.kept | self.scaling.state()
+
+
+def are_learned(model: nn.Module) -> list[bool]:
+    """True for each of the model's parameters that is learned beside the weights, a clip or a factor, in the order of
+    `parameters()`."""
+    factors = {id(of) for m in model.modules() if isinstance(m, Factors) for of in m.parameters()}
+    return [isinstance(p, ClipParameter) or id(p) in factors for p in model.parameters()]
 
 
 def decays(model: nn.Module) -> list[bool]:

@@ -11,7 +11,7 @@ are summed apart, each in a place that it has whatever lanes there are, and are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,13 @@ from fp4dse.tasks.optimizers.hyperparameters import Tensors
 
 
 class Learned:
-    """The n clips among a model's parameters, in the order of these. only: a lane each, True where nothing else is
-    trained.
+    """The n clips among a model's parameters, in the order of these.
 
     tensors   their numbers among the parameter tensors
     at        per what an optimizer keeps a number -> their places in it, int64 [n]; `element` is the flat tensor of all
     """
 
-    def __init__(self, model: nn.Module, layout: Tensors, device: torch.device, only: Sequence[bool]) -> None:
+    def __init__(self, model: nn.Module, layout: Tensors, device: torch.device) -> None:
         parameters = list(model.parameters())
         self.tensors = [i for i, p in enumerate(parameters) if isinstance(p, ClipParameter)]
         self.clips = [p for p in parameters if isinstance(p, ClipParameter)]
@@ -54,7 +53,6 @@ class Learned:
             return torch.tensor(rows, device=device).mT.contiguous()
 
         self.decay, self.rate = numbers("decay", 0.0), numbers("rate", 1.0)
-        self.only = torch.tensor(only, device=device)[:, None] if any(only) else None
         self.off: Tensor | None = None
         """The clips whose quantizer is off in this step, bool [n]; None if none is."""
         self._known: dict[tuple[bool, ...], Tensor] = {}  # a step that is captured may copy nothing to the device
@@ -90,14 +88,6 @@ class Learned:
         """
         every = {"": ("element", flat)} | (dict(kept) if self.off is not None else {})
         return {name: x.index_select(1, self.at[per]) for name, (per, x) in every.items() if per in self.at}
-
-    def alone(self, gradient: Tensor) -> Tensor:
-        """The gradient [L, P], zero outside the clips in lanes that train nothing else."""
-        if self.only is None:
-            return gradient
-        places = self.at["element"]
-        kept = torch.zeros_like(gradient).index_copy(1, places, gradient.index_select(1, places))
-        return torch.where(self.only, kept, gradient)
 
     def with_decay(self, gradient: Tensor, alpha: Tensor) -> Tensor:
         """The gradient [L, P] with the decays' terms."""

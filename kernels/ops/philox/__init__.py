@@ -16,7 +16,7 @@ from fp4dse.kernels.dispatch import Operation
 
 _PHILOX = Operation(__name__, native=True)
 
-STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7}
+STREAMS = {"rounding": 1, "signs": 2, "init": 3, "data": 4, "order": 5, "scales": 6, "batch": 7, "factors": 8}
 """Uses of random numbers. Different streams never share a key."""
 
 PIECE = 1 << 16
