@@ -32,8 +32,8 @@ def group_layers(layers: Sequence[QuantLinear]) -> None:
 def expert_products(x: Tensor, layers: Sequence[QuantLinear], filled: Tensor) -> Tensor:
     """Each expert's rows times its own weight: x [L, E, C, K] -> [L, E, C, N] of `numerics.dtype`.
 
-    layers: those of `group_layers`, without biases. filled: int64 [L, E], how many of the C rows have a token; those after
-    them must be zeros.
+    layers: those of `group_layers`, without biases. filled: int64 [L, E], how many of the C rows have a token; those
+    after them must be zeros.
     """
     numerics, numbers = layers[0].numerics, tuple(layer.layer for layer in layers)
     if not numerics.groups_experts or why_not_grouped(numerics, numbers):

@@ -81,9 +81,9 @@ def pick(
 
 class Filled(NamedTuple):
     """The rows of the first operand, or if `contracted` the numbers along the contraction, that are not zeros: the
-    first `count`, int64 [L] (ops/grouped)."""
+    first `number`, int64 [L] (ops/grouped)."""
 
-    count: Tensor
+    number: Tensor
     contracted: bool
 
 

@@ -83,7 +83,7 @@ class LaneNumerics:
     measuring  False: no held maximum is due in this step (`measures`)
     evaluation empty in training. `quantized`: forward operands are rounded to nearest where training rounds by chance
                (`Recipe.evaluated`). `bf16`: every product is the BF16 baseline's
-    groups_experts  experts of a layer are multiplied in one product (experts.py); False: each by itself, with the same bits
+    groups_experts  experts of a layer are multiplied together (experts.py); False: each by itself, with the same bits
     packed     True: what the backward pass takes of the forward's quantized x is kept as codes (operand/stored.py)
     recompute  True: a model with blocks has their inside made again in the backward pass
     journal    of a forward pass that is made again in the backward pass, None in others (recompute.py)
@@ -188,7 +188,8 @@ class LaneNumerics:
         own = (*self.backend.why_not, *self.gemm_why_not, *self.through_why_not, *self.operand_why_not)
         if self.packed and (reason := self.why_not_packed()):
             own = *own, f"activations not kept as codes ({reason})"
-        own = *self.idle_rules, *own, *(f"experts multiplied one by one ({reason})" for reason in sorted(self.ungrouped))
+        own = *own, *(f"experts multiplied one by one ({reason})" for reason in sorted(self.ungrouped))
+        own = *self.idle_rules, *own
         return tuple(dict.fromkeys([*own, *(reason for group in self._groups() for reason in group.fallbacks)]))
 
     def add_layer(self, layer: int, place: Place) -> None:

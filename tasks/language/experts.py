@@ -40,7 +40,7 @@ PLACES = 16
 
 
 class Mixture(msgspec.Struct, frozen=True):
-    """Which experts a token has, and how many tokens an expert.
+    """The rules by which tokens are sent: how many experts a token has, and how many tokens an expert.
 
     chosen    experts of a token
     shared    width of the inside of the MLP that every token has; 0: there is none
@@ -59,9 +59,10 @@ class Mixture(msgspec.Struct, frozen=True):
         return PLACES * math.ceil(room / PLACES)
 
     def check(self, experts: int) -> None:
-        """ConfigError if so many experts cannot be chosen so."""
-        if not 0 < self.chosen <= experts:
-            raise ConfigError("chosen", self.chosen, f"1 to {experts}, the number of experts")
+        """ConfigError if so many experts cannot be chosen so. A single one would have the weight 1 whatever the router
+        says, which then would not learn."""
+        if not 2 <= self.chosen <= experts:
+            raise ConfigError("chosen", self.chosen, f"2 to {experts}, the number of experts")
         if self.capacity is not None and not 0 < self.capacity < math.inf:
             raise ConfigError("capacity", self.capacity, "a number above 0, or None for room for every token")
 

@@ -94,7 +94,8 @@ def test_together_they_have_the_bits_of_each_by_itself(name):
     recipes = [Recipe.named(name)] * 3
     one, other = Experts(recipes, [3, 4, 5]), Experts(recipes, [3, 4, 5], together=False)
     assert same(one, other)
-    assert one.numerics.folds and not other.numerics.folds
+    assert one.numerics.folds
+    assert not other.numerics.folds
     assert not one.numerics.ungrouped
 
 
