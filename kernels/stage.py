@@ -151,8 +151,8 @@ class Stage(msgspec.Struct):
         return put_back(out if held is None else torch.cat([held, out], 2), b.apart.order, 2)
 
     def _filled(self, a: Operand, b: Operand, rows: Tensor | None) -> Filled | None:
-        """The rows or numbers that the products take of the operands; None for all. Where rows are contracted, a rotation spreads
-        them over groups; what is taken off before, a mean among it, is not zero where the operand is."""
+        """The rows or numbers that the products take of the operands; None for all. Where rows are contracted, a
+        rotation spreads them over groups; what is taken off before, a mean among it, is not zero where x is."""
         if rows is None or a.part is not None or b.part is not None:
             return None
         contracted = self.name == "wgrad"
