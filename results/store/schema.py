@@ -19,7 +19,7 @@ import pyarrow as pa
 from fp4dse.dse import Recipe, StoreError, points, recipe_files
 from fp4dse.dse.cost import OVERHEAD_OF, activation_bits, bits_per_element, overhead
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 
 TEXT, WHOLE, COUNT, REAL = pa.string(), pa.int64(), pa.int32(), pa.float64()
 """Column types. A COUNT column reaches pandas as nullable Int32; WHOLE is for numbers that a done row always has."""
@@ -131,7 +131,17 @@ OUTCOME: dict[str, Column] = {
     "setup_s": Column(REAL, "seconds before the first step"),
     "lane_s": Column(REAL, "train_s / lanes"),
     "lanes": Column(COUNT, "how many were trained together"),
+    "tokens_per_s": Column(
+        REAL,
+        "that the population read in a second of training; null if the task has no tokens or a lane ended before the "
+        "others",
+    ),
     "peak_memory_bytes": Column(WHOLE, "of the population"),
+    "kept_bytes": Column(
+        REAL,
+        "that the forward pass of the population's first step kept for its backward pass, parameters apart; null if "
+        "that is not known",
+    ),
     "device": Column(TEXT, "cpu or cuda"),
     "device_name": Column(TEXT, "as the driver gives it"),
     "threads": Column(COUNT, "of the worker"),
