@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Kept:
-    """What was kept so far: bytes."""
+    """Tensors that were kept so far."""
 
     def __init__(self) -> None:
         self.storages: dict[int, torch.UntypedStorage] = {}

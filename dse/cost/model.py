@@ -73,7 +73,7 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept for the backward pass beside inputs of layers: [tokens, width], `count` times, in so many bits an
+    """A tensor kept for the backward pass beside inputs of layers: [tokens, width], `count` times, in so many bits an
     element, 0: in those of the recipe's layers."""
 
     name: str
